@@ -8,6 +8,7 @@ Source cells that are more than text or code:
 
     # %% exercise="hpdl_lab.collectives.ring:reduce_scatter"     the library function itself: the solution
     # %% check="hpdl_lab.collectives.ring:reduce_scatter"        the cell that checks it
+    # %% shown="hpdl_lab.parallel.scripts:ddp_script"             a library function, to be seen and changed
     # %% script="train_ddp"                                      a file: the one-rank script, to be converted
     # %% check_script="train_ddp"                                the cell that launches and checks it
     # %% [markdown]
@@ -25,6 +26,7 @@ the sources, and between its marks in README.md and docs/.
 
 import argparse
 import hashlib
+import importlib
 import re
 import sys
 from functools import cache
@@ -40,6 +42,7 @@ from hpdl_lab.features.freed_memory import uncollected
 with uncollected():  # a quarter of the time
     from hpdl_lab.checks import exercises
     from hpdl_lab.checks.scripts.table import ALONE, script_of
+    from hpdl_lab.plain_source import plain_source
     from hpdl_lab.release.forms import digest, worked_in
 
 HERE = Path(__file__).parent
@@ -86,6 +89,8 @@ def build_cell(cell, form, defined):
     if "check" in cell.metadata:
         exercise = exercises.find(cell.metadata["check"])
         return check_cell(exercise, form, f"lab.check({exercise.name})")
+    if "shown" in cell.metadata:
+        return shown_cell(cell.metadata["shown"], defined)
     if "script" in cell.metadata:
         return script_cell(exercises.find(cell.metadata["script"]), form)
     if "check_script" in cell.metadata:
@@ -117,6 +122,16 @@ def exercise_cell(exercise, form, defined):
         text = stub_source(exercise.reference, title, exercise.scaffold)
     nbgrader = {"grade": False, "grade_id": f"exercise-{number(exercise)}", "locked": False, "solution": True}
     return graded_cell("\n".join(imports) + "\n\n\n" + text if imports else text, nbgrader)
+
+
+def shown_cell(path, defined):
+    """A function of the library as an attendee would have written it."""
+    module, _, name = path.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    imports = sorted(import_lines(function, defined), key=lambda line: (line.startswith("from "), line))
+    defined.add(name)
+    text = "\n".join(imports) + "\n\n\n" + plain_source(function)
+    return nbformat.v4.new_code_cell(text, metadata={"tags": ["script"]})
 
 
 def script_cell(script, form):

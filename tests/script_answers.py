@@ -83,7 +83,7 @@ twice: averaged twice
     + loss.backward()
     + for p in model.parameters():
     +     p.grad /= ranks
-traffic: Is something averaged
+traffic: is something averaged
     - loss.backward()
     + loss.backward()
     + for p in model.parameters():
@@ -169,7 +169,7 @@ gradient: averaged over just those
     +     grad = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
     +     dist.all_reduce(grad)
     +     grad /= ranks
-traffic: Is something averaged
+traffic: is something averaged
     - loss.backward()
     + loss.backward()
     + for _ in range(20):
@@ -225,6 +225,8 @@ RIGHT = {
 + from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 + from torch.distributed.fsdp import fully_shard
 - model = DistributedDataParallel(model)  # rank 0's weights for all; averages gradients in backward
++ for block in model.blocks:
++     fully_shard(block)
 + fully_shard(model)
 - if rank == 0:
 -     print(f"test loss {loss.item():.12f}")

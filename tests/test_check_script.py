@@ -1,11 +1,20 @@
 """lab.check_script rejects every wrong script for the reason meant for it, within its time, and accepts right ones."""
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
+import torch
 
-from hpdl_lab.checks.scripts.table import SCRIPTS, check_script, script_of
+from hpdl_lab import lab, models
+from hpdl_lab.checks.exercises import find
+from hpdl_lab.checks.scripts.table import ALONE, SCRIPTS, check_script, script_of
+from hpdl_lab.lab.progress import progress
+from hpdl_lab.models.transformer import separate_qkv
 from tests import script_answers
+from tests.wording import raises
 
 WRONG = [*script_answers.wrong_scripts()]
 RIGHT = [(exercise, name, edits) for exercise in SCRIPTS for name, edits in script_answers.RIGHT[exercise.id].items()]
@@ -34,3 +43,61 @@ def test_the_solution_passes(exercise):
     result = check_script(exercise, script_of(exercise.file))
     assert result, result
     assert "as on one rank, to 1e-12" in str(result)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("exercise", "name", "edits"), RIGHT, ids=[f"{e.id}-{name}" for e, name, _ in RIGHT])
+def test_another_right_script_passes(exercise, name, edits, tmp_path):
+    result = checked(exercise, script_answers.edited(exercise.solution, edits), tmp_path)
+    assert result, result
+
+
+@pytest.mark.timeout(120)
+def test_torchrun_itself_prints_what_one_rank_prints(tmp_path):
+    """The check forks its ranks from one process that has imported torch; torchrun starts each of them anew."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script_of("train_ddp.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    one, two = (
+        subprocess.run([sys.executable, *more], cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+        for more in ([script_of(ALONE)], command)
+    )
+    assert one == two and one.count(" loss ") == 7
+
+
+def test_a_script_that_python_cannot_read_is_not_launched(tmp_path):
+    result = checked(SCRIPTS[0], "import torch\nfor x in range(3)\n    pass\n", tmp_path)
+    assert (result.failed, "line 2, `for x in range(3)`" in result.message) == ("syntax", True), result
+
+
+@pytest.mark.timeout(120)
+def test_the_verb_finds_the_exercise_by_the_name_of_the_file_and_has_hints(tmp_path, monkeypatch):
+    monkeypatch.setenv("HPDL_HOME", str(tmp_path))
+    progress.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    with raises(LookupError, "train_ddp.py, train_tp.py, train_hybrid.py"):
+        lab.check_script("my_script.py")
+    with pytest.raises(FileNotFoundError, match="run the cell that writes it"):
+        lab.check_script("train_ddp.py")
+    (tmp_path / "train_ddp.py").write_text(script_of(ALONE).read_text())
+    result = lab.check_script("train_ddp.py")
+    assert result.failed == "init" and "lab.hint()" in str(result)
+    assert progress().last_check()["exercise"] == "6.7"
+    assert "first hint" in str(lab.hint()) and "DistributedSampler(train)" in str(lab.solution("train_ddp"))
+    progress.cache_clear()
+
+
+@pytest.mark.parametrize("exercise", SCRIPTS, ids=lambda e: e.id)
+def test_a_record_is_complete(exercise):
+    assert find(exercise.id) is find(exercise.name) is exercise
+    assert exercise.explanation and "" in exercise.hints
+    assert all(len(levels) == len(set(levels)) == 3 for levels in exercise.hints.values())
+    rejected = {failed for of, failed, _, _ in WRONG if of is exercise}
+    assert set(exercise.hints) - {""} <= rejected and len(rejected) >= 4
+
+
+def test_three_layers_compute_what_one_did():
+    model = models.build("gpt", heads=4, dtype="float64")
+    tokens = torch.randint(0, 80, (2, 64))
+    whole = model(tokens)
+    assert torch.allclose(separate_qkv(model)(tokens), whole, rtol=0, atol=1e-12)
+    assert {name.split(".")[3] for name, _ in model.named_parameters() if "attention" in name} == set("qkv") | {"out"}

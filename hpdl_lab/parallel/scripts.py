@@ -1,5 +1,7 @@
 """The training scripts that notebooks 06, 09 and 11 run on their ranks: all are functions of a communicator.
 
+Notebooks hold those of 06 and 11 as they are here, in cells of their own.
+
 horovod_script, ddp_script     06    a GPT as people write it elsewhere, for Horovod and for PyTorch's DDP
 train_gpt, convolve_strips     09    a GPT whose layers are shared, an image whose rows are
 script, hybrid_script          11    a GPT on one rank, and the same with three changed lines on a mesh
@@ -65,7 +67,7 @@ def ddp_script(
     """
     from torch.nn.parallel import DistributedDataParallel  # takes torch.distributed along
 
-    from ..comm.torch.group import process_group
+    from hpdl_lab.comm.torch.group import process_group
 
     with process_group(comm):
         model = DistributedDataParallel(build_for(data, "gpt", seed=comm.rank))

@@ -224,7 +224,7 @@ lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction()
 #     optimizer = DistributedOptimizer(optimizer, comm)    # 3
 #
 # With Horovod itself there are seven, of which the third is forgotten most often: without a sampler all ranks train
-# on the same data.
+# on the same data. The rate grows with the ranks because Horovod's scripts leave each rank the batch of one.
 #
 #     hvd.init()
 #     torch.cuda.set_device(hvd.local_rank())
@@ -237,11 +237,12 @@ lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction()
 # Its gradients become ready in any order. In every cycle of a millisecond (`HOROVOD_CYCLE_TIME`) rank 0 asks all
 # others what they have, and answers with what is sent next (**negotiation**). What fits into a buffer travels
 # together (**tensor fusion**), and the second step finds the answer in a cache. You see two steps: the orange marks
-# are ranks that become ready.
+# are ranks that become ready. This is the script that runs, yours to change:
+
+# %% shown="hpdl_lab.parallel.scripts:horovod_script"
 
 # %%
 from hpdl_lab import data
-from hpdl_lab.parallel.scripts import ddp_script, horovod_script
 
 text = data.load("text")
 lab.show(lab.run(horovod_script, text, 2, True), "horovod")
@@ -269,6 +270,8 @@ lab.run(horovod_script, text, PerRank([3, 3, 4, 3]), deadline=5)
 
 # %% [markdown]
 # The same GPT, trained by PyTorch's DDP, whose gradients travel on a ring of Python:
+
+# %% shown="hpdl_lab.parallel.scripts:ddp_script"
 
 # %%
 losses = lab.run(ddp_script, text, 30, ring.all_reduce, ddp_hook)[0]

@@ -127,10 +127,12 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # A GPT that learns from Moby-Dick: the plain script on one rank, and the changed one on two meshes of your four
 # engines. Numbers have 64 bits, so that rounding does not hide a mistake.
 
+# %% shown="hpdl_lab.parallel.scripts:hybrid_script"
+
 # %%
 from hpdl_lab import data
 from hpdl_lab.comm import sim
-from hpdl_lab.parallel.scripts import hybrid_script, script
+from hpdl_lab.parallel.scripts import script
 
 text = data.load("text")
 alone = sim.run(1, script, text)[0]

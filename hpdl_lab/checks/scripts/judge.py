@@ -17,7 +17,7 @@ TOLERANCE = 1e-10  # of a loss in float64 that all ranks have a part of
 OF_NORM = 1e-6  # relative, of a gradient's sum of squares: more than rounding, less than any mistake
 LAYERS = ("attention.q.weight", "attention.k.weight", "attention.v.weight", "attention.out.weight")
 LAYERS += ("mlp.0.weight", "mlp.2.weight")
-TOO_MUCH = 1.5  # times the bytes of the largest right answer
+TOO_MUCH = 1.5  # times the bytes that are needed
 
 
 @dataclass
@@ -451,28 +451,24 @@ def described(found: Counter) -> str:
 
 
 def sends_enough(case: Case) -> None:
-    """No rank sends much more than the right answer that sends most. An all_reduce passes all twice, others once."""
-    found = traffic(case)
-    weights = {"all_reduce": 2}
-    sent = sum(weights.get(what, 1) * nbytes for what, nbytes in found.items() if isinstance(what, str))
-    most = allowed(case)
-    if sent > TOO_MUCH * most:
-        raise Broken(f"""traffic: all numbers are right, but in a step rank 0 sends {sent / most:.1f} times what is
-            needed: {described(found)}. Is something averaged, or put together, that was so already?""")
+    """No rank adds or gathers much more than a right answer does; FSDP gathers parameters forward and backward."""
+    found, needed = traffic(case), needed_bytes(case)
+    for what, often in (("all_reduce", 1), ("all_gather", 2)):
+        if found[what] > TOO_MUCH * often * needed:
+            raise Broken(f"""traffic: all numbers are right, but in a step rank 0 sends {described(found)}, where one
+                all_reduce of {bytes_text(needed)} in all is needed: is something averaged, or put together, that was so
+                already?""")
 
 
-def allowed(case: Case) -> float:
-    """Bytes, all_reduce counted twice, of gradients averaged over dp and of the sums of shared layers."""
-    width = 8
-    parameters = width * sum(case.held(0).values()) if case.tp > 1 else width * sum(case.whole.values())
-    gradients = 2 * parameters if case.dp > 1 else 0
-    if case.tp == 1:
-        return gradients
+def needed_bytes(case: Case) -> float:
+    """Bytes of the gradients that are averaged over dp, and of the sums of layers that tp shares."""
+    width, parameters = 8, sum(case.whole.values())
+    gradients = parameters if case.tp == 1 else case.dp * sum(case.held(0).values())  # FSDP holds a share of them
     rows, d = len(case.ranks[0].batches[0]), case.whole["norm.weight"]
     positions = case.whole["positions.weight"] // d
     layers = sum(name.endswith(LAYERS[-1]) for name in case.whole)
-    sums = 6 * layers * 2 * width * rows * positions * d  # forward 2; backward 1 of the MLP, 3 of q, k and v
-    return sums + 2 * gradients
+    sums = 6 * layers * rows * positions * d  # forward 2; backward 1 of the MLP, 3 of q, k and v
+    return width * ((case.dp > 1) * gradients + (case.tp > 1) * sums)
 
 
 def destroys(case: Case) -> None:
