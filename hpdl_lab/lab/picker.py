@@ -244,7 +244,7 @@ class Picker:
         """What is picked and measured, as a picture."""
         figure, title = new_figure(height=drawing.HEIGHT), f"{self.subject.spec.name} on {self.setting}"
         with look():
-            drawing.draw(figure, self.prediction, self.measured, self.why, title)
+            drawing.draw(figure, self.prediction, self.measured, self.why, title, self.subject.spec.training)
         return figure
 
     def save(self, path: str) -> str:

@@ -24,19 +24,21 @@ OVER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 FAR = 8  # times the bar: a limit beyond it is said in words
 
 
-def draw(figure: Figure, row: Any, measured: Any = None, why: str = "", title: str = "") -> None:
+def draw(
+    figure: Figure, row: Any, measured: Any = None, why: str = "", title: str = "", optimizer: str = ""
+) -> None:
     """Fill `figure`, HEIGHT inches tall.
 
     Args:    row: a grid.model.Prediction, or None where the grid cannot be. measured: record with seconds, bubble,
              memory (parameters, gradients, optimizer, activations, total), links, how; or None; memory and links may
-             be None. why: the sentence about what cannot be.
+             be None. why: the sentence about what cannot be; optimizer: what it is, such as "momentum".
     """
     heading(figure, title, "" if row is None else subtitle(row))
     if row is None:
         figure.text(0.5, 0.5, "this grid cannot be", ha="center", fontsize=13, color=VERMILION, fontweight="bold")
         figure.text(0.5, 0.42, why, ha="center", va="top", fontsize=9, wrap=True)
         return
-    memory(figure.add_axes((0.115, 0.64, 0.86, 0.13)), row, measured)
+    memory(figure.add_axes((0.115, 0.64, 0.86, 0.13)), row, measured, optimizer)
     time(figure.add_axes((0.115, 0.355, 0.86, 0.13)), row, measured)
     links(figure.add_axes((0.115, 0.095, 0.5, 0.12)), row, measured)
     bubble(figure.add_axes((0.735, 0.095, 0.24, 0.12)), row, measured)
@@ -53,7 +55,7 @@ def subtitle(row: Any) -> str:
     return f"{more}{', activations recomputed' if row.recompute else ''}: {seconds_text(row.seconds)} a step"
 
 
-def memory(ax: Axes, row: Any, measured: Any) -> None:
+def memory(ax: Axes, row: Any, measured: Any, optimizer: str) -> None:
     """A stacked bar of what the fullest rank holds, and the limit."""
     bars: list[tuple[Any, dict[str, Any]]] = [(row.memory, {})]
     if measured is not None and measured.memory is not None:
@@ -73,7 +75,8 @@ def memory(ax: Axes, row: Any, measured: Any) -> None:
     limit = f"limit {amount_text(row.limit)}{', which is exceeded' if over else ''}"
     ax.set_title("the fullest rank holds", fontsize=9.5, pad=16)
     ax.set_title(limit, loc="right", fontsize=9, pad=16, color=VERMILION)
-    held = [(color, f"{name} {amount_text(getattr(row.memory, name))}") for name, color in MEMORY.items()]
+    called = {"optimizer": f"optimizer ({optimizer})" if optimizer else "optimizer"}
+    held = [(c, f"{called.get(name, name)} {amount_text(getattr(row.memory, name))}") for name, c in MEMORY.items()]
     legend(ax, held, 0, 1.1, size=8.2)
     ax.xaxis.set_major_formatter(amounts("B"))
 

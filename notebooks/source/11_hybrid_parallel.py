@@ -51,7 +51,8 @@ my_grid = lab.guess("the fastest grid of 4 ranks", {"dp": ..., "pp": ..., "tp": 
 #
 # Move the sliders: what a rank has to hold, how long the pipeline is idle, what goes over which link, and the time of
 # a step, all by formulas, using speeds measured on this machine. Then press **Run it**: a few real steps on your
-# engines, drawn over the prediction.
+# engines, drawn over the prediction. They train by SGD with momentum, whose state is as large as the parameters; that
+# of Adam would be twice as large.
 
 # %%
 picker = lab.grid("gpt", batch=32)
