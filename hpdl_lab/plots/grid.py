@@ -24,9 +24,7 @@ OVER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 FAR = 8  # times the bar: a limit beyond it is said in words
 
 
-def draw(
-    figure: Figure, row: Any, measured: Any = None, why: str = "", title: str = "", optimizer: str = ""
-) -> None:
+def draw(figure: Figure, row: Any, measured: Any = None, why: str = "", title: str = "", optimizer: str = "") -> None:
     """Fill `figure`, HEIGHT inches tall.
 
     Args:    row: a grid.model.Prediction, or None where the grid cannot be. measured: record with seconds, bubble,
