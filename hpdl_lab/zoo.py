@@ -520,9 +520,9 @@ LABELS = {  # letter: name of the program, which gives too much away
 }
 
 DIAGNOSES = {  # diagnosis: what it means
-    "circle": "each of some ranks waits for the next in the same call, and the last for the first",
+    "circle": "some ranks wait in the same call, each for the next, and the last for the first",
     "mismatch": "a send and its receive do not mean the same message",
-    "absent": "a rank never calls what the others wait in, because its program goes another way",
+    "absent": "a rank never calls what the others wait in, because its program takes another path",
     "order": "all ranks make the same calls, but not in the same order",
     "error": "a rank raised an exception, and the others wait for it in vain",
     "slow": "nobody is stuck: one rank is late, and all others wait for it",
@@ -532,9 +532,9 @@ DIAGNOSES = {  # diagnosis: what it means
 def diagnose() -> Any:
     """Diagnose each of the programs A to G, which `lab.show("zoo")` shows.
 
-        "circle"     each of some ranks waits for the next in the same call, and the last for the first
+        "circle"     some ranks wait in the same call, each for the next, and the last for the first
         "mismatch"   a send and its receive do not mean the same message
-        "absent"     a rank never calls what the others wait in, because its program goes another way
+        "absent"     a rank never calls what the others wait in, because its program takes another path
         "order"      all ranks make the same calls, but not in the same order
         "error"      a rank raised an exception, and the others wait for it in vain
         "slow"       nobody is stuck: one rank is late, and all others wait for it

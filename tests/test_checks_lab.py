@@ -215,7 +215,7 @@ def test_an_answer_that_passes_stays_and_one_that_fails_is_replaced(notebook):
     assert notebook["reduce_scatter"] is own and notebook["all_gather"] is ring.all_gather
     assert notebook["all_reduce"] is ring.all_reduce
     assert "4.1  reduce_scatter: yours, which passes, stays" in said
-    assert "4.2  all_gather: defined, in the place of one that fails" in said
+    assert "4.2  all_gather: defined, in place of one that fails" in said
     assert said.endswith("4.3  all_reduce: defined")
 
 

@@ -271,7 +271,7 @@ def check_gradients(run: Results, case: Case, where: str) -> None:
                 text = f"the gradient of {difference(name, grad, right)} on rank {r}."
                 raise because(why, f"{where} y is right, but backward is not: {text}")
             if why == "gradient: ":
-                why += """What was computed from it has left the sight of autograd (detach, .data, a new tensor), or has
+                why += """What was computed from it is invisible to autograd (detach, .data, a new tensor), or has
                     no part in y."""
             raise because(why, f"{where} y is right, but after backward {name} of rank {r} has no gradient.")
 

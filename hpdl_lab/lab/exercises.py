@@ -175,7 +175,7 @@ def state_of(exercise: Exercise, own: Any) -> str:
     if own is None or own is exercise.reference:
         return "defined"
     try:
-        return KEPT if callable(own) and exercises.check(exercise, own) else "defined, in the place of one that fails"
+        return KEPT if callable(own) and exercises.check(exercise, own) else "defined, in place of one that fails"
     except NotImplementedError:
         return "defined"
 

@@ -18,7 +18,7 @@ def guess(about: str, value: Guess) -> Guess:
     """
     values = value.values() if isinstance(value, dict) else [value]
     if not values or ... in values:
-        raise ValueError("write your guess in the place of ...: a wrong one is worth more than none")
+        raise ValueError("write your guess in place of ...: a wrong one is worth more than none")
     for number in values:
         require_number(f"your guess ({about})", number)
     progress().add("guess", about=about, value=value)

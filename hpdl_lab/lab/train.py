@@ -96,7 +96,7 @@ def train(
     if mesh is None and schedule != "1f1b":
         raise ValueError("a schedule is of a model on a mesh: give one, too, such as mesh={'pp': 4}")
     if mesh is not None and (strategy or all_reduce):
-        raise ValueError("give a mesh, or a strategy or an all_reduce: a mesh deals the model out by HybridParallel")
+        raise ValueError("give a mesh, or a strategy or an all_reduce: a mesh distributes the model by HybridParallel")
     known = [option.name for option in fields(Recipe)]
     if unknown := [name for name in recipe if name not in known]:
         raise TypeError(f"lab.train has no {', '.join(unknown)}: a recipe has {', '.join(known)}")

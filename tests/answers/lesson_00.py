@@ -55,7 +55,7 @@ rank: its number is 0, and 4 is how many there are
     {comm.rank} of {comm.size}' => {comm.size} of {comm.rank}'
 rank: all of them said
     rank {comm.rank} of {comm.size} => one of the ranks {list(range(comm.size + 1))}
-rank: which does not stand there as a number of its own
+rank: which is not in it as a separate number
     hello from rank {comm.rank} of {comm.size} => hello from {comm.rank}{comm.size}
 returns: a str was asked for, not int
     f'hello from rank {comm.rank} of {comm.size}' => comm.rank

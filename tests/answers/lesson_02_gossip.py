@@ -167,7 +167,7 @@ in place @in_falling_order: x was not overwritten
     meets(comm, x, graph, graph.neighbors[comm.rank][::-1]) => metropolis(comm, x.copy(), graph)
 returns: returned nothing: return x
     metropolis(comm, x, graph)
-sum: nothing of the neighbors is in it
+sum: nothing from the neighbors is in it
     heard(comm, x, graph)
     return x
 """,

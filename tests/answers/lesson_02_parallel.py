@@ -123,7 +123,7 @@ bitwise: hold different bits
     return passed_around(comm, g, comm.size - 1)
 loop: The gradient of rank 0 is in it twice
     return passed_around(comm, g, comm.size)
-loop: The gradient of rank 1 is missing in it
+loop: The gradient of rank 1 is missing: is a loop
     return passed_around(comm, g, comm.size - 2)
 deadlock: leave out rank 3?
     return collected(comm, g, range(1, comm.size - 1))

@@ -182,7 +182,7 @@ raises @one_or_the_other: The workers are ranks 1 to 3
     (comm, w, g, rate) if comm.rank == 0 => (comm, w, g, rate, collect=range(comm.size)) if comm.rank == 0
 deadlock @one_or_the_other: rank 0 never sent to rank 3
     (comm, w, g, rate) if comm.rank == 0 => (comm, w, g, rate, answer=range(1, comm.size - 1)) if comm.rank == 0
-loop: The gradient of rank 3 is missing in it
+loop: The gradient of rank 3 is missing: is a loop
     return with_step(comm, w, g, lambda gradients: rate * gradients[:-1].sum(axis=0) / (comm.size - 1))
 order: before it had all gradients
     if comm.rank > 0:

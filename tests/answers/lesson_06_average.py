@@ -67,7 +67,7 @@ dtype: right to the 7 digits of float32
     hand_back(params, (all_reduce(comm, pack(params).float()) / comm.size).double())
 mean: That is 0.75 times the mean
     hand_back(params, all_reduce(comm, pack(params)) / len(params))
-hand back: it takes its place
+hand back: it has to replace it
     flat = all_reduce(comm, pack(params)) / comm.size
     for p, mean in zip(params, flat.split([p.numel() for p in params]), strict=True):
         p.grad = mean.view(p.shape) if p.grad is None else p.grad + mean.view(p.shape)
@@ -80,7 +80,7 @@ sum @divides_before: add those of all ranks first
     (params, flat) => (params, flat / comm.size)
 messages: never called the all_reduce
     hand_back(params, comm.all_reduce(pack(params)) / comm.size)
-messages: ask nobody before it
+messages: no question is needed before it
     comm.all_gather(torch.tensor([float(p.grad is not None) for p in params]))
     hand_back(params, all_reduce(comm, pack(params)) / comm.size)
 parameters: the step is the optimizer's

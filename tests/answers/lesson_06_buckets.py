@@ -113,7 +113,7 @@ order: Only neighbors share a bucket
 empty @begins_with_an_empty_one: a message about nothing
 small: gradient 1, of 50, would have fitted: the limit is 100
     return assign_buckets(nbytes, limit - 1, first - 1)
-small: Every bucket more is a latency more
+small: Each further bucket costs another latency
     return [[index] for index in reversed(range(len(nbytes)))]
 raises @begins_with_an_empty_one: IndexError
     ([[]], first) => ([[len(nbytes) - 1]], first - nbytes[-1])

@@ -62,7 +62,7 @@ accumulation: has accumulated all of its
             loss_of(model, x, y).backward()
             strategy.add_gradients(comm, model)
             optimizer.step()
-accumulating @step_by_step: others follow, so it belongs into
+accumulating @step_by_step: others follow, so it belongs in
     -         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
     +         for x, y in steps[i] if i < len(steps) else []:
     +             loss_of(model, x, y).backward()
@@ -83,7 +83,7 @@ lengths @step_by_step: leaves the others waiting
     steps[i] if i < len(steps) else [] => parts
 lengths @step_by_step: as many as the rank with most
     most_of(comm, steps) => int(comm.all_gather(torch.tensor([len(steps)]))[0])
-lengths @step_by_step: who stops everybody earlier drops batches
+lengths @step_by_step: stopping all ranks early drops batches
     most_of(comm, steps) => int(comm.all_gather(torch.tensor([len(steps)])).min())
     [i] if i < len(steps) else [], loss_of => [i], loss_of
 lengths @step_by_step: with most steps has: one step too many
@@ -99,20 +99,20 @@ lengths: leaves the others waiting
             backward(model, strategy, steps[i], loss_of)
             strategy.add_gradients(comm, model)
             optimizer.step()
-repeat @step_by_step: twice: what is over is over
+repeat @step_by_step: twice: when they are used up
     [i] if i < len(steps) else => [i % len(steps)] if steps else
 zero: counts a second time
     for i in range(most_of(comm, steps)):
         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
         strategy.add_gradients(comm, model)
         optimizer.step()
-zero @step_by_step: Also where a rank has no batch
+zero @step_by_step: This holds for a rank without a batch
     -         optimizer.zero_grad()
     -         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
     +         if i < len(steps):
     +             optimizer.zero_grad()
     +             backward(model, strategy, steps[i], loss_of)
-zero @step_by_step: what the first has added up is gone
+zero @step_by_step: what the first has accumulated is lost
     -         optimizer.zero_grad()
     -         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
     +         parts = steps[i] if i < len(steps) else []
@@ -129,7 +129,7 @@ scale @step_by_step: times as long: parts of the loss add up
     +         strategy.add_gradients(comm, model)
     +         for param in model.parameters():
     +             param.grad /= comm.size
-memory @step_by_step: something else than its micro-batches
+memory @step_by_step: something other than its micro-batches
     -         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
     +         if i < len(steps):
     +             x, y = (torch.cat(tensors) for tensors in zip(*steps[i], strict=True))

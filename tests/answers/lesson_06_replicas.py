@@ -85,7 +85,7 @@ wait: did not wait for 9 of its sends to rank 1
         else:
             for rank in range(1, comm.size):
                 comm.isend(tensor.data, rank)
-bytes @by_state_dict: What the others have, nobody needs
+bytes @by_state_dict: Nobody needs what the others have
     model.state_dict().values() => (*model.parameters(), *model.buffers())
     comm.broadcast(tensor) => tensor.data.copy_(comm.all_gather(tensor.data)[0])
 """,

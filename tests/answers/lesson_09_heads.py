@@ -93,7 +93,7 @@ boundary: the first third are queries of all its heads
 causal: Positions hear what comes later
     heard = attended(column_linear(comm, x, qkv_weight, qkv_bias), heads, False)
     return row_linear(comm, heard, out_weight, out_bias)
-causal: hear only what came before
+causal: see only earlier positions
     heard = attended(column_linear(comm, x, qkv_weight, qkv_bias), heads, True)
     return row_linear(comm, heard, out_weight, out_bias)
 heads: attends with one head of 6 numbers, not with 2

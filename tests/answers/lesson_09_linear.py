@@ -114,7 +114,7 @@ messages: all_reduce of 30 numbers, all_gather of 30 numbers
     y = reduce_from(comm, linear(x, weight)) + bias
     assert (comm.all_gather(y.detach()) == y.detach()).all()
     return y
-gradient: has left the sight of autograd
+gradient: is invisible to autograd
     return comm.all_reduce(linear(x, weight).detach()) + bias
 raises: With 2 ranks and bias None
     return reduce_from(comm, linear(x, weight)) + bias

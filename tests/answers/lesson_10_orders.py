@@ -135,7 +135,7 @@ memory: Backward should come 1 forward sooner
     return warmed_up(rank, micro_batches, ranks - rank)
 memory: That is GPipe
     return gpipe(rank, ranks, micro_batches)
-memory: A later rank has its first backward sooner
+memory: A later rank gets its first backward sooner
     return warmed_up(rank, micro_batches, ranks - 1)
 bubble: not 33%
     return warmed_up(rank, micro_batches, 0)
@@ -187,7 +187,7 @@ order: before
     return [Action(rank, {"I": "W", "W": "I"}.get(kind, kind), i) for _, kind, i in row]
 kind: one each of F, I and W
     return one_f_one_b(rank, ranks, micro_batches)
-lost: the stage before would wait for ever
+lost: the stage before would wait forever
     return [a for a in zero_bubble_h1(rank, ranks, micro_batches) if a != (rank, "I", micro_batches - 1)]
 deadlock: there is a deadlock: rank 0 waits at 0I0
     return kept_back(rank, ranks, micro_batches, ranks - 1 - rank, warm_up=rank)

@@ -61,7 +61,7 @@ balance: Equal numbers of layers are not equal work
     require_layers(costs, stages)
     small, extra = divmod(len(costs), stages)
     return [small + (i < extra) for i in range(stages)]
-balance: has come together in the last one
+balance: has piled up in the last one
     require_layers(costs, stages)
     sizes, held, layer = [], 0, 0
     for left in range(stages - 1, 0, -1):

@@ -87,7 +87,7 @@ range @by_enumeration: count from 0
 axis: they differ elsewhere than along axis 0
     n = sizes[axis]
     return [list(range(first, first + n)) for first in range(0, math.prod(sizes), n)]
-axis: A group is the other way round
+axis: A group is the opposite
     found = {}
     for rank in range(math.prod(sizes)):
         found.setdefault(coordinates(rank, sizes)[axis], []).append(rank)

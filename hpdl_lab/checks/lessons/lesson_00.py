@@ -47,7 +47,7 @@ def check_sentences(results: Results, where: str) -> None:
         if r in numbers:
             raise Broken(f"""size: {where}, rank {r} said {said!r}: the number of ranks is {p}, which is
                 comm.size.""")
-        why = "because ranks count from 0" if r + 1 in numbers else "which does not stand there as a number of its own"
+        why = "because ranks count from 0" if r + 1 in numbers else "which is not in it as a separate number"
         raise Broken(f"rank: {where}, rank {r} said {said!r}: its number is {r}, {why}.")
 
 

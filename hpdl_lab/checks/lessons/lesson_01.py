@@ -101,10 +101,10 @@ def other_gradients(w: np.ndarray, x: np.ndarray, y: np.ndarray, right: np.ndarr
     pulls = error[:, None] * x  # (n, d): of every example
     half = " Or did you divide by x.size?" if d == 2 else ""
     return (
-        (-right, "sign: The sign is the other way round: the gradient points uphill, towards a larger loss."),
+        (-right, "sign: The sign is reversed: the gradient points uphill, towards a larger loss."),
         (n * right, f"mean: That is {n} times as much: a sum over the examples, not their mean."),
         (2 * right, "factor: That is twice as much: the loss has a 1/2 in front of the square."),
-        (-2 * right, "factor: That is twice as much, and the sign is the other way round."),
+        (-2 * right, "factor: That is twice as much, and the sign is reversed."),
         (
             right / 2,
             f"factor: That is half as much: the slope of e² is 2e, and the 2 takes up the 1/2 of the loss.{half}",
@@ -225,8 +225,8 @@ def why_rate(got: float, expected: float, x: np.ndarray) -> Broken:
     curvature = x.T @ x / n
     curvatures = np.linalg.eigvalsh(curvature)
     most, around_mean = curvatures.max(), np.linalg.eigvalsh(np.atleast_2d(np.cov(x.T, bias=True))).max()
-    entry = """entry: That is 2 / (largest entry of the matrix). An axis of the bowl is no weight where the columns of x
-        rise and fall together: the curvatures are the eigenvalues."""
+    entry = """entry: That is 2 / (largest entry of the matrix). The axes of the bowl are not the weights if the
+        columns of x rise and fall together: the curvatures are the eigenvalues."""
     one_axis = "axis: That is the rate of one axis, but not of the steepest: take the largest eigenvalue."
     no_mean = "mean: You took the mean off the columns of x. The model has no constant: x.T @ x / n."
     known = (

@@ -17,7 +17,7 @@ from ..ranks import number, simulate
 from ..record import Broken, Exercise, Passed, Reason, Runner
 from ..traffic import additions, check_waits
 
-IMPRECISE = "precision: The first digits are right: is something rounded, or float32, on its way?"
+IMPRECISE = "precision: The first digits are right: is something rounded on the way, or float32?"
 
 
 def gradients(p: int, d: int) -> np.ndarray:
@@ -88,7 +88,7 @@ def why_mean(out: np.ndarray, values: np.ndarray, r: int, last: np.ndarray) -> R
         rows.append((value, f"mean: That is the {which} of the {p} gradients, not their mean."))
     for s in range(p):
         short, long = (total - values[s]) / p, (total + values[s]) / p
-        rows.append((short, f"loop: The gradient of rank {s} is missing in it: is a loop one step too short?"))
+        rows.append((short, f"loop: The gradient of rank {s} is missing: is a loop one step too short?"))
         rows.append((long, f"loop: The gradient of rank {s} is in it twice: is a loop one step too long?"))
     if np.allclose(last, values[-1]):
         rows.append((values[r], f"sum: That is what rank {r} had before: nothing came from the others."))
@@ -185,7 +185,7 @@ def why_weights(out: np.ndarray, expected: np.ndarray, w: np.ndarray, g: np.ndar
         only, short, long = g[s], (total - g[s]) / workers, (total + g[s]) / workers
         rows += [
             (w - RATE * only, f"sum: Only the gradient of rank {s} is in it: add all workers' before the step."),
-            (w - RATE * short, f"loop: The gradient of rank {s} is missing in it: is a loop one step too short?"),
+            (w - RATE * short, f"loop: The gradient of rank {s} is missing: is a loop one step too short?"),
             (w - RATE * long, f"loop: The gradient of rank {s} is in it twice: is a loop one step too long?"),
         ]
     if r > 0:
@@ -269,7 +269,7 @@ def check_gossip(run: Results, where: str, name: str) -> None:
         if b not in graph.neighbors[a]:
             known = ", ".join(map(str, graph.neighbors[a])) or "none"
             raise Broken(f"""peers: {where}, rank {a} sends to rank {b}, which is not its neighbor: graph.neighbors[{a}]
-                are {known}. Gossip knows nobody else.""")
+                are {known}. Gossip talks to nobody else.""")
     check_step(run, where, name)
     check_waits(run.events, graph.n)
     if any(e.op == "barrier" for e in run.events):
@@ -308,7 +308,7 @@ def why_gossip(after: np.ndarray, values: np.ndarray, graph: graphs.Graph) -> Re
         return values + np.array(change)
 
     if np.allclose(after, values):
-        return "sum: That is what it was before: nothing of the neighbors is in it."
+        return "sum: That is what it was before: nothing from the neighbors is in it."
     if np.allclose(after, w @ values, rtol=1e-3):
         return IMPRECISE
     plain = "That is the plain mean of a rank and its neighbors. " + moved(after, values, "Take the larger degree")

@@ -164,7 +164,7 @@ def why_line(a: float, b: float, alpha: float, beta: float, name: str, seconds: 
     if found := reason((a, b), rows, near) or reason((a, b), other_lines(np.array(SIZES), seconds), equal):
         return found
     if np.isclose(a, seconds, rtol=1e-6, atol=0).any():
-        return "alpha: That alpha is the time of one message, with whatever disturbed it. A fit listens to all of them."
+        return "alpha: That alpha is the time of one message, with its disturbance. A fit uses all of them."
     if a == 0:
         return "alpha: Without alpha an empty message would cost nothing. What does the smallest message take?"
     if name == "alpha" and abs(a - alpha) > alpha:
@@ -197,7 +197,10 @@ def other_lines(n: np.ndarray, t: np.ndarray) -> Rows:
         (fitted(whole, n**-0.5), f"weights: {relative}"),
         (fitted(slice(1, None), 1 / t), "loop: The first message is not in it: begin at index 0."),
         (fitted(slice(-1), 1 / t), "loop: The last message is not in it: the range ends one too early."),
-        ((t[0] - slope * n[0], slope), "ends: That is the line through two messages. A fit listens to all of them."),
+        (
+            (t[0] - slope * n[0], slope),
+            "ends: That is the line through two messages. A fit uses all of them.",
+        ),
     )
 
 
@@ -289,8 +292,8 @@ AGAINST = {  # (diagnosis, the right one): what in the table speaks against it
     ("error", "mismatch"): "It is the laboratory that stops it, because two ranks contradict each other.",
 }
 QUESTION = {  # what to look at, by the right diagnosis
-    "circle": "What is the first call of each rank, and what does it need to end?",
-    "mismatch": "Compare the two ends of each message: how many elements, of which kind?",
+    "circle": "What is the first call of each rank, and what must happen before it returns?",
+    "mismatch": "Compare the two ends of each message: how many elements, of which type?",
     "absent": "Count, for every rank, how often it comes to the call in which the others wait.",
     "order": "Write the calls of two ranks side by side.",
     "error": "Does every rank get through its own lines?",

@@ -110,8 +110,8 @@ def why_replica(name: str, r: int, run: Results) -> Reason:
         return f"copy: Nothing in the model of rank {r} has changed: did what arrived go into a copy?"
     parameters = dict(replica(0).named_parameters())
     if name not in parameters and not set(changed) - set(parameters):
-        return f"""buffers: {name} is a buffer: a part of the model that no gradient reaches, so it stays different for
-            ever. model.parameters() does not list it; model.buffers() does."""
+        return f"""buffers: {name} is a buffer: a part of the model that no gradient reaches, so it stays different
+            forever. model.parameters() does not list it; model.buffers() does."""
     if name == FROZEN:
         return f"frozen: {name} is frozen: it needs no gradient, but rank {r} computes with it all the same."
     right = sum(np.array_equal(run[r].values[other], value) for other, value in before[0].items())
@@ -125,7 +125,7 @@ def check_model_sent_once(run: Results, p: int) -> str:
     sent, bound = sum(e.nbytes for e in run.events if e.op == "send"), (p - 1) * nbytes
     if sent > bound + SPARE:
         raise Broken(f"""bytes: The models are equal, but with {p} ranks {sent:,} bytes were sent, where {bound:,} are
-            enough: rank 0's {nbytes:,} once to each of {p - 1} others. What the others have, nobody needs.""")
+            enough: rank 0's {nbytes:,} once to each of {p - 1} others. Nobody needs what the others have.""")
     return f"bytes: {sent:,} with {p} ranks, for a model of {nbytes:,}: it goes once to each of the others"
 
 
@@ -263,7 +263,7 @@ def why_mean(
         (p * mean / max(who, 1), f"size: You divided by the {who} ranks that have one: all {p} count."),
         (mine, f"hand back: {own}, as it was: the mean has {'' if right else 'not '}come back into p.grad{some}."),
         (mine / p, f"sum: {own} divided by {p}: add those of all ranks first."),
-        (mine + mean, "hand back: The mean was added to the gradient that was there: it takes its place."),
+        (mine + mean, "hand back: The mean was added to the gradient that was there: it has to replace it."),
     )
     why = off_reason(got, mean, rows)
     everything = np.concatenate([m.reshape(-1) for m in means.values()])
@@ -292,7 +292,7 @@ def check_messages(run: Results, p: int) -> str:
     most = cost.all_reduce(p, 8 * NUMBERS)
     if len(sent) > most.steps:
         raise Broken(f"""messages: The gradients are right, but with {p} ranks rank 0 sent {len(sent)} messages, where
-            all_reduce needs {most.steps:g}: ask nobody before it. What is missing is zeros.""")
+            all_reduce needs {most.steps:g}: no question is needed before it. Zeros stand for what is missing.""")
     return f"messages: {len(sent)} from each of {p} ranks, {sum(sent):,} bytes, for 4 tensors together"
 
 
@@ -423,7 +423,7 @@ def check_sizes(got: list[list[int]], nbytes: list[int], limit: int, first: int,
         after = got[b + 1][0] if b + 1 < len(got) else None
         if after is not None and total + nbytes[after] <= most:
             raise Broken(f"""small: {where} bucket {b} holds {total} bytes, and gradient {after}, of {nbytes[after]},
-                would have fitted: {which} is {most}. Every bucket more is a latency more.""")
+                would have fitted: {which} is {most}. Each further bucket costs another latency.""")
 
 
 def fact_about_a_gpt(fn: Callable) -> str:

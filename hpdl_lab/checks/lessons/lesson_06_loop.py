@@ -77,15 +77,15 @@ def first_fault(looped: Mapping[int, Looped], shape: Shape, where: str, ended: b
         return None
     for rank, n in adds.items():
         if n != most:
-            early = """Adding is collective: who leaves the loop earlier leaves the others waiting, and who stops
-                everybody earlier drops batches."""
+            early = """Adding is collective: a rank that leaves the loop early leaves the others waiting, and stopping
+                all ranks early drops batches."""
             return f"""lengths: {where}, rank {rank} adds gradients {counted(n, "time")}, and {most} are needed, as many
                 as the rank with most steps has: {off_by(n, most, "step")}. {early if n < most else ""}"""
     for rank, n in adds.items():
         updates = Log(looped[rank].log).times("step")
         if updates != n:
             return f"""apart: {where}, rank {rank} adds gradients {counted(n, "time")} and takes
-                {counted(updates, "step")}: every rank takes every step, also one without a batch, or the replicas
+                {counted(updates, "step")}: every rank takes every step, even one without a batch, or the replicas
                 drift apart."""
     for rank in looped:
         done = {tuple(place) for what, *place in looped[rank].log if what == "forward"}
@@ -93,7 +93,7 @@ def first_fault(looped: Mapping[int, Looped], shape: Shape, where: str, ended: b
             lost = [k for k in range(parts) if (i, k) not in done]
             if lost:
                 return f"""lost: {where}, rank {rank} uses {parts - len(lost)} of its {parts} micro-batches in step {i}:
-                    micro-batch {lost[0]} is left out, and missing in the gradient."""
+                    micro-batch {lost[0]} is left out, and missing from the gradient."""
     return None
 
 
@@ -106,19 +106,19 @@ def faults(log: Log, shape: tuple[int, ...]) -> Iterator[Reason]:
 
 def look_at_forward(log: Log, n: int, i: int, k: int, shape: tuple[int, ...]) -> Reason | None:
     if i < 0:
-        return "memory: gives the model something else than its micro-batches: one at a time fits into memory."
+        return "memory: gives the model something other than its micro-batches: one at a time fits into memory."
     if log.before(n, "forward") and not log.since(n, "forward"):
         return f"""memory: makes the forward of micro-batch {k} of step {i} before the backward of the one before: all
             of them are kept in memory then, and one at a time is what micro-batches are for."""
     if ("forward", i, k) in log[:n]:
-        return f"repeat: uses micro-batch {k} of step {i} twice: what is over is over, give nothing."
+        return f"repeat: uses micro-batch {k} of step {i} twice: when they are used up, pass nothing."
     return None
 
 
 def look_at_last(log: Log, n: int, i: int, k: int, shape: tuple[int, ...]) -> Reason | None:
     if k < shape[i] - 1 and log.after(n) == "forward":
         return f"""accumulating: lets the strategy send gradients in the backward of micro-batch {k} of step {i}, of
-            {shape[i]}: others follow, so it belongs into `with strategy.accumulating():`."""
+            {shape[i]}: others follow, so it belongs in `with strategy.accumulating():`."""
     return None
 
 
@@ -132,17 +132,19 @@ def look_at_add(log: Log, n: int, i: int, k: int, shape: tuple[int, ...]) -> Rea
             SIZE times as large."""
     if len(before) < n and not before.times("zero"):
         return """zero: adds gradients again without zero_grad: that of the step before is still in .grad, and counts a
-            second time. Also where a rank has no batch."""
+            second time. This holds for a rank without a batch as well."""
     if worked and not before.times("last"):
         return f"""accumulating: accumulates in the backward of the last micro-batch of step {worked[1]} as well:
-            nothing can travel during it then, and all of the communication shows."""
+            then nothing can travel during it, and all of the communication is exposed."""
     return None
 
 
 def look_at_zero(log: Log, n: int, i: int, k: int, shape: tuple[int, ...]) -> Reason | None:
     if log.goes_on(n) and log.since(n, "add").times("backward"):
         step = log.step_at(n)
-        return f"zero: calls zero_grad between two micro-batches of step {step}: what the first has added up is gone."
+        return (
+            f"zero: calls zero_grad between two micro-batches of step {step}: what the first has accumulated is lost."
+        )
     return None
 
 

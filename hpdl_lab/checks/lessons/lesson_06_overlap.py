@@ -236,10 +236,11 @@ def behind(broken: Broken, where: str, orders: Sequence[list[int]], ledger: Ledg
     for r, s in itertools.permutations(started, 2):
         if started[r][:least] != started[s][:least]:
             text = [", ".join(map(str, started[rank])) for rank in (r, s)]
-            broken.detail = f"The doctor says: {broken.message}\n{broken.detail}"
+            broken.detail = f"The report says: {broken.message}\n{broken.detail}"
             return f"""order: {where}, rank {r} starts its buckets in the order {text[0]}, rank {s} in the order
-                {text[1]}. What is started first meets what is started first: the ranks wait for each other, or add what
-                does not belong together. A bucket that is complete has to wait for the one before it."""
+                {text[1]}. The first call of one rank meets the first call of the other: the ranks wait for each
+                other, or add what does not belong together. A bucket that is complete has to wait for the one
+                before it."""
     short = [r for r, order in started.items() if len(order) < len(BUCKETS)]
     if short and len({len(order) for order in started.values()}) > 1:
         return last(short[0], len(started[short[0]]), where)
@@ -336,7 +337,7 @@ def with_time(broken: Broken, fn: Callable) -> Broken:
         exposed, run = exposure(fn)
     except Broken:
         return broken
-    time = f"In a training step {exposed:.0%} of the communication is exposed so; {STANDARD:.0%} is the most."
+    time = f"In a training step {exposed:.0%} of the communication is exposed this way; {STANDARD:.0%} is allowed."
     broken.events, broken.expected, broken.size = run.events, exposure(gradient_ready)[1].events, P
     return broken.restate(f"{broken.failed}: {broken.message} {time}")
 
@@ -459,7 +460,7 @@ def check_averages(run: Results, where: str, ledger: Ledger) -> None:
                     takes later.""")
             if not left.done[b]:
                 raise Broken(f"""future: {head} returned a future without a value, and backward is over: nobody will
-                    give it one, and DDP waits for it for ever. future.set_result(tensor) does.""")
+                    give it one, and DDP waits for it forever. future.set_result(tensor) does.""")
             if isinstance(out, str) or out.shape != mean.shape:
                 got = out if isinstance(out, str) else f"a tensor of shape {out.shape}"
                 raise Broken(f"""shape: {head} promised {got}: DDP needs the flat tensor of the bucket, of shape

@@ -57,7 +57,7 @@ def column_case(p: int, biased: bool = True) -> Case:
                 (mine, blame(r)),
                 (p * dx, f"twice: That is {p} times as much: it has been added over ranks twice."),
                 (p * mine, blame(r)),
-                (dx / p, f"mean: That is the mean over {p} ranks: what they say about x adds up."),
+                (dx / p, f"mean: That is the mean over {p} ranks: their contributions to the gradient of x add up."),
             )
         total = sum(weight_grads) if name == "weight" else sum(gr.flatten(0, -2).sum(0) for gr in gs)
         return (
@@ -92,8 +92,8 @@ def with_none(fn: Callable) -> Callable:
 
 
 def blame(r: int) -> Reason:
-    return f"""transposed: That is only what the columns of rank {r} say about x. All ranks used x, so all have a say,
-        and backward has to add them: copy in forward, all-reduce in backward."""
+    return f"""transposed: That is only what the columns of rank {r} say about x. All ranks used x, so all contribute
+        to its gradient, and backward has to add them: copy in forward, all-reduce in backward."""
 
 
 def row_case(p: int, biased: bool = True) -> Case:
@@ -284,7 +284,7 @@ def attention_case(p: int, causal: bool) -> Case:
         def made(**changes: Any) -> Tensor:
             return sum(variant(shards[s], per, causal, **changes) for s in range(p)) + out_bias
 
-        other = "hear what comes later" if causal else "hear only what came before, though causal is False"
+        other = "hear what comes later" if causal else "see only earlier positions, although causal is False"
         return (
             (y + (p - 1) * out_bias, f"bias: out_bias was added {p} times, once on every rank before the sum."),
             (parts[r] + out_bias, f"sum: Only the heads of rank {r} are in it: row_linear adds over ranks."),
@@ -352,7 +352,7 @@ def own_say(shard: dict[str, Tensor], heads: int, causal: bool, g: Tensor) -> Te
 
 PROMISE = "the sum over all heads, (b, s, d), the same on every rank"
 WHY = {
-    "forward": "One all-reduce, of y: heads need nothing from each other, and row_linear adds what they have heard.",
+    "forward": "One all-reduce, of y: heads need nothing from each other, and row_linear adds their outputs.",
     "backward": "One all-reduce, of the gradient of x: q, k and v come out of one product.",
 }
 CAUSAL = Part(lambda p: attention_case(p, True), PROMISE, WHY)

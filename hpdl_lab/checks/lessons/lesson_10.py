@@ -33,7 +33,7 @@ SHOWN_UNITS = 40  # of time: a schedule that takes longer is not shown as text
 WHY_LOST = {
     "F": "its examples would never reach the loss",
     "B": "its examples would be missing in every gradient of that stage",
-    "I": "the stage before would wait for ever",
+    "I": "the stage before would wait forever",
     "W": "the weights of that stage would miss its examples",
 }
 
@@ -221,7 +221,7 @@ def too_many_live(schedule: Schedule, times: Evaluation, rank: int) -> str:
     if set(times.peak) == {m}:
         return f"{text}That is GPipe: as short, but m live everywhere. Do a backward as soon as one is possible."
     if len(set(times.peak)) == 1:
-        return f"{text}All ranks hold as many. A later rank has its first backward sooner: it warms up less."
+        return f"{text}All ranks hold equally many. A later rank gets its first backward sooner, and warms up less."
     return f"{text}Backward should come {counted(peak - enough, 'forward')} sooner."
 
 
@@ -306,7 +306,7 @@ def check_balance(sizes: list[int], costs: list[float], stages: int, where: str)
     if max(sizes) - min(sizes) <= 1:
         message += "Equal numbers of layers are not equal work."
     elif slow == stages - 1:
-        message += "What the stages before left over has come together in the last one."
+        message += "What the earlier stages left over has piled up in the last one."
     elif slow == 0:
         message += "The first stage took more than its share."
     else:
@@ -515,8 +515,8 @@ def wrongly_taken(rank: int, action: Action, taken: list[tuple[int, ...]]) -> Re
         return f"""memory: `saved` of rank {rank} still holds the activations of {key} after {action}. Take the entry
             out: saved.pop(key)."""
     return f"""micro-batch: in {action} rank {rank} takes {", ".join(map(str, taken))} out of `saved`, and not {key}.
-        Here all ranks err together, and the sums come out; where their orders differ, gradients would meet the wrong
-        activations."""
+        Here all ranks make the same mistake, so the sums come out right; with different orders, gradients would meet
+        the wrong activations."""
 
 
 def explain(got: np.ndarray | None, name: str, stage: int, mine: list[int], schedule: Schedule) -> Reason:

@@ -72,8 +72,8 @@ def why_place(places: list[tuple[int, ...]], rank: int, sizes: tuple[int, ...]) 
         return "range: Coordinates count from 0, as ranks do."
     outside = next((a for a, (i, n) in enumerate(zip(place, sizes, strict=True)) if not 0 <= i < n), None)
     if outside is not None:
-        return f"""range: Axis {outside} has {counted(sizes[outside], "coordinate")}, 0 to {sizes[outside] - 1}: what is
-            left over is the business of the axes before it."""
+        return f"""range: Axis {outside} has {counted(sizes[outside], "coordinate")}, 0 to {sizes[outside] - 1}: the
+            rest belongs to the axes before it."""
     twice = next((p for i, p in enumerate(places) if p in places[:i]), None)
     if twice is not None:
         both = [r for r, p in enumerate(places) if p == twice][:2]
@@ -137,7 +137,7 @@ def why_groups(got: list[list[int]], right: list[list[int]], sizes: tuple[int, .
         others.setdefault(true_place(rank, sizes)[axis], []).append(rank)
     if got == list(others.values()):
         return f"""axis: Those have the same coordinate along axis {axis}, and differ in the others. A group is the
-            other way round: it differs along this axis, and only there."""
+            opposite: it differs along this axis, and only there."""
     twice = next((r for r in flat if flat.count(r) > 1), None)
     if twice is not None:
         return f"twice: Rank {twice} is in {flat.count(twice)} groups: along one axis it belongs to one."
@@ -301,7 +301,7 @@ def check_grid(got: Any, prices: Prices, limit: int, where: str) -> None:
             f"ranks: {where} you say {described}, which is work for {busy}: all {prices.ranks} have to have some."
         )
     if got not in prices.table:
-        turned = " Did you turn the order round? It is (dp, pp, tp)." if got[::-1] == best else ""
+        turned = " Did you reverse the order? It is (dp, pp, tp)." if got[::-1] == best else ""
         raise Broken(f"impossible: {where} you say {described}, which cannot be.{turned}")
     mine, least = prices.table[got], prices.table[best]
     facts = f"{described} takes {mine.seconds:g} s and {mine.nbytes:,} bytes; {right} takes {least.seconds:g} s and "
