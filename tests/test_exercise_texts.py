@@ -88,7 +88,7 @@ COMPLETED = {  # {exercise: what its last hint leaves open, in its order}
     "9.3": ["part * width + rank * n", "part * width + (rank + 1) * n"],
     "9.4": ["comm, x, qkv_weight, qkv_bias", "out_weight, out_bias"],
     "9.5": ["scatter", "scatter"],
-    "9.6": [
+    "9.7": [
         "if r < comm.size - 1:\n"
         "    down = h - rows[r + 1][0]\n"
         "    works += sending(comm, x[:, :, down:], r + 1) + receiving(comm, bottom, r + 1)"

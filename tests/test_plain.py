@@ -29,6 +29,9 @@ def unfinished(w, x, y, rate):
 """
 
 CLUMSY = {
+    "explore": ("3", "'lion'", "'tensor', prediction=3"),
+    "check_script": ("3", "'nowhere.py'"),
+    "catch_up": ("99", "'ring'"),
     "check": ("my_all_reduce", "3"),
     "cluster": ("", "4"),
     "designs": ("3",),
