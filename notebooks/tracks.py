@@ -66,12 +66,13 @@ TABLE = """
 01_gradient_descent  Gradient descent
     what a gradient step does, on a live loss landscape; the largest rate that is stable
     no engines: one process
-    1 half day     5  The idea
+    1 half day     4  The idea
     1 half day     5  Exercise 1.1
     1 half day     5  Exercise 1.2
-    1 half day     3  Watch it
+    1 half day     2  Watch it
     1 full day     5  Exercise 1.3
     1 full day     2  Measure
+    1 half day     3  Play: rate and batch
     1 homework     3  Take it home
 02_parallel_gradient_descent  Parallel gradient descent
     why four ranks that average their gradients take the step of one; a parameter server; gossip on graphs
@@ -136,6 +137,7 @@ TABLE = """
     2 homework    15  Exercise 6.6
     2 full day    20  Exercise 6.7
     2 homework     6  Does it scale? Now the hard way
+    2 homework     6  Take it home
 09_tensor_parallel  Tensor parallelism
     one layer on several ranks: columns and rows, attention by heads, sequences and images that are cut; a GPT of which
     no rank has a whole layer
@@ -149,6 +151,7 @@ TABLE = """
     1 homework     6  A GPT on four ranks
     1 homework    18  Exercise 9.5
     1 homework    20  Exercise 9.6
+    1 homework     5  Take it home
     1 homework    12  Exercise 9.7
 10_pipeline_parallel  Pipeline parallelism
     stages and bubbles: GPipe, 1F1B, zero bubble, where to cut a model, and GEMS in both directions; a GPT in four
@@ -165,6 +168,7 @@ TABLE = """
     2 homework    20  Exercise 10.4
     2 homework     6  A GPT in four pieces
     2 homework    10  GEMS
+    2 homework     5  Take it home
     2 homework    15  Exercise 10.5
 11_hybrid_parallel  Hybrid parallelism
     a mesh of replicas, stages and shards in three changed lines; which gradient is added where; the best of 66 grids
@@ -181,6 +185,7 @@ TABLE = """
     3 homework     8  1,024 GPUs
     3 homework     5  HyPar-Flow
     3 homework    20  Exercise 11.5
+    3 homework     6  Take it home
 """
 
 # A notebook, with the part where it has several; or what else takes time, and its minutes.
@@ -196,7 +201,7 @@ PLANS = {
         "04_ring_all_reduce 1",
         "06_data_parallel 1",
         "11_hybrid_parallel 1",
-        ("to catch up, questions", 5),
+        ("to catch up, questions", 4),
     ),
     "full day": (
         ("welcome, log in", 15),
@@ -215,7 +220,7 @@ PLANS = {
         "06_data_parallel 1",
         "06_data_parallel 2",
         "11_hybrid_parallel 1",
-        ("to catch up, questions", 10),
+        ("to catch up, questions", 9),
     ),
 }
 

@@ -1,5 +1,7 @@
 """One table of minutes and tracks: it names sections that exist, its plans add up, and pages and headers hold it."""
 
+import ast
+import builtins
 import importlib
 import pkgutil
 import re
@@ -9,6 +11,7 @@ import jupytext
 import nbformat
 import pytest
 
+from hpdl_lab.lab.exercises import exercises_until
 from tests import answers
 from tests.test_build import imported
 
@@ -16,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {path.stem: path for path in sorted((ROOT / "notebooks" / "source").glob("*.py"))}
 TRACKS = imported(ROOT / "notebooks", "tracks")
 KIT = (ROOT / "docs" / "teaching" / "README.md").read_text()
+NO_TIME = re.compile("Predict|Part (one|two|three)|Question to discuss|Where to read|Recap|Homework")
 every_notebook = pytest.mark.parametrize("name", SOURCES)
 
 
@@ -42,6 +46,55 @@ def test_sections_stand_in_the_notebook_in_the_order_of_the_table(name):
     for section in TRACKS.NOTEBOOKS[name].sections:
         at = next((i for i in range(at, len(found)) if found[i].startswith(section.heading)), None)
         assert at is not None, f"{section.heading} is not in {name}, or stands before the section above it"
+
+
+@every_notebook
+def test_every_heading_has_its_minutes_or_needs_none(name):
+    timed = tuple(section.heading for section in TRACKS.NOTEBOOKS[name].sections)
+    assert [h for h in headings(name)[1:] if not h.startswith(timed) and not NO_TIME.match(h)] == []
+
+
+@pytest.mark.parametrize("track", TRACKS.LENGTHS)
+@every_notebook
+def test_what_a_track_does_needs_no_cell_that_it_leaves_out(name, track):
+    """But for functions of exercises: where these are needed, the text says which lab.catch_up defines them."""
+    taught = TRACKS.NOTEBOOKS[name].of(track)
+    left_out = tuple(s.heading for s in TRACKS.NOTEBOOKS[name].sections if s not in taught)
+    if not taught or not left_out:
+        return
+    here, there, text, skipped = set(dir(builtins)), {}, "", False
+    for cell in jupytext.read(SOURCES[name], fmt="py:percent").cells:
+        if cell.cell_type == "markdown":
+            found = re.findall(r"^##? (.+)", cell.source, re.M)
+            skipped = found[-1].startswith(left_out) if found else skipped
+            text += "" if skipped else cell.source
+            continue
+        needed, made = names_of(cell)
+        if skipped:
+            there.update(dict.fromkeys(made - here, cell.metadata.get("exercise")))
+            continue
+        for missing in needed & set(there) - here:
+            assert there[missing], f"{missing} is made in a cell that the {track} leaves out"
+            (caught,) = re.findall(r'`lab\.catch_up\("(.+?)"\)`', text)
+            here |= {exercise.name for exercise in exercises_until(int(caught.split(".")[0]), caught.split(".")[1])}
+        assert not needed & set(there) - here
+        here |= made
+
+
+def names_of(cell):
+    """(names that a code cell needs, names that it makes)."""
+    if role := cell.metadata.get("exercise") or cell.metadata.get("check"):
+        name = {role.rpartition(":")[2]}
+        return (set(), name) if "exercise" in cell.metadata else (name, set())
+    nodes = [*ast.walk(ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", cell.source, flags=re.M)))] if code(cell) else []
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    imported = {alias.asname or alias.name.partition(".")[0] for n in nodes for alias in getattr(n, "names", [])}
+    made = {node.id for node in names if isinstance(node.ctx, ast.Store)} | imported
+    return {node.id for node in names if isinstance(node.ctx, ast.Load)} - made, made
+
+
+def code(cell):
+    return not {"take-home"} & set(cell.metadata.get("tags", [])) and "script" not in cell.metadata
 
 
 @pytest.mark.parametrize("track", TRACKS.LENGTHS)
