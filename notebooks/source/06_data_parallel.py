@@ -366,7 +366,6 @@ scaled
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from hpdl_lab import data, models
@@ -381,15 +380,16 @@ model = torch.nn.parallel.DistributedDataParallel(models.build_for(text, "gpt", 
 model.register_comm_hook(None, allreduce_hook)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for x, y in loader:
-    with model.no_sync():  # the first micro-batch's gradients stay here
-        (first := cross_entropy(model(x[::2]).flatten(0, 1), y[::2].flatten()) / 2).backward()
-    (second := cross_entropy(model(x[1::2]).flatten(0, 1), y[1::2].flatten()) / 2).backward()  # now both travel
+    with model.no_sync():  # gradients stay here; those of the second half travel with them
+        (first := torch.nn.functional.cross_entropy(model(x[::2]).flatten(0, 1), y[::2].flatten()) / 2).backward()
+    (second := torch.nn.functional.cross_entropy(model(x[1::2]).flatten(0, 1), y[1::2].flatten()) / 2).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
     dist.reduce(loss := (first + second).detach() / size, dst=0)
     if rank == 0:
         print("loss", loss.item())
+dist.barrier()  # a group of gloo may hang if it is destroyed while one of its threads lets go of a tensor
 dist.destroy_process_group()
 
 # %% tags=["take-home"]
