@@ -166,7 +166,7 @@ def test_guesses_are_left_to_the_attendee_and_refused_as_long_as_they_are(path, 
             given = node.value.args[1]
             values = given.values if isinstance(given, ast.Dict) else [given]
             assert {ast.unparse(value) for value in values} == {"..."}, cell.source
-            with raises(ValueError, "guess in the place of ..."):
+            with raises(ValueError, "guess in place of ..."):
                 eval(ast.unparse(node.value), {"lab": lab})
         namespace = {"lab": lab}
         exec(solved[cell.id].source, namespace)

@@ -35,8 +35,8 @@ lab.start(4)
 #
 # ## Predict
 #
-# How long does it take to call an empty function on four other processes and collect four answers? Type your guess
-# in the place of `...` before you measure. A wrong guess is worth more than none.
+# How long does it take to call an empty function on four other processes and collect four answers? Type your guess in
+# place of `...` before you measure. A wrong guess is worth more than none.
 
 # %% guess=[100]
 my_guess_ms = lab.guess("milliseconds of a lab.run that does nothing", ...)
@@ -148,9 +148,9 @@ print(out.n)
 assert out.grep("hello") == list(lab.run(hello))
 
 # %% [markdown]
-# `torchrun` tells each rank its number, and where rank 0 is to be found, by environment variables, which
-# `init_process_group` reads. `--standalone` means: all ranks on this machine, at a port that is free. `gloo` carries
-# the messages of CPUs; for GPUs it says `"nccl"` there.
+# `torchrun` tells each rank its number, and where to find rank 0, by environment variables, which
+# `init_process_group` reads. `--standalone` means: all ranks on this machine, at a free port. `gloo` sends messages
+# between CPUs; for GPUs write `"nccl"`.
 
 # %% tags=["take-home"]
 # %%writefile take_home_00_torch.py

@@ -26,7 +26,7 @@ from hpdl_lab import data, lab, models
 # A large accelerator of that time, an A100, does 312 · 10¹² operations per second at its peak, its *teraFLOP/s*. Real
 # training reaches 30 to 60% of the peak.
 #
-# How many days would one such accelerator need, at half of its peak? Type your guess in the place of `...`; a wrong one
+# How many days would one such accelerator need, at half of its peak? Type your guess in place of `...`; a wrong one
 # is worth more than none.
 
 # %% guess=[1000]
@@ -161,8 +161,8 @@ print(f"from 4 to 64 examples {noise[4] / noise[64]:.1f} times smaller; you gues
 # before it.
 #
 # Now play with it, on the data of notebook 01, with two weights. Every setting gets five epochs. At a rate of 0.3,
-# mini-batches of one diverge, eight jump around the minimum, and all 442 have made five steps when their time is over.
-# Which batch comes closest? And which at a tenth of that rate?
+# mini-batches of one diverge, eight jump around the minimum, and batches of all 442 have taken only five steps at the
+# end. Which batch comes closest? And which at a tenth of that rate?
 
 # %%
 walk = lab.explore("batch")
@@ -170,8 +170,9 @@ walk = lab.explore("batch")
 # %% [markdown]
 # ## Question to discuss
 #
-# You get 1,000 accelerators instead of one. With data parallelism, each needs at least one example of every mini-batch.
-# What happens to the mini-batch, to the number of steps in an epoch, and to what the ranks have to say to each other?
+# You get 1,000 accelerators instead of one. With data parallelism, each needs at least one example of every
+# mini-batch. What happens to the mini-batch, to the number of steps in an epoch, and to what the ranks have to send
+# each other?
 #
 # ## Where to read the real code
 #

@@ -164,7 +164,7 @@ assert abs(float(out[-1].split()[1]) - loss(walks.paths[0.5][-1], x, y)) < 1e-12
 # | gradient | the derivative of the loss with respect to each weight |
 # | learning rate | the factor between the gradient and the step |
 # | curvature | how fast the gradient changes along a direction: the second derivative |
-# | converge, diverge | to come closer to the minimum; to leave it farther and farther behind |
+# | converge, diverge | to come closer to the minimum; to move farther and farther away from it |
 # | full batch | all examples in every step; with a part of them it is SGD |
 #
 # **What you can do now:** write a training step, tell from a loss curve whether its rate is too low or too high, and

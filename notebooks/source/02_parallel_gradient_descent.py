@@ -180,6 +180,8 @@ lab.gossip(("ring", "wheel", "random", "star", "exponential"), n=16, step=gossip
 lab.gossip(("ring", "star"), n=16, steps=120, step=gossip_step, prediction=my_spread)
 
 # %% [markdown]
+# The star overtakes the ring after some 85 steps.
+#
 # Play with graph, ranks and seed; the gray curves are the other graphs. On a ring with twice as many ranks, how many
 # times as many steps does it take to bring the differences to a tenth? And how much is luck in a random graph?
 
@@ -187,10 +189,9 @@ lab.gossip(("ring", "star"), n=16, steps=120, step=gossip_step, prediction=my_sp
 lab.explore("graph", prediction=my_spread)
 
 # %% [markdown]
-# The star overtakes the ring after some 85 steps. Gossip in this form averages at every step. **Local SGD** goes
-# further and lets each rank take many steps by itself before all ranks average their weights. DiLoCo (Douillard et
-# al. 2023) trains language models that way on islands of machines with slow links between them, with some 500 steps
-# from one average to the next.
+# Gossip in this form averages at every step. **Local SGD** goes further and lets each rank take many steps by itself
+# before all ranks average their weights. DiLoCo (Douillard et al. 2023) trains language models that way on islands of
+# machines with slow links between them, with some 500 steps from one average to the next.
 
 # %% [markdown]
 # ## Take it home

@@ -70,7 +70,7 @@ print(sentence(alpha, beta))
 
 # %% [markdown]
 # Now by hand: the blue points are yours. Which slider moves the left part of the curve, and which the right one? When
-# the curve lies on your points, make the link ten times as fast, and see from which size on a message notices it.
+# the curve lies on your points, make the link ten times as fast, and see above which size that matters.
 
 # %%
 lab.explore("message", prediction=my_times)

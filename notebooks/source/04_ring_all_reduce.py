@@ -188,8 +188,8 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 # %% check="hpdl_lab.collectives.chain:broadcast"
 
 # %% [markdown]
-# How many segments? Each costs a latency, and each shortens the wait of the ranks behind. Where does the best number
-# go if α grows a hundredfold, and where if the vector does?
+# How many segments? Each costs a latency, and each shortens the wait of the ranks further down the chain. Where does
+# the best number go if α grows a hundredfold, and where if the vector does?
 
 # %%
 lab.explore("segments")
@@ -197,9 +197,10 @@ lab.explore("segments")
 # %% [markdown]
 # ## Exercise 4.5 ★★ Choose by size
 #
-# With α and β the time of every algorithm is known before it runs. So the choice can be left to a function. Libraries
-# have one: NCCL chooses among trees, rings and others by the size, the number of ranks and what it knows of the links;
-# Intel's MLSL, today oneCCL, reads a table of sizes, such as `CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max"`.
+# Given α and β, the time of every algorithm is known before it runs. So the choice can be left to a function.
+# Libraries have one: NCCL chooses among trees, rings and others by the size, the number of ranks and what it knows of
+# the links; Intel's MLSL, today oneCCL, reads a table of sizes, such as
+# `CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max"`.
 
 # %% exercise="hpdl_lab.collectives.cost:choose"
 
@@ -231,7 +232,7 @@ link = lab.ping_pong(ping_pong, sizes=("8", "1MiB", "4MiB"))
 link
 
 # %% [markdown]
-# Predict: from which size on is the ring faster than the tree, on these four hosts?
+# Predict: above which size is the ring faster than the tree, on these four hosts?
 
 # %% guess=[16384]
 my_size = lab.guess("bytes from which on the ring is faster than the tree", ...)

@@ -217,14 +217,14 @@ lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction()
 # %% [markdown]
 # ## Horovod: just a few lines
 #
-# Horovod's promise was that a script for one rank becomes one for many by a few lines:
+# Horovod's promise was that a few lines turn a script for one rank into one for many:
 #
 #     comm = hpdl_lab.comm.world()                         # 1
 #     broadcast_parameters(comm, model)                    # 2
 #     optimizer = DistributedOptimizer(optimizer, comm)    # 3
 #
-# With Horovod itself there are seven, of which the third is forgotten most often: without a sampler all ranks train
-# on the same data. The rate grows with the ranks because Horovod's scripts leave each rank the batch of one.
+# Horovod itself asks for seven. The third is forgotten most often: without a sampler all ranks train on the same
+# data. The rate grows with the ranks because Horovod's scripts leave each rank the batch of one.
 #
 #     hvd.init()
 #     torch.cuda.set_device(hvd.local_rank())
@@ -251,7 +251,7 @@ lab.show(lab.run(horovod_script, text, 2, True), "horovod")
 # ## Diagnose: one step more
 #
 # Rank 2 has a few examples more than the others, and its loop runs one step longer. Predict what the report will say:
-# who waits, for whom, in what? Then run it. The engines recover afterwards.
+# who waits, for whom, in which call? Then run it. The engines recover afterwards.
 
 # %% tags=["raises-exception"]
 from hpdl_lab.comm import PerRank
@@ -261,8 +261,8 @@ lab.run(horovod_script, text, PerRank([3, 3, 4, 3]), deadline=5)
 # %% [markdown]
 # ## Exercise 6.5 ★★★ PyTorch's DDP on your own ring
 #
-# PyTorch's `DistributedDataParallel` does all of the above: replicas, buckets, order, hooks. One thing it lets you
-# replace: what is done with a bucket.
+# PyTorch's `DistributedDataParallel` does all of the above: replicas, buckets, order, hooks. It lets you replace one
+# thing: what is done with a bucket.
 
 # %% exercise="hpdl_lab.parallel.ddp:ddp_hook"
 
@@ -294,9 +294,9 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps of DDP")
 # %% [markdown]
 # ## Exercise 6.7 ★★ Convert this script: data parallel
 #
-# This is what people have at work: a script for one rank, and nothing of this laboratory in it but the text and the
-# model. Run by `python`, it prints the loss of each step, then that of a test batch, and saves the model. Make it data
-# parallel with PyTorch's own means, so that on two ranks it prints the same numbers and leaves the same file:
+# This is what people have at work: a script for one rank, with nothing from this lab in it but the text and the
+# model. Run with `python`, it prints the loss of each step, then that of a test batch, and saves the model. Make it
+# data parallel with PyTorch's own means, so that on two ranks it prints the same numbers and leaves the same file:
 #
 #     torchrun --standalone --nproc-per-node 2 train_ddp.py
 #
@@ -309,8 +309,8 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps of DDP")
 # %% check_script="train_ddp"
 
 # %% [markdown]
-# Two ranks add in another order than one. In 64 bits, as here, that changes the losses by less than 10⁻¹⁴; in 32 bits
-# the same training differs by 5 · 10⁻⁷, and a small mistake can hide there.
+# Two ranks add in a different order than one. In 64 bits, as here, that changes the losses by less than 10⁻¹⁴; in 32
+# bits the same training differs by 5 · 10⁻⁷, and a small mistake can hide there.
 #
 # **Horovod** asks for the same changes under other names, the lines above. **DeepSpeed** makes the optimizer from a
 # file, `ds_config.json`, and takes over backward and step; the sampler remains yours:
@@ -354,7 +354,7 @@ scaled
 # %% [markdown]
 # ## Take it home
 #
-# PyTorch's data parallelism, whole. `DistributedSampler` gives each rank its share of the windows, which
+# PyTorch's data parallelism, complete. `DistributedSampler` gives each rank its share of the windows, which
 # `data.loading.shard` does in the lab. `DistributedDataParallel` copies rank 0's parameters to all ranks (6.1) and
 # sends buckets during backward (6.3 and 6.4); the hook averages them (6.5). `bf16_compress_hook` beside it would send
 # half of the bytes. `no_sync` is 6.6, and the gradients are clipped after their sum.

@@ -66,8 +66,8 @@ my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 # %% [markdown]
 # ## Exercise 9.1 ★★ A linear layer cut by its outputs
 #
-# `torch.nn.functional.linear(x, weight, bias)` is x @ weight.T + bias: columns of A are rows of `weight`. Of
-# the table above you need `copy_to`.
+# `torch.nn.functional.linear(x, weight, bias)` is x @ weight.T + bias: columns of A are rows of `weight`. From the
+# table above you need `copy_to`.
 
 # %% exercise="hpdl_lab.parallel.tensor.linear:column_linear"
 
@@ -103,8 +103,9 @@ ways
 lab.tensor(column_linear, row_linear, ranks=2)
 
 # %% [markdown]
-# And on GPUs, by the model: one layer on H100 that reach half of their peak, eight to a node, with InfiniBand between
-# nodes. Why does tp end at the node? With which link does it not even get that far, and what does a smaller d change?
+# And on GPUs, by the model: one layer on H100s that reach half of their peak, eight to a node, with InfiniBand
+# between nodes. Why does tp end at the node? With which link does it not even get that far, and what does a smaller d
+# change?
 
 # %%
 lab.explore("tensor")
@@ -197,11 +198,11 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # %% [markdown]
 # ## Exercise 9.6 ★★★ Convert this script: tensor parallel
 #
-# The script of 06 on one rank. Share its layers between two ranks with `torch.distributed.tensor.parallel`:
+# The script of 06 on one rank. Split its layers between two ranks with `torch.distributed.tensor.parallel`:
 # `parallelize_module(model, mesh, plan)` takes a dict that says for the name of a layer how it is cut,
-# `ColwiseParallel()` or `RowwiseParallel()`; `*` stands for any part of a name. Like this notebook, PyTorch counts the
-# columns of A in y = x A. Each piece is contiguous, which is why the script first makes three layers of q, k and v
-# (9.3).
+# `ColwiseParallel()` or `RowwiseParallel()`; `*` stands for any part of a name. Like this notebook, PyTorch counts
+# the columns of A in y = x A. Each piece is contiguous, which is why the script first makes three layers of q, k and
+# v (9.3).
 #
 #     torchrun --standalone --nproc-per-node 2 train_tp.py
 #
@@ -217,7 +218,7 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # `parallelize_module` replaces the parameters of an unchanged model by sharded ones (DTensors). `ColwiseParallel` is
 # your `column_linear`, `RowwiseParallel` your `row_linear`; f and g come with them. Here the MLPs are cut: attention
 # in this GPT has q, k and v in one matrix, which PyTorch would cut in contiguous pieces, the wrong ones (9.3). With
-# three matrices in the place of one, the plan is `ColwiseParallel()` for each, and `RowwiseParallel()` for `out`.
+# three matrices in place of one, the plan is `ColwiseParallel()` for each, and `RowwiseParallel()` for `out`.
 
 # %% tags=["take-home"]
 # %%writefile take_home_09.py
@@ -316,7 +317,7 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 # | term | what it means |
 # |---|---|
 # | column-parallel, row-parallel | a linear layer whose outputs, or whose inputs, are split among ranks |
-# | f and g | Megatron's pair: copy forward and all-reduce backward, and the other way round |
+# | f and g | Megatron's pair: copy forward and all-reduce backward, and the reverse |
 # | shard | the part of a tensor that one rank holds |
 # | head | one of several attentions that work side by side on a share of the width |
 # | sequence parallelism | between the split layers, each rank keeps its own positions only |

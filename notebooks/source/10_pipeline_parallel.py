@@ -110,7 +110,7 @@ lab.pipeline(mine)
 my_cut = lab.guess("layers of stages 0 to 3, 12 in all", {0: ..., 1: ..., 2: ..., 3: ...})
 
 # %% [markdown]
-# Above three layers for each stage, below yours. Which lane has no gaps, and can it give a layer to a neighbor?
+# Above: three layers for each stage. Below: yours. Which lane has no gaps, and can it give a layer to a neighbor?
 
 # %%
 costs = [3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 6]
@@ -244,10 +244,10 @@ print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {p
 # %% [markdown]
 # ## Take it home
 #
-# `torch.distributed.pipelining` has your schedules by name: `ScheduleGPipe`, `Schedule1F1B`, `ScheduleInterleaved1F1B`,
-# `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`, `ScheduleDualPipeV`. A `PipelineStage` is the part of the
-# model that this rank has. `schedule.step` does all micro-batches, forward and backward; the first stage gives it the
-# input, the last one what is expected.
+# `torch.distributed.pipelining` has your schedules by name: `ScheduleGPipe`, `Schedule1F1B`,
+# `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`, `ScheduleDualPipeV`. A
+# `PipelineStage` is the part of the model that this rank has. `schedule.step` does all micro-batches, forward and
+# backward; the first stage passes it the input, the last one the targets.
 
 # %% tags=["take-home"]
 # %%writefile take_home_10.py
@@ -302,7 +302,7 @@ assert max(abs(a - b) for a, b in zip(losses, piped.losses, strict=True)) < 1e-1
 #
 # - `hpdl_lab/schedules/`: your functions; `evaluation.py`: from order to time;
 #   `validation.py`: what is refused.
-# - `hpdl_lab/parallel/pipeline/run_schedule.py`: carries out any schedule; `split.py`: cuts an unchanged model;
+# - `hpdl_lab/parallel/pipeline/run_schedule.py`: executes any schedule; `split.py`: cuts an unchanged model;
 #   `stage.py`: backward in halves.
 # - `hpdl_lab/parallel/pipeline/naive.py`: the same in 60 lines, for GPipe.
 # - In PyTorch: `torch/distributed/pipelining/schedules.py`, whose 1F1B, interleaved and zero-bubble orders are yours.

@@ -101,7 +101,7 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # `mesh["dp"]` and `mesh["tp"]` are communicators. A `Placed` describes each parameter:
 #
 # - `placed.parameter`: the tensor of this rank, with its `.grad`;
-# - `placed.over_tp`: True where each tp rank holds this parameter whole, and has a part of its gradient;
+# - `placed.over_tp`: True if each tp rank holds this parameter whole, and has a part of its gradient;
 # - `placed.shared`: the communicator of the stages that hold this very parameter, or None.
 
 # %% exercise="hpdl_lab.parallel.hybrid.gradients:reduce_gradients"
@@ -175,7 +175,7 @@ print("one rank, six steps:", through, "\ntwo meshes, three each:", resumed)
 # %% [markdown]
 # # Part three: which grid for 1,024 GPUs
 #
-# GPT-3, 175 billion parameters, on 1,024 GPUs of 80 GB: how would you share them out, and how long does a step of 1,536
+# GPT-3, 175 billion parameters, on 1,024 GPUs of 80 GB: how would you divide them, and how long does a step of 1,536
 # sequences take?
 
 # %% guess=[32, 32, 1, 100]
@@ -323,9 +323,9 @@ losses = [float(line.split()[-1]) for line in out.grep("loss")]
 assert max(abs(a - b) for a, b in zip(losses, alone.losses, strict=True)) < 1e-10
 
 # %% [markdown]
-# On GPUs it says `"nccl"` and `"cuda"` in the place of `"gloo"` and `"cpu"`, and, before the mesh,
-# `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`. Slurm starts it on two nodes by the script below: one
-# `torchrun` for each node, which starts the ranks of this node. They find each other at the first node, the
+# On GPUs write `"nccl"` and `"cuda"` in place of `"gloo"` and `"cpu"`, and, before the mesh,
+# `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`. Slurm starts it on two nodes with the script below: one
+# `torchrun` for each node, which starts the ranks of that node. They find each other at the first node, the
 # *rendezvous*. `--nproc-per-node` is the number of GPUs of a node, so that tp stays within it.
 
 # %% [markdown]
@@ -373,7 +373,7 @@ assert not out, out.n
 # ## Recap
 #
 # 1. A mesh gives each rank a coordinate on every axis: dp, pp and tp.
-# 2. The axis that communicates most, tp, gets the fastest links; dp is content with the slowest.
+# 2. The axis that communicates most, tp, gets the fastest links; dp can live with the slowest.
 # 3. A gradient is added over the axes along which its parameter is the same and its data are not.
 # 4. Which grid is fastest follows from memory, bubble and links, and can be computed before anything runs.
 # 5. A model of time has assumptions: here the share of the peak that layers reach.
