@@ -308,7 +308,7 @@ def show_model(x: nn.Module, batch: Tensor) -> Picture:
 
 
 def show_parallelism(x: str) -> Picture:
-    text = "; ".join(f"{name}: {shared}, {sent}" for name, shared, sent in models.WAYS).replace("\n", " ")
+    text = f"a model and its batch on one rank, and on four: {', '.join(name for name, _, _ in models.WAYS[1:])}"
     return picture(models.draw_parallelism, text=text)
 
 

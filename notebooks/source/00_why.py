@@ -23,7 +23,7 @@ from hpdl_lab import data, lab, models
 # multiplication and one addition when the model computes its answer (**forward**), and in twice as many when it
 # computes in which direction to change each weight (**backward**). That makes **6 N D** operations.
 #
-# A large accelerator of that time, an A100, does 312 · 10¹² operations per second at its peak, its *teraFLOP/s*. Real
+# An A100, a large accelerator of that time, does 312 · 10¹² operations per second at its peak: 312 teraFLOP/s. Real
 # training reaches 30 to 60% of the peak.
 #
 # How many days would one such accelerator need, at half of its peak? Type your guess in place of `...`; a wrong one
@@ -46,10 +46,12 @@ days = lab.explore("days", share_of_peak=0.5, prediction=my_days)
 
 # %% [markdown]
 # The authors of GPT-3 state 3.14 · 10²³ operations (Brown et al. 2020, table D.1): the simple product is right to a
-# percent.
+# percent. For 1,024 A100s Narayanan et al. (2021) estimate 34 days: they reach 140 teraFLOP/s, 45% of the peak, and spend
+# 8 N D, because they recompute activations to save memory.
 #
 # Time is one wall, memory is the other. A layer of GPT-3 has 12 d² weights with d = 12,288, and there are 96 layers. In
-# training, each weight takes 16 bytes: itself, its gradient, and what the optimizer remembers (08 and 09 say more).
+# training, each weight takes 16 bytes: itself, its gradient, and what the optimizer remembers
+# ([09](09_tensor_parallel.ipynb) says more).
 
 # %%
 state = 96 * 12 * 12_288**2 * 16
@@ -73,7 +75,7 @@ lab.show("parallelism")
 # | **data parallelism** | the whole model, its share of the examples | yes | no | 02, 04, 06 |
 # | **tensor parallelism** | a part of every layer | yes, on fast links | yes | 09 |
 # | **pipeline parallelism** | some whole layers | yes, with many parts in flight | yes | 10 |
-# | **hybrid** | all three at once, as every large model is trained | yes | yes | 11 |
+# | **hybrid** | all three at once: most large models are trained so | yes | yes | 11 |
 #
 # Tensor and pipeline parallelism both split the model: together they are called **model parallelism**.
 #
@@ -87,7 +89,7 @@ lab.show(torch.nn.Linear(2, 1), torch.rand(8, 2))
 
 # %% [markdown]
 # Many neurons side by side are a **layer**. Their weights are a matrix, and all examples go through it in one matrix
-# product: that is what accelerators are good at. Layers behind each other, with a simple nonlinear function between
+# product: that is what accelerators are good at. Layers in sequence, with a simple nonlinear function between
 # them such as ReLU, max(0, x), are a **multi-layer perceptron** (MLP). This one reads handwritten digits of 8 × 8
 # pixels; you train it in 04.
 
@@ -147,8 +149,8 @@ from hpdl_lab.data import diabetes
 from hpdl_lab.optim.gradient_descent import gradient
 
 (x, y), draw = diabetes.load(), np.random.default_rng(0).choice
-of = {n: [gradient(np.zeros(2), x[i], y[i]) for i in (draw(442, n) for _ in range(2000))] for n in (4, 16, 64)}
-noise = {n: float(np.std(gradients, axis=0).mean()) for n, gradients in of.items()}
+drawn = {n: [gradient(np.zeros(2), x[i], y[i]) for i in (draw(442, n) for _ in range(2000))] for n in (4, 16, 64)}
+noise = {n: float(np.std(gradients, axis=0).mean()) for n, gradients in drawn.items()}
 
 # %%
 assert 3.5 < noise[4] / noise[64] < 4.5
