@@ -46,8 +46,8 @@ days = lab.explore("days", share_of_peak=0.5, prediction=my_days)
 
 # %% [markdown]
 # The authors of GPT-3 state 3.14 · 10²³ operations (Brown et al. 2020, table D.1): the simple product is right to a
-# percent. For 1,024 A100s Narayanan et al. (2021) estimate 34 days: they reach 140 teraFLOP/s, 45% of the peak, and spend
-# 8 N D, because they recompute activations to save memory.
+# percent. For 1,024 A100s Narayanan et al. (2021) estimate 34 days: they reach 140 teraFLOP/s, 45% of the peak, and
+# spend 8 N D, because they recompute activations to save memory.
 #
 # Time is one wall, memory is the other. A layer of GPT-3 has 12 d² weights with d = 12,288, and there are 96 layers. In
 # training, each weight takes 16 bytes: itself, its gradient, and what the optimizer remembers
