@@ -100,6 +100,8 @@ weights @manual: rank 1 starts from another model than rank 0
     - dist.broadcast(p.data, 0)
     + pass
     dtype="float64") => dtype="float64", seed=rank)
+update: the gradients of step 0 are right, those of step 1 are not
+    torch.optim.AdamW(model.parameters(), lr=3e-3) => torch.optim.SGD(model.parameters(), lr=3e-3)
 rate: a learning rate of 0.006
     lr=3e-3 => lr=3e-3 * ranks
 loss: the loss of its own share

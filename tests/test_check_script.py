@@ -5,11 +5,13 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 import torch
 
 from hpdl_lab import lab, models
 from hpdl_lab.checks.exercises import find
+from hpdl_lab.checks.scripts import launch as launching
 from hpdl_lab.checks.scripts.table import ALONE, SCRIPTS, check_script, script_of
 from hpdl_lab.lab.progress import progress
 from hpdl_lab.models.transformer import separate_qkv
@@ -101,3 +103,26 @@ def test_three_layers_compute_what_one_did():
     whole = model(tokens)
     assert torch.allclose(separate_qkv(model)(tokens), whole, rtol=0, atol=1e-12)
     assert {name.split(".")[3] for name, _ in model.named_parameters() if "attention" in name} == set("qkv") | {"out"}
+
+
+STOPS = {
+    "a rank ends early": ("raise SystemExit(0)", "deadlock", "rank 1 has ended"),
+    "a rank is killed": ("os._exit(3)", "launch", "Rank 1 ended"),
+    "a rank fails": ("raise ValueError(3)", "raises", "Rank 1 raised ValueError in line 3, `if dist.get_rank() == 1: "),
+    "a loop goes on": ("[0 for _ in iter(int, 1)]", "time", "a loop that never ends"),
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("does", "failed", "says"), STOPS.values(), ids=list(STOPS))
+def test_a_rank_that_does_not_come_is_waited_for_in_vain_but_not_for_long(does, failed, says, tmp_path, monkeypatch):
+    """recv waits for rank 1; nothing of it is left when the check returns."""
+    if failed == "time":
+        monkeypatch.setattr(launching, "LIMIT", 15.0)
+    lines = ["import os, torch, torch.distributed as dist", 'dist.init_process_group("gloo")']
+    lines += [f"if dist.get_rank() == 1: {does}", "dist.recv(torch.zeros(3), 1)"]
+    result = checked(SCRIPTS[0], "\n".join(lines), tmp_path)
+    assert (result.failed, says in result.message) == (failed, True), result
+    assert "checks/scripts" not in result.detail
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(tmp_path) in command]

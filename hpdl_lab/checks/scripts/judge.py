@@ -3,6 +3,7 @@
 Each judge takes a `Case` and raises Broken("invariant: sentence with numbers"), or returns.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,31 +97,19 @@ def judge(case: Case) -> None:
 
 
 def ends(case: Case) -> None:
-    """It neither waits for ever nor raises."""
-    ranks = case.ranks
-    where = [at(rank) for rank in ranks]
+    """It neither waits forever nor raises."""
+    ranks, where = case.ranks, [at(rank) for rank in case.ranks]
     table = "\n".join(f"rank {r} {text}" for r, text in enumerate(where))
     raised = [(event["time_ns"], r, event) for r, rank in enumerate(ranks) for event in rank.all("raised")]
     gone = [r for r, rank in enumerate(ranks) if rank.first("ended")]
+    lost = [r for r, rank in enumerate(ranks) if not rank.first("ended") and not rank.all("raised")]
     if raised:
         _, r, event = min(raised, key=lambda row: row[0])
-        line, code = event["place"] or (0, "")
-        place = f" in line {line}, `{code}`" if event["place"] else ""
-        text = event["text"].strip().split("\n")[0]
-        if gone and "onnection" in text:
-            raise Broken(f"""deadlock: rank {gone[0]} has ended, and rank {r} still needs it{place}. A collective is
-                called by every rank: as many steps on each, and nothing collective under `if rank == 0`.""")
-        if "process group has not been initialized" in text or "init_process_group" in text:
-            raise Broken(f"""init: rank {r} needs a process group{place}, and there is none: the first line of every
-                rank is dist.init_process_group("gloo").""")
-        if "shapes cannot be multiplied" in text:
-            text += """. A layer that is cut by columns leaves each rank a part of its outputs; the layer behind it has
-                to take its inputs in parts (RowwiseParallel)"""
-        raise Broken(f"raises: rank {r} raised {event['kind']}{place}: {full_stop(text)}", last_lines(ranks[r]))
+        why_raised(r, event, gone, lost, last_lines(ranks[r]))
     if case.run.stalled:
         waiting = [r for r in range(len(ranks)) if r not in gone]
         text = f"rank {waiting[0]} {where[waiting[0]]}"
-        others = [r for r in range(len(ranks)) if r != waiting[0] and where[r] != where[waiting[0]]]
+        others = [r for r in range(len(ranks)) if where[r] != where[waiting[0]]]
         text += f", and rank {others[0]} {where[others[0]]}" if others else ", and so do all others"
         raise Broken(
             f"""deadlock: for {STALL:g} s no rank has computed: {text}. A collective returns when all ranks of its group
@@ -128,10 +117,33 @@ def ends(case: Case) -> None:
             table,
         )
     if case.run.late:
-        raise Broken(f"time: the script still ran after {LIMIT:g} s: rank 0 {where[0]}.", table)
-    if len(gone) < len(ranks):
-        lines = case.run.output.strip().split("\n")
-        raise Broken(f"launch: {len(ranks) - len(gone)} ranks have not come to the end: {lines[-1]}", "\n".join(lines))
+        there = table.replace("waits in", "is in")
+        raise Broken(f"time: after {LIMIT:g} s the script still runs. Is there a loop that never ends?", there)
+    if lost:
+        found = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+)", case.run.output)
+        why = f"rank {found[-1][0]} ended with exit code {found[-1][1]}" if found else f"rank {lost[0]} ended"
+        raise Broken(f"launch: {why} before the end of the script, without an error.", case.run.output)
+
+
+def why_raised(r: int, event: dict[str, Any], gone: list[int], lost: list[int], printed: str) -> None:
+    """Raise Broken about the first error, of rank r; gone: ranks that had ended; lost: those that said nothing."""
+    line, code = event["place"] or (0, "")
+    place = f" in line {line}, `{code}`" if event["place"] else ""
+    text = event["text"].strip().split("\n")[0]
+    if re.search("onnection|remote worker|closed by peer", event["text"]):
+        if gone:
+            raise Broken(f"""deadlock: rank {gone[0]} has ended, and rank {r} still needs it{place}. A collective is
+                called by every rank: as many steps on each, and nothing collective under `if rank == 0`.""")
+        if lost:
+            raise Broken(f"""launch: rank {lost[0]} ended before the end of the script, without an error, while rank {r}
+                needed it{place}.""")
+    if "process group has not been initialized" in text or "init_process_group" in text:
+        raise Broken(f"""init: rank {r} needs a process group{place}, and there is none: the first line of every rank is
+            dist.init_process_group("gloo").""")
+    if "shapes cannot be multiplied" in text:
+        text += """. A layer that is cut by columns leaves each rank a part of its outputs; the layer behind it has to
+            take its inputs in parts (RowwiseParallel)"""
+    raise Broken(f"raises: rank {r} raised {event['kind']}{place}: {full_stop(text)}", printed)
 
 
 def at(rank: Rank) -> str:
@@ -335,6 +347,9 @@ def why_other_gradients(case: Case, step: int, ratios: dict[str, float], wrong: 
                 not divided by the number of replicas. {hidden} {factor:g} times as long."""
         return f"""twice: in step {step} the gradients are 1/{1 / factor:g} of those of the one-rank script: averaged
             twice. DDP and FSDP have divided already. {hidden} {1 / factor:g} times too short."""
+    if step:
+        return f"""update: the gradients of step {step - 1} are right, those of step {step} are not: the step between them
+            is another one than AdamW takes in the one-rank script, or the weights were changed."""
     names = f"{wrong[0]} and {len(wrong) - 1} more parameters" if len(wrong) > 1 else wrong[0]
     return f"""gradient: in step {step} the gradients of {names} are wrong: the norm of the first is
         {values[0]:.4g} times that of the one-rank script. Which ranks hold the same part of it, and has it been

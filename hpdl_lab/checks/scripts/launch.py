@@ -14,7 +14,7 @@ from typing import Any
 
 STALL = 3.0  # s in which no rank computes and none moves to another line: they wait for each other
 LIMIT = 90.0  # s for a whole run, of which most is the import of torch
-IDLE = 0.1  # of a core: a rank that waits takes less, one that computes more, also where ranks share cores
+IDLE = 0.03  # of a core: a rank that waits takes 0.005 for the look at itself, one that computes more
 SAVED = "gpt.pt"
 LOSS = re.compile(r"^(step \d+|test) loss (\S+)", re.M)
 

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -172,6 +173,7 @@ def run_rank(script: Path, folder: Path) -> int:
     import torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # at once, also in the midst of a collective
     rank = int(os.environ.get("RANK", "0"))
     (folder / str(rank)).mkdir(exist_ok=True)
     os.chdir(folder / str(rank))
@@ -206,7 +208,9 @@ def observed(observer: Observer, run: Callable[[], Any]) -> int:
         if isinstance(error, SyntaxError) and error.filename == str(observer.script):
             place = (error.lineno or 0, (error.text or "").strip())
         observer.note("raised", kind=type(error).__name__, text=str(error), place=place)
-        traceback.print_exc()
+        while trace and trace.tb_frame.f_code.co_filename != str(observer.script):
+            trace = trace.tb_next  # from the script on
+        traceback.print_exception(error.with_traceback(trace or error.__traceback__))
         return 1
     observer.note("ended", group=in_group(), collectives=collectives())
     return 0
