@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from hpdl_lab import lab, models
+from hpdl_lab import cli, lab, models
 from hpdl_lab.checks.exercises import find
 from hpdl_lab.checks.scripts import launch as launching
 from hpdl_lab.checks.scripts.table import ALONE, SCRIPTS, check_script, script_of
@@ -126,3 +126,12 @@ def test_a_rank_that_does_not_come_is_waited_for_in_vain_but_not_for_long(does, 
     assert "checks/scripts" not in result.detail
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if str(tmp_path) in command]
+
+
+def test_the_command_prints_what_is_wrong_and_fails(tmp_path, capsys):
+    path = tmp_path / "train_ddp.py"
+    path.write_text("for x in range(3)\n")
+    assert cli.main(["check", str(path)]) == 1
+    assert "6.7 train_ddp.py: not yet (syntax)" in capsys.readouterr().out
+    assert cli.main(["check", "train_gpt.py"]) == 1
+    assert "none of the scripts to convert" in capsys.readouterr().err

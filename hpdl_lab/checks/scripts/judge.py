@@ -348,8 +348,8 @@ def why_other_gradients(case: Case, step: int, ratios: dict[str, float], wrong: 
         return f"""twice: in step {step} the gradients are 1/{1 / factor:g} of those of the one-rank script: averaged
             twice. DDP and FSDP have divided already. {hidden} {1 / factor:g} times too short."""
     if step:
-        return f"""update: the gradients of step {step - 1} are right, those of step {step} are not: the step between them
-            is another one than AdamW takes in the one-rank script, or the weights were changed."""
+        return f"""update: the gradients of step {step - 1} are right, those of step {step} are not: the step between
+            them is another one than AdamW takes in the one-rank script, or the weights were changed."""
     names = f"{wrong[0]} and {len(wrong) - 1} more parameters" if len(wrong) > 1 else wrong[0]
     return f"""gradient: in step {step} the gradients of {names} are wrong: the norm of the first is
         {values[0]:.4g} times that of the one-rank script. Which ranks hold the same part of it, and has it been

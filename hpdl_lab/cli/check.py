@@ -1,0 +1,22 @@
+"""`hpdl check`: launch and judge a converted training script, as lab.check_script does in a notebook."""
+
+import argparse
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("check", help="launch train_ddp.py, train_tp.py or train_hybrid.py, and judge it")
+    command.add_argument("file", metavar="FILE", help="the converted script")
+    command.set_defaults(command=check)
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Print what lab.check_script says; 0 if the script is right."""
+    from .. import lab
+
+    try:
+        result = lab.check_script(arguments.file)
+    except LookupError as error:
+        raise ValueError(str(error)) from None
+    print(result)
+    return 0 if result else 1
