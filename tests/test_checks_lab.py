@@ -124,6 +124,7 @@ def test_a_solution_is_the_library_function_with_its_explanation(home):
     assert "solution, from hpdl_lab/collectives/ring.py" in text
     assert "def all_gather(comm, x):" in text
     assert "What arrives goes straight into its place" in " ".join(text.split())
+    assert "### " not in str(exercises.solution("assign_buckets"))
     assert rows(home)[-1]["kind"] == "solution"
 
 

@@ -267,7 +267,7 @@ def test_what_was_followed_and_what_was_evaluated_look_different():
     faces = {p.get_xdata()[0]: p.get_markerfacecolor() for p in figure.axes[0].lines if p.get_marker() == "s"}
     assert faces[64] == colors.GREEN and faces[256] == faces[1024] == "white"
     texts = texts_of(figure)
-    assert {"your prediction", "simulated by messages", "by schedule", "fitted law"} <= set(texts)
+    assert {"your guess", "simulated by messages", "by schedule", "fitted law"} <= set(texts)
 
 
 @pytest.mark.parametrize("cores", [1, 4])

@@ -88,6 +88,8 @@ def test_a_run_and_its_events_are_a_timeline_that_is_also_saved(results, tmp_pat
     with raises(LookupError, "no file"):
         lab.show("nothing_*.json")
     assert sum(row["ph"] == "X" for row in json.loads(path.read_text())["traceEvents"]) == 24
+    (guess,) = (line for line in lab.show(results, prediction=0.5).figure.axes[0].lines if line.get_linestyle() == "--")
+    assert guess.get_xdata()[0] / 0.5 in (1, 1e3, 1e6) and guess.axes.get_xlim()[1] > guess.get_xdata()[0]
     picture.save(tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 

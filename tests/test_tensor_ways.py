@@ -42,7 +42,7 @@ def test_the_verb_says_draws_and_compares_with_the_model(small):
     assert result["pair"]["forward"] == result["pair"]["model_forward"] == 512
     assert result["pair"]["seconds"] == pytest.approx(result["pair"]["model_seconds"], rel=1e-3)  # whole ns
     assert "columns, then rows" in repr(result) and "2 simulated ranks" in repr(result)
-    assert any(t.get_text() == "your prediction" for t in result.figure.legends[0].get_texts())
+    assert any(t.get_text() == "your guess" for t in result.figure.legends[0].get_texts())
     with raises(LookupError, "'rows'", "'whole'", "'by layer'", "'pair'", "'sequence'"):
         result["rows"]
 

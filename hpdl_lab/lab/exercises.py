@@ -133,7 +133,7 @@ def solution(fn: Any) -> Note:
         title = f"{exercise.id} {exercise.file}: solution, notebooks/scripts/{exercise.file}"
         return Note(title, exercise.explanation, exercise.solution)
     path = inspect.getsourcefile(exercise.reference).rpartition("hpdl_lab/")[2]
-    code = plain_source(exercise.reference)
+    code = re.sub(r"^ *### (BEGIN|END) SOLUTION\n?", "", plain_source(exercise.reference), flags=re.M).rstrip()
     return Note(f"{exercise.id} {exercise.name}: solution, from hpdl_lab/{path}", exercise.explanation, code)
 
 

@@ -30,7 +30,7 @@ from ..plots import network as cables
 from ..plots import schedule as bars
 from ..plots import timeline as lanes
 from ..schedules import Evaluation, Schedule
-from ..units import counted, require_int
+from ..units import counted, require_int, require_number
 from .cluster import last_run, running
 from .explore import step_through
 from .pipeline import asked_schedule
@@ -69,6 +69,7 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
 
     Args:    more, options: what is shown of it, as above: the view of a run, else the number of ranks.
              save: of a run: the path of a trace to write as well, which ui.perfetto.dev opens.
+             prediction: of a run: the seconds that you expect it to take.
     Returns: Picture, whose text says in words what is drawn; a Note of programs.
     Raises:  ValueError, TypeError or LookupError in one sentence.
     """
@@ -102,10 +103,12 @@ def kind_of(x: Any) -> Drawer:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-def show_run(x: Any, view: str = "timeline", save: str | None = None) -> Picture:
+def show_run(x: Any, view: str = "timeline", save: str | None = None, prediction: float | None = None) -> Picture:
     views = {"timeline": show_timeline, "traffic": show_traffic, "horovod": show_horovod}
     if view not in views:
         raise ValueError(f"view={view!r}: a run is shown as {', '.join(views)}")
+    if prediction is not None:
+        return show_timeline(events_of(x), save, require_number("the seconds that you expect", prediction, above=0))
     return views[view](events_of(x), save)
 
 
@@ -130,14 +133,14 @@ def show_trace(x: str, save: str | None = None) -> Picture:
     return show_timeline(events_of(trace.load_chrome(*files)), save)
 
 
-def show_timeline(events: list[trace.Event], save: str | None) -> Picture:
-    """One lane per rank, below it one for what runs in its background; of a long run the end."""
+def show_timeline(events: list[trace.Event], save: str | None, guess: float | None = None) -> Picture:
+    """One lane per rank, below it one for what runs in its background; of a long run the end. guess: s of it."""
     text = f"{len(events):,} events of {counted(len({e.rank for e in events}), 'rank')}"
     title = f"Timeline: {text}"
     if save is not None:
         trace.save_chrome(events, save)
         text += f", also in {save}: open it in ui.perfetto.dev"
-    return picture(lanes.draw, events, title, text=text)
+    return picture(lanes.draw, events, title, "", guess, text=text)
 
 
 def show_traffic(events: list[trace.Event], save: str | None) -> Picture:

@@ -158,7 +158,7 @@ def legend(
     fitted = {fit.source for fit in fits if fit.serial is not None}
     square: dict[str, Any] = {"marker": "s", "color": GREEN, "markersize": 5}
     entries: list[tuple[bool, str, dict[str, Any]]] = [
-        (bool(prediction), "your prediction", {"marker": "*", "color": ORANGE, "linestyle": DASHES, "markersize": 9}),
+        (bool(prediction), "your guess", {"marker": "*", "color": ORANGE, "linestyle": DASHES, "markersize": 9}),
         (True, "ideal", {"color": INK, "linestyle": LONG, "linewidth": 1.1}),
         (bool(model), "α-β-overlap model", {"color": INK, "linestyle": DOTS}),
         ("messages" in hows, "simulated by messages", square),

@@ -48,7 +48,7 @@ def draw(figure: Figure, rows: Rows, prediction: float | None = None, title: str
     entries += [(steps, "time (median)"), (Line2D([], [], color=INK, linewidth=1.2), "its quartiles")]
     entries.append((Line2D([], [], color=VERMILION, marker="|", linestyle="", markeredgewidth=2), "model"))
     if prediction is not None:
-        entries.append((Line2D([], [], color=INK, marker="*", linestyle="", markersize=9), "your prediction"))
+        entries.append((Line2D([], [], color=INK, marker="*", linestyle="", markersize=9), "your guess"))
     legend(figure, entries, 0.012, 0.82)
     note(figure, foot)
 

@@ -33,8 +33,11 @@ MOST_EVENTS = 150  # per rank: what can be distinguished on the width of a page
 MOST_NAMES = 6  # of operations in a line
 
 
-def draw(figure: Figure, events: Sequence[Event], title: str = "", foot: str = "") -> None:
-    """Fill `figure` with the bars of `events`, a list of trace.Event of any number of ranks."""
+def draw(figure: Figure, events: Sequence[Event], title: str = "", foot: str = "", guess: float | None = None) -> None:
+    """Fill `figure` with the bars of `events`, a list of trace.Event of any number of ranks.
+
+    guess: the seconds that the attendee expects, or None.
+    """
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
     shown = [e._replace(op=kind_of(e.op)) for e in last_events(events)]
@@ -58,7 +61,12 @@ def draw(figure: Figure, events: Sequence[Event], title: str = "", foot: str = "
         if lane:
             text.set(fontsize=7.5, color=GRAY)
             ax.axhspan(y - 0.5, y + 0.5, color="#F4F4F4", lw=0, zorder=0)
-    ax.set_xlim(0, axis.span / axis.scale)
+    end = axis.span / axis.scale
+    if guess is not None:
+        end = max(end, 1.02e9 * guess / axis.scale)
+        ax.axvline(1e9 * guess / axis.scale, color=BLUE, linewidth=1.6, linestyle=(0, (4, 2)), zorder=6)
+        foot = f"Blue: your guess, {seconds_text(guess)}.  {foot}"
+    ax.set_xlim(0, end)
     ax.set_xlabel(f"time, {axis.unit}")
     heading(figure, title)
     lines = -(-len(entries) // MOST_NAMES)

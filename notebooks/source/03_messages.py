@@ -187,13 +187,16 @@ lab.run(zoo.find("wrong_root").broken, deadline=2)
 # ## Not stuck, only slow
 #
 # A straggler looks like a deadlock to those who wait for it. Here every operation of rank 2 is delayed by 5 ms, as if
-# its CPU were throttled or shared. Before you run it: how much longer do the *other* ranks take?
+# its CPU were throttled or shared. How many milliseconds do the *other* ranks take?
+
+# %% guess=[5]
+my_ms = lab.guess("milliseconds that the other ranks take", ...)
 
 # %%
 lab.inject(rank=2, delay=0.005)
 slow = lab.run(add_neighbors)
 lab.inject()
-lab.show(slow)
+lab.show(slow, prediction=my_ms / 1e3)
 
 # %% [markdown]
 # Every rank is as slow as the slowest, although three of four have nothing to do but wait. Look at who waits for

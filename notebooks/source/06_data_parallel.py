@@ -191,7 +191,7 @@ lab.show([e for e in trained.events if e.t0_ns >= begin])
 from hpdl_lab.comm.network import Switch
 
 job = {"strategy": overlapped, "model": "gpt", "data": "text", "kind": "weak", "n": 128}
-weak = lab.scaling(**job, ranks=(1, 2), network=Switch.of("infiniband_hdr"))
+weak = lab.scaling(**job, ranks=(1, 2), network=Switch.of("infiniband_hdr"), prediction=my_speedup)
 assert {row["ranks"]: row["speedup"] for row in weak.simulated}[64] > 0.7 * 64
 weak
 

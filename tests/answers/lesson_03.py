@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from hpdl_lab.collectives.cost import fit_link
 from hpdl_lab.collectives.jobs import which_collective
 
 
@@ -323,5 +324,5 @@ RIGHT = {
     "3.3": (sorted_by_name, in_capital_letters, as_mpi4py_spells_them, as_mpi_spells_them, as_torch_spells_them)
     + (as_nccl_spells_them, with_counts_or_in_the_background),
     "3.1": (with_works, returns_what_arrived),
-    "3.2": (with_weights, by_linear_algebra, with_weights_of_the_line),
+    "3.2": (with_weights, by_linear_algebra, with_weights_of_the_line, fit_link),
 }

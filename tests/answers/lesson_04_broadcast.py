@@ -119,5 +119,5 @@ in place: x was not overwritten
 """,
 }
 RIGHT = {
-    "4.4": (waits_at_the_end, receives_ahead),
+    "4.4": (waits_at_the_end, receives_ahead, chain.broadcast_by_steps),
 }

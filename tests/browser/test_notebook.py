@@ -177,7 +177,7 @@ def test_a_guess_is_asked_for_in_one_line_typed_and_kept(page, served, eventuall
     cell.locator(".cm-content").click()
     page.keyboard.press("Control+Enter")
     said = cell.locator(".jp-OutputArea-output")
-    expect(said).to_have_text("ValueError: write your guess in the place of ...: a wrong one is worth more than none")
+    expect(said).to_have_text("ValueError: write your guess in place of ...: a wrong one is worth more than none")
     screenshot(page, said, "guess.png")
     cell.locator(".cm-content").click()
     page.keyboard.press("Control+End")
