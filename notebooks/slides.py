@@ -1,8 +1,9 @@
 """Slides of every notebook, from the notebook itself: `make slides`, or notebooks/slides.py [--execute] [NAME ...].
 
 A deck has the title, the sections of tracks.py that are no exercises, a list of the exercises, the question to
-discuss, and the recap. With --execute the solution form is run first, and the pictures of sections come below their
-slides. Decks are written to build/slides/; a browser shows them, which loads reveal.js from the internet.
+discuss, and the recap; what a section says behind its first code cell comes below its slide. With --execute the
+solution form is run first, and its pictures come there, too. Decks are written to build/slides/; a browser shows
+them, which loads reveal.js from the internet.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import tracks
 
 HERE = Path(__file__).parent
 INTO = HERE.parent / "build" / "slides"
-LEAST, MOST = 6, 10  # slides of a deck, pictures below them not counted
+LEAST, MOST = 6, 10  # slides of a deck, what is below them not counted
 SMALL = """<style>
 .reveal {font-size: 22px} .reveal h1 {font-size: 1.7em} .reveal h2 {font-size: 1.4em}
 .reveal pre {font-size: 0.8em; width: 100%; box-shadow: none}
@@ -24,21 +25,19 @@ SMALL = """<style>
 """
 REVEAL = {"reveal_scroll": True, "reveal_theme": "simple", "reveal_number": "c/t", "reveal_width": "1200"}
 LEFT_OUT = re.compile("Measure|Diagnose|Take it home|Part ")
+SHORT = 3  # line breaks: a text with fewer, below a slide, only speaks of the code next to it
 CELL_SECONDS = 300
 
 
 def sections(notebook):
-    """[(heading, its text up to the first code cell, its code cells)] of a notebook, in order."""
+    """[(heading, [its texts and code cells, in order])] of a notebook."""
     found = []
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            found[-1][2].append(cell)
-            continue
-        for part in re.split(r"^(?=##? )", cell.source, flags=re.MULTILINE):
-            if heading := re.match(r"##? (.+)", part):
-                found.append((heading[1], part, []))
-            elif found and not found[-1][2]:
-                found[-1] = (found[-1][0], f"{found[-1][1]}\n\n{part}", [])
+        parts = re.split(r"^(?=##? )", cell.source, flags=re.MULTILINE) if cell.cell_type == "markdown" else [cell]
+        for part in filter(None, parts):
+            if isinstance(part, str) and (heading := re.match(r"##? (.+)", part)):
+                found.append((heading[1], []))
+            found[-1][1].append(part)
     return found
 
 
@@ -46,38 +45,40 @@ def chosen(name, notebook):
     """The sections that become slides."""
     lesson = tracks.NOTEBOOKS[name]
     taught = lesson.of("full day") or lesson.sections
-    wanted = [
-        s.heading for s in taught if not s.exercise and not re.match("Measure|Diagnose|Take it home|Part ", s.heading)
-    ]
+    wanted = [s.heading for s in taught if not (s.exercise or LEFT_OUT.match(s.heading))]
     first, *rest = sections(notebook)
     return [first, *(s for s in rest if s[0].startswith((*wanted, "Question to discuss", "Recap")))]
 
 
 def deck(name, notebook):
-    """The slides of a notebook as a notebook, whose cells say what they are to nbconvert."""
+    """The slides of a notebook as a notebook, whose cells say what they are to nbconvert.
+
+    A section is a slide; below it come its pictures, and what it says between its code cells.
+    """
     cells = []
-    for heading, text, code in chosen(name, notebook):
+    for heading, (text, *more) in chosen(name, notebook):
         if heading == "Question to discuss" and (listed := exercises(notebook)):
             cells.append(slide(f"## What you write\n\n{listed}"))
-        text = re.sub(r"^(Previous|Next): .*$", "", text, flags=re.MULTILINE).replace("## Recap", "## What to remember")
-        text = re.sub(r"\[([^]]*)\]\([^)]*\.ipynb\)", r"\1", text)
-        points, table, terms = text.partition("| term |")
+        points, table, terms = text.replace("## Recap", "## What to remember").partition("| term |")
         cells.append(slide(points))
         if table:
             cells.append(slide(f"## The words\n\n{table}{terms}"))
-        cells += [shown for cell in code if (shown := picture(cell))][:1]
+        below = [slide(part, "subslide") if isinstance(part, str) else picture(part) for part in more]
+        cells += [cell for cell in below if cell and (cell.cell_type == "code" or cell.source.count("\n") >= SHORT)]
     cells[0].source = SMALL + cells[0].source
     return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
 
 
 def exercises(notebook):
     """A list of what the notebook asks for."""
-    titles = [re.match(r"Exercise (\d+\.\d+ ★+ .+)", heading) for heading, _, _ in sections(notebook)]
+    titles = [re.match(r"Exercise (\d+\.\d+ ★+ .+)", heading) for heading, _ in sections(notebook)]
     return "\n".join(f"- {title[1]}" for title in titles if title)
 
 
-def slide(text):
-    return nbformat.v4.new_markdown_cell(text.strip(), metadata={"slideshow": {"slide_type": "slide"}})
+def slide(text, kind="slide"):
+    text = re.sub(r"^(Previous|Next): .*$|<!--.*-->", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\.ipynb\)", r"\1", text)
+    return nbformat.v4.new_markdown_cell(text.strip(), metadata={"slideshow": {"slide_type": kind}})
 
 
 def picture(cell):

@@ -134,7 +134,7 @@ def test_pages_hold_the_table_of_today():
 def test_every_notebook_has_six_to_ten_slides(name, monkeypatch):
     slides = slides_module(monkeypatch)
     notebook = nbformat.read(ROOT / "notebooks" / "solutions" / f"{name}.ipynb", as_version=4)
-    cells = slides.deck(name, notebook).cells
+    cells = [c for c in slides.deck(name, notebook).cells if c.metadata.slideshow.slide_type == "slide"]
     assert slides.LEAST <= len(cells) <= slides.MOST
     first = [re.search(r"^##? (.+)", cell.source, re.M)[1] for cell in cells]
     assert first[0].startswith(name[:2]) and first[-3:] == ["Question to discuss", "What to remember", "The words"]
@@ -147,7 +147,7 @@ def test_a_deck_is_built_with_its_pictures_below_the_slides(tmp_path, monkeypatc
     text = slides.write("00_why", execute=True).read_text()
     below = [part.count("<section") for part in re.split(r"<section>\s*<section>", text)[1:]]
     assert slides.LEAST <= len(below) <= slides.MOST and sum(below) >= 3
-    assert "Three ways to share it" in text and text.count("<img") == sum(below) and "lab.show" not in text
+    assert "Three ways to share it" in text and 3 <= text.count("<img") <= sum(below) and "lab.show" not in text
 
 
 def slides_module(monkeypatch):

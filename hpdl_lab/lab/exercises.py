@@ -156,7 +156,8 @@ def catch_up(until: str | int) -> Note:
     states = {exercise: state_of(exercise, names.get(exercise.name)) for exercise in found}
     names |= {exercise.name: exercise.reference for exercise, state in states.items() if state != KEPT}
     progress().add("catch_up", exercise=found[-1].id)
-    text = f"Go on below the check of exercise {found[-1].id}. lab.solution({found[-1].name}) shows what was defined."
+    text = f"Go on below the check of exercise {found[-1].id}; guesses are still yours to type. "
+    text += f"lab.solution({found[-1].name}) shows what was defined."
     lines = "\n".join(f"{exercise.id}  {exercise.name}: {state}" for exercise, state in states.items())
     return Note(f"caught up to exercise {found[-1].id}", text, lines)
 
