@@ -72,7 +72,7 @@ def test_where_it_cannot_be_written_is_said_before_the_first_step_on_every_rank(
 
 def test_what_it_cannot_go_on_from_is_said_on_every_rank(tmp_path):
     path = tmp_path / "run.pt"
-    for wrong, word in (path, "nothing to go on from"), (tmp_path, "cannot be read on this host: Is a dir"):
+    for wrong, word in (path, "nothing to resume from"), (tmp_path, "cannot be read on this host: Is a dir"):
         said = on_every_rank(3, wrong, resume=True)
         assert len(set(said)) == 1 and word in said[0]
     run(2, path, steps=EVERY, checkpoint_every=EVERY)
@@ -109,7 +109,7 @@ def test_a_file_in_which_one_bit_has_changed_is_refused(tmp_path):
         damaged.write_bytes(content)
         with raises(ValueError):
             sim.run(1, checkpoint.received, damaged)
-    for content, why in ((b"", "no checkpoint"), (b"something else", "no checkpoint"), (whole[:-2000], "is damaged")):
+    for content, why in ((b"", "not a checkpoint"), (b"something else", "not a checkpoint"), (whole[:-2000], "is damaged")):
         damaged.write_bytes(content)
         with pytest.raises(ValueError, match=why):
             run(2, damaged, resume=True)

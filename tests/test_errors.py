@@ -218,7 +218,7 @@ def test_the_table_of_many_ranks_shows_one_of_each_kind():
     n = 1000
     waits = [waiting(r, "recv", (r + 1) % n, line="cell:7") for r in range(n)]
     lines = describe_waits(waits)
-    assert len(lines) < MOST_ROWS and f"and 999 more that do as rank 0: ranks 1-{n - 1}" in lines[2]
+    assert len(lines) < MOST_ROWS and f"and 999 more in the state of rank 0: ranks 1-{n - 1}" in lines[2]
     assert lines[-1] == "  cycle: 0 -> 1 -> 2 -> 3 -> 4 -> 5 -> ... -> 998 -> 999 -> 0"
 
 

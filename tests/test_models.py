@@ -60,7 +60,7 @@ def test_as_many_parameters_as_the_papers_say():
     assert count(mlp()) == count(models.build("mlp")) == 17_226  # the docstring of mlp
 
 
-def test_the_last_layer_of_gpt_is_its_table_of_tokens():
+def test_the_last_layer_of_gpt_is_its_token_embedding():
     model = models.build("gpt", vocabulary=11)
     logits = model(torch.tensor([[3, 5]]))
     logits[0, 1, 7].backward()

@@ -102,7 +102,7 @@ def test_a_machine_on_which_nothing_is_right(place, within):
     assert f"of {kernel} starts the environment {OTHER}, not {sys.prefix}" in said
     assert f"\n    Fix: mv {kernel} {kernel}-other" in said
     assert said.count("\n    Fix: ") == len(expected), "one line each"
-    assert said.rstrip().endswith("4 known symptoms: do what is said at Fix.")
+    assert said.rstrip().endswith("4 known symptoms: do what Fix says.")
     assert time.monotonic() - began < 5 * within(5), "5 s on a quiet machine"
 
 

@@ -42,7 +42,7 @@ def test_a_language_model_by_name_says_its_perplexity():
     trained = lab.train(model="gpt", data="text", steps=12, batch=16, ranks=2)
     logits = trained.model(data.load("text").test_x[:512])  # as many answers as are tested
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), data.load("text").test_y[:512].flatten())
-    assert float(loss) == pytest.approx(trained.test_loss, rel=1e-4), "the model is not the one that was trained"
+    assert loss.item() == pytest.approx(trained.test_loss, rel=1e-4), "the model is not the one that was trained"
     assert trained.perplexity == pytest.approx(math.exp(trained.test_loss))
     assert f"perplexity {trained.perplexity:.3g} of 81" in repr(trained)
     assert trained.losses[0] == pytest.approx(math.log(81), abs=0.3) and trained.perplexity < 60

@@ -91,7 +91,7 @@ def additions(comm: Comm, fn: Callable, *args: Any) -> int:
 
 
 def check_peers(events: list[Event], p: int) -> None:
-    """Raise Broken where a rank sends to anyone but its two neighbours on the ring."""
+    """Raise Broken where a rank sends to anyone but its two neighbors on the ring."""
     for e in events:
         if e.op == "send" and e.peer not in ((e.rank + 1) % p, (e.rank - 1) % p):
             raise Broken(f"""peers: The result is right, but rank {e.rank} sends to rank {e.peer}: on a ring of {p}

@@ -262,7 +262,7 @@ class Process(NamedTuple):
     cpu_s: float
     threads: int
     shm: frozenset  # (path, bytes) of the files in /dev/shm that it has mapped
-    began: float  # when it started: with the pid it names one process for ever
+    began: float  # when it started: with the pid it names one process forever
 
 
 class Census(list):

@@ -126,7 +126,7 @@ def write_names(account: "Account") -> None:
 
 
 def leave_keyring() -> None:
-    """Have this process, and those below, no key of root's: the kernel hands down the keyring of a session for ever."""
+    """Have this process, and those below, no key of root's: the kernel hands down the keyring of a session forever."""
     if KEYCTL is not None:
         ctypes.CDLL(None).syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)  # where it fails there are no keyrings
 

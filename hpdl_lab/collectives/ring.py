@@ -1,6 +1,6 @@
 """All-reduce around a ring: naive, then the one that is used.
 
-Rank r talks only to its neighbours: it sends to r+1 and receives from r-1 (mod p). Cut the vector into p chunks.
+Rank r talks only to its neighbors: it sends to r+1 and receives from r-1 (mod p). Cut the vector into p chunks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
 
     Args:    x: (N,) tensor, different per rank, overwritten: only chunk r holds a result.
     Returns: view of chunk r of x, (ceil(N/p),) at most.
-    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbour does not answer.
+    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbor does not answer.
     Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009.
     """
     p, r = comm.size, comm.rank
@@ -72,7 +72,7 @@ def all_gather(comm: Comm, x: Tensor) -> Tensor:
 
     Args:    x: (N,) tensor; on rank r chunk r is read and all the others are overwritten.
     Returns: x, the same on every rank.
-    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbour does not answer.
+    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbor does not answer.
     Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009.
     """
     p, r = comm.size, comm.rank
@@ -89,7 +89,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
 
     Args:    x: (N,) tensor, different per rank, overwritten with the sum.
     Returns: x, bitwise the same on every rank.
-    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbour does not answer.
+    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbor does not answer.
     Steps: 2(p - 1).   Bytes per rank: 2(p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009; Gibiansky 2017.
     """
     reduce_scatter(comm, x)

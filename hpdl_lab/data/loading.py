@@ -139,7 +139,7 @@ def shifted(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def batches(n: int, batch: int, seed: int = 0, start: int = 0) -> Iterator[torch.Tensor]:
-    """Yield the indices of one global batch after another, epoch after epoch, for ever. The same on every rank.
+    """Yield the indices of one global batch after another, epoch after epoch, forever. The same on every rank.
 
     What a step gets depends on the seed and the number of the step alone, so that a training can go on at step `start`,
     on whatever number of ranks, as if it had not been interrupted.

@@ -124,7 +124,7 @@ class Cluster:
             with open(session_dir.session_file(self.path)) as file:
                 self.layout = layout.Layout(**json.load(file))
         except (OSError, ValueError, TypeError):
-            raise EngineError("the start of the engines was broken off: call lab.restart()") from None
+            raise EngineError("the start of the engines was interrupted: call lab.restart()") from None
         self._pool = EnginePool(self.path, self.n)
 
     def restart(self, n: int | None = None, announce: str = "", **how: Any) -> None:

@@ -191,7 +191,7 @@ class Examination(NamedTuple):
         if not self.findings:
             return str(self.report)
         count = f"{len(self.findings)} known symptom{'s' * (len(self.findings) > 1)}"
-        end = f"{'' if self.report.ok else self.report.end()} {count}: do what is said at Fix.".lstrip()
+        end = f"{'' if self.report.ok else self.report.end()} {count}: do what Fix says.".lstrip()
         return "\n\n".join([self.report.rows(), describe(self.findings), end])
 
 

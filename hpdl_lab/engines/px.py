@@ -39,7 +39,7 @@ def connect(path: str, n: int, seconds: float, look: Callable[[], None]) -> Any:
     """ipyparallel's Client of the session at `path`, which knows all `n` engines.
 
     A Client asks who is there, and listens for news only afterwards: an engine that is announced in between is unknown
-    to it for ever. So if engines are missing after a while, another Client asks again.
+    to it forever. So if engines are missing after a while, another Client asks again.
     look() is called meanwhile: it raises EngineError when the controller or an engine has ended.
     Raises: EngineError when engines are still missing after `seconds`.
     """

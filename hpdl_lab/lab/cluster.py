@@ -99,7 +99,7 @@ class _Notebook:
                  args: the same on every rank; `PerRank([a, b, c, d])` gives rank i item i.
                  ranks: a list of the ranks that take part; None means all.
                  deadline: the longest that any single wait may block, in seconds.
-                 limit: the longest that the whole run may take, computing included, in seconds; None: for ever.
+                 limit: the longest that the whole run may take, computing included, in seconds; None: forever.
                  on_row: called here with each row of `comm.report(...)` as it arrives, while the ranks run.
         Returns: Results: the return values in rank order, with `.events`, `.rows` and `.seconds`.
         Raises:  RunFailed (what the function raised, once per kind), CommTimeout or RankFailed with who waits for whom,

@@ -52,7 +52,7 @@ class TrainResult(Result):
 
     def __repr__(self) -> str:
         seconds = f"{seconds_text(self.seconds)}{' of virtual time' if self.simulated else ''}"
-        text = f"{self.where}: {len(self.losses)} steps in {seconds}, {self.samples_per_s:,.0f} samples/s, "
+        text = f"{self.where}: {len(self.losses)} steps in {seconds}, {self.samples_per_s:,.0f} samples/s on average, "
         text += f"loss {self.losses[0]:.3g} -> {self.losses[-1]:.3g}, {self.learned}"
         if self.drift > SAME:
             text += f"\nThe ranks' models have drifted apart, by {self.drift:.2g} of their largest parameter: "

@@ -94,7 +94,7 @@ def restore(comm: Comm, path: str, model: Stateful, optimizer: Stateful, facts: 
     names = [name for name in now | then if then.get(name) != now.get(name)]
     if names:
         other = "; ".join(f"{name} {then.get(name)!r}, now {now.get(name)!r}" for name in names)
-        raise ValueError(f"checkpoint {path} is of another course of training: {other}")
+        raise ValueError(f"checkpoint {path} is of a different training run: {other}")
     try:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -121,11 +121,11 @@ def contents(path: str) -> bytes:
         with open(path, "rb") as file:
             content = file.read()
     except FileNotFoundError:
-        raise FileNotFoundError(f"no checkpoint at {path} on this host: nothing to go on from") from None
+        raise FileNotFoundError(f"no checkpoint at {path} on this host: nothing to resume from") from None
     except OSError as error:
         raise OSError(f"checkpoint {path} cannot be read on this host: {error.strerror}") from None
     if not content.startswith(MAGIC):
-        raise ValueError(f"{path} is no checkpoint of this package: its first bytes are others")
+        raise ValueError(f"{path} is not a checkpoint of this package: its first bytes differ")
     if hashlib.sha256(content[HEAD:]).digest() != content[len(MAGIC) : HEAD]:
         raise ValueError(f"checkpoint {path} is damaged: its bytes are not those that were written")
     return content

@@ -85,7 +85,7 @@ def average_all_gradients(comm: Comm, params: Iterable[nn.Parameter], all_reduce
     Returns: None; every p.grad is overwritten, bitwise the same on every rank where all_reduce is.
     Raises:  ValueError where the ranks' sizes differ; CommTimeout if a rank does not answer.
     Steps: one all_reduce.   Bytes per rank: those of all_reduce for N elements.
-    Ref: Sergeev & Del Balso 2018 (Horovod), section 3; Li et al. 2020 (PyTorch DDP), section 3.2.
+    Ref: Sergeev & Del Balso 2018 (Horovod), tensor fusion; Li et al. 2020 (PyTorch DDP), section 3.2.
     """
     params = list(params)
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]

@@ -70,7 +70,7 @@ def ddp_hook_async(state, bucket):
 
 
 def guarded(hook: Callable) -> Callable:
-    """`hook`, whose mistakes end in a sentence: what it returns DDP takes in C++, which crashes, or waits for ever."""
+    """`hook`, whose mistakes end in a sentence: what it returns DDP takes in C++, which crashes, or waits forever."""
 
     def guard(state, bucket):
         future = require_function("hook(state, bucket)", hook)(state, bucket)

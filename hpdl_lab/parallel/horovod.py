@@ -20,7 +20,7 @@ The timeline has one row per gradient, in a file that Chrome and Perfetto open:
                       0    2  1                 MEMCPY_IN_FUSION_BUFFER | MPI_ALLREDUCE | MEMCPY_OUT_FUSION_BUFFER
                       the ranks, as they become ready
 
-Ref: Sergeev & Del Balso 2018, arXiv:1802.05799, sections 3 and 4; Horovod's docs/timeline.rst.
+Ref: Sergeev & Del Balso 2018, arXiv:1802.05799; Horovod's docs/timeline.rst.
 """
 
 import json
@@ -76,7 +76,7 @@ def negotiate(comm: Comm, ready: Sequence[int], n: int) -> list[int]:
     Args:    ready: indices of what this rank has and has not been answered, in the order in which it became ready.
     Returns: indices that are ready on all ranks, in rank 0's order: the same list on every rank.
     Steps: one gather, one broadcast.   Bytes: 4n out of every rank but rank 0, 4n(p - 1) into rank 0 and out of it.
-    Ref: Sergeev & Del Balso 2018, section 3; Horovod's controller.
+    Ref: Horovod's controller.
     """
     request = torch.full((n,), NOT_READY, dtype=torch.int32)
     for place, index in enumerate(ready):

@@ -223,7 +223,7 @@ def gradient_ready(comm: Comm, reducer: Reducer, index: int) -> None:
 
     It counts the gradient in its bucket. Then it starts every bucket that is complete *and* next in order, in the
     background. Gradients become ready in another order on another rank (a branch not taken, two streams), and ranks
-    that start bucket 1 and bucket 0 in different orders wait for each other for ever. So bucket 2, complete, waits
+    that start bucket 1 and bucket 0 in different orders wait for each other forever. So bucket 2, complete, waits
     for bucket 1; and the gradient that completes bucket 1 may start several.
 
         missing [0, 1, 0], works [w0]   --- the last gradient of bucket 1 --->   missing [0, 0, 0], works [w0, w1, w2]

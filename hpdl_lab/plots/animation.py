@@ -25,7 +25,7 @@ def html(draw: Any, frames: Any, alt: str = "animation", height: float = HEIGHT,
 
 
 def png(draw: Any, frames: Any, height: float = HEIGHT, frame_ms: int = FRAME_MS) -> bytes:
-    """`draw(figure, *frame)` for each of `frames`, one after the other for ever."""
+    """`draw(figure, *frame)` for each of `frames`, one after the other forever."""
     images = []
     for frame in frames:
         figure = new_figure(height=height)

@@ -176,7 +176,7 @@ def draw(figure: Figure, rows: Rows, steps: int, title: str = "", foot: str = ""
     if rows:
         left.plot(x[-1:], losses[-1:], "o", color=BLUE, clip_on=False)
         right.plot(x[-1:], rates[-1:], "o", color=GREEN, clip_on=False)
-        now = f"step {x[-1] + 1} of {steps}   loss {number_text(losses[-1])}   {rates[-1]:,.0f} samples/s"
+        now = f"step {x[-1] + 1} of {steps}   loss {number_text(losses[-1])}   {rates[-1]:,.0f} samples/s at the moment"
     heading(figure, title, now)
     note(figure, foot)
 

@@ -1,4 +1,4 @@
-"""One look for all pictures: colours that colour-blind people tell apart, sizes, ticks in bytes and seconds.
+"""One look for all pictures: colors that color-blind people tell apart, sizes, ticks in bytes and seconds.
 
 Figures are made without pyplot, so that importing this package chooses no backend and no picture is shown twice.
 """

@@ -196,6 +196,9 @@ assert {row["ranks"]: row["speedup"] for row in weak.simulated}[64] > 0.7 * 64
 weak
 
 # %% [markdown]
+# In the table, "exposed" is the share of a step in which a rank does nothing but wait for messages, "overlap" the
+# share of the messages that computing hides, and "imbalance" the computing time of the slowest rank over the mean.
+#
 # It works because each rank has as much to compute as before, and backward hides the messages. Only a ring's latency
 # grows with p, and bends the curve at 1,024 ranks. The opposite question is harder: the **same** windows on more
 # and more ranks, **strong scaling**. Every rank then computes less and less, and its gradients stay as large as they
@@ -234,10 +237,10 @@ lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction()
 #     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 #     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 #
-# Its gradients become ready in any order. In every cycle of a millisecond (`HOROVOD_CYCLE_TIME`) rank 0 asks all
-# others what they have, and answers with what is sent next (**negotiation**). What fits into a buffer travels
-# together (**tensor fusion**), and the second step finds the answer in a cache. You see two steps: the orange marks
-# are ranks that become ready. This is the script that runs, yours to change:
+# Its gradients become ready in any order. In every cycle of a millisecond (`HOROVOD_CYCLE_TIME`; 5 ms before version
+# 0.21) rank 0 asks all others what they have, and answers with what is sent next (**negotiation**). What fits into a
+# buffer travels together (**tensor fusion**), and the second step finds the answer in a cache. You see two steps: the
+# orange marks are ranks that become ready. This is the script that runs, yours to change:
 
 # %% shown="hpdl_lab.parallel.scripts:horovod_script"
 

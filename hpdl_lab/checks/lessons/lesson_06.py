@@ -80,9 +80,9 @@ def check_replicas(run: Results, where: str) -> None:
     """Raise Broken unless every rank holds rank 0's tensors, in the same parameters as before."""
     for r, left in enumerate(run):
         if left.replaced:
-            raise Broken(f"""object: {where}, {left.replaced[0]} of rank {r} is another Parameter now: an optimizer made
-                before still holds the old one, and would train what the model no longer uses. Write into the one that
-                is there.""")
+            raise Broken(f"""object: {where}, {left.replaced[0]} of rank {r} is a different Parameter now: an
+                optimizer made before still holds the old one, and would train what the model no longer uses. Write into
+                the one that is there.""")
         for name, right in run[0].before.items():
             got = left.values[name]
             if not np.array_equal(got, right):

@@ -5,7 +5,7 @@
 
 The ranks agree on the host before each collective, and a note of count and dtype goes ahead of each message, because
 NCCL's carry neither and would hang if the ends disagree. Messages are collected until somebody waits, and start as one
-batch, in which none waits for another: two ranks that send to each other one after the other would wait for ever on
+batch, in which none waits for another: two ranks that send to each other one after the other would wait forever on
 their GPUs. A receive whose note does not come holds up the others for PATIENCE only. It starts when its rank next waits
 for a message of the group, or begins a collective.
 """

@@ -142,7 +142,7 @@ class Session:
         """`comm` has been closed: it can be freed when all its ranks have left it."""
         self.open.remove(comm)
         handles = comm.transport.handles
-        if comm.transport.doubles == ():  # its double is being made, perhaps for ever
+        if comm.transport.doubles == ():  # its double is being made, perhaps forever
             self.unfreed.append(handles)
         else:
             self.closed.setdefault(comm.members, []).append(handles)
@@ -192,7 +192,7 @@ class Session:
         return RemoteStatus(path, self.MPI, self.MPI.Comm.fromhandle(self.control.comm), self.hosts)
 
     def leave(self) -> None:
-        """End MPI together with the others, or without it where somebody cannot: MPI_Finalize would wait for ever."""
+        """End MPI together with the others, or without it where somebody cannot: MPI_Finalize would wait forever."""
         if self.MPI.Is_finalized():
             return
         for comm in list(self.open):

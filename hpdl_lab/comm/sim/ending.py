@@ -63,7 +63,7 @@ def wait_of(
 
 
 def raise_fault(scheduler: Any) -> None:
-    """Raise what the lowest failing rank raised, or Deadlock where some wait for ever; nothing after a good end."""
+    """Raise what the lowest failing rank raised, or Deadlock where some wait forever; nothing after a good end."""
     failed = [rank for rank in scheduler.ranks if rank.error is not None]
     stuck = [rank.index for rank in scheduler.ranks if rank.state == "waiting"]
     if failed:

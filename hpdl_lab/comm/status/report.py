@@ -143,7 +143,7 @@ def describe_waits(waits: Sequence[Any]) -> list[str]:
     wanted = [i for i in range(len(HEAD)) if any(c[i] for c in cells[1:])]
     widths = {i: max(len(c[i]) for c in cells) for i in wanted}
     lines = ["  " + "  ".join(c[i].ljust(widths[i]) for i in wanted).rstrip() for c in cells]
-    lines += [f"  and {len(ranks):,} more that do as rank {like}: {name_ranks(ranks)}" for like, ranks in more]
+    lines += [f"  and {len(ranks):,} more in the state of rank {like}: {name_ranks(ranks)}" for like, ranks in more]
     cycle = wait_cycle(waits)
     if cycle:
         lines.append("  cycle: " + " -> ".join(map(str, shortened((*cycle, cycle[0])))))

@@ -143,7 +143,7 @@ def gpt(
 ) -> Spec:
     """The Spec of models/gpt.py, or of a GPT-3, without a single number being allocated.
 
-    The table of tokens is cut by vocabulary over tp, and used by the first and by the last layer, of which the loss is
+    The token embedding is cut by vocabulary over tp, and used by the first and by the last layer, of which the loss is
     a part: it keeps the probabilities of all tokens, s V.
     """
     d, s, v = width, positions, vocabulary

@@ -207,7 +207,7 @@ class Gradients:
 def holders(schedule: Schedule, names: list[list[str]]) -> dict[str, tuple[int, ...]]:
     """Return {name: ranks} of the parameters that more than one rank of a pipeline holds, ascending.
 
-    Those are tied weights, such as the table of tokens; and of GEMS, whose replicas go in opposite directions, all.
+    Those are tied weights, such as the token embedding; and of GEMS, whose replicas go in opposite directions, all.
     Args:    names: names[s] of the trainable parameters of stage s of the model.
     """
     found: dict[str, set[int]] = {}

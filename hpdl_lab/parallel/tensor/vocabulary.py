@@ -1,4 +1,4 @@
-"""The vocabulary on several ranks: the table of tokens, the layer that names the next token, and its loss.
+"""The vocabulary on several ranks: the token embedding, the layer that names the next token, and its loss.
 
     V = 5 tokens, two ranks        rank 0: rows 0 1 2        rank 1: rows 3 4 and one of zeros (padding)
 
