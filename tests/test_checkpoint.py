@@ -109,7 +109,11 @@ def test_a_file_in_which_one_bit_has_changed_is_refused(tmp_path):
         damaged.write_bytes(content)
         with raises(ValueError):
             sim.run(1, checkpoint.received, damaged)
-    for content, why in ((b"", "not a checkpoint"), (b"something else", "not a checkpoint"), (whole[:-2000], "is damaged")):
+    for content, why in (
+        (b"", "not a checkpoint"),
+        (b"something else", "not a checkpoint"),
+        (whole[:-2000], "is damaged"),
+    ):
         damaged.write_bytes(content)
         with pytest.raises(ValueError, match=why):
             run(2, damaged, resume=True)
