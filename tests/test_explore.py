@@ -72,14 +72,27 @@ GUESSES = {  # {explorer: (guess, where it is marked)}
 @pytest.mark.parametrize("name", GUESSES)
 def test_a_guess_is_marked_in_every_picture(name):
     guess, points = GUESSES[name]
-    found = lab.explore(name, prediction=guess)
+    made_for = EXPLORE.MARKS[name][1]
+    found = lab.explore(name, prediction=guess, **made_for)
     for control in (None, *found.controls):
-        if control:
+        if control and control not in made_for:
             found.set(**{control: found.controls[control].values[-1]})
         stars = [line for ax in found.picture.figure.axes for line in ax.lines if line.get_marker() == "*"]
         marked = [(float(star.get_xdata()[0]), float(star.get_ydata()[0])) for star in stars]
         assert np.allclose(marked, points)
         assert all(low <= y <= high for star in stars for low, high in [star.axes.get_ylim()] for y in star.get_ydata())
+    for control in made_for:
+        before = found.values[control]
+        found.set(**{control: next(value for value in found.controls[control].values if value != before)})
+        assert not any(line.get_marker() == "*" for ax in found.picture.figure.axes for line in ax.lines)
+        found.set(**{control: before})
+
+
+def test_a_guess_of_the_exposed_share_is_marked_as_seconds():
+    found = lab.explore("buckets", prediction=0.5, bucket=1_000_000)
+    (star,) = (line for line in found.picture.figure.axes[1].lines if line.get_marker() == "*")
+    step = EXPLORE.exposed(1_000_000, found.values["layers"], found.values["ratio"])
+    assert star.get_xydata().tolist() == [[1_000_000, pytest.approx(step.communication / 2)]]
 
 
 def test_sliders_are_checked_and_wrong_ones_named():
@@ -94,8 +107,7 @@ def test_sliders_are_checked_and_wrong_ones_named():
         lab.explore("days", hardware="VAX")
     with pytest.raises(ValueError, match="tensor marks no guess"):
         lab.explore("tensor", prediction=3)
-    with pytest.raises(ValueError, match="'many' is no prediction for share"):
-        lab.explore("share", prediction="many")
+    assert lab.explore("share", prediction="many").text == "'many' is no prediction for share"
     with pytest.raises(LookupError, match="'rats': days"):
         lab.explore("rats")
 

@@ -461,12 +461,16 @@ EXPLORERS: dict[str, Explorer] = {
 }
 
 
-MARKS: dict[str, tuple[int, Callable[[Any], list[tuple[float, float]]]]] = {  # {explorer: (axes, points of a guess)}
-    "days": (0, lambda days: [(1, days * drawing.DAY)]),
-    "graph": (1, lambda apart: [(GUESSED, value) for value in apart.values()]),
-    "message": (0, lambda times: list(asked_times(times).items())),
-    "pipeline": (2, lambda guess: [(8, 100 * guess["bubble"])]),
-    "share": (0, lambda guess: [(100 * EFFICIENCY, guess["seconds"])]),
+Points = list[tuple[float, float]]
+GPT3 = {"parameters": 175e9, "tokens": 300e9, "hardware": "A100", "share_of_peak": 0.5}
+MARKS: dict[str, tuple[int, dict[str, Any], Callable[..., Points]]] = {
+    # explorer: (axes, the values of sliders for which the guess was made, where it stands)
+    "days": (0, GPT3, lambda days, values: [(1, days * drawing.DAY)]),
+    "graph": (1, {"ranks": 16}, lambda apart, values: [(GUESSED, value) for value in apart.values()]),
+    "message": (0, {}, lambda times, values: list(asked_times(times).items())),
+    "buckets": (1, {}, lambda share, values: [(values["bucket"], share * exposed(**values).communication)]),
+    "pipeline": (2, {"stages": 4}, lambda guess, values: [(8, 100 * guess["bubble"])]),
+    "share": (0, {"hardware": "dgx_a100"}, lambda guess, values: [(100 * EFFICIENCY, guess["seconds"])]),
 }
 
 
@@ -478,8 +482,9 @@ def explore(name: str, prediction: Any = None, **start: Any) -> Explored:
         lab.explore("rate").set(rate=0.5)             the same in a terminal
 
     Args:    name: of EXPLORERS; start: {name of a slider: value}.
-             prediction: your guess, which is marked in every picture: as for lab.gossip ("graph"), lab.ping_pong
-             ("message"), lab.pipeline ("pipeline") and lab.search ("share"); days on one accelerator ("days").
+             prediction: your guess, marked in every picture that it was made for: days of GPT-3 on one A100 ("days"),
+             as for lab.gossip ("graph"), lab.ping_pong ("message"), lab.designs ("buckets"), lab.pipeline ("pipeline")
+             and lab.search ("share").
     Returns: Explored, with .values, .text, .set(...), .save(path).
     Raises:  LookupError for an unknown name, ValueError for a value or a slider that is none.
     """
@@ -490,24 +495,22 @@ def explore(name: str, prediction: Any = None, **start: Any) -> Explored:
         require_known(name, controls, key)
     begun = {key: controls[key].at(key, value) for key, value in start.items()}
     if prediction is not None:
-        answer = functools.partial(marked, answer, *marks_of(name, prediction))
+        if name not in MARKS:
+            raise ValueError(f"{name} marks no guess: {', '.join(MARKS)} do")
+        answer = functools.partial(marked, answer, name, prediction)
     explored = Explored(name, controls | begun, answer)
     explored.show()
     return explored
 
 
-def marks_of(name: str, prediction: Any) -> tuple[int, list[tuple[float, float]]]:
-    """(axes of the picture, points) of a guess. Raises ValueError for what is none."""
-    if name not in MARKS:
-        raise ValueError(f"{name} marks no guess: {', '.join(MARKS)} do")
-    axes, points_of = MARKS[name]
+def marked(answer: Callable[..., Picture], name: str, guess: Any, **values: Any) -> Picture:
+    """The answer with the guess in it, where that was about these values. Raises ValueError for what is no guess."""
+    axes, made_for, points_of = MARKS[name]
     try:
-        return axes, points_of(prediction)
+        points = points_of(guess, values)
     except (TypeError, KeyError, AttributeError):
-        raise ValueError(f"{prediction!r} is no prediction for {name}") from None
-
-
-def marked(answer: Callable[..., Picture], axes: int, points: list[tuple[float, float]], **values: Any) -> Picture:
+        raise ValueError(f"{guess!r} is no prediction for {name}") from None
     picture = answer(**values)
-    drawing.mark(picture.figure.axes[axes], points)
+    if made_for.items() <= values.items():
+        drawing.mark(picture.figure.axes[axes], points)
     return picture

@@ -120,7 +120,7 @@ print(f"{left:.0%} of the communication still shows; you predicted {my_exposed:.
 # size move if there are 96 layers instead of 12?
 
 # %%
-lab.explore("buckets")
+lab.explore("buckets", prediction=my_exposed)
 
 # %% [markdown]
 # ## One big batch
