@@ -115,6 +115,7 @@ def show(picker: "Picker") -> None:
 
 
 def publish(box: Any, png: bytes, size: tuple[int, int], text: str) -> None:
+    keep_what_is_there()
     data = box._repr_mimebundle_() | {"image/png": base64.b64encode(png).decode(), "text/plain": text}
     display(data, metadata={"image/png": {"width": size[0], "height": size[1]}}, raw=True)
 
@@ -215,7 +216,6 @@ class Sliders:
 
 def show_explored(explored: "Explored") -> None:
     """Display the sliders; a front end without widgets shows a picture instead, or the line."""
-    keep_what_is_there()
     panel = Sliders(explored)
     png = panel.picture.value if explored.fallback is None else explored.fallback()
     size = (0, 0) if explored.picture is None else live.page_size(explored.picture.figure)

@@ -304,6 +304,7 @@ def pipeline(
     ax = figure.add_axes((bars.LEFT, 0.465, bars.MIDDLE - bars.LEFT, 0.37))
     held = figure.add_axes((bars.MIDDLE + 0.075, 0.465, bars.RIGHT - bars.MIDDLE - 0.1, 0.37))
     bars.axis(ax, schedule, times.makespan)
+    ax.locator_params(axis="x", nbins=6)  # every tick costs a millisecond
     bars.bars(ax, schedule, times)
     bars.waits(ax, times)
     bars.activations(held, times)
@@ -324,6 +325,7 @@ def pipeline(
     below.xaxis.set_major_locator(FixedLocator([1, 2, 4, 8, 16, 32]))
     below.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     below.set_ylim(0, 100)
+    below.yaxis.set_major_locator(FixedLocator([0, 50, 100]))
     below.set_ylabel("bubble, %")
     label_ends(below, ends)
     x_label(below, "micro-batches")
