@@ -1,4 +1,4 @@
-"""Train a tiny GPT on Moby-Dick, data parallel: torchrun --nproc-per-node 2 train_ddp.py"""
+"""Train a tiny GPT on Moby-Dick, data parallel: torchrun --standalone --nproc-per-node 2 train_ddp.py"""
 
 import torch
 import torch.distributed as dist

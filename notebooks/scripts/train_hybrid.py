@@ -1,4 +1,4 @@
-"""Train a tiny GPT on Moby-Dick on a mesh of dp x tp: torchrun --nproc-per-node 4 train_hybrid.py"""
+"""Train a tiny GPT on Moby-Dick on a mesh of dp x tp: torchrun --standalone --nproc-per-node 4 train_hybrid.py"""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Train a tiny GPT on Moby-Dick, tensor parallel: torchrun --nproc-per-node 2 train_tp.py"""
+"""Train a tiny GPT on Moby-Dick, tensor parallel: torchrun --standalone --nproc-per-node 2 train_tp.py"""
 
 import torch
 import torch.distributed as dist
