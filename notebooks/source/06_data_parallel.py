@@ -49,7 +49,7 @@ lab.designs(DataParallelNaive(ring.all_reduce), DataParallel(ring.all_reduce))
 # you see above remains exposed? And how much faster than one rank will 2, 4 and 1,024 ranks train a small GPT?
 
 # %% guess=[0.5, 1.9, 3.5, 500]
-my_exposed = lab.guess("share of that communication which still shows, 0 to 1", ...)
+my_exposed = lab.guess("share of that communication time that remains exposed, 0 to 1", ...)
 my_speedup = lab.guess("times as fast as one rank", {2: ..., 4: ..., 1024: ...})
 
 # %% [markdown]
@@ -108,8 +108,8 @@ steps = lab.designs(DataParallel(ring.all_reduce), after, mine, prediction=my_ex
 
 # %%
 left = steps[2].exposed * steps[2].seconds / (steps[0].exposed * steps[0].seconds)
-assert left < 0.3, f"{left:.0%} still shows: do your buckets leave while backward goes on?"
-print(f"{left:.0%} of the communication still shows; you predicted {my_exposed:.0%}")
+assert left < 0.3, f"{left:.0%} remains exposed: do your buckets leave while backward goes on?"
+print(f"{left:.0%} of the communication remains exposed; you predicted {my_exposed:.0%}")
 
 # %% [markdown]
 # With four layers the last bucket is a quarter of the model, and nothing is left to hide it. What would it be with 96
