@@ -358,9 +358,11 @@ scaled
 # ## Take it home
 #
 # PyTorch's data parallelism, complete. `DistributedSampler` gives each rank its share of the windows, which
-# `data.loading.shard` does in the lab. `DistributedDataParallel` copies rank 0's parameters to all ranks (6.1) and
-# sends buckets during backward (6.3 and 6.4); the hook averages them (6.5). `bf16_compress_hook` beside it would send
-# half of the bytes. `no_sync` is 6.6, and the gradients are clipped after their sum.
+# `data.loading.shard` does in the lab; if it shuffles, `set_epoch(epoch)` has to be called before each epoch, or all
+# epochs are alike. `DistributedDataParallel` copies rank 0's parameters to all ranks (6.1) and sends buckets during
+# backward (6.3 and 6.4); the hook averages them (6.5), and `bf16_compress_hook` in its place would send 16 bits of
+# each number. `no_sync` is 6.6. Gradients are clipped after their sum, and `reduce` is only for the loss that is
+# printed.
 
 # %% tags=["take-home"]
 # %%writefile take_home_06.py

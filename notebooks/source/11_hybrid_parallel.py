@@ -323,10 +323,11 @@ losses = [float(line.split()[-1]) for line in out.grep("loss")]
 assert max(abs(a - b) for a, b in zip(losses, alone.losses, strict=True)) < 1e-10
 
 # %% [markdown]
-# On GPUs write `"nccl"` and `"cuda"` in place of `"gloo"` and `"cpu"`, and, before the mesh,
-# `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`. Slurm starts it on two nodes with the script below: one
-# `torchrun` for each node, which starts the ranks of that node. They find each other at the first node, the
-# *rendezvous*. `--nproc-per-node` is the number of GPUs of a node, so that tp stays within it.
+# On GPUs write `"nccl"` and `"cuda"` in place of `"gloo"` and `"cpu"`, call
+# `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before the mesh is made, and move model and batches there.
+# Slurm starts it on two nodes with the script below: one `torchrun` for each node, which starts the ranks of that
+# node. They find each other at the first node, the *rendezvous*. `--nproc-per-node` is the number of GPUs of a node,
+# so that tp stays within it.
 
 # %% [markdown]
 # %%writefile take_home_11.sbatch
