@@ -20,6 +20,8 @@ LEAST, MOST = 6, 10  # slides of a deck, what is below them not counted
 SMALL = """<style>
 .reveal {font-size: 22px} .reveal h1 {font-size: 1.7em} .reveal h2 {font-size: 1.4em}
 .reveal pre {font-size: 0.8em; width: 100%; box-shadow: none}
+.reveal .jp-RenderedHTMLCommon table {font-size: 16px} .reveal table code {font-size: 14px}
+.reveal table th, .reveal table td {padding: 3px 10px}
 </style>
 
 """
