@@ -3,6 +3,7 @@
 import statistics
 import subprocess
 import sys
+import time
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -13,7 +14,6 @@ from hpdl_lab import lab, schedules
 from hpdl_lab.collectives import table
 from hpdl_lab.lab.explore import Control, Explored, doublings, logarithmic
 from hpdl_lab.lab.explorers import EXPLORERS
-from hpdl_lab.measure import measure
 from hpdl_lab.parallel.scripts import price
 from hpdl_lab.plots import live
 
@@ -46,53 +46,19 @@ def test_every_value_of_every_slider_is_answered(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_answer_takes_less_than_a_tenth_of_a_second(name, within):
-    """From the slider's event to the bytes of the picture; the median over all sliders."""
+    """From the slider's event to the bytes of the picture; the median over all sliders.
+
+    In seconds of a core, for which this process may wait on a busy machine; tests/browser measures those of a clock.
+    """
     found, times = explored(name), []
     for key, control in found.controls.items():
         for value in control.values[:: max(1, len(control.values) // 4)]:
-
-            def answer(key=key, value=value):
-                if found.set(**{key: value}).picture is not None:
-                    live.png(found.picture.figure, 1)
-
-            times.append(measure(answer, warmup=0, repeats=1).median)
+            begin = time.process_time()
+            if found.set(**{key: value}).picture is not None:
+                live.png(found.picture.figure, 1)
+            times.append(time.process_time() - begin)
         found.set(**{key: control.start})
     assert statistics.median(times) < within(ANSWER_S)
-
-
-GUESSES = {  # {explorer: (guess, where it is marked)}
-    "days": (1000, [(1, 1000 * 86400)]),
-    "graph": ({"ring": 0.3, "star": 0.1}, [(20, 0.3), (20, 0.1)]),
-    "message": ({"8": 10, "1MiB": 1000}, [(8, 1e-5), (2**20, 1e-3)]),
-    "pipeline": ({"bubble": 0.5, "live": 1}, [(8, 50)]),
-    "share": ({"dp": 32, "pp": 32, "tp": 1, "seconds": 100}, [(50, 100)]),
-}
-
-
-@pytest.mark.parametrize("name", GUESSES)
-def test_a_guess_is_marked_in_every_picture(name):
-    guess, points = GUESSES[name]
-    made_for = EXPLORE.MARKS[name][1]
-    found = lab.explore(name, prediction=guess, **made_for)
-    for control in (None, *found.controls):
-        if control and control not in made_for:
-            found.set(**{control: found.controls[control].values[-1]})
-        stars = [line for ax in found.picture.figure.axes for line in ax.lines if line.get_marker() == "*"]
-        marked = [(float(star.get_xdata()[0]), float(star.get_ydata()[0])) for star in stars]
-        assert np.allclose(marked, points)
-        assert all(low <= y <= high for star in stars for low, high in [star.axes.get_ylim()] for y in star.get_ydata())
-    for control in made_for:
-        before = found.values[control]
-        found.set(**{control: next(value for value in found.controls[control].values if value != before)})
-        assert not any(line.get_marker() == "*" for ax in found.picture.figure.axes for line in ax.lines)
-        found.set(**{control: before})
-
-
-def test_a_guess_of_the_exposed_share_is_marked_as_seconds():
-    found = lab.explore("buckets", prediction=0.5, bucket=1_000_000)
-    (star,) = (line for line in found.picture.figure.axes[1].lines if line.get_marker() == "*")
-    step = EXPLORE.exposed(1_000_000, found.values["layers"], found.values["ratio"])
-    assert star.get_xydata().tolist() == [[1_000_000, pytest.approx(step.communication / 2)]]
 
 
 def test_sliders_are_checked_and_wrong_ones_named():

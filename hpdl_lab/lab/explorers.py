@@ -271,7 +271,7 @@ def buckets(bucket: int, layers: int, ratio: float) -> Picture:
 TP = doublings(1, 64)
 HEAD = 128  # numbers of a head: GPT-3, Brown et al. 2020, table 2.1
 TOKENS = 2048
-INSIDE = ("nvlink_4", "nvlink_3", "pcie_5", "pcie_4")
+INSIDE = ("nvlink_4", "nvlink_3", "pcie_5", "pcie_4", "infiniband_ndr")
 BETWEEN = "infiniband_ndr"
 NODE_RANKS = 8
 
@@ -331,12 +331,9 @@ def pipeline(stages: int, micro_batches: int, backward: float, schedule: str) ->
         name: [(m, 100 * b) for m in MICRO_BATCHES if (b := bubble(name, stages, m, backward)) is not None]
         for name in FIVE
     }
-    text = (
-        f"{plan.name}: {number_text(float(times.makespan))} units, bubble {times.bubble:.1%}, activations of at most "
-    )
-    text += (
-        f"{max(times.peak)} micro-batches" + (" of half a stage each" if plan.chunks > 1 else "") + " live on a rank."
-    )
+    held = counted(max(times.peak), "micro-batch", "micro-batches") + (", half a stage each" if plan.chunks > 1 else "")
+    text = f"{plan.name}: {number_text(float(times.makespan))} units of time, bubble {times.bubble:.1%}; "
+    text += f"a rank keeps the activations of at most {held}."
     args = plan, times, curves, micro_batches
     return drawn(drawing.pipeline, *args, text=text, height=drawing.PIPELINE_HEIGHT)
 
