@@ -35,7 +35,7 @@ AXES = {
 
 
 def coordinates(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Where rank number `rank` stands on a grid: one coordinate per axis, the last of which varies fastest.
+    """Say where rank number `rank` stands on a grid: one coordinate per axis, the last of which varies fastest.
 
         sizes (2, 3):   0 1 2      rank 4 -> (1, 1)
                         3 4 5
@@ -53,7 +53,7 @@ def coordinates(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def groups(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
-    """The groups of ranks along one axis: those that differ in this coordinate only.
+    """List the groups of ranks along one axis: those that differ in this coordinate only.
 
         sizes (2, 3):   0 1 2      axis 0, downwards: [[0, 3], [1, 4], [2, 5]]
                         3 4 5      axis 1, across:    [[0, 1, 2], [3, 4, 5]]

@@ -24,7 +24,7 @@ STUB = "    # YOUR CODE HERE\n    raise NotImplementedError()"
 ANSWERS = {  # {student: {exercise: its body}}
     "ada": {
         "0-1": '    return f"hello from rank {comm.rank} of {comm.size}"',
-        "0-2": "    return comm.rank, socket.gethostname(), 7",
+        "0-2": "    x[:] = comm.rank\n    comm.barrier()\n    return 7, x",
     },
     "bob": {"0-1": "    import time\n\n    while True:\n        time.sleep(0.01)"},
 }

@@ -253,7 +253,7 @@ def choose(costs: Any, p: int, nbytes: int, alpha: Any, beta: Any) -> str:
         tree           2 log2(p)         2 log2(p) * nbytes       few long steps
 
     Args:    costs: {name: cost}, where cost(p, nbytes) returns a record with .steps and .nbytes, those of one rank
-             from the begin to the end, such as {"ring": ring_cost, "tree": tree_cost}.
+             from beginning to end, such as {"ring": ring_cost, "tree": tree_cost}.
              p: ranks; nbytes: bytes per rank; alpha: s per step; beta: s per byte.
     Returns: the name of the one that takes the fewest seconds.
     """

@@ -18,7 +18,7 @@ def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The slope of the loss at `w`: it points uphill, one number per weight.
+    """Compute the slope of the loss at `w`, one number per weight: it points uphill.
 
     If weight j grows by a tiny h, the loss rises by h times number j of what is returned. The loss is half the mean of
     the squared errors; the error of an example is what the weights predict for it, minus its y.
@@ -31,7 +31,7 @@ def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def gradient_step(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
-    """The weights after one step downhill, against the gradient.
+    """Take one step downhill, against the gradient, and return the new weights.
 
     Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,); rate: the learning rate, a number above 0.
     Returns: (d,) new NumPy array; w stays as it is, so that the path of all the w can be drawn.
@@ -40,7 +40,7 @@ def gradient_step(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> n
 
 
 def largest_stable_rate(x: np.ndarray) -> float:
-    """The learning rate above which gradient descent on `x` diverges.
+    """Find the learning rate above which gradient descent on `x` diverges.
 
     Every axis of the bowl has a limit of its own, and the steepest axis has the last word. The curvatures along the
     axes are the eigenvalues of the (d, d) matrix below, which is symmetric: NumPy finds them.

@@ -4,7 +4,7 @@ from .schedule import Action
 
 
 def gpipe(rank: int, ranks: int, micro_batches: int) -> list[Action]:
-    """What rank `rank` does in GPipe's schedule.
+    """List what rank `rank` does in GPipe's schedule.
 
         p = 3, m = 4, backward takes twice as long as forward
 

@@ -4,7 +4,7 @@ from .schedule import Action
 
 
 def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Action]:
-    """What rank `rank` does in the schedule 1F1B.
+    """List what rank `rank` does in the schedule 1F1B.
 
         p = 3, m = 4                                                     warm-up, then forward and backward in turn
 
@@ -64,7 +64,7 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[
 
 
 def zero_bubble_h1(rank: int, ranks: int, micro_batches: int) -> list[Action]:
-    """What rank `rank` does in the schedule ZB-H1.
+    """List what rank `rank` does in the schedule ZB-H1.
 
     The stage before waits for the gradient of the input (I), nobody for those of the weights (W): these fill the slots
     in which others wait.

@@ -14,7 +14,7 @@ from .spec import Spec
 
 
 def best_grid(ranks: int, predict: Callable, limit: float) -> tuple[int, int, int]:
-    """The fastest grid of this many ranks whose fullest rank holds no more than `limit` bytes.
+    """Find the fastest grid of this many ranks whose fullest rank holds no more than `limit` bytes.
 
     Every dp x pp x tp = ranks counts, not only powers of two: `grids(ranks)` lists all (dp, pp, tp). For those that
     cannot be, because tp does not divide the heads or pp is more than there are layers, predict raises ValueError.
@@ -22,7 +22,7 @@ def best_grid(ranks: int, predict: Callable, limit: float) -> tuple[int, int, in
     Args:    ranks: int, at least 1; limit: bytes.
              predict: predict(dp, pp, tp) -> a record with .seconds (of a step) and .nbytes (of the fullest rank).
     Returns: (dp, pp, tp). Of equally fast ones the one whose fullest rank holds least.
-    Raises:  ValueError with the least memory that any grid needs where none fits.
+    Raises:  ValueError with the least memory that any grid needs, if none fits.
     """
     ### BEGIN SOLUTION
     best, least = None, float("inf")

@@ -57,7 +57,7 @@ def reduce_gradients(mesh: DeviceMesh, parameters: list[Placed]) -> None:
              rank has a part of that gradient; placed.shared is the communicator of the stages that hold this very
              parameter, or None. A gradient that is None counts as zeros: another rank may have one for it.
     Returns: None; every parameter.grad is overwritten by the sum, the same on every rank that holds that parameter.
-    Steps: per parameter one all_reduce over dp, one over tp where over_tp, one over `shared` where it is there.
+    Steps: per parameter one all_reduce over dp, one over tp if over_tp, one over `shared` if there is one.
     Ref: Narayanan et al. 2021, arXiv:2104.04473, section 2; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
     """
     ### BEGIN SOLUTION

@@ -48,7 +48,7 @@ def do_forward(
 def do_backward(
     comm: Comm, schedule: Schedule, action: Action, saved: dict[tuple[int, int], tuple[Tensor, Tensor]]
 ) -> None:
-    """Backward of one micro-batch through one stage, with its messages: the forward's, the other way round.
+    """Do the backward of one micro-batch through one stage, with its messages: those of forward, reversed.
 
         forward    stage before --- x ---> [ this stage ] --- y ---> stage after
         backward   stage before <- dx ---- [ this stage ] <-- dy --- stage after

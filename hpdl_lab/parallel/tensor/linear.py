@@ -143,13 +143,13 @@ def linear_naive(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
 
 
 def column_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """This rank's columns of y = x A + bias.
+    """Compute this rank's columns of y = x A + bias.
 
         x (..., in) on every rank;  rank 0: weight (out/p, in) -> y (..., out/p), the first columns; rank 1: the next
 
     Args:    x: (..., in), the same on every rank; weight: (out/p, in), bias: (out/p,) or None, different per rank.
     Returns: (..., out/p). After backward x.grad is complete, the same on every rank.
-    Raises:  ValueError where the shapes do not fit, before the first message.
+    Raises:  ValueError if the shapes do not fit, before the first message.
     Steps: 0 forward; one all_reduce backward.   Bytes per rank: of all_reduce for the N elements of x.
     Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
@@ -161,7 +161,7 @@ def column_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def row_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y = x A + bias, of which this rank has some rows of A and the same columns of x.
+    """Compute y = x A + bias, if this rank has some rows of A and the same columns of x.
 
         rank 0: x0 (..., in/p), weight (out, in/p) -> x0 A0 --+
         rank 1: x1 (..., in/p), weight (out, in/p) -> x1 A1 --+--> x0 A0 + x1 A1 + bias on every rank
@@ -169,7 +169,7 @@ def row_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Te
     Args:    x: (..., in/p), different per rank; weight: (out, in/p), different per rank; bias: (out,) or None, the same
              on every rank.
     Returns: (..., out), the same on every rank.
-    Raises:  ValueError where the shapes do not fit, before the first message.
+    Raises:  ValueError if the shapes do not fit, before the first message.
     Steps: one all_reduce forward; 0 backward.   Bytes per rank: of all_reduce for the N elements of y.
     Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
@@ -273,7 +273,7 @@ def sequence_parallel(comm: Comm, x: Tensor, layer: Callable) -> Tensor:
 
         x (b, s/p, d) -> all-gather -> (b, s, d) -> layer -> part of the sum (b, s, d) -> reduce-scatter -> (b, s/p, d)
 
-    Backward goes the other way: the gradient is gathered before the layer, and reduce-scattered behind it.
+    Backward goes the other way: the gradient is gathered before the layer, and reduce-scattered after it.
 
     Args:    x: (b, s/p, d), this rank's positions.
              layer: f((b, s, d), the same on every rank) -> (b, s, d), of which the sum over ranks is the result: a

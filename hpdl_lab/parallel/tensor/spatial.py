@@ -35,19 +35,19 @@ def edges_of(height: int, ranks: int) -> tuple[int, ...]:
 
 
 def halo_exchange(comm: Comm, x: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
-    """`x` with the neighbors' rows around it that its kernels overlap.
+    """Surround `x` with the neighbors' rows that its kernels overlap.
 
         rank r - 1:  . . . a b                     rank r:  a b | c d e | f            rows[r] = (2, 1)
         rank r:            c d e
         rank r + 1:              f . . .
 
-    A function of plain tensors; in a backward pass the gradients of halo rows would go home, and be added there.
+    A function of plain tensors; in backward the gradients of halo rows would go back to their owner.
 
     Args:    x: (b, c, h, w), this rank's rows of an image that is cut by rows, rank 0 on top; h may differ by rank.
              rows: [(above, below)] for each rank, the same on every rank: how many rows it needs from the rank above
              and from the rank below. Above rank 0 and below the last rank there is no image: zeros.
     Returns: (b, c, above + h + below, w), a new tensor.
-    Raises:  ValueError where rows has not a pair per rank, or a neighbor needs more rows than this rank has.
+    Raises:  ValueError if rows does not have a pair per rank, or a neighbor needs more rows than this rank has.
     Steps: 1: all messages at once.   Bytes per rank: b c w itemsize for each row that a neighbor needs.
     Ref: Dryden et al. 2019, arXiv:1903.06681, section 3.1.
     """

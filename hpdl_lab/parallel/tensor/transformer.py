@@ -36,12 +36,12 @@ from .vocabulary import VocabularyEmbedding, VocabularyLinear
 
 
 def rows_of_heads(rank: int, ranks: int, heads: int, width: int) -> Tensor:
-    """The rows of the packed weight of attention, q of all heads, then k, then v, that belong to the heads of `rank`.
+    """List the rows of the packed weight of attention (all of q, then k, then v) that belong to the heads of `rank`.
 
     Args:    rank, ranks: ints; heads: of the whole layer; width: of all heads together, so a head has width/heads rows.
              Rank 0 has the first heads/ranks heads, rank 1 the next.
     Returns: (3 * width / ranks,) int64 tensor of row numbers below 3 * width: q's, then k's, then v's.
-    Raises:  ValueError where the ranks do not divide the heads, or the heads the width.
+    Raises:  ValueError if the ranks do not divide the heads, or the heads the width.
     """
     if heads < 1 or heads % ranks or width % heads:
         raise ValueError(
@@ -65,14 +65,14 @@ def attention_heads(
     heads: int,
     causal: bool,
 ) -> Tensor:
-    """Attention of which this rank has some heads.
+    """Compute attention, of which this rank has some heads.
 
     Args:    x: (b, s, d), the same on every rank.
              qkv_weight: (3d/p, d), qkv_bias: (3d/p,): this rank's rows, q of its heads, then k, then v.
              out_weight: (d, d/p): the columns that its heads go into; out_bias: (d,), the same on every rank.
              heads: of this rank; causal: whether positions see only those up to themselves.
     Returns: (b, s, d), the same on every rank. After backward x.grad is complete.
-    Raises:  ValueError where the shapes do not fit, before the first message.
+    Raises:  ValueError if the shapes do not fit, before the first message.
     Steps: one all_reduce forward, one backward.   Bytes per rank: of all_reduce for b s d elements, each time.
     Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
