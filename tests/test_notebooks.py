@@ -175,6 +175,34 @@ def test_guesses_are_left_to_the_attendee_and_refused_as_long_as_they_are(path, 
     progress.cache_clear()
 
 
+SAID = {  # guesses about what no later picture measures: most are printed beside the answer
+    "00_why": {"my_share", "my_factor"},
+    "00_engines": {"my_guess_ms"},
+    "02_parallel_gradient_descent": {"my_guess"},
+    "04_ring_all_reduce": {"my_bytes"},
+    "09_tensor_parallel": {"my_all_reduces"},
+    "10_pipeline_parallel": {"my_cut"},  # is drawn as a schedule of its own
+    "11_hybrid_parallel": {"my_grid"},  # the picker is set to it
+}
+
+
+@pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)
+def test_every_guess_is_drawn_later_or_said(path):
+    drawn, read, guessed = set(), set(), set()
+    for cell in cells_of(path, "code"):
+        if cell.source.startswith("%%writefile"):
+            continue
+        nodes = list(ast.walk(magic_free(cell)))
+        names = {node.id for node in nodes if isinstance(node, ast.Name) and node.id.startswith("my_")}
+        if is_guess(cell):
+            guessed |= names
+            continue
+        given = [node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "prediction"]
+        drawn |= {node.id for value in given for node in ast.walk(value) if isinstance(node, ast.Name)}
+        read |= names
+    assert guessed <= read and guessed - drawn == SAID.get(path.stem, set())
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("path", [path for path in EXERCISE_FORMS if WITHOUT_EXERCISES not in path.stem], ids=named)
 def test_the_exercise_form_runs_up_to_its_first_stub_which_names_the_exercise(path, tmp_path, monkeypatch, cluster):
