@@ -183,7 +183,7 @@ def address(server):
     lines = []
     for line in server.stdout:
         lines.append(line)
-        found = re.search(r"http://127\.0\.0\.1:\d+/lab\?token=\w+", line)
+        found = re.search(r"http://127\.0\.0\.1:\d+/lab/tree/00_why\.ipynb\?token=\w+", line)
         if found:
             return found.group(), "".join(lines)
     raise AssertionError(f"no address was printed: {''.join(lines)}")
