@@ -53,6 +53,13 @@ order: no shuffling
     DistributedSampler(train) => DistributedSampler(train, shuffle=False)
 rest: step 3 is taken with 1 + 1 examples
     sampler=sampler, drop_last=True => sampler=sampler
+shares: the ranks take 20 + 12 examples
+    - for x, y in loader:
+    + order = torch.randperm(97, generator=torch.Generator().manual_seed(epoch))[:96].split(BATCH)
+    + for x, y in (train[part.tensor_split((20,))[rank]] for part in order):
+model: rank 0 never called a model
+    mean = loss.detach() / ranks => raise SystemExit
+    model(x) => torch.ones(len(x) * 64, 81, dtype=torch.float64, requires_grad=True).unsqueeze(0)
 deadlock: rank 1 has ended
     - sampler = DistributedSampler(train)  # every rank its own examples
     - loader = DataLoader(train, BATCH // ranks, sampler=sampler, drop_last=True)

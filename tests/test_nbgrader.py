@@ -136,6 +136,13 @@ def test_guesses_are_left_to_the_students(written):
         assert guesses and all("..." in source for source in guesses)
 
 
+def test_scripts_are_left_to_the_students_and_written_before_they_are_graded(written):
+    for name, script in (("06_data_parallel", "train_ddp"), ("09_tensor_parallel", "train_tp")):
+        cells = nbformat.read(written / "source" / name / f"{name}.ipynb", as_version=4).cells
+        (cell,) = [cell for cell in cells if cell.source.startswith(f"%%writefile {script}.py")]
+        assert "on one rank: python train_gpt.py" in cell.source and cell.metadata.tags == ["script"]
+
+
 def test_students_get_neither_solutions_nor_hidden_tests(graded):
     text = released(graded).read_text()
     assert not re.search(r"SOLUTION|HIDDEN|assert result|hello from rank \{comm", text)

@@ -47,15 +47,16 @@ def source_form(solution: Any, exercise: Any) -> bytes:
     stubs, behind = {cell.id: cell.source for cell in exercise.cells}, False
     for cell in solution.cells:
         role = cell.metadata.get("nbgrader", {})
-        if {"guess", "script"} & set(cell.metadata.get("tags", [])):
+        tags = cell.metadata.get("tags", [])
+        if {"guess", "script"} & set(tags):
             cell.source = stubs[cell.id]
         if role.get("solution"):
             behind, cell.source = True, with_broken_program(cell.source, stubs[cell.id])
         elif role.get("grade"):
             check, *hidden, _ = cell.source.split("\n")
             cell.source = "\n".join([check, "display(result)", *hidden])
-        elif behind and cell.cell_type == "code":
-            cell.metadata.tags = [*cell.metadata.get("tags", []), SKIPPED]
+        elif behind and cell.cell_type == "code" and "script" not in tags:
+            cell.metadata.tags = [*tags, SKIPPED]
     solution.metadata.hpdl_lab |= {"form": "nbgrader", "digest": forms.digest(solution.cells)}
     return (nbformat.writes(solution) + "\n").encode()
 

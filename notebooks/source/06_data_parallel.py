@@ -227,7 +227,8 @@ lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction()
 #     optimizer = DistributedOptimizer(optimizer, comm)    # 3
 #
 # Horovod itself asks for seven. The third is forgotten most often: without a sampler all ranks train on the same
-# data. The rate grows with the ranks because Horovod's scripts leave each rank the batch of one.
+# data. The rate grows with the ranks because in Horovod's examples each rank keeps its batch size, so that the global
+# batch grows too.
 #
 #     hvd.init()
 #     torch.cuda.set_device(hvd.local_rank())

@@ -163,8 +163,9 @@ def begins_together(case: Case) -> None:
     """There is a process group, and the optimizer steps with the parameters of the model, equally often everywhere."""
     p, wanted = len(case.ranks), len(case.one.all("step"))
     taken = [len(rank.all("step")) for rank in case.ranks]
-    if not all(rank.first("weights") for rank in case.ranks):
-        raise Broken("model: no rank ever called a model with tokens of shape (b, s), so there is nothing to compare.")
+    blind = [r for r, rank in enumerate(case.ranks) if not rank.first("weights")]
+    if blind:
+        raise Broken(f"model: rank {blind[0]} never called a model with tokens of shape (b, s).")
     if not any(event["group"] for rank in case.ranks for event in [*rank.all("step"), *rank.all("ended")]):
         raise Broken(f"""init: each of the {p} ranks trained by itself: without dist.init_process_group none of them
             knows of the others.""")
@@ -265,9 +266,6 @@ def why_other_examples(
         return f"""batch: in step {step} the {n} {who} take {" + ".join(map(str, sizes))} = {sum(sizes)} examples, where
             the one-rank script takes {len(right)}: each rank's share is BATCH // {n}. (A larger batch is another
             training, with another learning rate.)"""
-    if len(set(sizes)) > 1:
-        return f"""shares: in step {step} the {who} take {" + ".join(map(str, sizes))} examples: a mean of their means
-            is not the mean of all of them."""
     return other_order(step, shares, right, f"the {n} {who} together")
 
 
@@ -347,6 +345,10 @@ def why_other_gradients(case: Case, step: int, ratios: dict[str, float], wrong: 
                 not divided by the number of replicas. {hidden} {factor:g} times as long."""
         return f"""twice: in step {step} the gradients are 1/{1 / factor:g} of those of the one-rank script: averaged
             twice. DDP and FSDP have divided already. {hidden} {1 / factor:g} times too short."""
+    sizes = [len(rank.batches[step]) for rank in case.ranks]
+    if len(set(sizes)) > 1:
+        return f"""shares: in step {step} the ranks take {" + ".join(map(str, sizes))} examples: a mean of means is not
+            the mean of all of them. Give all ranks as many, or weigh what they have."""
     if step:
         return f"""update: the gradients of step {step - 1} are right, those of step {step} are not: the step between
             them is another one than AdamW takes in the one-rank script, or the weights were changed."""
