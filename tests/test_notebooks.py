@@ -22,7 +22,7 @@ HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n.*?### END HIDDEN TESTS\n", re.DOT
 MOST_CODE_CELLS = 16  # besides exercises, their checks, guesses, sliders, and what is taken home
 MOST_LINES = 6
 WITHOUT_EXERCISES = "00_why"
-MOST_LINES_TO_TAKE_HOME = 30
+LINES_TO_TAKE_HOME = range(10, 31)
 
 
 def cells_of(path, kind):
@@ -100,7 +100,7 @@ def test_a_notebook_ends_with_a_file_that_is_run_and_whose_numbers_are_asserted(
     assert files or path.stem == WITHOUT_EXERCISES
     for name, text in files.items():
         assert re.match(rf"take_home_{path.stem[:2]}\w*\.(py|sbatch)$", name)
-        assert len(text.strip().split("\n")) <= MOST_LINES_TO_TAKE_HOME, name
+        assert len(text.strip().split("\n")) in LINES_TO_TAKE_HOME, name
         assert any(cell.source.startswith("out = !") and name in cell.source.split("\n")[0] for cell in cells), name
         if name.endswith(".py"):
             compile(text, name, "exec")
