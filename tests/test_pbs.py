@@ -138,7 +138,7 @@ def test_four_engines_in_a_notebook_of_the_job_and_qdel_ends_them(job, tmp_path,
     lines = []
     for line in start.stdout:
         lines.append(line)
-        if found := re.search(r"(http://127\.0\.0\.1:\d+)/lab\?token=(\w+)", line):
+        if found := re.search(r"(http://127\.0\.0\.1:\d+)/lab/tree/00_why\.ipynb\?token=(\w+)", line):
             break
     assert f"ssh -N -J ada@login1 -L 8888:127.0.0.1:8888 ada@{socket.gethostname()}" in "".join(lines)
     base, token = found.groups()

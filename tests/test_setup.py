@@ -203,7 +203,7 @@ def assert_answers_on_loopback_only(url):
     with urllib.request.urlopen(url, timeout=50) as page:
         assert b"JupyterLab" in page.read()
     notification = "lab/api/settings/@jupyterlab/apputils-extension:notification"
-    with urllib.request.urlopen(url.replace("lab?", f"{notification}?"), timeout=50) as answer:
+    with urllib.request.urlopen(url.replace("lab/tree/00_why.ipynb?", f"{notification}?"), timeout=50) as answer:
         properties = json.load(answer)["schema"]["properties"]
     assert properties["fetchNews"]["default"] == "false"  # no question about news in front of the first notebook
     port = int(re.search(r":(\d+)/", url).group(1))
