@@ -13,6 +13,7 @@ from hpdl_lab import cli, lab, models
 from hpdl_lab.checks.exercises import find
 from hpdl_lab.checks.scripts import launch as launching
 from hpdl_lab.checks.scripts.table import ALONE, SCRIPTS, check_script, script_of
+from hpdl_lab.lab.exercises import exercises_until
 from hpdl_lab.lab.progress import progress
 from hpdl_lab.models.transformer import separate_qkv
 from tests import script_answers
@@ -95,6 +96,11 @@ def test_a_record_is_complete(exercise):
     assert all(len(levels) == len(set(levels)) == 3 for levels in exercise.hints.values())
     rejected = {failed for of, failed, _, _ in WRONG if of is exercise}
     assert set(exercise.hints) - {""} <= rejected and len(rejected) >= 4
+
+
+def test_catching_up_to_a_script_takes_the_exercises_before_it():
+    assert [e.id for e in exercises_until(9, "6")] == ["9.1", "9.2", "9.3", "9.4", "9.5"]
+    assert len(exercises_until(9, "")) == 6 and not exercises_until(9, "8")
 
 
 def test_three_layers_compute_what_one_did():

@@ -163,12 +163,14 @@ def catch_up(until: str | int) -> Note:
 
 
 def exercises_until(notebook: int, last: str) -> list[Exercise]:
-    """The exercises of a notebook, up to its `last` one ("" for all); none if it has no such exercise."""
+    """The exercises of a notebook, up to its `last` one ("" for all); none if it has no such exercise.
+
+    Scripts count, but are not among them: no cell needs one.
+    """
     found = [e for e in exercises.EXERCISES if e.id.startswith(f"{notebook}.")]
-    ids = [e.id for e in found]
-    if not last:
-        return found
-    return found[: ids.index(f"{notebook}.{last}") + 1] if f"{notebook}.{last}" in ids else []
+    if last and f"{notebook}.{last}" not in {e.id for e in (*found, *scripts.SCRIPTS)}:
+        return []
+    return [e for e in found if not last or int(e.id.partition(".")[2]) <= int(last)]
 
 
 def state_of(exercise: Exercise, own: Any) -> str:
