@@ -183,9 +183,9 @@ lab.show([e for e in trained.events if e.t0_ns >= begin])
 # ## Does it scale? First a success
 #
 # Give every rank 128 windows of text, however many ranks there are: **weak scaling**. More ranks then mean a larger
-# batch in the same time. Two ranks have a core each on most machines: the blue points. The green ones are simulated
-# ranks that compute as fast as one of your cores, joined by InfiniBand of 200 Gbit/s. On the dashed diagonal p ranks
-# would do p times the work.
+# batch in the same time. Two ranks have a core each on most machines: the blue points (lower if something else uses
+# the cores). The green ones are simulated ranks that compute as fast as one of your cores, joined by InfiniBand of
+# 200 Gbit/s. On the dashed diagonal p ranks would do p times the work.
 
 # %%
 from hpdl_lab.comm.network import Switch
