@@ -269,7 +269,7 @@ def test_what_is_in_force_is_said_with_the_reason_for_what_cannot_be(tmp_path):
 
 
 def test_limits_that_nobody_named_follow_from_the_engines():
-    assert settings.Settings(engines=4).memory_limit == 3 * GIGABYTE
+    assert settings.Settings(engines=4).memory_limit == 4.2e9
     assert settings.Settings(engines=1000).core_limit == len(os.sched_getaffinity(0))
 
 

@@ -130,7 +130,7 @@ def test_the_hub_line_is_one_that_hpdl_hub_takes():
     line = next(line for line in plan_text.settings(made).splitlines() if "hpdl hub" in line)
     asked = cli.parser().parse_args(line.split()[1:])
     assert asked.users == 20 and asked.engines == 4 and asked.start_timeout == 60
-    assert "--memory 1.8GB" in line  # half more than 1,200 MB
+    assert "--memory 3.1GB" in line  # half more than 1,200 MB, and four ranks of a script
 
 
 def test_the_lines_of_a_configuration_are_options_of_jupyterhub():

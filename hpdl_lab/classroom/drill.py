@@ -199,9 +199,10 @@ def rehearse(n: int, notebook: Any = NOTEBOOK, engines: Any = ENGINES, say: Any 
 
 def solution(number: Any) -> Any:
     """[(code, whether it is meant to raise)] of the solution of notebook "00". Raises ValueError that lists all."""
-    there = {path.name[:2]: path for path in sorted((forms.NOTEBOOKS / "solutions").glob(forms.NAMES))}
+    paths = sorted((forms.NOTEBOOKS / "solutions").glob(forms.NAMES), reverse=True)
+    there = {path.name[:2]: path for path in paths}  # "00" is 00_engines, not 00_why, which has no engines
     if number not in there:
-        raise ValueError(f"no notebook {number!r}: {', '.join(there)}")
+        raise ValueError(f"no notebook {number!r}: {', '.join(sorted(there))}")
     cells = nbformat.read(there[number], as_version=4).cells
     code = [cell for cell in cells if cell.cell_type == "code" and cell.source.strip()]
     return [(cell.source, "raises-exception" in cell.metadata.get("tags", ())) for cell in code]

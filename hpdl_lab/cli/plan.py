@@ -19,6 +19,9 @@ from ..units import counted
 from .arguments import file, folder, memory, ranks
 
 HEADROOM = 1.5  # of memory, above what was measured: attendees make mistakes
+SCRIPT_MB = (
+    310  # each rank of a script by torchrun, beside the engines: a quarter of what notebook 06's file took at most
+)
 USER_COLUMNS = ("attendee", *(f"{step} (s)" for step in STEPS), "memory (MB)", "failed at")
 STEP_COLUMNS = ("step", "done", "median (s)", "last (s)", "planned", "error", "processor of one (s)", "planned")
 STEP_COLUMNS += ("error", "memory of all (GB)", "planned", "error")
@@ -172,7 +175,7 @@ def shared_gpus(plan: Any, each: int) -> str:
 
 def settings(plan: Plan) -> str:
     """The hub's settings to paste, as arguments and as lines of a configuration."""
-    limit = math.ceil(plan.each("MB") * HEADROOM / 100) * 10**8  # bytes, a round number
+    limit = math.ceil((plan.each("MB") * HEADROOM + plan.engines * SCRIPT_MB) / 100) * 10**8  # bytes, a round number
     seconds = max(60, 10 * math.ceil(3 * plan.seconds("server") / 10))  # for a server to start while all start
     here = min(plan.attendees, plan.fits)
     lines = [
