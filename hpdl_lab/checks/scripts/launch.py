@@ -108,7 +108,7 @@ def wait(process: Any, folder: Path, ranks: int, began: float) -> tuple[bool, bo
 
 
 def moved(old: Any, new: Any) -> bool:
-    """Whether a rank has come to another line, or has computed."""
+    """Whether a rank has come to another line, or has computed or waited for a core."""
     return old["place"] != new["place"] or new["cpu"] - old["cpu"] > IDLE * max(new["time"] - old["time"], 0.5)
 
 
