@@ -344,7 +344,9 @@ def chunk_moved(wrong: Wrong) -> Reason | None:
     j = found[r].x[i] / scale - 1
     if j == i or not float(j).is_integer() or not 0 <= j < n:
         return None
-    return f"chunk: That is the value of x[{int(j)}]: rank {r} got another chunk there."
+    both = collective.adds and collective.promised(n, p, r) == (0, n)
+    why = ": did both halves get the whole of x?" if both else "."
+    return f"chunk: That is the value of x[{int(j)}]: rank {r} got another chunk there{why}"
 
 
 def counted_wrongly(wrong: Wrong) -> Reason | None:

@@ -9,6 +9,9 @@
 # Run the cells from top to bottom with Shift+Enter. Nothing here hangs for good: a rank that waits for 10 seconds,
 # its *deadline*, gives up, and you read who waited for whom. The stop button above, ■, ends everything, even a loop
 # that computes forever; `lab.run(f, limit=60)` gives up after 60 s.
+#
+# A heading that ends in *full day* or *homework* begins a section that shorter courses leave out: go on at the next
+# heading without such a label. No later notebook needs its answer.
 
 # %%
 import numpy as np

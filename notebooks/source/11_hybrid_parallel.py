@@ -53,6 +53,9 @@ my_grid = lab.guess("the fastest grid of 4 ranks", {"dp": ..., "pp": ..., "tp": 
 # a step, all by formulas, using speeds measured on this machine. Then press **Run it**: a few real steps on your
 # engines, drawn over the prediction. They train by SGD with momentum, whose state is as large as the parameters; that
 # of Adam would be twice as large.
+#
+# Where four ranks share two cores, all arithmetic waits for these two, whatever the grid (light gray: waiting for a
+# core). Then the predicted times hardly differ; memory and bytes do.
 
 # %%
 picker = lab.grid("gpt", batch=32)

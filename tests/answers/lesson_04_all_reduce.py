@@ -117,6 +117,8 @@ sum @the_other_way_around: It is the average
 steps @the_other_way_around: only one of the two halves is done
     other_direction => ring.reduce_scatter
     gathers_the_other_way(comm, x) => x
+chunk: did both halves get the whole of x
+    return ring.all_gather(comm, ring.reduce_scatter(comm, x))
 sum: is missing
     ring.all_gather(comm, x)
     ring.reduce_scatter(comm, x)

@@ -41,7 +41,7 @@ size: there are 3 ranks: comm.size
 messages: called all_reduce 4 times, for 20, 4, 12, 3
     for p in params:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        all_reduce(comm, p.grad.view(-1))
+        all_reduce(comm, p.grad)
         p.grad /= comm.size
 sizes: 39 by rank 0, 36 by rank 1
     params = [p for p in params if p.grad is not None]

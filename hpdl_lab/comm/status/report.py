@@ -375,7 +375,7 @@ def all_send_first(waits: list[Wait]) -> str:
     cycle = cycle_of(waits)
     if {w.op for w in cycle} != {"send"}:
         return ""
-    return f"{everybody(cycle)} send first and nobody has posted a receive: use comm.sendrecv"
+    return f"{everybody(cycle)} send first and nobody has posted a receive: let one receive first, or use comm.sendrecv"
 
 
 def waits_in_a_circle(waits: list[Wait]) -> str:

@@ -125,6 +125,7 @@ def predict(
     }
     rows = memories.memory_of(spec, grid, schedule, micro_batches, micro_batch, recompute, sequence, chunks)
     sent = tuple(case.bytes_sent(mine, share, sums[rank]) for rank, mine in enumerate(dealt.held))
+    waiting = seconds - sum(parts.values())
     return Prediction(
         grid,
         schedule,
@@ -138,7 +139,7 @@ def predict(
         stages=tuple(rows),
         links={axis: max(table[axis] for table in sent) for axis in sent[0]},
         sent=sent,
-        parts=parts | {"bubble": max(0.0, seconds - sum(parts.values()))},
+        parts=parts | {"bubble": waiting if waiting > 1e-9 * seconds else 0.0},  # a rest of rounding is none
         limit=case.machine.memory if limit is None else limit,
     )
 
