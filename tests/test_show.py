@@ -219,7 +219,7 @@ def test_steps_play_in_a_notebook_and_those_without_a_place_are_counted(monkeypa
     texts = texts_of(lab.show("ring", ranks=16).figure)
     assert "step 0" in texts and "…  step 28" in texts and any("25 steps are not drawn" in t for t in texts)
     ((frames, alt),) = played
-    assert [i for _, i in frames] == list(range(31)) and alt == "ring, step by step"
+    assert [i for _, i in frames] == list(range(31)) and alt == "ring, steps done"
     story = of_table(find("halving_doubling"), 8, {})
     figure = style.new_figure(height=collective.step_height(story))
     collective.draw_step(figure, story, 2)

@@ -182,7 +182,7 @@ def show_steps(x: Any, ranks: int = 8, collective: str = "all_reduce", **options
 def played(story: panels.Story) -> tuple[Callable[..., None], list[tuple[Any, ...]], str, float]:
     """The arguments of animation.html and of step_through that play a Story."""
     frames = [(story, i) for i in panels.spared(len(story.steps) + 1, MOST_STEPS)]
-    return panels.draw_step, frames, f"{story.name}, step by step", panels.step_height(story)
+    return panels.draw_step, frames, f"{story.name}, steps done", panels.step_height(story)
 
 
 def of_table(algorithm: Algorithm, p: int, options: dict[str, Any]) -> panels.Story:

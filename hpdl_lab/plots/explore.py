@@ -48,7 +48,16 @@ def mark(ax: Axes, points: Sequence[tuple[float, float]]) -> None:
         ax.plot([x], [y], "*", color=INK, markersize=12, zorder=6, clip_on=False)
         low, high = min(low, y / 1.1), max(high, y * 1.1)
     ax.set_ylim(low, high)
-    ax.annotate("your guess", points[0], (8, -3), textcoords="offset points", fontweight="bold", zorder=6)
+    right = ax.transLimits.transform(ax.transScale.transform(points[0]))[0] > 0.6  # where the text has no room
+    ax.annotate(
+        "your guess",
+        points[0],
+        (-8 if right else 8, -3),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        fontweight="bold",
+        zorder=6,
+    )
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -237,7 +246,7 @@ def buckets(
 ) -> None:
     """A step with buckets over time, and the exposed communication for any bucket size. sent: (begin, end) of each."""
     left, right = panels(figure, ("a step", "exposed communication"), width_ratios=(1.7, 1))
-    figure.subplots_adjust(left=0.12, top=0.88, wspace=0.22)
+    figure.subplots_adjust(left=0.12, right=0.96, top=0.88, wspace=0.22)
     begin, each = profile.forward, (profile.backward - profile.forward) / layers
     left.broken_barh([(0, begin)], (-0.35, 0.7), color=SKY)
     left.broken_barh(

@@ -305,9 +305,9 @@ def test_everything_to_explore_follows_its_sliders(page, served, within):
     assert max(medians.values()) < 1000 * within(ANSWER_S)
     cell = page.locator(".jp-CodeCell", has_text="lab.show(")
     cell.get_by_role("slider").press("ArrowRight")
-    expect(cell.get_by_text("ring, step by step: 1 of 6")).to_be_visible()
+    expect(cell.get_by_text("ring, steps done: 1 of 6")).to_be_visible()
     cell.locator("button").first.click()  # play
-    expect(cell.get_by_text(re.compile("ring, step by step: [2-5] of 6"))).to_be_visible()
+    expect(cell.get_by_text(re.compile("ring, steps done: [2-5] of 6"))).to_be_visible()
     cell.locator("button").first.click()  # pause
     screenshot(page, cell.locator("img").first, "steps.png")
     stopped = cell.locator(".widget-html-content").inner_text()
