@@ -10,7 +10,7 @@ VARIABLE = "HPDL_HUB"  # the state folder of the hub, in the environment of the 
 STATE = "/var/lib/hpdl-hub"
 PACKAGE = Path(__file__).resolve().parents[2]  # the clone, or the site-packages that holds this package
 CONFIGURATION = PACKAGE / "cluster" / "jupyterhub_config.py"
-# Bytes: JupyterLab with one kernel; an engine at work, and beside it a rank of a script by torchrun.
+# Bytes: JupyterLab with one kernel; an engine at work; a rank of a script that torchrun runs meanwhile.
 MEMORY_OF_SERVER, MEMORY_OF_ENGINE = 1.0e9, 0.8e9
 
 

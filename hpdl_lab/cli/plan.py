@@ -19,9 +19,7 @@ from ..units import counted
 from .arguments import file, folder, memory, ranks
 
 HEADROOM = 1.5  # of memory, above what was measured: attendees make mistakes
-SCRIPT_MB = (
-    310  # each rank of a script by torchrun, beside the engines: a quarter of what notebook 06's file took at most
-)
+SCRIPT_MB = 310  # each rank of a script that torchrun runs: a quarter of what notebook 06's file took at most
 USER_COLUMNS = ("attendee", *(f"{step} (s)" for step in STEPS), "memory (MB)", "failed at")
 STEP_COLUMNS = ("step", "done", "median (s)", "last (s)", "planned", "error", "processor of one (s)", "planned")
 STEP_COLUMNS += ("error", "memory of all (GB)", "planned", "error")

@@ -120,7 +120,7 @@ def scaling(
              ranks: which numbers of ranks to measure, default 1, 2, 4, ... up to the engines.
              n: examples, of all ranks in strong and of each rank in weak scaling; default 512, and 32 if examples are
              images or windows of tokens.
-             kind: "strong" or "weak", for that one alone, whose speedup is then drawn beside its efficiency.
+             kind: "strong" or "weak", for that one alone, whose speedup is then drawn as well as its efficiency.
              prediction: {ranks: speedup}.
              network: of comm.network, of the simulated ranks; default a switch as fast as the engines' messages, or
              one of 100 Gbit/s if none run. simulate: which numbers of ranks to simulate besides.

@@ -1,7 +1,7 @@
 """How efficiency falls with ranks: strong and weak scaling, predicted, ideal, modelled, simulated and measured.
 
 Efficiency, the speedup over the number of ranks, because on it 2 ranks and 1,024 fit into one panel, the ideal is a
-level line, and a spread of 5% is seen. One kind of scaling alone leaves room for the speedup itself beside it, whose
+level line, and a spread of 5% is seen. One kind of scaling alone leaves room for the speedup itself next to it, whose
 ideal is the diagonal.
 """
 

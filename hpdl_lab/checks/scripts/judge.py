@@ -261,7 +261,7 @@ def why_other_examples(
     if Counter(number for of in batches for number in of[step]) in before:
         return f"""epoch: step {step} sees the same examples as step
             {before.index(Counter(number for of in batches for number in of[step]))}: a DistributedSampler shuffles
-            anew only if it is told the epoch, sampler.set_epoch(epoch)."""
+            anew only if it knows the epoch, sampler.set_epoch(epoch)."""
     if sum(sizes) != len(right):
         return f"""batch: in step {step} the {n} {who} take {" + ".join(map(str, sizes))} = {sum(sizes)} examples, where
             the one-rank script takes {len(right)}: each rank's share is BATCH // {n}. (A larger batch is another

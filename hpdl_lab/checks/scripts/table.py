@@ -62,7 +62,7 @@ SCRIPTS = (
 
 
 def script_of(name: str) -> Path:
-    """The file of that name among the scripts of the clone, or of the installed package: they lie beside the hints."""
+    """The file of that name among the scripts of the clone, or of the installed package: they lie next to the hints."""
     folders = [folder.with_name("scripts") / name for folder in HINTS]
     return next((path for path in folders if path.exists()), folders[0])
 
