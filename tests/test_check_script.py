@@ -23,35 +23,41 @@ WRONG = [*script_answers.wrong_scripts()]
 RIGHT = [(exercise, name, edits) for exercise in SCRIPTS for name, edits in script_answers.RIGHT[exercise.id].items()]
 
 
-def checked(exercise, text, folder):
+@pytest.fixture(scope="module")
+def launcher():
+    with launching.Launcher() as launcher:
+        yield launcher
+
+
+def checked(exercise, text, folder, launcher=None):
     path = folder / exercise.file
     path.write_text(text)
-    return check_script(exercise, path)
+    return check_script(exercise, path, launcher)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("exercise", "failed", "says", "text"), WRONG, ids=[f"{e.id}-{failed}-{says[:30]}" for e, failed, says, _ in WRONG]
 )
-def test_a_wrong_script_is_rejected_with_its_message_in_time(exercise, failed, says, text, tmp_path):
+def test_a_wrong_script_is_rejected_with_its_message_in_time(exercise, failed, says, text, tmp_path, launcher):
     began = time.monotonic()
-    result = checked(exercise, text, tmp_path)
+    result = checked(exercise, text, tmp_path, launcher)
     assert (result.failed, says.lower() in result.message.lower()) == (failed, True), result
     assert time.monotonic() - began < launching.LIMIT
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("exercise", SCRIPTS, ids=lambda e: e.id)
-def test_the_solution_passes(exercise):
-    result = check_script(exercise, script_of(exercise.file))
+def test_the_solution_passes(exercise, launcher):
+    result = check_script(exercise, script_of(exercise.file), launcher)
     assert result, result
     assert "as on one rank, to 1e-12" in str(result)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("exercise", "name", "edits"), RIGHT, ids=[f"{e.id}-{name}" for e, name, _ in RIGHT])
-def test_another_right_script_passes(exercise, name, edits, tmp_path):
-    result = checked(exercise, script_answers.edited(exercise.solution, edits), tmp_path)
+def test_another_right_script_passes(exercise, name, edits, tmp_path, launcher):
+    result = checked(exercise, script_answers.edited(exercise.solution, edits), tmp_path, launcher)
     assert result, result
 
 

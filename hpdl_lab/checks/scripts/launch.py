@@ -7,10 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
+
+import psutil
 
 STALL = 3.0  # s in which no rank computes and none moves to another line: they wait for each other
 LIMIT = 90.0  # s for a whole run, of which most is the import of torch
@@ -70,28 +74,44 @@ class Run:
     state: Any = None
 
 
-def launch(script: Path, ranks: int) -> Run:
-    """Run a script on so many ranks, one without torchrun; it ends within LIMIT, and STALL after all ranks wait."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="hpdl-script-") as name:
-        folder = Path(name)
-        command = [sys.executable, "-m", f"{__package__}.observe", str(script), name, str(ranks)]
+class Launcher:
+    """A process that has imported torch and starts ranks of scripts by forking; it ends with the `with` block."""
+
+    def __enter__(self) -> "Launcher":
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
-        with open(folder / "torchrun.out", "wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
-        try:
-            stalled, late = wait(process, folder, ranks, began)
-        finally:
-            end(process, folder, ranks)
-        found = [read(folder, rank) for rank in range(ranks)]
-        output = (folder / "torchrun.out").read_text(errors="replace")
-        return Run(found, stalled, late, time.monotonic() - began, output, saved(folder / "0" / SAVED))
+        self._lock = threading.Lock()
+        command = [sys.executable, "-m", f"{__package__}.observe"]
+        self._process = subprocess.Popen(
+            command, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True, text=True
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def launch(self, script: Path, ranks: int) -> Run:
+        """Run a script on so many ranks; it ends within LIMIT, and STALL after all ranks wait for each other."""
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="hpdl-script-") as name:
+            folder = Path(name)
+            with self._lock:
+                print(json.dumps([str(script), name, ranks]), file=self._process.stdin, flush=True)
+                pid = int(self._process.stdout.readline())  # type: ignore[union-attr]
+            try:
+                stalled, late = wait(pid, folder, ranks, began)
+                found = [read(folder, rank) for rank in range(ranks)]  # before they are ended, one after the other
+            finally:
+                end(pid, folder, ranks)
+            out = folder / "torchrun.out"
+            output = out.read_text(errors="replace") if out.exists() else ""
+            return Run(found, stalled, late, time.monotonic() - began, output, saved(folder / "0" / SAVED))
 
 
-def wait(process: Any, folder: Path, ranks: int, began: float) -> tuple[bool, bool]:
-    """Wait for the end of torchrun. Returns (whether ranks wait for each other, whether the time is up)."""
+def wait(pid: int, folder: Path, ranks: int, began: float) -> tuple[bool, bool]:
+    """Wait for the end of the launcher `pid`. Returns (whether ranks wait for each other, whether the time is up)."""
     since: dict[int, Any] = {}
-    while process.poll() is None:
+    while psutil.pid_exists(pid):
         if time.monotonic() - began > LIMIT:
             return False, True
         live = [rank for rank in range(ranks) if not read(folder, rank).first("ended")]
@@ -137,14 +157,15 @@ def paths(folder: Path, rank: int) -> tuple[Path, Path]:
     return folder / f"{rank}.jsonl", folder / f"{rank}.out"
 
 
-def end(process: Any, folder: Path, ranks: int) -> None:
-    """End torchrun and its ranks, whatever they do."""
-    if process.poll() is None:
-        for pid in [read(folder, rank).first("began").get("pid") for rank in range(ranks)]:
-            if pid:
-                kill(os.kill, pid)
-        kill(os.killpg, process.pid)
-        process.wait()
+def end(pid: int, folder: Path, ranks: int) -> None:
+    """End the launcher `pid` and its ranks, whatever they do."""
+    if psutil.pid_exists(pid):
+        for member in [read(folder, rank).first("began").get("pid") for rank in range(ranks)]:
+            if member:
+                kill(os.kill, member)
+        kill(os.killpg, pid)
+        while psutil.pid_exists(pid):
+            time.sleep(0.01)
 
 
 def kill(how: Any, pid: int) -> None:

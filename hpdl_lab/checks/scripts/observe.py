@@ -1,9 +1,11 @@
-"""The ranks of a training script under observation: python -m hpdl_lab.checks.scripts.observe SCRIPT FOLDER RANKS
+"""The ranks of training scripts under observation: python -m hpdl_lab.checks.scripts.observe
 
+It imports torch once, and forks a process for each line [SCRIPT, FOLDER, RANKS] of its input, whose number it prints.
 The script is left as it is, and runs as `__main__`. torch's own hooks (before forward, before a step of the optimizer)
 and its flight recorder note what the rank does; each rank works in a folder of its own, so that two ranks that save the
 same file are seen.
 
+    FOLDER/torchrun.out what the launcher of the ranks printed
     FOLDER/0/           where rank 0 works
     FOLDER/0.out        what it printed
     FOLDER/0.jsonl      what it did, one event a line: began, weights, forward, output, step, raised, ended
@@ -148,14 +150,30 @@ def nbytes(sizes: list[list[int]], dtypes: list[str]) -> int:
     return sum(math.prod(size) * WIDTHS.get(dtype, 8) for size, dtype in zip(sizes, dtypes, strict=False))
 
 
+def serve() -> None:
+    """Fork a process for each line of input, until there is no more."""
+    with uncollected():
+        for module in IMPORTED:
+            importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: they are gone when they have ended
+    for line in sys.stdin:
+        if pid := os.fork():
+            print(pid, flush=True)
+        else:
+            script, folder, ranks = json.loads(line)
+            return main(Path(script), Path(folder), ranks)
+
+
 def main(script: Path, folder: Path, ranks: int) -> None:
-    """Run the script on one rank, here, or on several, by what torchrun is made of.
+    """Run the script on one rank, here, or on several, by what torchrun is made of, in a session of its own.
 
     torchrun starts each rank as a new Python, which imports torch; these are forked from this process, which has.
     """
-    with uncollected():
-        for module in IMPORTED if ranks > 1 else IMPORTED[:1]:
-            importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    with open(os.devnull) as nothing, open(folder / "torchrun.out", "wb") as out:
+        for descriptor, file in enumerate((nothing, out, out)):
+            os.dup2(file.fileno(), descriptor)
     if ranks == 1:
         sys.exit(run_rank(script, folder))
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -222,4 +240,4 @@ def observed(observer: Observer, run: Callable[[], Any]) -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    serve()

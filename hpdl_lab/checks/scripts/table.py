@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from ..hints import FOLDERS as HINTS
@@ -13,7 +13,7 @@ from ..hints import explanation_of, hints_of
 from ..record import Broken
 from ..result import CheckResult
 from .judge import Case, described, judge, traffic
-from .launch import Run, launch
+from .launch import Launcher, Run
 
 ALONE = "train_gpt.py"
 
@@ -67,15 +67,20 @@ def script_of(name: str) -> Path:
     return next((path for path in folders if path.exists()), folders[0])
 
 
-@cache
-def alone() -> Run:
+ONE: dict[str, Run] = {}  # the run of the one-rank script, which is the same for all checks of this process
+
+
+def alone(launcher: Launcher) -> Run:
     """The one-rank script, run once in this process."""
-    return launch(script_of(ALONE), 1)
+    if ALONE not in ONE:
+        ONE[ALONE] = launcher.launch(script_of(ALONE), 1)
+    return ONE[ALONE]
 
 
-def check_script(exercise: ScriptExercise, path: Path) -> CheckResult:
+def check_script(exercise: ScriptExercise, path: Path, launcher: Launcher | None = None) -> CheckResult:
     """Launch the script at `path` by torchrun, and compare its ranks with the one-rank script.
 
+    launcher: for many checks; by default one is started, in some seconds, and ended.
     Returns: CheckResult. Raises: FileNotFoundError; RuntimeError if the one-rank script itself does not run here.
     """
     label, text = f"{exercise.id} {exercise.file}", path.read_text()
@@ -84,12 +89,12 @@ def check_script(exercise: ScriptExercise, path: Path) -> CheckResult:
     except SyntaxError as error:
         line = (error.text or "").strip()
         return CheckResult(label, "syntax", f"line {error.lineno}, `{line}`: {error.msg}.")
-    with ThreadPoolExecutor(1) as pool:
-        one = pool.submit(alone)
-        run = launch(path.resolve(), exercise.ranks)
+    with nullcontext(launcher) if launcher else Launcher() as ranks, ThreadPoolExecutor(1) as pool:
+        one = pool.submit(alone, ranks)
+        run = ranks.launch(path.resolve(), exercise.ranks)
     case = Case(run, one.result(), exercise.dp, exercise.tp)
     if not case.one.first("ended"):
-        alone.cache_clear()
+        ONE.clear()
         raise RuntimeError(f"{ALONE} itself did not run to its end on this machine: {case.one.printed[-500:]}")
     try:
         judge(case)
