@@ -199,7 +199,8 @@ weak
 # In the table, "exposed" is the share of a step in which a rank does nothing but wait for messages, "overlap" the
 # share of the messages that computing hides, and "imbalance" the computing time of the slowest rank over the mean.
 #
-# It works because each rank has as much to compute as before, and backward hides the messages. Only a ring's latency
+# (Where others use your cores at the same time, as on a shared hub, the blue points lie lower.) It works because each
+# rank has as much to compute as before, and backward hides the messages. Only a ring's latency
 # grows with p, and bends the curve at 1,024 ranks. The opposite question is harder: the **same** windows on more
 # and more ranks, **strong scaling**. Every rank then computes less and less, and its gradients stay as large as they
 # were. Part two ends with that picture.
