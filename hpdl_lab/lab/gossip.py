@@ -18,6 +18,7 @@ from .result import Result, table
 
 ONE_PEER = "one_peer"  # the exponential graph, of which every step uses one neighbor
 NUMBERS = 32  # in the vector of every rank
+FRAMES = 20  # pictures while the steps are drawn
 MOST_GOSSIPING = 64  # ranks
 
 
@@ -75,7 +76,7 @@ def gossip(
         errors[name] = np.array([topologies.disagreement(states) for states in zip(*walks, strict=True)])
     title = f"Gossip of {n} ranks"
     plot = live.Live(drawing.draw_gossip, alt="disagreement against gossip steps")
-    for k in range(1, steps + 1) if plot.shown else ():
+    for k in range(1, steps + 1, max(1, steps // FRAMES)) if plot.shown else ():
         plot.update({name: error[:k] for name, error in errors.items()}, promises, steps, title, guesses)
         plot.rest()
     return GossipResult(n, errors, promises, plot.finish(errors, promises, steps, title, guesses))
