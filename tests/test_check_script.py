@@ -85,6 +85,10 @@ def test_the_verb_finds_the_exercise_by_the_name_of_the_file_and_has_hints(tmp_p
     monkeypatch.chdir(tmp_path)
     with raises(LookupError, "train_ddp.py, train_tp.py, train_hybrid.py"):
         lab.check_script("my_script.py")
+    with raises(LookupError, "train_ddp is none", "train_ddp.py"):
+        lab.check_script("train_ddp")
+    with raises(TypeError, "train_ddp.py", "function"):
+        lab.check_script(lab.train)
     with pytest.raises(FileNotFoundError, match="run the cell that writes it"):
         lab.check_script("train_ddp.py")
     (tmp_path / "train_ddp.py").write_text(script_of(ALONE).read_text())

@@ -32,15 +32,25 @@ def section_of(exercise: str) -> str:
     return section[1]
 
 
-def explanation_of(exercise: str) -> str:
-    return " ".join(section_of(exercise).partition("\n###")[0].split())
+class Hinted:
+    """What has an explanation and hints: an exercise."""
 
+    id: str
 
-def hints_of(exercise: str) -> dict[str, tuple[str, ...]]:
-    """{invariant: three hints} of the exercise; "" for every invariant that is not named."""
-    kinds = re.findall(r"^### (.+?)$(.*?)(?=^### |\Z)", section_of(exercise), re.M | re.S)
-    found = {"" if kind == "any" else kind: levels(text) for kind, text in kinds}
-    return {kind: texts + found[""][len(texts) :] for kind, texts in found.items()}
+    @property
+    def explanation(self) -> str:
+        """What a right answer has shown, in a paragraph."""
+        return " ".join(section_of(self.id).partition("\n###")[0].split())
+
+    @property
+    def hints(self) -> dict[str, tuple[str, ...]]:
+        """{invariant: three hints}; "" serves every invariant that is not named."""
+        kinds = re.findall(r"^### (.+?)$(.*?)(?=^### |\Z)", section_of(self.id), re.M | re.S)
+        found = {"" if kind == "any" else kind: levels(text) for kind, text in kinds}
+        return {kind: texts + found[""][len(texts) :] for kind, texts in found.items()}
+
+    def hints_for(self, failed: str | None) -> tuple[str, ...]:
+        return self.hints.get(failed or "", self.hints[""])
 
 
 def levels(text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..comm import Results
 from ..trace import Event
-from .hints import explanation_of, hints_of
+from .hints import Hinted
 
 Reason = str  # "invariant: sentence", the sentence perhaps empty
 Rows = Iterable[tuple[Any, Reason]]  # what may be got, and what is wrong with it
@@ -55,7 +55,7 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Exercise:
+class Exercise(Hinted):
     """One exercise.
 
     id:        "4.1": notebook 4, first exercise; `title` is one line for lists of exercises.
@@ -87,16 +87,3 @@ class Exercise:
     def path(self) -> str:
         """How notebook sources name it: "package.module:function"."""
         return f"{self.reference.__module__}:{self.reference.__qualname__}"
-
-    @property
-    def explanation(self) -> str:
-        """What a right answer has shown, in a paragraph."""
-        return explanation_of(self.id)
-
-    @property
-    def hints(self) -> dict[str, tuple[str, ...]]:
-        """{invariant: three hints}; "" serves every invariant that is not named."""
-        return hints_of(self.id)
-
-    def hints_for(self, failed: str | None) -> tuple[str, ...]:
-        return self.hints.get(failed or "", self.hints[""])

@@ -67,14 +67,16 @@ def check_script(path: str | Path) -> CheckResult:
     waits for another one that never comes is reported within seconds.
 
     Returns: a CheckResult: true if right. `.failed` names the invariant that broke, `.message` says it all.
-    Raises:  LookupError for another name; FileNotFoundError.
+    Raises:  TypeError for what is no name; LookupError for another name; FileNotFoundError.
     """
+    if not isinstance(path, str | Path):
+        raise TypeError(f'lab.check_script needs the name of a file, such as "train_ddp.py", not {type(path).__name__}')
     path = Path(path)
-    if path.stem not in (names := [exercise.name for exercise in scripts.SCRIPTS]):
-        raise LookupError(f"{path.name} is none of the scripts to convert: {', '.join(f'{name}.py' for name in names)}")
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path} in {Path.cwd()}: run the cell that writes it")
-    exercise = scripts.SCRIPTS[names.index(path.stem)]
+    if path.name not in (names := [exercise.file for exercise in scripts.SCRIPTS]):
+        raise LookupError(f"{path.name} is none of the scripts to convert: {', '.join(names)}")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path.absolute()}: run the cell that writes it")
+    exercise = scripts.SCRIPTS[names.index(path.name)]
     result = scripts.check_script(exercise, path)
     progress().add("check", exercise=exercise.id, name=exercise.name, passed=bool(result), failed=result.failed)
     return replace(result, next_step=exercise.explanation if result else asking_for_hints(exercise, result))

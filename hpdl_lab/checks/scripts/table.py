@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..hints import FOLDERS as HINTS
-from ..hints import explanation_of, hints_of
+from ..hints import Hinted
 from ..record import Broken
 from ..result import CheckResult
 from .judge import Case, described, judge, traffic
@@ -19,7 +19,7 @@ ALONE = "train_gpt.py"
 
 
 @dataclass(frozen=True)
-class ScriptExercise:
+class ScriptExercise(Hinted):
     """One of them. name: of the attendee's file, without .py, and of the solution; dp, tp: ranks along each axis."""
 
     id: str
@@ -41,17 +41,6 @@ class ScriptExercise:
     def solution(self) -> str:
         """The text of a right script."""
         return script_of(self.file).read_text()
-
-    @property
-    def explanation(self) -> str:
-        return explanation_of(self.id)
-
-    @property
-    def hints(self) -> dict[str, tuple[str, ...]]:
-        return hints_of(self.id)
-
-    def hints_for(self, failed: str | None) -> tuple[str, ...]:
-        return self.hints.get(failed or "", self.hints[""])
 
 
 SCRIPTS = (
