@@ -396,7 +396,7 @@ for x, y in loader:
     dist.reduce(loss := (first + second).detach() / size, dst=0)
     if rank == 0:
         print("loss", loss.item())
-dist.barrier()  # a group of gloo may hang if it is destroyed while one of its threads lets go of a tensor
+del model  # while DDP still holds the group, gloo can hang in destroy_process_group or after it
 dist.destroy_process_group()
 
 # %% tags=["take-home"]
