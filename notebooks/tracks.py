@@ -70,8 +70,8 @@ TABLE = """
     1 half day     5  Exercise 1.1
     1 half day     5  Exercise 1.2
     1 half day     2  Watch it
-    1 full day     5  Exercise 1.3
-    1 full day     2  Measure
+    1 homework     5  Exercise 1.3
+    1 homework     2  Measure
     1 half day     3  Play: rate and batch
     1 homework     3  Take it home
 02_parallel_gradient_descent  Parallel gradient descent
@@ -83,8 +83,8 @@ TABLE = """
     1 half day     3  Measure
     2 full day     3  A parameter server
     2 full day    13  Exercise 2.2
-    2 full day     4  Gossip
-    2 full day    16  Exercise 2.3
+    2 homework     4  Gossip
+    2 homework    16  Exercise 2.3
     2 homework     4  Take it home
 03_messages  Messages
     what a message costs, eight collectives, and a zoo of deadlocks to diagnose and repair
@@ -118,6 +118,19 @@ TABLE = """
     2 full day     8  Exercise 4.5
     2 homework    10  Real links
     2 homework     5  Take it home
+05_kernels  Kernels: from the memory bus to the stream
+    what the compiled path does: bytes on the memory bus, one pass over shared memory, a sum on a GPU, staging in
+    blocks, streams
+    [04](04_ring_all_reduce.ipynb); four engines; no GPU
+    1 full day     4  The idea
+    1 full day     8  Exercise 5.1
+    1 full day     5  Measure: a roofline
+    1 full day    13  Exercise 5.2
+    1 full day     5  Measure: a buffer that is written again
+    2 homework    18  Exercise 5.3
+    2 homework    20  Exercise 5.4
+    2 homework    12  Exercise 5.5
+    2 homework     5  Take it home
 06_data_parallel  Data parallelism
     replicas, buckets, overlap with backward; a GPT on Moby-Dick; S-Caffe, Horovod, and PyTorch's DDP on your own ring
     [04](04_ring_all_reduce.ipynb); four engines
@@ -131,7 +144,7 @@ TABLE = """
     1 half day     6  Train with it
     1 half day     4  Does it scale? First a success
     2 homework     6  S-Caffe
-    2 full day     5  Horovod
+    2 homework     5  Horovod
     2 homework     4  Diagnose: one step more
     2 homework    12  Exercise 6.5
     2 homework    15  Exercise 6.6
@@ -216,11 +229,12 @@ PLANS = {
         ("lunch", 60),
         "04_ring_all_reduce 1",
         "04_ring_all_reduce 2",
+        "05_kernels 1",
         ("break", 15),
         "06_data_parallel 1",
         "06_data_parallel 2",
         "11_hybrid_parallel 1",
-        ("to catch up, questions", 9),
+        ("to catch up, questions", 6),
     ),
 }
 
