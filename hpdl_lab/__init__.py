@@ -11,6 +11,7 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
 (`hpdl_lab.comm.world()`).
 
     lab          the attendee's verbs: start, run, check, hint, solution, measure, train, timeline, scaling, doctor
+    verbs        what they are made of
     engines      the ipyparallel cluster under the notebook: start, run, interrupt, restart, stop
     classroom    a hub for many attendees, its plan and its rehearsal
     checks       one file per notebook; `exercises.py` is the table of exercises

@@ -13,9 +13,9 @@ from hpdl_lab import cli, lab, models
 from hpdl_lab.checks.exercises import find
 from hpdl_lab.checks.scripts import launch as launching
 from hpdl_lab.checks.scripts.table import ALONE, SCRIPTS, check_script, script_of
-from hpdl_lab.lab.exercises import exercises_until
-from hpdl_lab.lab.progress import progress
 from hpdl_lab.models.transformer import separate_qkv
+from hpdl_lab.verbs.exercises import exercises_until
+from hpdl_lab.verbs.progress import progress
 from tests import script_answers
 from tests.wording import raises
 

@@ -15,8 +15,8 @@ from hpdl_lab import lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.engines.errors import EngineError, RunFailed
-from hpdl_lab.lab import exercises
-from hpdl_lab.lab.progress import Progress, progress
+from hpdl_lab.verbs import exercises
+from hpdl_lab.verbs.progress import Progress, progress
 from tests import answers
 from tests.wording import raises
 

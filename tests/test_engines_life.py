@@ -275,7 +275,7 @@ def test_the_verbs_after_another_notebook_has_stopped_the_engines(own_session, c
 
 
 def test_a_kernel_is_called_by_its_notebook_where_jupyter_says_which_that_is(eventually):
-    from hpdl_lab.lab.cluster import notebook_of
+    from hpdl_lab.verbs.cluster import notebook_of
 
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     with subprocess.Popen(sleep, env=os.environ | {"JPY_SESSION_NAME": "work/03_messages.ipynb"}) as kernel:

@@ -4,7 +4,6 @@ import statistics
 import subprocess
 import sys
 import time
-from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,15 +11,15 @@ import pytest
 
 from hpdl_lab import lab, schedules
 from hpdl_lab.collectives import table
-from hpdl_lab.lab.explore import Control, Explored, doublings, logarithmic
-from hpdl_lab.lab.explorers import EXPLORERS
 from hpdl_lab.parallel.scripts import price
 from hpdl_lab.plots import live
+from hpdl_lab.verbs import explorers
+from hpdl_lab.verbs.explore import Control, Explored, doublings, logarithmic
+from hpdl_lab.verbs.explorers import EXPLORERS
 
 ANSWER_S = 0.1
 NO_CHANCE = {("rate", "seed"), ("graph", "seed")}  # of a whole batch, of a ring
 NAMES = list(EXPLORERS)
-EXPLORE = import_module("hpdl_lab.lab.explorers")
 
 
 def explored(name, **values):
@@ -120,9 +119,9 @@ def test_a_small_batch_walks_noisily_and_the_whole_one_does_not():
 # -- as widgets -------------------------------------------------------------------------------------------------------
 
 WIDGETS = """
-from hpdl_lab.lab.explorers import EXPLORERS
-from hpdl_lab.lab.explore import Explored
-from hpdl_lab.lab.widgets import Sliders
+from hpdl_lab.verbs.explorers import EXPLORERS
+from hpdl_lab.verbs.explore import Explored
+from hpdl_lab.verbs.widgets import Sliders
 from hpdl_lab.lab import explore
 
 panel = Sliders(Explored("rate", *EXPLORERS["rate"]))
@@ -147,22 +146,22 @@ def test_widgets_follow_and_say_what_is_wrong():
 def test_gossip_by_matrices_is_that_of_ranks():
     name, n = "random", 9
     ranks = lab.gossip((name,), n=n, steps=20).errors[name]
-    assert EXPLORE.decay(name, n, 0)[1][:21] == pytest.approx(ranks / ranks[0], rel=1e-6)
+    assert explorers.decay(name, n, 0)[1][:21] == pytest.approx(ranks / ranks[0], rel=1e-6)
 
 
 def test_half_of_the_time_is_latency_at_n_half(monkeypatch):
     found = explored("message", alpha=1e-5, bandwidth=1.0, size=10_000)
     assert "10 µs + 10 µs = 20 µs" in found.text and "10 kB" in found.text and "lab.ping_pong()" in found.text
     points = SimpleNamespace(nbytes=[1000, 10_000], seconds=[1.1e-5, 2e-5])
-    monkeypatch.setattr(EXPLORE, "last_ping_pong", lambda: points)
+    monkeypatch.setattr(explorers, "last_ping_pong", lambda: points)
     assert "off by 0%" in found.set(alpha=1e-5).text
     assert found.picture.figure.axes[0].lines[1].get_xdata().tolist() == points.nbytes
 
 
 def test_times_of_algorithms_are_those_of_the_table():
-    for name in EXPLORE.SIX:
+    for name in explorers.SIX:
         cost, options = table.find(name).cost, {"segments": 4} if name in ("double_tree", "hierarchical") else {}
-        (found,) = EXPLORE.seconds_of(name, 12, np.array([2.0**20]), 1e-6, 1e-9)
+        (found,) = explorers.seconds_of(name, 12, np.array([2.0**20]), 1e-6, 1e-9)
         assert found <= cost(12, 2**20, **options).seconds(1e-6, 1e-9) * (1 + 1e-12)
         if not options:
             assert found == pytest.approx(cost(12, 2**20).seconds(1e-6, 1e-9))
@@ -178,26 +177,26 @@ def test_the_star_is_the_least_of_all_numbers_of_segments():
 
 @pytest.mark.parametrize("ratio", [0.2, 1.0, 5.0])
 def test_the_last_bucket_ends_when_the_step_does(ratio):
-    profile, time_of = EXPLORE.bucketed(5_000_000, 48, ratio)
-    step, when = EXPLORE.exposed(5_000_000, 48, ratio), 0.0
+    profile, time_of = explorers.bucketed(5_000_000, 48, ratio)
+    step, when = explorers.exposed(5_000_000, 48, ratio), 0.0
     for sent in profile.messages:
         when = max(when, sent.at) + time_of(sent.nbytes)
     assert when == pytest.approx(step.seconds) and sum(m.nbytes for m in profile.messages) == 48 * (10**8 // 48)
-    large, small = (EXPLORE.exposed(n, 96, 1.0).exposed for n in (10**8, 10**5))
-    assert min(large, small) > EXPLORE.exposed(7_000_000, 96, 1.0).exposed, "neither one bucket nor one per layer"
+    large, small = (explorers.exposed(n, 96, 1.0).exposed for n in (10**8, 10**5))
+    assert min(large, small) > explorers.exposed(7_000_000, 96, 1.0).exposed, "neither one bucket nor one per layer"
 
 
 def test_nvlink_ends_at_the_node():
-    inside, outside = (EXPLORE.layer_on(tp, 12288, "nvlink_4") for tp in (8, 16))
+    inside, outside = (explorers.layer_on(tp, 12288, "nvlink_4") for tp in (8, 16))
     assert inside[0] == pytest.approx(2 * outside[0]) and outside[1] > 5 * inside[1]
     assert inside[2] == 4 * 2 * 7 / 8 * 2048 * 12288 * 2, "four all-reduces of s d numbers of two bytes"
     assert explored("tensor", tp=64).text == "96 heads of 128 cannot be shared by tp=64 ranks: tp must divide them"
 
 
-@pytest.mark.parametrize("name", EXPLORE.FIVE)
+@pytest.mark.parametrize("name", explorers.FIVE)
 def test_the_curve_of_bubbles_goes_through_the_schedule_that_is_drawn(name):
     times = schedules.evaluate(schedules.build(name, 4, 32), 1, 3, 1.5, 1.5)
-    assert EXPLORE.bubble(name, 4, 32, 3.0) == pytest.approx(times.bubble)
+    assert explorers.bubble(name, 4, 32, 3.0) == pytest.approx(times.bubble)
     assert f"{times.bubble:.1%}" in explored("pipeline", schedule=name, micro_batches=32, backward=3.0).text
     assert "no multiple" in explored("pipeline", schedule="interleaved", micro_batches=6).text
 

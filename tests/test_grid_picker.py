@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from importlib import import_module
 
 import pytest
 from matplotlib.text import Text
@@ -17,14 +16,13 @@ from hpdl_lab import lab
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.engines.errors import EngineError
-from hpdl_lab.lab.picker import PICKERS, GridRun, Measured, Picker
-from hpdl_lab.lab.plain import sentence
 from hpdl_lab.parallel.grid.measure import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from hpdl_lab.plots import grid as drawing
+from hpdl_lab.verbs.grid import Setting, changed, followed, subject_of
+from hpdl_lab.verbs.picker import PICKERS, GridRun, Measured, Picker
+from hpdl_lab.verbs.plain import sentence
 from tests.wording import raises
 
-GRID, PICKER = (import_module(f"hpdl_lab.lab.{name}") for name in ("grid", "picker"))  # which verbs may hide
-Setting, changed, followed, subject_of = GRID.Setting, GRID.changed, GRID.followed, GRID.subject_of
 pytestmark = pytest.mark.timeout(150)  # imports of torch, in engines and a kernel, on a busy machine
 KIND = {"model": "mlp", "machine": "laptop", "ranks": 4, "batch": 32}
 
@@ -32,15 +30,15 @@ KIND = {"model": "mlp", "machine": "laptop", "ranks": 4, "batch": 32}
 @pytest.fixture
 def alone(monkeypatch):
     """No engines run."""
-    monkeypatch.setattr(import_module("hpdl_lab.lab.cluster")._notebook, "_cluster", None)
-    for module in (GRID, PICKER):
-        monkeypatch.setattr(module, "running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.cluster._notebook._cluster", None)
+    for module in ("grid", "picker"):
+        monkeypatch.setattr(f"hpdl_lab.verbs.{module}.running", lambda: None)
 
 
 @pytest.fixture
 def four(cluster, monkeypatch):
     """The verbs of `lab` use the engines of this session."""
-    monkeypatch.setattr(import_module("hpdl_lab.lab.cluster")._notebook, "_cluster", cluster)
+    monkeypatch.setattr("hpdl_lab.verbs.cluster._notebook._cluster", cluster)
     return cluster
 
 
@@ -159,7 +157,7 @@ def test_a_model_of_1024_ranks_says_so_and_is_simulated(alone, monkeypatch):
     assert picker.prediction.fits and picker.setting.tp == 8 and picker.subject.ranks == 1024
     said = []
     picker.changed.append(lambda: said.append(picker.said))
-    monkeypatch.setattr(PICKER, "simulate", lambda *_, **__: 26.0)
+    monkeypatch.setattr("hpdl_lab.verbs.picker.simulate", lambda *_, **__: 26.0)
     assert picker.run().kind == "simulated" and picker.measured.seconds == 26.0
     assert said[0].startswith("This grid needs 1,024 engines and none run: simulating it instead")
     assert "simulated" in repr(picker) and "in virtual time" in texts(picker.figure())
@@ -167,7 +165,7 @@ def test_a_model_of_1024_ranks_says_so_and_is_simulated(alone, monkeypatch):
 
 def test_pressed_twice_and_stopped(alone, monkeypatch):
     begun, ended = threading.Event(), threading.Event()
-    monkeypatch.setattr(PICKER, "simulate", lambda *_, **__: begun.set() or ended.wait(20))
+    monkeypatch.setattr("hpdl_lab.verbs.picker.simulate", lambda *_, **__: begun.set() or ended.wait(20))
     picker = Picker(subject_of("gpt3"))
     picker.stop()
     assert picker.said == "Nothing of this picker is running."
@@ -257,7 +255,7 @@ def test_on_engines_the_measurement_is_laid_beside_the_prediction(four):
 
 
 def test_on_engines_stop_ends_it_and_another_run_is_refused_in_one_sentence(four, monkeypatch):
-    monkeypatch.setattr(PICKER, "STEPS", 100_000)
+    monkeypatch.setattr("hpdl_lab.verbs.picker.STEPS", 100_000)
     picker, other = Picker(subject_of(**KIND)), Picker(subject_of(**KIND))
     picker.start()
     while picker.measured is None:  # its first step

@@ -44,7 +44,7 @@ import time
 
 from hpdl_lab import lab
 from hpdl_lab.collectives import ring
-from hpdl_lab.lab.widgets import Panel
+from hpdl_lab.verbs.widgets import Panel
 
 picker = lab.grid("mlp", machine="laptop", ranks=4, batch=32)
 panel = picker.panel

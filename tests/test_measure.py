@@ -1,7 +1,5 @@
 """lab.measure, lab.ping_pong and their sweep: correct first, timed second, predicted before."""
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 
@@ -12,15 +10,15 @@ from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Switch
 from hpdl_lab.parallel.messages import ping_pong
 from hpdl_lab.plots import live
+from hpdl_lab.verbs.measure import MeasureResult, crossing, modelled
 from tests.wording import raises
 
-MEASURE = import_module("hpdl_lab.lab.measure")  # which the verb of its name hides
 FEW = ("4", "1KiB", "64KiB")
 
 
 @pytest.fixture(autouse=True)
 def no_engines(monkeypatch, tmp_path):
-    monkeypatch.setattr("hpdl_lab.lab.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
     monkeypatch.setenv("HPDL_HOME", str(tmp_path))
 
 
@@ -156,7 +154,7 @@ def test_algorithms_race_by_name_on_any_network():
 
 
 def test_a_network_may_be_given_while_engines_run(monkeypatch):
-    monkeypatch.setattr("hpdl_lab.lab.place.running", lambda: pytest.fail("the engines were asked for"))
+    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: pytest.fail("the engines were asked for"))
     result = lab.measure("ring", "1KiB", ranks=8, network=FatTree(4, 2))
     assert "8 simulated ranks" in repr(result)
     assert "ring model" not in {t.get_text() for t in result.figure.axes[1].texts}  # ranks 0 and 1 share a leaf
@@ -164,7 +162,7 @@ def test_a_network_may_be_given_while_engines_run(monkeypatch):
 
 
 def test_where_two_curves_cross():
-    sizes, crossing = (1, 10, 100, 1000), MEASURE.crossing
+    sizes = (1, 10, 100, 1000)
     flat, rising = dict.fromkeys(sizes, 30.0), {n: float(n) for n in sizes}
     assert crossing(flat, rising) == crossing(rising, flat) == pytest.approx(30)
     assert crossing(flat, dict.fromkeys(sizes, 20.0)) is None
@@ -176,7 +174,7 @@ def test_where_two_curves_cross():
 def test_the_share_of_a_link_is_that_of_the_largest_size():
     points = (("yours", 64, 0.2), ("yours", 2**20, 0.1), ("MPI", 64, 0.3), ("MPI", 2**20, 0.05))
     rows = [{"name": n, "size": s, "time_us": 1.0, "busbw_GBps": b, "ranks": 4, "cores": 4} for n, s, b in points]
-    result = MEASURE.MeasureResult("4 engines at 1gbit", rows, 1e-5, 8e-9, 0.0, {"MPI": {64: 5e-7}}, 0.125, None, None)
+    result = MeasureResult("4 engines at 1gbit", rows, 1e-5, 8e-9, 0.0, {"MPI": {64: 5e-7}}, 0.125, None, None)
     assert result.share("yours") == pytest.approx(0.8)
     assert "at 1 MiB: yours reaches 80%, MPI reaches 40%." in repr(result)
     assert repr(result).split("\n")[5].split() == ["64", "B", "2.00"], "measured over simulated"
@@ -224,8 +222,8 @@ def test_what_makes_no_line_is_said(fn, options, error, says):
 
 
 def test_on_engines_the_time_is_real(cluster, monkeypatch):
-    monkeypatch.setattr("hpdl_lab.lab.place.running", lambda: cluster)
-    monkeypatch.setattr("hpdl_lab.lab.place.run", cluster.run)
+    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: cluster)
+    monkeypatch.setattr("hpdl_lab.verbs.place.run", cluster.run)
     link = lab.ping_pong(sizes=(8, "64KiB", "1MiB"))
     assert "4 engines" in repr(link) and 0 < link.alpha < 0.1 and min(link.seconds) > 0
 
@@ -238,8 +236,8 @@ def test_messages_of_all_ranks_at_once_cost_what_links_that_nobody_shares_cost()
 
 def test_the_ring_model_is_that_of_ranks_that_send_at_once():
     fit = {"alpha": 1e-6, "beta": 1e-9, "gamma": 0.0, "contended": (2e-6, 7e-9, 1e-10)}
-    alone, ring = MEASURE.modelled(4, [2**22], fit)
+    alone, ring = modelled(4, [2**22], fit)
     assert (alone.name, ring.name) == ("no contention", "ring model")
     assert ring.seconds[2**22] / alone.seconds[2**22] == pytest.approx(7, rel=0.02)
-    (only,) = MEASURE.modelled(4, [2**22], fit | {"contended": None})
+    (only,) = modelled(4, [2**22], fit | {"contended": None})
     assert only.name == "ring model" and only.seconds == alone.seconds

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch.distributed
 
 from hpdl_lab import lab
 from hpdl_lab.comm.base import Comm
-from hpdl_lab.lab.progress import progress
+from hpdl_lab.verbs.progress import progress
 from tests.wording import raises
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
@@ -209,7 +208,7 @@ def test_the_exercise_form_runs_up_to_its_first_stub_which_names_the_exercise(pa
     """In this process, on engines that run already: kernels, and cells that start engines, are nbval's."""
     monkeypatch.setenv("HPDL_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(import_module("hpdl_lab.lab.cluster")._notebook, "_cluster", cluster)
+    monkeypatch.setattr("hpdl_lab.verbs.cluster._notebook._cluster", cluster)
     cells, solved = cells_of(path, "code"), {cell.id: cell for cell in cells_of(solution_of(path), "code")}
     first = next(i for i, cell in enumerate(cells) if cell.metadata.get("nbgrader", {}).get("grade"))
     number = cells[first].metadata["nbgrader"]["grade_id"].removeprefix("check-").replace("-", ".")

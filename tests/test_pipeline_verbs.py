@@ -1,7 +1,5 @@
 """lab.pipeline, lab.search, and lab.train(mesh=...) on engines."""
 
-from importlib import import_module
-
 import pytest
 from matplotlib.text import Text
 
@@ -34,7 +32,7 @@ def not_written(rank, ranks, micro_batches):
 @pytest.fixture
 def four(cluster, monkeypatch):
     """The verbs of `lab` use the engines of this session."""
-    monkeypatch.setattr(import_module("hpdl_lab.lab.cluster")._notebook, "_cluster", cluster)
+    monkeypatch.setattr("hpdl_lab.verbs.cluster._notebook._cluster", cluster)
     return cluster
 
 
@@ -42,7 +40,7 @@ def four(cluster, monkeypatch):
 def alone(monkeypatch):
     """No engines run."""
     for module in ("place", "grid"):
-        monkeypatch.setattr(import_module(f"hpdl_lab.lab.{module}"), "running", lambda: None)
+        monkeypatch.setattr(f"hpdl_lab.verbs.{module}.running", lambda: None)
 
 
 def texts(figure):

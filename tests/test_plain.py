@@ -9,9 +9,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from hpdl_lab import lab
-from hpdl_lab.lab.cluster import _notebook as engines_of_notebook
 from hpdl_lab.plots import collective, live
 from hpdl_lab.trace import PACKAGE
+from hpdl_lab.verbs.cluster import _notebook as engines_of_notebook
 
 START = """
 import numpy as np, torch
@@ -177,4 +177,4 @@ def test_a_cell_that_did_not_come_to_its_function_is_told(notebook):
 def test_a_bug_of_ours_keeps_its_traceback(notebook, monkeypatch):
     monkeypatch.setattr(collective, "height_of_eight", {}.__getitem__)  # raises KeyError in show.py
     shown = notebook.error("lab.show('collectives')")
-    assert "KeyError" in shown and f"{PACKAGE}lab/show.py" in shown
+    assert "KeyError" in shown and f"{PACKAGE}verbs/show.py" in shown

@@ -3,7 +3,6 @@
 import itertools
 import subprocess
 import sys
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -22,9 +21,9 @@ from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.scaffe import SCaffe
 from hpdl_lab.plots import collective, colors, graph, landscape, live, measure, scaling, style, tensor, timeline
 from hpdl_lab.trace import Event, bytes_sent
+from hpdl_lab.verbs.scaling import fits_of, with_speedups
+from hpdl_lab.verbs.show import of_table
 
-SHOW, SCALING = (import_module(f"hpdl_lab.lab.{name}") for name in ("show", "scaling"))  # which verbs hide
-fits_of, with_speedups = SCALING.fits_of, SCALING.with_speedups
 SIZES = (4, 1024, 2**14, 2**17, 2**20, 2**22)
 NAMES = ("your all_reduce", "compiled ring", "shared memory", "MPI", "gloo")
 
@@ -99,7 +98,7 @@ def filled(draw, *args, height=style.HEIGHT, **kwargs):
 
 
 def one_step(name, p, i):
-    story = SHOW.of_table(find(name), p, {})
+    story = of_table(find(name), p, {})
     return filled(collective.draw_step, story, i, height=collective.step_height(story))
 
 

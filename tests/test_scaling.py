@@ -1,7 +1,5 @@
 """lab.scaling without engines: simulated points up to 1,024 ranks, model, fits, files; bad input in one sentence."""
 
-from importlib import import_module
-
 import pytest
 
 from hpdl_lab import lab
@@ -19,9 +17,9 @@ SMALL = mlp((64, 32, 10))
 @pytest.fixture(autouse=True, scope="module")
 def no_engines():
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("place", "scaling"):  # by import_module: the verb lab.scaling hides the module
-            patch.setattr(import_module(f"hpdl_lab.lab.{module}"), "running", lambda: None)
-        patch.setattr(import_module("hpdl_lab.lab.scaling_points"), "REHEARSALS_S", 0.2)
+        for module in ("place", "scaling"):
+            patch.setattr(f"hpdl_lab.verbs.{module}.running", lambda: None)
+        patch.setattr("hpdl_lab.verbs.scaling_points.REHEARSALS_S", 0.2)
         yield
 
 

@@ -127,7 +127,7 @@ def test_tuned_for_a_cluster_that_nobody_has_here(capsys):
 
 
 def test_tuned_without_engines_and_predicted_is_the_same(monkeypatch, capsys):
-    monkeypatch.setattr("hpdl_lab.lab.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
     algorithms, sizes = ["ring", "tree", "grid", "halving_doubling"], ["4", "64KiB", "512KiB"]
     measured = lab.tune(algorithms, sizes, ranks=6)
     lines = capsys.readouterr().out.splitlines()[1:]
@@ -155,8 +155,8 @@ def test_a_selection_on_engines(cluster):
 
 def test_tuned_on_engines(cluster, monkeypatch, capsys, tmp_path):
     """What was fastest is an all-reduce there; 15 messages in a row never are, for 4 bytes."""
-    monkeypatch.setattr("hpdl_lab.lab.place.running", lambda: cluster)
-    monkeypatch.setattr("hpdl_lab.lab.place.run", cluster.run)
+    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: cluster)
+    monkeypatch.setattr("hpdl_lab.verbs.place.run", cluster.run)
     chosen = lab.tune(["segmented_ring", "native"], "4")
     assert "all-reduce on 4 engines: the fastest of 2" in capsys.readouterr().out
     assert str(chosen) == "native:0-max"

@@ -299,7 +299,7 @@ sys.exit({fails!r} == ("module" if compiles else "packages"))
 def test_packages_are_installed_while_the_module_is_compiled(monkeypatch, tmp_path, capfd, fails):
     (tmp_path / "pip.py").write_text(PIP.format(fails=fails))
     monkeypatch.setattr(install, "PIP", [sys.executable, str(tmp_path / "pip.py"), "install"])
-    monkeypatch.setattr(install, "FIRST_IMPORTS", (f"io; open({str(tmp_path / 'imported')!r}, 'w')",))
+    monkeypatch.setattr(install, "FIRST_IMPORTS", (f"import io; open({str(tmp_path / 'imported')!r}, 'w')",))
     assert install.main("hub") == bool(fails)
     assert (tmp_path / "imported").exists() == (not fails)
     packages, module = capfd.readouterr().out.splitlines()
@@ -309,7 +309,7 @@ def test_packages_are_installed_while_the_module_is_compiled(monkeypatch, tmp_pa
 
 def test_what_a_class_imports_is_compiled_also_in_containers(monkeypatch, tmp_path):
     (tmp_path / "lesson.py").write_text("numbers = 1, 2\n")
-    monkeypatch.setattr(install, "FIRST_IMPORTS", ("lesson",))
+    monkeypatch.setattr(install, "FIRST_IMPORTS", ("import lesson",))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import json
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -18,24 +17,22 @@ from hpdl_lab.collectives.table import ALGORITHMS, find
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.inject import Injection
 from hpdl_lab.comm.network import FatTree, Islands, Ring, Switch
-from hpdl_lab.lab.watch import BASE, decoded, encoded, story_of
 from hpdl_lab.mesh import Grid
 from hpdl_lab.parallel import gossip
 from hpdl_lab.plots import collective, colors, live, style
 from hpdl_lab.schedules import build
 from hpdl_lab.schedules.gpipe import gpipe
 from hpdl_lab.schedules.one_f_one_b import interleaved
+from hpdl_lab.verbs.show import of_table
+from hpdl_lab.verbs.watch import BASE, decoded, encoded, story_of
 from tests.wording import raises
-
-SHOW = import_module("hpdl_lab.lab.show")  # which the verb of its name hides
-of_table = SHOW.of_table
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """No engines run, and no run was before."""
-    monkeypatch.setattr(SHOW, "running", lambda: None)
-    monkeypatch.setattr(SHOW, "last_run", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.show.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.show.last_run", lambda: None)
 
 
 @pytest.fixture
@@ -215,7 +212,9 @@ def test_steps_play_in_a_notebook_and_those_without_a_place_are_counted(monkeypa
     played = []
     monkeypatch.setattr(live, "in_notebook", lambda: True)
     monkeypatch.setattr(live, "publish", lambda *args: None)
-    monkeypatch.setattr(SHOW, "step_through", lambda draw, frames, alt, height: played.append((frames, alt)))
+    monkeypatch.setattr(
+        "hpdl_lab.verbs.show.step_through", lambda draw, frames, alt, height: played.append((frames, alt))
+    )
     texts = texts_of(lab.show("ring", ranks=16).figure)
     assert "step 0" in texts and "…  step 28" in texts and any("25 steps are not drawn" in t for t in texts)
     ((frames, alt),) = played
@@ -271,7 +270,7 @@ def test_a_schedule_plays_every_moment_once(monkeypatch):
     shown = []
     monkeypatch.setattr(live, "in_notebook", lambda: True)
     monkeypatch.setattr(live, "show", lambda *_, **__: None)
-    monkeypatch.setattr(SHOW, "step_through", lambda draw, frames, *_, **__: shown.extend(frames))
+    monkeypatch.setattr("hpdl_lab.verbs.show.step_through", lambda draw, frames, *_, **__: shown.extend(frames))
     times = lab.show("gpipe", ranks=2, micro_batches=2, play=True).data
     moments = [now for *_, now in shown]
     assert moments == sorted(set(moments)) and moments[-1] == times.makespan == 9
@@ -309,7 +308,7 @@ def test_a_mesh_is_drawn_with_its_groups(sizes, says):
 
 
 def test_engines_stand_at_their_coordinates(cluster, monkeypatch):
-    monkeypatch.setattr(SHOW, "running", lambda: cluster)
+    monkeypatch.setattr("hpdl_lab.verbs.show.running", lambda: cluster)
     texts = " ".join(texts_of(lab.show(Grid(dp=2, tp=2)).figure))
     assert texts.count("core") >= 4 and "where its engine runs" in texts
     assert "4 engines run, and the mesh has 8 places" in " ".join(texts_of(lab.show(Grid(dp=8)).figure))

@@ -1,7 +1,5 @@
 """lab.tensor and what notebook 09 runs: bytes equal formulas, wrong functions are not timed, cut models are right."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
@@ -33,8 +31,8 @@ def test_every_way_sends_the_bytes_of_its_formula_and_holds_its_share(p):
 @pytest.fixture
 def small(monkeypatch):
     """A layer whose tensors are small; no engines."""
-    monkeypatch.setattr(import_module("hpdl_lab.lab.tensor"), "SIZE", 8)
-    monkeypatch.setattr("hpdl_lab.lab.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.tensor.SIZE", 8)
+    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
 
 
 def test_the_verb_says_draws_and_compares_with_the_model(small):

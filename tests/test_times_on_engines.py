@@ -5,7 +5,6 @@ hosts; two on this machine as it is take their place for the last test.
 """
 
 import time
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -211,10 +210,9 @@ def test_sleeping_stages_take_the_time_of_the_formulas(four, name, m):
 @pytest.fixture
 def short(monkeypatch):
     """Rehearsals of numbers of examples that are not measured either are for far ranks, which nobody asks about."""
-    points = import_module("hpdl_lab.lab.scaling_points")  # by import_module, because lab.scaling is a verb
-    monkeypatch.setattr(points, "POINT_S", 0.5)
-    monkeypatch.setattr(points, "REHEARSALS_S", 0.1)
-    monkeypatch.setattr(import_module("hpdl_lab.lab.scaling"), "KINDS", ("strong",))
+    monkeypatch.setattr("hpdl_lab.verbs.scaling_points.POINT_S", 0.5)
+    monkeypatch.setattr("hpdl_lab.verbs.scaling_points.REHEARSALS_S", 0.1)
+    monkeypatch.setattr("hpdl_lab.verbs.scaling.KINDS", ("strong",))
 
 
 def agreement(**how):

@@ -11,7 +11,7 @@ import jupytext
 import nbformat
 import pytest
 
-from hpdl_lab.lab.exercises import exercises_until
+from hpdl_lab.verbs.exercises import exercises_until
 from tests import answers
 from tests.test_build import imported
 

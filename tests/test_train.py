@@ -10,17 +10,17 @@ from hpdl_lab import data, lab, models
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm.base import Done
 from hpdl_lab.data import synthetic
-from hpdl_lab.lab.choice import MODEL_FOR, model_and_data
 from hpdl_lab.mesh import Grid
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelNaive, DataParallelOverlapped
 from hpdl_lab.plots import live
+from hpdl_lab.verbs.choice import MODEL_FOR, model_and_data
 from tests.wording import raises
 
 
 @pytest.fixture(autouse=True)
 def no_engines(monkeypatch):
-    monkeypatch.setattr("hpdl_lab.lab.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
 
 
 def test_four_simulated_ranks_learn_the_digits_and_say_that_they_are_simulated():

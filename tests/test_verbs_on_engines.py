@@ -1,7 +1,5 @@
 """train, measure, scaling and timeline on four real engines: right, labelled, drawn from rows that stream."""
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,7 @@ CROWDED = features.cores() < 4
 @pytest.fixture(autouse=True)
 def engines(cluster, monkeypatch, tmp_path):
     """The verbs use the engines that tests share."""
-    monkeypatch.setattr(import_module("hpdl_lab.lab.cluster")._notebook, "_cluster", cluster)
+    monkeypatch.setattr("hpdl_lab.verbs.cluster._notebook._cluster", cluster)
     monkeypatch.setenv("HPDL_HOME", str(tmp_path))
 
 
@@ -43,7 +41,7 @@ def test_some_of_the_engines_have_the_loss_curve_of_one_rank(monkeypatch):
     kwargs = {"dtype": "float64", "steps": 30, "batch": 131}
     many = lab.train(all_reduce=ring.all_reduce, ranks=3, **kwargs)
     with monkeypatch.context() as patch:
-        patch.setattr("hpdl_lab.lab.place.running", lambda: None)
+        patch.setattr("hpdl_lab.verbs.place.running", lambda: None)
         one = lab.train(ranks=1, **kwargs)
     assert np.abs(np.array(many.losses) - one.losses).max() < 1e-10
 
@@ -51,7 +49,7 @@ def test_some_of_the_engines_have_the_loss_curve_of_one_rank(monkeypatch):
 def test_a_transformer_by_name_has_the_loss_curve_of_one_rank(monkeypatch):
     kwargs = {"model": "gpt", "data": "copy", "dtype": "float64", "steps": 5, "batch": 30}
     many = lab.train(**kwargs)
-    monkeypatch.setattr("hpdl_lab.lab.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
     one = lab.train(ranks=1, **kwargs)
     assert np.abs(np.array(many.losses) - one.losses).max() < 1e-10 and many.learned == one.learned
 
@@ -82,9 +80,8 @@ def test_a_wrong_function_is_refused_with_one_sentence():
 @pytest.fixture
 def short(monkeypatch):
     """Few steps for each point of lab.scaling: what they tell is not asserted here."""
-    points = import_module("hpdl_lab.lab.scaling_points")  # by import_module, because lab.scaling is a verb
-    monkeypatch.setattr(points, "POINT_S", 0.1)
-    monkeypatch.setattr(points, "REHEARSALS_S", 0.1)
+    monkeypatch.setattr("hpdl_lab.verbs.scaling_points.POINT_S", 0.1)
+    monkeypatch.setattr("hpdl_lab.verbs.scaling_points.REHEARSALS_S", 0.1)
 
 
 @pytest.mark.timeout(150)  # six points, three of them on more ranks than most laptops have cores

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile", "-c", "constraints.txt"]
 MODULE = ["--no-build-isolation", "--no-deps", "-e", "."]
 FIRST_IMPORTS = (  # by engines and notebooks; by servers. hpdl_lab puts off `torch._dynamo`, which DDP imports
-    "torch._dynamo, hpdl_lab.lab",
-    "ipykernel.kernelapp, ipyparallel, ipywidgets, jupyterlab.labapp",
+    "import torch._dynamo; from hpdl_lab.lab import *",
+    "import ipykernel.kernelapp, ipyparallel, ipywidgets, jupyterlab.labapp",
 )
 
 
@@ -50,7 +50,7 @@ def main(extra=""):
 def import_once():
     """Have Python compile what a class uses. One that fails shows its traceback; `make lab` says what is missing."""
     keeping = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # of containers
-    commands = [[sys.executable, "-c", f"import {names}"] for names in FIRST_IMPORTS]
+    commands = [[sys.executable, "-c", imports] for imports in FIRST_IMPORTS]
     for process in [subprocess.Popen(command, cwd=ROOT, env=keeping) for command in commands]:
         process.wait()
 

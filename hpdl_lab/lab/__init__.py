@@ -1,53 +1,59 @@
-"""The attendee's verbs: `from hpdl_lab import lab`, then `lab.start(4)`, `lab.run(fn, x)`, `lab.check(fn)` ..."""
+"""The attendee's verbs: `from hpdl_lab import lab`, then `lab.start(4)`, `lab.run(fn, x)`, `lab.check(fn)` ...
 
-from ..engines.doctor import doctor
-from .cluster import cluster, inject, restart, run, running, start, stop
-from .designs import designs
-from .exercises import catch_up, check, check_script, hint, solution
-from .explorers import explore
-from .gossip import gossip
-from .grid import search
-from .guess import guess
-from .landscape import landscape
-from .measure import measure, ping_pong, tune
-from .picker import grid
-from .pipeline import pipeline
-from .plain import plainly
-from .scaling import scaling
-from .show import show
-from .tensor import tensor
-from .train import train
+A verb is imported when it is first used: many need torch or matplotlib, which take a second each; `lab.start` does not.
+"""
 
-__all__ = [
-    "catch_up",
-    "check",
-    "check_script",
-    "cluster",
-    "designs",
-    "doctor",
-    "explore",
-    "gossip",
-    "grid",
-    "guess",
-    "hint",
-    "inject",
-    "landscape",
-    "measure",
-    "ping_pong",
-    "pipeline",
-    "restart",
-    "run",
-    "running",
-    "scaling",
-    "search",
-    "show",
-    "solution",
-    "start",
-    "stop",
-    "tensor",
-    "train",
-    "tune",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-for _name in __all__:  # the border: whatever a verb raises, a notebook shows it without frames of this package
-    globals()[_name] = plainly(globals()[_name])
+VERBS = {  # where they are
+    "engines.doctor": ("doctor",),
+    "verbs.cluster": ("cluster", "inject", "restart", "run", "running", "start", "stop"),
+    "verbs.designs": ("designs",),
+    "verbs.exercises": ("catch_up", "check", "check_script", "hint", "solution"),
+    "verbs.explorers": ("explore",),
+    "verbs.gossip": ("gossip",),
+    "verbs.grid": ("search",),
+    "verbs.guess": ("guess",),
+    "verbs.landscape": ("landscape",),
+    "verbs.measure": ("measure", "ping_pong", "tune"),
+    "verbs.picker": ("grid",),
+    "verbs.pipeline": ("pipeline",),
+    "verbs.scaling": ("scaling",),
+    "verbs.show": ("show",),
+    "verbs.tensor": ("tensor",),
+    "verbs.train": ("train",),
+}
+HOMES = {verb: module for module, verbs in VERBS.items() for verb in verbs}
+__all__ = sorted(HOMES)
+
+if TYPE_CHECKING:  # the same for editors and type checkers
+    from ..engines.doctor import doctor
+    from ..verbs.cluster import cluster, inject, restart, run, running, start, stop
+    from ..verbs.designs import designs
+    from ..verbs.exercises import catch_up, check, check_script, hint, solution
+    from ..verbs.explorers import explore
+    from ..verbs.gossip import gossip
+    from ..verbs.grid import search
+    from ..verbs.guess import guess
+    from ..verbs.landscape import landscape
+    from ..verbs.measure import measure, ping_pong, tune
+    from ..verbs.picker import grid
+    from ..verbs.pipeline import pipeline
+    from ..verbs.scaling import scaling
+    from ..verbs.show import show
+    from ..verbs.tensor import tensor
+    from ..verbs.train import train
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A verb, first asked for. Whatever it raises, a notebook shows it without frames of this package."""
+        if name not in HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from ..verbs.plain import plainly
+
+        verb = globals()[name] = plainly(getattr(import_module(f"hpdl_lab.{HOMES[name]}"), name))
+        return verb
+
+    def __dir__() -> list[str]:
+        return __all__

@@ -40,7 +40,7 @@ def draw(
     """Fill `figure` with one panel for each kind of scaling; or with speedup and efficiency of `kind` alone.
 
     Args:    rows, simulated, model: dicts with kind ("strong" or "weak"), ranks, cores, rate (median, units per s),
-             p25, p75, speedup, efficiency, exposed, overlap, imbalance; see lab/scaling.py.
+             p25, p75, speedup, efficiency, exposed, overlap, imbalance; see verbs/scaling.py.
              prediction: {ranks: speedup}; fits: parallel.scaling.laws.Fit, of any kind and source.
              title, foot: text above and below.
     """

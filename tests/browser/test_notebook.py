@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from playwright.sync_api import expect
 
-from hpdl_lab.lab.explorers import EXPLORERS
+from hpdl_lab.verbs.explorers import EXPLORERS
 
 pytestmark = pytest.mark.timeout(480)  # five times as long as where cores are busy; what hangs ends by RUN_MS
 SCREENSHOTS = Path(__file__).parent
