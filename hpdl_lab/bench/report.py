@@ -2,6 +2,7 @@
 
 import json
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ class Table:
         for message in messages:
             if "about" in message:
                 about = message["about"]
-                print(f"{title}; {where(about)}")
+                print(f"{title}; {where(about)}", *wrapped(about), sep="\n")
                 continue
             if not rows or (self.group and rows[-1][self.group] != message[self.group]):
                 print(f"\n# {message[self.group]}" if self.group else "", self.head(), sep="\n")
@@ -86,6 +87,7 @@ class Table:
     def section(self, title: str, command: str, about: Row, rows: list[Row]) -> str:
         """A section of documentation: where, how and when, then the tables."""
         lines = [f"## {title[0].upper()}{title[1:]}", "", f"`{command}`", "", f"{where(about)}."] if about else []
+        lines += ["", *wrapped(about)] if "method" in about else []
         heads = [f"{c.name} ({c.unit})" if c.unit else c.name for c in self.columns]
         for group in dict.fromkeys(row[self.group] if self.group else "" for row in rows):
             here = [row for row in rows if not self.group or row[self.group] == group]
@@ -100,6 +102,11 @@ def where(about: Row) -> str:
     plain = [str(about[key]) for key in ("gpu", "machine", "instructions", "system", "mpi") if key in about]
     versions = [f"{key} {value}" for key, value in named.items() if key in VERSIONS]
     return "; ".join([", ".join(plain), ", ".join(versions), about["date"]])
+
+
+def wrapped(about: Row) -> list[str]:
+    """How it was measured, in lines, if the benchmark says so."""
+    return textwrap.wrap(about.get("method", ""), 120)
 
 
 def markdown(heads: Iterable[str], rows: Iterable[Iterable[Any]], left: Iterable[bool]) -> str:

@@ -46,14 +46,17 @@ def add(commands: Any) -> None:
         command.set_defaults(command=run)
         return command
 
+    in_the_cycle = "what it adds to a step that writes its tensor before and reads the result after it"
+    against = (names, "mpi,gloo", "of mpi, gloo and, for --cycle, environments such as .venv-openmpi; or none")
     bench(
         "all_reduce",
         all_reduce,
         "time and bandwidth of all-reduce: ours against others",
         many=2,
         sizes=(sizes, "4,1KiB,256KiB,4MiB,64MiB", "bytes per rank"),
-        against=(names, "mpi,gloo", "of mpi, gloo; none for neither"),
-    )
+        against=against,
+        rounds=(ranks, 3, "of --cycle"),
+    ).add_argument("--cycle", action="store_true", help=in_the_cycle)
     bench(
         "collectives",
         collectives,
@@ -63,7 +66,9 @@ def add(commands: Any) -> None:
         collective=(names, "all", "such as all_reduce,broadcast"),
         where=(("here", "emulated"), "here", "emulated: a host for each rank"),
         link=(str, "1gbit", "of emulated hosts"),
-    )
+        against=against,
+        rounds=(ranks, 3, "of --cycle"),
+    ).add_argument("--cycle", action="store_true", help=in_the_cycle)
     gpt = {"size": (("tiny", "small"), "small", "of the GPT")}
     bench(
         "ddp",
@@ -133,14 +138,28 @@ def code_of(rows: list[dict], what: str) -> int:
 def all_reduce(arguments: argparse.Namespace) -> int:
     from ..bench import collectives
 
+    if arguments.cycle:
+        return in_cycles(arguments, ("all_reduce",))
     rows = collectives.all_reduce(arguments.ranks, arguments.sizes, arguments.against, report_of(arguments))
     return code_of(rows, "wrong elements")
+
+
+def in_cycles(arguments: argparse.Namespace, names: tuple[str, ...]) -> int:
+    """What collectives add to a step; of no names: all that have a cycle."""
+    from ..bench import cycle
+
+    if getattr(arguments, "where", "here") != "here":
+        raise ValueError("--cycle measures ranks that share memory: --where here")
+    task = arguments.ranks, arguments.sizes, names or cycle.COLLECTIVES, arguments.against, arguments.rounds
+    return code_of(cycle.cycle(*task, report=report_of(arguments)), "wrong elements")
 
 
 def collectives(arguments: argparse.Namespace) -> int:
     from ..bench import collectives
     from ..collectives.expected import COLLECTIVES
 
+    if arguments.cycle:
+        return in_cycles(arguments, () if arguments.collective == ("all",) else arguments.collective)
     chosen = COLLECTIVES if arguments.collective == ("all",) else arguments.collective
     emulated = arguments.where == "emulated"
     with emulated_hosts(arguments.ranks, arguments.link) if emulated else contextlib.nullcontext() as where:

@@ -23,10 +23,18 @@ def machine_id() -> str:
         return socket.gethostname()[:60]
 
 
-def oversubscribed(hosts: Sequence[str], rank: int) -> bool:
+def core_mask() -> str:
+    """The cores that this process may use, as hexadecimal digits; mpiexec and srun bind each rank to its own."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return f"{sum(1 << core for core in allowed):x}"
+
+
+def oversubscribed(hosts: Sequence[str], masks: Sequence[str], rank: int) -> bool:
     """Are there more ranks than cores on the machine of `rank`? Who spins there keeps a peer from working.
 
-    hosts: host_id() of every rank. A machine may emulate several hosts.
+    hosts, masks: host_id() and core_mask() of every rank. A machine may emulate several hosts.
     """
-    machines = [host.split()[-1] for host in hosts]
-    return machines.count(machines[rank]) > cores()
+    machines, together = [host.split()[-1] for host in hosts], 0
+    for machine, mask in zip(machines, masks, strict=True):
+        together |= int(mask, 16) if machine == machines[rank] else 0
+    return machines.count(machines[rank]) > cores(together.bit_count())

@@ -136,9 +136,9 @@ def processor() -> Any:
         return platform.processor() or platform.machine()
 
 
-def cores() -> int:
-    """Cores that this process may use: the affinity mask, and the share that a container is given."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores(allowed: int = 0) -> int:
+    """Cores that this process may use: the affinity mask, or `allowed`, and the share that a container is given."""
+    allowed = allowed or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     try:
         with open("/sys/fs/cgroup/cpu.max") as file:
             quota, period = file.read().split()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...features import compiled_module
 from ..errors import CommError, name_ranks
-from ..hosts import host_id, oversubscribed
+from ..hosts import core_mask, host_id, oversubscribed
 from ..real import RealComm
 from ..status.operation import InThread
 from ..status.remote import RemoteStatus
@@ -60,7 +60,7 @@ class Session:
         self.control = self.core.Group(self.mpi, duplicates.first, duplicates.second, self.rank, self.size)
         self.parents[everybody] = duplicates.first
         self.hosts = self._tell(host_id())
-        self.oversubscribed = oversubscribed(self.hosts, self.rank)
+        self.oversubscribed = oversubscribed(self.hosts, self._tell(core_mask()), self.rank)
         self.status = open_together(self.rank, self.hosts, self._tell, self._board_at)
         self.status.publish(self.rank, "idle")
         atexit.register(self.leave)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ...features import compiled_module
 from ..errors import CommError
-from ..hosts import host_id, oversubscribed
+from ..hosts import core_mask, host_id, oversubscribed
 from ..status.table import StatusTable, open_together
 from ..status.waiting import Waiting, finish_blindly
 from ..transport import NUMBERS
@@ -38,6 +38,7 @@ class TorchPlace:
         notes = self._tell(f"{1 + secrets.randbelow(NUMBERS - 2)} {host_id()}")
         self.number = int(notes[0].split(" ", 1)[0])  # of the communicator: messages of others have other numbers
         self.hosts = [note.split(" ", 1)[1] for note in notes]
+        self.oversubscribed = oversubscribed(self.hosts, self._tell(core_mask()), self.rank)
         self.status = open_together(self.rank, self.hosts, self._tell, StatusTable)
         self.status.publish(self.rank, "running", RUN)
         atexit.register(close_at_exit, weakref.ref(self))
@@ -45,7 +46,7 @@ class TorchPlace:
     def waiting(self, deadline: float) -> Waiting:
         """How the ranks of the communicator wait; deadline in s."""
         everybody = tuple(range(self.size))
-        return Waiting(self.status, self.rank, everybody, RUN, deadline, oversubscribed(self.hosts, self.rank))
+        return Waiting(self.status, self.rank, everybody, RUN, deadline, self.oversubscribed)
 
     def messages(self, number: int, members: tuple[int, ...], background: bool = False) -> Messages:
         """The Messages of the communicator with that number."""

@@ -1,0 +1,351 @@
+"""`hpdl bench all_reduce --cycle`, `hpdl bench collectives --cycle`: what a collective adds to a step that uses it.
+
+    produce    every rank writes what it contributes, as backward writes a gradient
+    reduce     the collective
+    consume    every rank reads its result into other memory, as an optimizer does
+    subtract   produce and consume alone, on memory that no other rank touches
+
+A collective that is called again and again on the same tensor finds it where the last call has left it. Here the
+caches hold what the step has left there, and what moves only when the result is read counts. Every round starts each
+MPI library anew, one after the other, so that the state of the machine meets all alike.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..collectives.chunks import chunk
+from ..collectives.implementations import bind, places, result_of
+from ..collectives.sweep import count_of, whole_chunks
+from ..units import require_int
+from . import collectives, launch, timing
+from .collectives import ANY, DTYPE, LIGHT, SHARED, Candidate
+from .report import Column, Report, Row, Table, field
+
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+COPIES, RING = "via registered", "compiled ring"
+OURS = (LIGHT, SHARED, COPIES, ANY, RING)
+ALONE, PULL = "produce and consume", "pull"  # measured in turn with the candidates
+PULLED = 1 << 16  # bytes that the other core has just written: the machine's state
+APART = 2.0  # pulls that differ by more than this factor: two states
+TURNS = 3, 25  # at least, at most, for one size in one round
+CYCLES = (1 << 20, 7), (1 << 22, 5), (sys.maxsize, 1)  # up to so many bytes: cycles in a row, after a first one
+METHOD = (
+    "A cycle: every rank writes its tensor (produce), the collective runs, every rank reads the result into another "
+    "tensor (consume). Shown is what the collective adds: the cycle less produce and consume alone. The slowest rank "
+    "counts; all candidates take turns, {turns[0]} to {turns[1]} in each of {rounds} rounds, which start each library "
+    "anew, one after the other. '<': a quarter of the turns or more added nothing that can be seen."
+)
+STATE = "64 KiB that the other core has just written are read in {} us"
+
+
+def added(row: Row) -> str:
+    """The time, or what it is less than: no time below 0 is a time."""
+    return f"{row['time_us']:,.2f}" if told(row) else f"<{max(row['p75_us'], 0.01):,.2f}"
+
+
+TABLE = Table(
+    [
+        field("size", form=",", unit="B", width=12),
+        field("name", width=18, left=True),
+        field("place", width=5, left=True),
+        Column("added", added, "us", 11),
+        *(Column(name, lambda row, key=f"{name}_us": f"{max(row[key], 0):,.2f}", "us", 11) for name in ("p25", "p75")),
+        field("whole cycle", "cycle_us", ",.2f", unit="us", width=11),
+        field("pull", "pull_us", ".1f", unit="us", width=6),
+        Column("of light", lambda row: f"{row['of_light']:.0%}" if "of_light" in row else ""),
+        field("#wrong", "wrong", width=6),
+    ],
+    group="part",
+)
+
+
+# -- before the ranks start --------------------------------------------------------------------------------------------
+
+
+def cycle(
+    ranks: int,
+    sizes: list[int],
+    names: tuple[str, ...],
+    against: tuple[str, ...],
+    rounds: int = 3,
+    seconds: float = 0.6,
+    report: Report = Report(),  # noqa: B008
+) -> list[Row]:
+    """Measure what each way to do the collectives `names` adds to a step; print the table; returns the rows.
+
+    Args:    sizes: bytes of the whole vector; against: of "mpi", "gloo" and folders of environments with another MPI;
+             seconds: for one size in one round.
+    Raises:  ValueError for arguments that make no sense; RuntimeError if the ranks end with an error.
+    """
+    folders = [name for name in against if os.sep in name or os.path.isdir(name)]
+    baselines = [name for name in against if name not in folders]
+    collectives.require(ranks, sizes, names, COLLECTIVES)
+    collectives.require(ranks, sizes, tuple(baselines), collectives.BASELINES)
+    require_int("rounds", rounds, 1)
+    environments = {sys.prefix: [*OURS, *baselines], **{launch.environment(f): ["mpi"] for f in folders}}
+    launch.warn_of_too_many(ranks)
+
+    def messages() -> Iterator[Row]:
+        found, abouts = [], {}
+        for number in range(1, rounds + 1):
+            for folder, who in environments.items():
+                runs = [[name, size, who, seconds] for name in names for size in sizes]
+                for message in launch.on_ranks(ranks, "cycle", runs, folder):
+                    if "about" in message:
+                        abouts[folder] = message["about"]
+                        print(f"round {number} of {rounds}: {library(abouts[folder])}", flush=True)
+                    else:
+                        found.append(message)
+        mpi, method = "; ".join(map(library, abouts.values())), METHOD.format(rounds=rounds, turns=TURNS)
+        yield {"about": abouts[sys.prefix] | launch.about() | {"mpi": mpi, "method": method}}
+        yield from pooled(found)
+
+    what = names[0] if len(names) == 1 else f"{len(names)} collectives"
+    return TABLE.tell(f"{what} in the cycle of a step, {ranks} ranks on one machine", messages(), verdicts, report)
+
+
+def library(about: Row) -> str:
+    """An MPI library, without what it says of its making, and how it was started."""
+    return f"{about['mpi'].split(', package')[0]} ({about['settings']})"
+
+
+def pooled(found: list[Row]) -> list[Row]:
+    """One row for each state of the machine, collective, size, name and place, of all rounds in which they met."""
+    pulls = [row["pull_us"] for row in found]
+    least, most = min(pulls), max(pulls)
+    edge = (least * most) ** 0.5 if most > APART * least else most
+    groups: dict[tuple, list[Row]] = {}
+    for far in (False, True):
+        for row in found:
+            if (row["pull_us"] > edge) == far:
+                groups.setdefault((far, row["collective"], row["size"], row["name"], row["place"]), []).append(row)
+    rows = [summary(group) | {"far": key[0]} for key, group in groups.items()]
+    for far in (False, True):
+        if here := sorted(row["pull_us"] for row in found if (row["pull_us"] > edge) == far):
+            text = STATE.format(f"{here[0]:.1f} to {here[-1]:.1f}")
+            for row in rows:
+                if row["far"] == far:
+                    row["part"] = f"{row['collective']}; {text}"
+    light = {(row["part"], row["size"]): row for row in rows if row["name"] == LIGHT}
+    for row in rows:
+        if (of := light.get((row["part"], row["size"]))) and of is not row and told(of) and told(row):
+            row["of_light"] = of["time_us"] / row["time_us"]
+    order = list(dict.fromkeys(row["collective"] for row in rows))
+    return sorted(rows, key=lambda row: (row["far"], order.index(row["collective"]), row["size"]))
+
+
+def summary(group: list[Row]) -> Row:
+    """The row of several rounds."""
+    middle, p25, p75 = timing.quartiles(np.concatenate([row["added_us"] for row in group]))
+    return {key: group[0][key] for key in ("collective", "size", "count", "type", "name", "place", "library")} | {
+        "time_us": middle,
+        "p25_us": p25,
+        "p75_us": p75,
+        "cycle_us": median(np.concatenate([row["cycle_us"] for row in group]).tolist()),
+        "pull_us": median(row["pull_us"] for row in group),
+        "wrong": sum(row["wrong"] for row in group),
+    }
+
+
+def told(row: Row) -> bool:
+    """Was time added in at least three quarters of the turns?"""
+    return row["p25_us"] > 0
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    """One sentence per part and size: how many times faster than each library's better form."""
+    lines = []
+    for part, size in dict.fromkeys((row["part"], row["size"]) for row in rows):
+        here = [row for row in rows if (row["part"], row["size"]) == (part, size)]
+        best: dict[str, float] = {}
+        for row in here:
+            if row["library"]:
+                best[row["library"]] = min(best.get(row["library"], row["time_us"]), row["time_us"])
+        for ours in (row for row in here if row["name"] in (SHARED, ANY) and told(row)):
+            ratios = ", ".join(f"{t / ours['time_us']:,.1f}x {name}" for name, t in best.items())
+            where = f"{ours['collective']}, {size:,} bytes, pull {ours['pull_us']:.1f} us, {ours['name']}"
+            lines += [f"{where}: {ratios}"] if ratios else []
+    return lines
+
+
+# -- on every rank -----------------------------------------------------------------------------------------------------
+
+
+class Cycle(NamedTuple):
+    """`run()` does the collective: this rank writes `mine` before it, and reads `result` after it."""
+
+    candidate: Candidate
+    mine: Tensor
+    result: Tensor
+    library: str = ""
+
+
+def on_ranks(comm: Comm, collective: str, size: int, who: list[str], seconds: float) -> None:
+    """Check and time what `who` adds to a cycle of one collective and size; rank 0 reports a row for each."""
+    count = whole_chunks(count_of(size, DTYPE), comm.size, collective)
+    cycles = candidates(comm, collective, count, who)
+    wrong = [collectives.check(comm, collective, c.candidate) for c in cycles]
+    private = cycle_of(comm, collective, Candidate(ALONE, lambda: None, torch.zeros(count), torch.zeros(count)))
+    source, sink = torch.ones(count), torch.zeros(count)
+    repeats = next(n for most, n in CYCLES if count * 4 <= most)
+
+    def block(cycle: Cycle) -> list[float]:
+        """ns of each of `repeats` cycles, after one that warms up."""
+        mine, result, run = cycle.mine, cycle.result, cycle.candidate.run
+        written, read = source[: len(mine)], sink[: len(result)]
+        times: list[float] = []
+        for _ in range(repeats + 1):
+            comm.barrier()
+            begin = time.perf_counter_ns()
+            mine.copy_(written)
+            run()
+            read.copy_(result)
+            times.append(time.perf_counter_ns() - begin)
+        return times[1:]
+
+    pull = puller(comm)
+    jobs = [pull, lambda: block(private), *(lambda c=c: block(c) for c in cycles)]
+    begin = time.perf_counter()
+    for job in jobs:
+        job()
+    took = timing.slowest(comm, [time.perf_counter() - begin])[0]
+    turns = max(TURNS[0], min(TURNS[1], int(seconds / took)))
+    times = [[job() for job in jobs] for _ in range(turns)]
+    by_job = [slowest_blocks(comm, [turn[i] for turn in times]) for i in range(len(jobs))]
+    if comm.rank != 0:
+        return
+    pulled, alone = by_job[:2]
+    for cycle, wrongs, blocks in zip(cycles, wrong, by_job[2:], strict=True):
+        comm.report(
+            name=cycle.candidate.name,
+            place=cycle.candidate.place,
+            library=cycle.library,
+            collective=collective,
+            size=count * 4,
+            count=count,
+            type=DTYPE,
+            added_us=(blocks - alone).round(4).tolist(),
+            cycle_us=blocks.round(4).tolist(),
+            pull_us=float(np.median(pulled)),
+            wrong=wrongs,
+        )
+
+
+def slowest_blocks(comm: Comm, blocks: list[list[float]]) -> np.ndarray:
+    """(turns,) us: of each block of cycles, the median of what the slowest rank took."""
+    slowest = timing.slowest(comm, [ns for block in blocks for ns in block])
+    return np.median(slowest.reshape(len(blocks), -1), axis=1) / 1e3
+
+
+def puller(comm: Comm) -> Callable[[], list[float]]:
+    """A function: ns of each of some reads of PULLED bytes that the next rank has just written."""
+    mine = comm.allocate(PULLED // 4)
+    theirs = comm.shared("allocate").everybodys(mine)[(comm.rank + 1) % comm.size]
+    source, sink = torch.ones(PULLED // 4), torch.zeros(PULLED // 4)
+
+    def pull() -> list[float]:
+        times: list[float] = []
+        for _ in range(CYCLES[0][1] + 1):
+            mine.copy_(source)
+            comm.barrier()
+            begin = time.perf_counter_ns()
+            sink.copy_(theirs)
+            times.append(time.perf_counter_ns() - begin)
+            comm.barrier()
+        return times[1:]
+
+    return pull
+
+
+def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[Cycle]:
+    """Those among `who`, each with what it reads and writes."""
+    x, y = torch.zeros(count), torch.zeros(count)
+    place = "in" if collective in ("all_reduce", "broadcast") else "out"
+    out = x if place == "in" else y
+    found: list[Cycle] = []
+
+    def add(name: str, run: Callable[[], Any], x: Tensor, out: Tensor, place: str = place, library: str = "") -> None:
+        found.append(cycle_of(comm, collective, Candidate(name, run, x, out, place), library))
+
+    if SHARED in who:
+        z = comm.allocate(count)
+        z_out = z if place == "in" else comm.allocate(count)
+        registered = ours(comm, collective, z, z_out)
+        add(SHARED, registered, z, z_out)
+        add(LIGHT, light(comm, collective, z, z_out), z, z_out)
+        copies = cycle_of(comm, collective, Candidate(COPIES, registered, z, z_out))
+        plain = cycle_of(comm, collective, Candidate(COPIES, registered, x, out))
+
+        def via_registered() -> None:
+            copies.mine.copy_(plain.mine)
+            registered()
+            plain.result.copy_(copies.result)
+
+        add(COPIES, via_registered, x, out)
+    if ANY in who:
+        add(ANY, ours(comm, collective, x, out), x, out)
+    if RING in who and collective == "all_reduce":
+        add(RING, lambda: comm.ring_all_reduce(x), x, x)
+    if "mpi" in who:
+        vendor = comm.place.MPI.get_vendor()[0]
+        for where in ("in", "out") if collective == "all_reduce" else (place,):
+            to = x if where == "in" else y
+            add(vendor, bind("MPI", comm, collective, x, to), x, to, where, vendor)
+    if "gloo" in who:
+        where = "in" if "in" in places("gloo", collective) else "out"
+        to = x if where == "in" else y
+        add("gloo", bind("gloo", comm, collective, x, to), x, to, where, "gloo")
+    return found
+
+
+def ours(comm: Comm, collective: str, x: Tensor, out: Tensor) -> Callable[[], Any]:
+    """This package's own; all_reduce as everybody calls it."""
+    if collective == "all_reduce":
+        return lambda: comm.all_reduce(x)
+    return bind("shared memory", comm, collective, x, out)
+
+
+def light(comm: Comm, collective: str, z: Tensor, out: Tensor) -> Callable[[], Any]:
+    """The registered path without barriers: what this rank loads from the tensors of all ranks, and stores."""
+    if collective == "all_reduce":
+        return collectives.speed_of_light(comm, z)
+    everybodys, p, me = comm.shared("allocate").everybodys(z), comm.size, comm.rank
+    if collective == "reduce_scatter":
+        return comm.core.Sum(
+            comm.core.instructions()[0], [chunk(of_rank, p, me) for of_rank in everybodys], [chunk(out, p, me)]
+        )
+    if collective == "broadcast":
+        moves = [(out, everybodys[0])] if me else []
+    else:  # row s of the result comes from rank s: its own row, or the one for this rank
+        rows = [s if collective == "all_gather" else me for s in range(p)]
+        moves = [(chunk(out, p, s), chunk(everybodys[s], p, rows[s])) for s in range(p)]
+
+    def move() -> None:
+        for to, source in moves:
+            to.copy_(source)
+
+    return move
+
+
+def cycle_of(comm: Comm, collective: str, candidate: Candidate, library: str = "") -> Cycle:
+    """The candidate with what this rank writes and reads: its own chunk or all; a broadcast is written by its root."""
+    mine, result = candidate.x, result_of(collective, comm, candidate.out)
+    if collective == "all_gather":
+        mine = chunk(mine, comm.size, comm.rank)
+    if collective == "broadcast" and comm.rank != 0:
+        mine = mine[:0]
+    return Cycle(candidate._replace(out=result), mine, result, library)
