@@ -171,7 +171,7 @@ class ShmGroup : public Operation {
     void add_staged(const Buffer& x, int k) const;
     void collect_sums(const Buffer& x, int k) const;
     template <typename Source>
-    void add_all(Source source, const Buffer& sum, char* also = nullptr) const;
+    void add_all(Source source, const Buffer& sum) const;
     template <typename Stage, typename Use>
     Steps in_chunks(int chunks, Stage stage, Use use);
     void gather(const Call& call, const Buffer& x, const Buffer& out, bool receives);
