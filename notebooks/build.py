@@ -14,6 +14,7 @@ Source cells that are more than text or code:
     # %% [markdown]
     # %%writefile train.sbatch                                   a cell of code that is no Python (##! stands for #!)
     # %% guess=[20, 5000]                                        the numbers that `...` stands for, in their order
+    # <!-- csrc/shm.cpp: ShmGroup::rest -->                      in Markdown: the function itself, from csrc/
 
 The solution form (solutions/NN_name.ipynb) holds the function; the exercise form (NN_name.ipynb) holds its signature,
 its docstring, the lines outside BEGIN/END SOLUTION and a NotImplementedError; or, in an exercise of repair, the broken
@@ -46,6 +47,7 @@ with uncollected():  # a quarter of the time
     from hpdl_lab.release.forms import digest, worked_in
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 FORMS = {"exercise": HERE, "solution": HERE / "solutions"}
 SOURCES = sorted((HERE / "source").glob("[0-9][0-9]_*.py"))
 PAGES = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md"))]  # with tables of tracks.py
@@ -59,7 +61,7 @@ def build(source, form):
     for cell in cells_of(source.read_text()):
         cells.append(build_cell(cell, form, defined))
         if cells[-1].cell_type == "markdown":
-            cells[-1].source = tracks.filled(source.stem, cell.source)
+            cells[-1].source = quoted(tracks.filled(source.stem, cell.source))
         cells[-1]["id"] = cell_id(cells[-1], cell.metadata.get("script", cell.source), source.stem, seen)
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -101,6 +103,23 @@ def build_cell(cell, form, defined):
         return nbformat.v4.new_code_cell(source, metadata={"tags": ["guess"]})
     tags = cell.metadata.get("tags")
     return nbformat.v4.new_code_cell(cell.source, metadata={"tags": list(tags)} if tags else {})
+
+
+def quoted(text):
+    """Markdown with the C++ or CUDA function itself in the place of each mark `<!-- csrc/shm.cpp: name -->`.
+
+    Raises:  LookupError where the file has no such function, or several.
+    """
+
+    def function(mark):
+        found = re.findall(
+            rf"(?:^//.*\n)*^\S.*\b{re.escape(mark[2])}\(.*\{{\n(?:.*\n)*?}}\n", (ROOT / mark[1]).read_text(), re.M
+        )
+        if len(found) != 1:
+            raise LookupError(f"{mark[1]} has {len(found)} functions {mark[2]}, which a notebook quotes")
+        return f"```cpp\n{found[0]}```"
+
+    return re.sub(r"<!-- (csrc/\S+): (\S+) -->", function, text)
 
 
 def guessed(cell):

@@ -182,6 +182,16 @@ class Comm(ABC):
         Collective: every rank calls it with the same shape and dtype.
         """
 
+    def views(self, x: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, in rank order, of which `x` is this rank's: memory, nothing is copied.
+
+        `x` is a tensor of `allocate`, or a part of one, the same part on every rank. To read what another rank has
+        written, or to overwrite what it has read, first meet it in a barrier.
+
+        Raises:  ValueError where the ranks do not share the memory of `x`.
+        """
+        raise ValueError("this tensor is not in memory that the ranks share: make it with comm.allocate")
+
     def background(self, fn: Callable, *args: Any) -> Work:
         """Start `fn(comm, *args)` asynchronously and return at once; `comm` has the same ranks, but other messages.
 

@@ -132,6 +132,10 @@ class RealComm(Comm):
 
         return torch.zeros(shape, dtype=getattr(torch, dtype))
 
+    def views(self, x: Tensor) -> list[Tensor]:
+        shared = self.shared("views")
+        return shared.everybodys(x) if shared else super().views(x)
+
     def agree(self, op: str, count: int = 0, dtype: Any = 0, root: int = -1, note: bytes = b"") -> list[bytes]:
         """Wait until all ranks are here and mean the same; returns the note of every rank, in rank order.
 

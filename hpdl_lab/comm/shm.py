@@ -39,12 +39,13 @@ class SharedRanks:
         mine = memory.array(self.comm.rank * part, nbytes)
         return torch.from_numpy(mine).view(getattr(torch, dtype)).reshape(shape)
 
-    def everybodys(self, x: Tensor) -> Any:
-        """The tensors of all ranks, in rank order, of which `x` is this rank's: it lies in memory of `allocate`."""
+    def everybodys(self, x: Tensor) -> list[Tensor]:
+        """See Comm.views."""
         import torch
 
+        address = x.untyped_storage().data_ptr() + x.storage_offset() * x.element_size()  # of an empty one, too
         for memory, part in self.segments:
-            offset = x.data_ptr() - memory.address - self.comm.rank * part
+            offset = address - memory.address - self.comm.rank * part
             if 0 <= offset <= part - x.nbytes:
                 arrays = [memory.array(r * part + offset, x.nbytes) for r in range(self.comm.size)]
                 return [torch.from_numpy(a).view(x.dtype).reshape(x.shape) for a in arrays]

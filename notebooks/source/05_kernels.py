@@ -21,12 +21,35 @@ lab.start(4)
 #
 # ## The idea
 #
-# In 04 shared memory won the race, and sent nothing. What it costs instead are loads and stores.
+# In 04 shared memory won the race against every algorithm that sends messages, and it sent none. It is not free: cores
+# load from memory and store to it, and the memory bus that they share has a bandwidth, too. So count what each byte of
+# a tensor has to do. In the best case rank r reads **one slice** of every rank's tensor, adds, and stores the sum of
+# that slice to every rank's tensor:
+#
+#     tensor of rank 0   | slice 0 | slice 1 |        rank 0 reads both slices 0 and stores to both
+#     tensor of rank 1   | slice 0 | slice 1 |        rank 1 does the same with the slices 1, at the same time
+#
+# Every input is read once, every output is written once, and nothing moves fewer bytes: p ranks with n bytes each take
+# at least T = 2 p n / B, where B is the bandwidth of the memory. Everything else is a detour: a tensor that is copied
+# into memory of the library first, a message that is copied once or twice on its way, a sum that is read again.
+#
+# ## Predict
+#
+# Two ranks, tensors of 16 MiB. One pass is the fastest. How many times as long does it take to copy both tensors into
+# shared memory, add there, and copy the results back? And the ring of 04?
+
+# %% guess=[2.5, 3]
+my_times = lab.guess("times as long as one pass", {"staged": ..., "ring": ...})
 
 # %% [markdown]
 # ## Exercise 5.1 ★ Count bytes
 #
-# Every algorithm reads and writes memory a number of times that you can count.
+# Take a pencil: one rank, n bytes, every arrow from memory to the core and back. Nobody wants the shortest code. The
+# check knows no formula: it runs each algorithm on simulated ranks and counts what every operation reads and writes.
+
+# %% exercise="hpdl_lab.collectives.memory:bytes_moved"
+
+# %% check="hpdl_lab.collectives.memory:bytes_moved"
 
 # %% [markdown]
 # ## Measure: a roofline
@@ -36,7 +59,25 @@ lab.start(4)
 # %% [markdown]
 # ## Exercise 5.2 ★★ One pass over shared memory
 #
-# Each rank owns a slice, reads it from every tensor, and writes the sum to every tensor.
+# A tensor of `comm.allocate` lies in memory that all ranks map, and `comm.views(x)` is a list of the tensors of all
+# ranks, in their order: views, no copies. `chunk(view, p, r)` is what it was in 04, and `comm.barrier()` returns when
+# every rank has called it. There are no messages. What has to be ready before you read, and what before you return?
+
+# %% exercise="hpdl_lab.collectives.memory:one_pass"
+
+# %% check="hpdl_lab.collectives.memory:one_pass"
+
+# %% [markdown]
+# The same in C++, from `csrc/shm.cpp`. A rank finds its slice in the tensors of all ranks and hands the addresses to a
+# loop, which adds in registers: what your `total` needed a tensor for does not leave the core.
+#
+# <!-- csrc/shm.cpp: ShmGroup::add_shared -->
+
+# %%
+lab.measure(one_pass, ("64KiB", "1MiB", "8MiB"), ranks=2, against=("shm", "mpi"))
+
+# %% [markdown]
+# Where the bytes decide, Python is as fast as C++. What do you pay for in a short vector, and how often?
 
 # %% [markdown]
 # ## Measure: a buffer that is written again
@@ -73,6 +114,7 @@ lab.start(4)
 #
 # ## Where to read the real code
 #
+# - `hpdl_lab/collectives/memory.py`: your two functions, and an all-reduce that is staged.
 # - `csrc/shm.cpp`: the slice owner's loop, and the staging for tensors that are elsewhere.
 # - `csrc/reduce.cpp`: the sum of many vectors in one pass.
 

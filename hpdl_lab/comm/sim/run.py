@@ -84,7 +84,7 @@ class SimComm(Comm):
         super().__init__(members.index(state.index), len(members), state.trace, on_row, state.calls)
         self.scheduler, self.state, self.members = scheduler, state, members
         self.key = key  # tells communicators apart: the path of splits that led here
-        self.meetings = 0
+        self.meetings = self.allocated = 0  # so far
         self._channels_to, self._channels_from = {}, {}  # peer -> Channel
         self._background: Any = None  # the communicator of what runs in the background
 
@@ -129,7 +129,26 @@ class SimComm(Comm):
     def allocate(self, shape: Any, dtype: Any = "float32") -> Tensor:
         import torch
 
-        return torch.zeros(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.allocated += 1
+        segments = self.scheduler.segments
+        if (place := (self.key, self.allocated)) not in segments:
+            segments[place] = [torch.zeros(shape, dtype=dtype) for _ in self.members]
+        mine = segments[place][self.rank]
+        if (mine.shape, mine.dtype) != (shape, dtype):
+            raise ValueError(
+                f"counts and dtypes differ: rank {self.rank} calls allocate of {shape} {dtype}, another one of "
+                f"{tuple(mine.shape)} {mine.dtype}"
+            )
+        return mine
+
+    def views(self, x: Tensor) -> list[Tensor]:
+        storage = x.untyped_storage().data_ptr()  # of an empty tensor, too, x.data_ptr() says nothing
+        for (key, _), everybodys in self.scheduler.segments.items():
+            if key == self.key and everybodys[self.rank].untyped_storage().data_ptr() == storage:
+                return [theirs.as_strided(x.shape, x.stride(), x.storage_offset()) for theirs in everybodys]
+        return super().views(x)
 
     def background(self, fn: Callable, *args: Any) -> SimBackground:
         require_function(fn)

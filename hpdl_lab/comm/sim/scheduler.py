@@ -41,6 +41,7 @@ class Scheduler:
         self.bookings = []  # (rank, step) of the later end, then channel, send, receive: what is ready now
         self.channels = {}  # (communicator, source, dest) -> Channel
         self.meetings = {}  # (communicator, n) -> Meeting, until its last rank has arrived
+        self.segments = {}  # (communicator, n) -> the nth tensor that each of its ranks has allocated
         self.stopping = False
         self.late = None  # CommTimeout, once the deadline has passed
 
