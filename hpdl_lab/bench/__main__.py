@@ -11,6 +11,7 @@ def main() -> None:
     """Do the task of the first argument; rank 0 prints what is reported, one JSON object a line."""
     task = json.loads(sys.argv[1])
     session = session_of_this_process()  # before the long import: who waits in MPI's start takes a core from the others
+    from ..comm.device import kind
     from . import collectives, cycle, ddp, pipeline
     from .launch import DEADLINE, about
 
@@ -23,12 +24,12 @@ def main() -> None:
         "pipeline": pipeline.on_ranks,
         "pipeline_memory": pipeline.memory_on_ranks,
     }
-    run = tasks[task["kind"]]
+    run, make = tasks[task["kind"]], kind(task["device"])
     tell = (lambda row: print(json.dumps(row), flush=True)) if session.rank == 0 else None
     if tell:
-        tell({"about": about(session)})
+        tell({"about": about(session, task["device"])})
     for number, arguments in enumerate(task["runs"]):
-        with session.comm(number, deadline=DEADLINE, on_row=tell, trace=False) as comm:
+        with session.comm(number, deadline=DEADLINE, on_row=tell, trace=False, make=make) as comm:
             run(comm, *arguments)
 
 

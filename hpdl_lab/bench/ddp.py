@@ -2,7 +2,8 @@
 
 What communication costs is what a step takes longer than the same step without any: DDP with a hook that sends nothing,
 our buckets with an all_reduce that does nothing. All of them take turns, and are subtracted round by round. First, all
-candidates take a few steps from the same parameters, and must come to the same.
+candidates take a few steps from the same parameters, and must come to the same. On GPUs NCCL takes the place of ours in
+DDP.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import models
+from ..comm.device.comm import DeviceComm
 from ..data.loading import shard
 from ..parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
 from ..parallel.scaling.accounting import account
@@ -33,10 +35,11 @@ if TYPE_CHECKING:
 
 LEARNING_RATE = 0.05
 CHECKED_STEPS = 3
-TOLERANCE = 1e-6  # of a parameter, if three ranks or more add in different orders
-BASELINE = "DDP on gloo"
+TOLERANCE = 1e-6  # of a parameter, if three ranks or more add in different orders, or GPUs do
+BASELINE, ON_HPDL, ON_NCCL = "DDP on gloo", "DDP on hpdl", "DDP on nccl"
+NCCL = "nccl"  # torch's name of it
 SILENT = {  # the same steps without communication, and who is compared with them
-    "DDP, silent": (BASELINE, "DDP on hpdl"),
+    "DDP, silent": (BASELINE, ON_HPDL, ON_NCCL),
     "ours, silent": ("bucketed", "overlapped"),
 }
 WITHOUT = {name: silent for silent, names in SILENT.items() for name in names}
@@ -71,11 +74,18 @@ TABLE = Table(
 # -- before the ranks start ------------------------------------------------------------------------------------------
 
 
-def ddp(ranks: int, size: str, batch: int, rounds: int, report: Report = Report()) -> list[Row]:  # noqa: B008
+def ddp(
+    ranks: int,
+    size: str,
+    batch: int,
+    rounds: int,
+    report: Report = Report(),  # noqa: B008
+    device: str = "cpu",
+) -> list[Row]:
     """Race the candidates, print the table; returns the rows.
 
     Args:    ranks: number; size: of the GPT, a name in models/gpt.py; batch: examples over all ranks;
-             rounds: in which every candidate takes one step.
+             rounds: in which every candidate takes one step; device: "cpu" or "cuda".
     Raises:  ValueError for arguments that make no sense; RuntimeError if the ranks end with an error.
     """
     if batch < ranks:
@@ -85,11 +95,11 @@ def ddp(ranks: int, size: str, batch: int, rounds: int, report: Report = Report(
     def memory(row: Any) -> Any:  # each in processes of its own, as memory that was in use once stays in the books
         if row["name"] in SILENT:
             return {}
-        messages = launch.on_ranks(ranks, "ddp_memory", [[size, batch, row["name"]]])
+        messages = launch.on_ranks(ranks, "ddp_memory", [[size, batch, row["name"]]], device=device)
         return next(message for message in messages if "peak_MiB" in message)
 
-    messages = launch.on_ranks(ranks, "ddp", [[size, batch, rounds]])
-    title = f"gpt {size}, {batch} examples a step on {ranks} ranks"
+    messages = launch.on_ranks(ranks, "ddp", [[size, batch, rounds]], device=device)
+    title = f"gpt {size}, {batch} examples a step on {ranks} ranks{' with GPUs' * (device == 'cuda')}"
     return TABLE.tell(title, with_memory(messages, memory), verdicts, report)
 
 
@@ -113,7 +123,7 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: Any) -> None:
     """Check, then time all candidates in turns; rank 0 reports a row for each."""
     comm.trace.enabled = True  # what is exposed is counted from events as well
     with groups(comm) as made:
-        steps = {name: Step(comm, name, size, batch, made) for name in (*WITHOUT, *SILENT)}
+        steps = {name: Step(comm, name, size, batch, made) for name in candidates(comm)}
         wrong = check(comm, steps)
         times, windows = {name: [] for name in steps}, {name: [] for name in steps}
         for _ in range(rounds):
@@ -124,7 +134,7 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: Any) -> None:
         for name in steps:
             times[name] = slowest(comm, times[name]).tolist()
         for name, step in steps.items():
-            inside = None if name == BASELINE else exposed_in_events(comm, windows[name])
+            inside = None if name in (BASELINE, ON_NCCL) else exposed_in_events(comm, windows[name])
             if comm.rank == 0:
                 found = {"name": name, "parameters": step.parameters, "wrong": wrong[name]}
                 comm.report(**found, **summary(name, times, batch), in_events_ms=inside)
@@ -139,16 +149,26 @@ def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
         for _ in range(CHECKED_STEPS):
             step()
         step.stop()
-    peak = slowest(comm, [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])[0]
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = slowest(comm, [torch.cuda.max_memory_allocated() / 2**20 if step.x.is_cuda else host])[0]
     if comm.rank == 0:
         comm.report(peak_MiB=round(float(peak), 1))
 
 
+def candidates(comm: Comm) -> list[str]:
+    """Who can be raced on the ranks of `comm`."""
+    other = ON_HPDL if isinstance(comm, DeviceComm) else ON_NCCL
+    return [name for name in (*WITHOUT, *SILENT) if name != other]
+
+
 @contextlib.contextmanager
 def groups(comm: Comm) -> Iterator[Any]:
-    """{"gloo": process group, "hpdl": process group} of the ranks of `comm`."""
+    """{"gloo": process group, and "hpdl" or "nccl": process group} of the ranks of `comm`."""
     with process_group(comm, "gloo") as gloo:
-        yield {"gloo": gloo, "hpdl": dist.new_group(backend="hpdl", pg_options=comm)}
+        if isinstance(comm, DeviceComm):
+            yield {"gloo": gloo, "nccl": dist.new_group(backend=NCCL)}
+        else:
+            yield {"gloo": gloo, "hpdl": dist.new_group(backend="hpdl", pg_options=comm)}
 
 
 class Step:
@@ -156,14 +176,14 @@ class Step:
 
     def __init__(self, comm: Comm, name: str, size: str, batch: int, made: Any) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.comm, self.name, self.model = comm, name, models.build("gpt", size)
+        self.comm, self.name, self.model = comm, name, models.build("gpt", size).to(comm.device)
         tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
-        mine = tokens[shard(torch.arange(batch), comm.rank, comm.size)]
+        mine = tokens[shard(torch.arange(batch), comm.rank, comm.size)].to(comm.device)
         self.x, self.y, self.answers = mine[:, :-1], mine[:, 1:], batch * self.model.block
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.run, self.strategy = self.model, strategy_of(name)
         if name.startswith("DDP"):
-            group = made["hpdl" if name.endswith("hpdl") else "gloo"]
+            group = made.get(name.removeprefix("DDP on "), made["gloo"])
             self.run = DistributedDataParallel(self.model, process_group=group, gradient_as_bucket_view=True)
             self.answers /= comm.size  # DDP averages where we add
             if name in SILENT:
@@ -185,6 +205,8 @@ class Step:
                 self.strategy.add_gradients(self.comm, self.model)
         with span("update"):
             self.optimizer.step()
+            if self.x.is_cuda:
+                torch.cuda.synchronize()
 
     def flat(self) -> Any:
         """All parameters (N,), a copy."""
@@ -221,7 +243,8 @@ def check(comm: Comm, steps: Any) -> Any:
             step()
     want, wrong = steps[BASELINE].flat(), {}
     for name, step in steps.items():
-        off = (step.flat() - want).abs() > (0.0 if comm.size == 2 else TOLERANCE)
+        exact = comm.size == 2 and not want.is_cuda
+        off = (step.flat() - want).abs() > (0.0 if exact else TOLERANCE)
         count = 0 if name in SILENT else int(off.sum())
         wrong[name] = int(comm.all_reduce(torch.tensor([count])))
     return wrong
@@ -241,7 +264,7 @@ def summary(name: str, times: Any, batch: Any) -> Any:
 def exposed_in_events(comm: Comm, windows: Any) -> Any:
     """ms per step of this rank in which it waited for communication, by its events within `windows` (ns).
 
-    gloo's own work inside DDP has no events.
+    gloo's and NCCL's own work inside DDP has no events.
     """
     events = [e for e in comm.trace.events if any(begin <= e.t0_ns <= end for begin, end in windows)]
     found = account([e for e in events if e.op != "barrier"])

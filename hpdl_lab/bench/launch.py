@@ -25,14 +25,17 @@ BEST = {
 }
 
 
-def on_ranks(ranks: int, kind: str, runs: list[list], folder: str = "") -> Iterator[dict[str, Any]]:
+def on_ranks(
+    ranks: int, kind: str, runs: list[list], folder: str = "", device: str = "cpu"
+) -> Iterator[dict[str, Any]]:
     """Do `kind` of bench/__main__.py on `ranks` new ranks, once with each arguments of `runs`; yields their rows.
 
+    device: of their tensors, "cpu" or "cuda".
     folder: of the environment whose MPI starts them, with its best settings; "" for this one, as everybody starts it.
     Raises: RuntimeError if the ranks end with an error.
     """
     dev_shm.require_room(ranks)
-    task = json.dumps({"kind": kind, "runs": runs})
+    task = json.dumps({"kind": kind, "runs": runs, "device": device})
     other = folder not in ("", sys.prefix)
     python = os.path.join(folder, "bin", "python") if other else sys.executable
     options, variables = best_settings(folder, ranks) if folder else ((), {})
@@ -81,8 +84,8 @@ def warn_of_too_many(ranks: int) -> None:
         print(f"{ranks} ranks on {features.cores()} cores take turns: this measures time-slicing, not scaling\n")
 
 
-def about(session: Any = None) -> dict[str, Any]:
-    """What the numbers depend on. session: of MPI, if ranks are part of it."""
+def about(session: Any = None, device: str = "cpu") -> dict[str, Any]:
+    """What the numbers depend on. session: of MPI, if ranks are part of it; device: "cuda" if a GPU is."""
     versions = {}
     for name in VERSIONS:
         with contextlib.suppress(PackageNotFoundError):
@@ -93,6 +96,10 @@ def about(session: Any = None) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **versions},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    if device == "cuda":
+        import torch
+
+        found["gpu"], found["cuda"] = torch.cuda.get_device_name(), torch.version.cuda
     if session is not None:
         found["instructions"] = session.core.instructions()[0]
         found["mpi"] = " ".join(session.MPI.Get_library_version().splitlines()[0].strip("\0").split())

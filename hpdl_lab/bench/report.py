@@ -54,6 +54,10 @@ class Table:
             (self.line(c.name for c in self.columns), self.line(c.unit and f"({c.unit})" for c in self.columns))
         )
 
+    def lines(self, rows: list[Row]) -> list[str]:
+        """The table as it is printed."""
+        return [*self.head().split("\n"), *(self.line(self.cells(row)) for row in rows)]
+
     def tell(
         self,
         title: str,

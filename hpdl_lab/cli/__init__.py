@@ -9,9 +9,9 @@ import shlex
 import sys
 from typing import Any
 
-from . import bench, check, cluster, doctor, hub, plan
+from . import bench, check, cluster, doctor, hub, plan, record
 
-FAMILIES = (doctor, cluster, check, bench, hub, plan)
+FAMILIES = (doctor, cluster, check, bench, record, hub, plan)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -24,6 +24,20 @@ POINTS = tuple((kind, p) for kind in ("strong", "weak") for p in (1, 2, 4))
 BUCKETS = (200_000, 100_000)  # bytes, of gradients of 670,000
 GUESS = {2: 1.8, 4: 3, 1024: 300}  # drawn in the figure, as an attendee's would be
 
+LADDER = Table(
+    [
+        field("size", form=",", unit="B", width=12),
+        field("type"),
+        field("rung", width=4),
+        field("kernel", "name", width=14, left=True),
+        field("time", "time_us", ",.1f", unit="us"),
+        field("GB/s", "GBps", ",.0f"),
+        field("of bandwidth", "of_bandwidth", ".0%"),
+        field("#wrong", "wrong", width=6),
+        field("change", left=True),
+    ]
+)
+
 
 def add(commands: Any) -> None:
     benches = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="BENCH")
@@ -78,6 +92,7 @@ def add(commands: Any) -> None:
         **gpt,
         batch=(ranks, 8, "examples a step over all ranks"),
         rounds=(ranks, 25, "in which each candidate takes a step"),
+        device=(("cpu", "cuda"), "cpu", "of the tensors"),
     )
     bench(
         "pipeline",
@@ -179,7 +194,8 @@ def emulated_hosts(ranks: int, link: str) -> Iterator[tuple]:
 def ddp(arguments: argparse.Namespace) -> int:
     from ..bench import ddp
 
-    rows = ddp.ddp(arguments.ranks, arguments.size, arguments.batch, arguments.rounds, report_of(arguments))
+    task = arguments.ranks, arguments.size, arguments.batch, arguments.rounds
+    rows = ddp.ddp(*task, report_of(arguments), arguments.device)
     return code_of(rows, "parameters differ from those of DDP on gloo")
 
 
@@ -203,21 +219,8 @@ def reduction(arguments: argparse.Namespace) -> int:
     from ..kernels.reduction import Ladder
 
     ladder = Ladder()
-    table = Table(
-        [
-            field("size", form=",", unit="B", width=12),
-            field("type"),
-            field("rung", width=4),
-            field("kernel", "name", width=14, left=True),
-            field("time", "time_us", ",.1f", unit="us"),
-            field("GB/s", "GBps", ",.0f"),
-            field("of bandwidth", "of_bandwidth", ".0%"),
-            field("#wrong", "wrong", width=6),
-            field("change", left=True),
-        ]
-    )
     messages = [{"about": ladder.about()}, *ladder.rows(arguments.sizes)]
-    return code_of(table.tell("sum of a vector on one GPU", messages, report=report_of(arguments)), "wrong sums")
+    return code_of(LADDER.tell("sum of a vector on one GPU", messages, report=report_of(arguments)), "wrong sums")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ VERBS = {  # where they are
     "verbs.measure": ("measure", "ping_pong", "tune"),
     "verbs.picker": ("grid",),
     "verbs.pipeline": ("pipeline",),
+    "verbs.replay": ("replay",),
     "verbs.scaling": ("scaling",),
     "verbs.show": ("show",),
     "verbs.tensor": ("tensor",),
@@ -40,6 +41,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.measure import measure, ping_pong, tune
     from ..verbs.picker import grid
     from ..verbs.pipeline import pipeline
+    from ..verbs.replay import replay
     from ..verbs.scaling import scaling
     from ..verbs.show import show
     from ..verbs.tensor import tensor

@@ -65,6 +65,7 @@ def draw(
     """Fill `figure` from the rows of a sweep; see `collectives.sweep.sweep`.
 
     Args:    rows: dicts with name, size (bytes), time_us (median), p25_us, p75_us, busbw_GBps, ranks, cores.
+             Those with "recorded" are drawn dashed.
              yours: the name drawn in bold; factor: busbw over algbw, which turns times of references into bandwidths.
              models: References, drawn dotted; prediction: one or None; title, foot: text above and below.
              simulated: {name: {size: seconds}}, drawn dashed with the measured curves of these names.
@@ -103,12 +104,16 @@ def draw(
         ends.append((link_GBps, "the link", INK, False))
     others = [name for name in dict.fromkeys(r["name"] for r in rows) if name != yours]
     colors = dict(zip(others, itertools.cycle(SERIES[1:]), strict=False)) | {yours: YOURS}
+    curves: dict[tuple[str, bool], Any] = {}
+    for row in sorted(rows, key=lambda r: r["size"]):
+        curves.setdefault((row["name"], "recorded" in row), []).append(row)
     for name, color in colors.items():
-        curve = sorted((r for r in rows if r["name"] == name), key=lambda r: r["size"])
-        if curve:
-            measured(left, right, curve, color, bold=name == yours)
-            short = name if len(name) <= 16 else name[:15] + "…"
-            ends.append((curve[-1]["busbw_GBps"], short, color, name == yours))
+        for recorded in (False, True):
+            if curve := curves.get((name, recorded)):
+                measured(left, right, curve, color, name == yours, recorded)
+                if not recorded or (name, False) not in curves:  # one name is enough for two curves of a color
+                    short = name if len(name) <= 16 else name[:15] + "…"
+                    ends.append((curve[-1]["busbw_GBps"], short, color, name == yours))
         if name in virtual and (found := virtual[name].points(factor)):
             dashed(found, color=color, linestyle=DASHDOT, linewidth=1.2)
     label_ends(right, ends)
@@ -116,7 +121,7 @@ def draw(
     note(figure, foot)
 
 
-def measured(left: Axes, right: Axes, curve: Rows, color: str, bold: bool) -> None:
+def measured(left: Axes, right: Axes, curve: Rows, color: str, bold: bool, recorded: bool = False) -> None:
     """One function's curve in both panels, with its quartiles as a band; gray points where ranks exceed cores."""
     sizes = [r["size"] for r in curve]
     look: dict[str, Any] = {
@@ -125,6 +130,8 @@ def measured(left: Axes, right: Axes, curve: Rows, color: str, bold: bool) -> No
         "zorder": 4 if bold else 3,
         "marker": "o",
     }
+    if recorded:
+        look |= {"linestyle": DASHES, "markerfacecolor": "white"}
     if oversubscribed(curve):
         look |= {"markerfacecolor": FAINT, "markeredgecolor": GRAY}
     left.plot(sizes, [r["time_us"] / 1e6 for r in curve], **look)

@@ -40,7 +40,8 @@ def draw(
     """Fill `figure` with one panel for each kind of scaling; or with speedup and efficiency of `kind` alone.
 
     Args:    rows, simulated, model: dicts with kind ("strong" or "weak"), ranks, cores, rate (median, units per s),
-             p25, p75, speedup, efficiency, exposed, overlap, imbalance; see verbs/scaling.py.
+             p25, p75, speedup, efficiency, exposed, overlap, imbalance; see verbs/scaling.py. Those with "recorded" are
+             drawn dashed.
              prediction: {ranks: speedup}; fits: parallel.scaling.laws.Fit, of any kind and source.
              title, foot: text above and below.
     """
@@ -88,11 +89,13 @@ def panel(
         points = sorted(predicted.items())
         heights = [min(speedup / p, top) for p, speedup in points]
         ax.plot([p for p, _ in points], heights, "*", color=ORANGE, markersize=9, linestyle=DASHES, linewidth=1.2)
+    recorded, rows = [r for r in rows if "recorded" in r], [r for r in rows if "recorded" not in r]
+    curve(ax, recorded, BLUE, DASHES)
     if rows:
         ax.plot([r["ranks"] for r in rows], [r["efficiency"] for r in rows], color=GRAY, linewidth=1, zorder=3)
-    for r in rows:
+    for r in (*recorded, *rows):
         measured_point(ax, r)
-    ends(ax, rows, simulated)
+    ends(ax, rows or recorded, simulated)
 
 
 def speedup_panel(ax: Axes, rows: Rows, simulated: Rows, predicted: dict[int, float]) -> None:
@@ -107,7 +110,8 @@ def speedup_panel(ax: Axes, rows: Rows, simulated: Rows, predicted: dict[int, fl
         ax.plot(*zip(*sorted(predicted.items()), strict=True), "*", color=ORANGE, markersize=9, linestyle=DASHES)
     for r in rows:
         color = GRAY if r["ranks"] > r["cores"] else BLUE
-        ax.plot([r["ranks"]], [r["speedup"]], "o", color=color, markersize=7, zorder=5)
+        face = "white" if "recorded" in r else color
+        ax.plot([r["ranks"]], [r["speedup"]], "o", color=color, markerfacecolor=face, markersize=7, zorder=5)
     ax.set_yscale("log", base=2)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}x"))
     ax.set_title("speedup; the diagonal is ideal")
@@ -134,7 +138,8 @@ def measured_point(ax: Axes, row: dict[str, Any]) -> None:
     y, low, high = (row[key] / row["rate"] * row["efficiency"] for key in ("rate", "p25", "p75"))
     color = GRAY if row["ranks"] > row["cores"] else BLUE
     bars = [[max(0, y - low)], [max(0, high - y)]]
-    ax.errorbar([row["ranks"]], [y], yerr=bars, fmt="o", color=color, capsize=4, markersize=7, zorder=5)
+    face = "white" if "recorded" in row else color
+    ax.errorbar([row["ranks"]], [y], bars, fmt="o", color=color, mfc=face, capsize=4, markersize=7, zorder=5)
 
 
 def ends(ax: Axes, rows: Rows, simulated: Rows) -> None:
@@ -157,13 +162,15 @@ def legend(
     hows = {r["how"] for r in simulated}
     fitted = {fit.source for fit in fits if fit.serial is not None}
     square: dict[str, Any] = {"marker": "s", "color": GREEN, "markersize": 5}
+    point: dict[str, Any] = {"marker": "o", "color": BLUE, "linestyle": "", "markersize": 7}
     entries: list[tuple[bool, str, dict[str, Any]]] = [
         (bool(prediction), "your guess", {"marker": "*", "color": ORANGE, "linestyle": DASHES, "markersize": 9}),
         (True, "ideal", {"color": INK, "linestyle": LONG, "linewidth": 1.1}),
         (bool(model), "α-β-overlap model", {"color": INK, "linestyle": DOTS}),
         ("messages" in hows, "simulated by messages", square),
         ("schedule" in hows, "by schedule", square | {"markerfacecolor": "white"}),
-        (bool(rows), "measured, p25-p75", {"marker": "o", "color": BLUE, "linestyle": "", "markersize": 7}),
+        (any("recorded" not in r for r in rows), "measured, p25-p75", point),
+        (any("recorded" in r for r in rows), "recorded", point | {"markerfacecolor": "white", "linestyle": DASHES}),
         (bool(fitted), "fitted law", {"color": PURPLE, "linewidth": 1.0, "linestyle": DASHES}),
     ]
     shown = [(Line2D([], [], **look), text) for there, text, look in entries if there]

@@ -18,7 +18,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLoc
 
 from ..trace import number_text
 from ..units import bytes_text
-from .colors import FAINT, GRAY, INK
+from .colors import FAINT, GRAY, INK, VERMILION
 
 Rows = Sequence[dict[str, Any]]  # what ranks reported, or a sweep measured
 OVERSUBSCRIBED = "oversubscribed: time-slicing, not scaling"
@@ -189,6 +189,12 @@ def oversubscribed(rows: Rows) -> str:
         return ""
     row = max(crowd, key=lambda r: r["ranks"])
     return f"{row['ranks']} ranks on {row['cores']} cores, gray points: {OVERSUBSCRIBED}"
+
+
+def stamp(figure: Figure, text: str) -> None:
+    """Say at the top right what was recorded, and where."""
+    box = {"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": VERMILION, "linestyle": (0, (4, 2))}
+    figure.text(0.985, 0.965, text, fontsize=9, color=VERMILION, ha="right", va="top", bbox=box)
 
 
 def note(figure: Figure, text: str) -> None:

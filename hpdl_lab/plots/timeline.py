@@ -33,10 +33,17 @@ MOST_EVENTS = 150  # per rank: what can be distinguished on the width of a page
 MOST_NAMES = 6  # of operations in a line
 
 
-def draw(figure: Figure, events: Sequence[Event], title: str = "", foot: str = "", guess: float | None = None) -> None:
+def draw(
+    figure: Figure,
+    events: Sequence[Event],
+    title: str = "",
+    foot: str = "",
+    guess: float | None = None,
+    recorded: bool = False,
+) -> None:
     """Fill `figure` with the bars of `events`, a list of trace.Event of any number of ranks.
 
-    guess: the seconds that the attendee expects, or None.
+    guess: the seconds that the attendee expects, or None. recorded: bars are pale, with dashed edges.
     """
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
@@ -50,8 +57,9 @@ def draw(figure: Figure, events: Sequence[Event], title: str = "", foot: str = "
     entries = []
     for op, color in colors_of(shown).items():
         rows = [[e for e in shown if (e.rank, e.lane) == lane and e.op == op] for lane in lanes]
+        look = dashed(color) if recorded else {"facecolors": color}
         for y, row in enumerate(rows):
-            ax.broken_barh([axis.bar(e) for e in row], (y + TOPS[ROWS.get(op, 0)], ROW), facecolors=color)
+            ax.broken_barh([axis.bar(e) for e in row], (y + TOPS[ROWS.get(op, 0)], ROW), **look)
             if op in ROWS and len(lanes) <= MOST_LABELLED:
                 write_peers(ax, axis, row, y + TOPS[ROWS[op]] + ROW / 2, op)
         mean = sum(busy_ns(row) for row in rows) / 1e9 / max(len({rank for rank, _ in lanes}), 1)
@@ -72,6 +80,11 @@ def draw(figure: Figure, events: Sequence[Event], title: str = "", foot: str = "
     lines = -(-len(entries) // MOST_NAMES)
     legend(figure, entries, 0.085, 0.86, columns=-(-len(entries) // max(lines, 1)))
     note(figure, foot)
+
+
+def dashed(color: str) -> dict[str, Any]:
+    """How bars look that were recorded."""
+    return {"facecolors": (color, 0.45), "edgecolors": color, "linestyle": (0, (3, 2)), "linewidth": 1}
 
 
 def kind_of(op: str) -> str:

@@ -40,12 +40,20 @@ class ScalingResult(Result):
     simulated: on ranks with a core each. "how" says whose the time of an all-reduce is: "schedule", of an algorithm of
                the table, or "messages", of the function on simulated ranks.
     model:     of the alpha-beta-overlap model.
+    title, foot: the text above and below the figure.
     """
 
     rows: list[Row]
     simulated: list[Row]
     model: list[Row]
+    title: str
+    foot: str
     figure: Any = field(repr=False)
+
+    def drawing(self, more: Iterable[Row] = (), prediction: Any = None, kind: str | None = None) -> tuple[Any, ...]:
+        """The arguments of plots.scaling.draw that show it, with `more` rows."""
+        rows = [*self.rows, *more]
+        return rows, self.simulated, self.model, prediction, self.fits, self.title, self.foot, kind
 
     @property
     def fits(self) -> list[Fit]:
@@ -145,10 +153,12 @@ def scaling(
     heading = f"Scaling of a training step: {type(job.strategy).__name__}"
     plot = live.Live(draw, height=HEIGHT, alt="strong and weak scaling")
 
-    def state() -> tuple[Any, ...]:
+    def result(figure: Any = None) -> ScalingResult:
         rows, simulated, modelled = (with_speedups(points) for points in (course.rows, course.simulated, course.model))
-        fits = fits_of(rows, simulated)
-        return rows, simulated, modelled, guess, fits, heading, course.foot(), kind
+        return ScalingResult(rows, simulated, modelled, heading, course.foot(), figure)
+
+    def state() -> tuple[Any, ...]:
+        return result().drawing(prediction=guess, kind=kind)
 
     try:
         course.run(counts, sorted({*counts, *far}), lambda: plot.update(*state()))
@@ -156,9 +166,7 @@ def scaling(
         if course.rows or course.simulated:
             plot.finish(*state())
         raise refusal(error) from None
-    figure = plot.finish(*state())
-    rows, simulated, modelled = state()[:3]
-    return ScalingResult(rows, simulated, modelled, figure)
+    return result(plot.finish(*state()))
 
 
 class Course:

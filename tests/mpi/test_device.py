@@ -25,15 +25,15 @@ nccl_group = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(nccl_group)
 
 
+def stand_in(store, rank, size, device, sharing):
+    return nccl_group.FakeNccl(store, rank, size, timedelta(seconds=60))
+
+
 @pytest.fixture(params=["torchrun", "mpi"])
 def device(run, ranks, request):
     """A DeviceComm over the stand-in."""
     nccl_group.register()
     if request.param == "mpi":
-
-        def stand_in(store, rank, size, device, sharing):
-            return nccl_group.FakeNccl(store, rank, size, timedelta(seconds=60))
-
         comm = run(make=MpiGroups(ranks, "cpu", stand_in, cuda=False).comm)
         yield comm
         comm.close()
@@ -153,3 +153,18 @@ def test_nothing_of_it_is_left(run):
             comm.barrier()
             assert len(dist.distributed_c10d._world.pg_map) == known + 1
         assert len(dist.distributed_c10d._world.pg_map) == known
+
+
+def test_a_step_as_it_is_recorded_on_gpus(run, ranks, monkeypatch):
+    """`hpdl bench ddp --device cuda`: the strategies go through the stand-in; in DDP gloo plays nccl."""
+    from hpdl_lab.bench import ddp
+
+    monkeypatch.setattr(ddp, "NCCL", "gloo")
+    rows = []
+    comm = run(deadline=30.0, make=MpiGroups(ranks, "cpu", stand_in, cuda=False).comm, on_row=rows.append)
+    ddp.on_ranks(comm, "tiny", 6, 2)
+    assert "allreduce" in carried(comm)
+    if comm.rank == 0:
+        found = {row["name"]: row["wrong"] for row in rows}
+        assert {ddp.BASELINE: 0, ddp.ON_NCCL: 0, "bucketed": 0, "overlapped": 0}.items() <= found.items()
+        assert ddp.ON_HPDL not in found

@@ -1,0 +1,127 @@
+"""`hpdl record`: measure what `lab.replay` shows elsewhere: the race of lesson 04, training steps of lesson 06."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .arguments import folder, names, own_engines
+
+DEADLINE = 60.0  # s, that a rank may wait
+BUCKETS = {"bucket_nbytes": 100_000, "first_nbytes": 20_000}  # as in lesson 06
+STEPS = 2  # of training in a timeline
+LINK = "1gbit"
+SCALING = "scaling of a training step of lesson 06"
+EMULATED = {"where": "emulated", "link": LINK}
+
+
+class Job(NamedTuple):
+    """run(device): what verbs.replay.record takes; devices: where it can run; what: it is, in a few words."""
+
+    run: Callable[[str], Any]
+    what: str
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("record", help="measure this machine for lab.replay on others")
+    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: what a GPU does (cpu)")
+    command.add_argument("--only", type=names, default=tuple(JOBS), metavar="JOBS", help=f"of {', '.join(JOBS)}")
+    command.add_argument("--folder", type=folder, help="write there; by default where lab.replay looks")
+    command.set_defaults(command=record_all)
+
+
+def record_all(arguments: argparse.Namespace) -> int:
+    """Do the jobs one after the other; 1 if one of them could not be done, which is said."""
+    from ..verbs.replay import record
+
+    if unknown := [name for name in arguments.only if name not in JOBS]:
+        raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(JOBS)}")
+    where, failed = arguments.folder and Path(arguments.folder), 0
+    for name in arguments.only:
+        job = JOBS[name]
+        if arguments.device not in job.devices:
+            continue
+        try:
+            print("recorded:", record(job.run(arguments.device), name, job.what, arguments.device, where), flush=True)
+        except (ImportError, OSError, RuntimeError, ValueError) as error:  # the others are worth having without it
+            print(f"hpdl: {name} was not recorded: {error}", file=sys.stderr)
+            failed = 1
+    return failed
+
+
+def race(device: str) -> Any:
+    """Everything that races by default; on GPUs NCCL is one of it."""
+    from .. import lab
+
+    with own_engines(), lab.start(2, device=device):
+        return lab.measure("ring", deadline=DEADLINE)
+
+
+def race_emulated(device: str) -> Any:
+    from .. import lab
+
+    sizes = [2**k for k in range(10, 23, 3)]
+    with own_engines(), lab.start(4, **EMULATED):
+        others = ("tree", "parameter_server", "mpi")
+        return lab.measure("ring", sizes, against=others, deadline=DEADLINE)
+
+
+def overlap(device: str) -> Any:
+    """The events of the last steps."""
+    from .. import lab
+
+    with own_engines(), lab.start(2, device=device):
+        events = lab.train(model="gpt", data="text", strategy=overlapped(), steps=20, deadline=DEADLINE).events
+    begin = sorted(e.t0_ns for e in events if e.op == "forward")[-2 * STEPS]
+    end = max(e.t1_ns for e in events if e.op == "update")
+    return [e for e in events if begin <= e.t0_ns < end]
+
+
+def scaling(device: str) -> Any:
+    from .. import lab
+
+    with own_engines(), lab.start(2):
+        return lab.scaling(strategy=overlapped(), model="gpt", data="text", deadline=DEADLINE)
+
+
+def scaling_emulated(device: str) -> Any:
+    from .. import lab
+
+    with own_engines(), lab.start(4, **EMULATED):
+        return lab.scaling(strategy=overlapped(), model="gpt", data="text", deadline=DEADLINE)
+
+
+def overlapped() -> Any:
+    from ..parallel.data_parallel import DataParallelOverlapped
+
+    return DataParallelOverlapped(None, **BUCKETS)
+
+
+def ddp(device: str) -> Any:
+    from ..bench import ddp
+
+    rows = ddp.ddp(2, "small", 8, 25, device=device)
+    return {"rows": rows, "lines": [*ddp.TABLE.lines(rows), "", *ddp.verdicts(rows)]}
+
+
+def ladder(device: str) -> Any:
+    from ..kernels.reduction import Ladder
+    from .bench import LADDER
+
+    rows = list(Ladder().rows())
+    return {"rows": rows, "lines": LADDER.lines(rows)}
+
+
+JOBS = {
+    "race": Job(race, "all-reduce, the race of lesson 04 on 2 ranks"),
+    "race_emulated": Job(race_emulated, f"all-reduce on 4 emulated hosts with links of {LINK}", ("cpu",)),
+    "overlap": Job(overlap, f"{STEPS} overlapped training steps of lesson 06 on 2 ranks"),
+    "scaling": Job(scaling, f"{SCALING} to 2 ranks", ("cpu",)),
+    "scaling_emulated": Job(scaling_emulated, f"{SCALING} to 4 emulated hosts with links of {LINK}", ("cpu",)),
+    "ddp": Job(ddp, "a training step by PyTorch's DDP and by our strategies, on 2 ranks"),
+    "ladder": Job(ladder, "the ladder of CUDA kernels that add a vector", ("cuda",)),
+}

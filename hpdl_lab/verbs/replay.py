@@ -1,0 +1,141 @@
+"""`lab.replay`: measurements of other machines, drawn dashed in the plots of live ones; `hpdl record` makes them."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..bench.launch import about
+from ..checks.result import Note
+from ..data import recorded
+from ..data.recorded import Recording, machine_of
+from ..plots import measure as curves
+from ..plots import scaling as efficiency
+from ..plots import timeline as lanes
+from ..plots.style import HEIGHT, Figure, stamp
+from ..trace import Event
+from ..units import counted
+from .measure import MeasureResult
+from .result import Picture, Result, picture
+from .scaling import ScalingResult
+
+NO_GPU = "No GPU has been recorded yet: make test-gpu on a machine with one adds it."
+TIMES = {"name", "size", "ranks", "cores", "time_us", "p25_us", "p75_us", "busbw_GBps"}
+RATES = {"kind", "ranks", "cores", "rate", "p25", "p75", "speedup", "efficiency"}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A kind of recording that is drawn as curves. result: its class; verb: what returns one; keys: of every row."""
+
+    result: Any
+    verb: str
+    draw: Callable[..., None]
+    height: float
+    keys: set[str]
+
+
+CURVES = {
+    "measure": Curves(MeasureResult, "lab.measure", curves.draw, HEIGHT, TIMES),
+    "scaling": Curves(ScalingResult, "lab.scaling", efficiency.draw, efficiency.HEIGHT, RATES),
+}
+
+
+def replay(name: str | None = None, over: Result | None = None) -> Picture | Note:
+    """Draw what was measured on another machine, dashed, in the plot of a live measurement; without a name: list it.
+
+        lab.replay()                                               names, machines, dates
+        lab.replay("race_emulated_amd_epyc_2_cores")               as lab.measure draws it
+        lab.replay("race_emulated_amd_epyc_2_cores", over=race)    over your own curves, which stay as they are
+
+    Args:    name: of a recording; over: what lab.measure or lab.scaling has returned.
+    Returns: Picture, whose `data` is the result, with its rows, or the events; a Note of a table.
+    Raises:  LookupError for a name that there is not; ValueError for a broken file, or another result than it shows.
+    """
+    if name is None:
+        return listed([(name, recorded.load(name)) for name in recorded.names()])
+    try:
+        found = recorded.load(name)
+    except LookupError as error:
+        raise LookupError(f"{error}. {no_gpu()}".strip()) from None
+    kind = CURVES.get(found["kind"])
+    if over is not None and not (kind and isinstance(over, kind.result)):
+        takes = f"is drawn over what {kind.verb} returned" if kind else "is no curve and is drawn alone"
+        raise ValueError(f"{name} {takes}, got over={type(over).__name__}")
+    text = f"{found['what']}, recorded on {machine_of(found)}, {found['date'][:10]}"
+    try:
+        result = restored(found)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"the recording {name} is broken: {what}") from None
+    mark = f"{'dashed: ' * (over is not None)}recorded on {machine_of(found)}, {found['date'][:10]}"
+    if isinstance(result, Note):
+        return result
+    if kind is None:
+        title = f"Timeline: {counted(len(result), 'event')} of {counted(len({e.rank for e in result}), 'rank')}"
+        return picture(stamped, mark, lanes.draw, result, title, "", None, True, text=text, data=result)
+    rows = [row | {"recorded": True} for row in result.rows]
+    if over is None:
+        arguments = (rows, *result.drawing()[1:])
+    else:
+        arguments = over.drawing(rows)  # type: ignore[attr-defined]
+    return picture(stamped, mark, kind.draw, *arguments, text=text, data=result, height=kind.height)
+
+
+def stamped(figure: Figure, mark: str, draw: Callable[..., None], *arguments: Any) -> None:
+    draw(figure, *arguments)
+    stamp(figure, mark)
+
+
+def restored(found: Recording) -> Any:
+    """What a recording holds: a result, a list of events, or a Note. Raises KeyError, TypeError, ValueError."""
+    if found["kind"] == "timeline":
+        return [Event(*values) for values in found["events"]]
+    if found["kind"] == "table":
+        return Note(found["what"], f"Recorded on {machine_of(found)}, {found['date'][:10]}.", "\n".join(found["lines"]))
+    if found["kind"] not in CURVES:
+        raise ValueError(f"its kind is {found['kind']!r}")
+    kind = CURVES[found["kind"]]
+    for row in found["rows"]:
+        if absent := kind.keys - set(row):
+            raise ValueError(f"a row has no {', '.join(sorted(absent))}")
+    fields = {key: found[key] for key in kind.result.__dataclass_fields__ if key != "figure"}
+    if "simulated" in fields and isinstance(fields["simulated"], dict):  # the keys of JSON are texts
+        fields["simulated"] = {
+            name: {int(n): t for n, t in times.items()} for name, times in fields["simulated"].items()
+        }
+    return kind.result(**fields, figure=None)
+
+
+def record(result: Any, job: str, what: str, device: str = "cpu", folder: Path | None = None) -> Path:
+    """Write a result of this machine as a recording, whose name is `job` and the machine; returns the path.
+
+    Args:    result: of lab.measure or lab.scaling; a list of trace.Event; or the lines of a table, with "rows".
+             what: it is, in a few words. device: "cpu", or "cuda" if it was measured on a GPU.
+             folder: default where lab.replay looks.
+    """
+    here = about(device=device)
+    if isinstance(result, Result):
+        kind = next(key for key, known in CURVES.items() if isinstance(result, known.result))
+        data = {key: getattr(result, key) for key in result.__dataclass_fields__ if key != "figure"}  # type: ignore
+    elif isinstance(result, dict):
+        kind, data = "table", result
+    else:
+        start = min(e.t0_ns for e in result)
+        kind = "timeline"
+        data = {"events": [e._replace(t0_ns=e.t0_ns - start, t1_ns=e.t1_ns - start, line="") for e in result]}
+    name = re.sub(r"\W+", "_", f"{job} {machine_of(here)}".lower())
+    return recorded.save(name, {"kind": kind, "what": what, **here, **data}, folder or recorded.FOLDER)
+
+
+def no_gpu() -> str:
+    """NO_GPU, or "" if there is a recording of one."""
+    return "" if any("gpu" in recorded.load(name) for name in recorded.names()) else NO_GPU
+
+
+def listed(found: Sequence[tuple[str, Recording]]) -> Note:
+    """What has been recorded, a line for each."""
+    width = max((len(name) for name, _ in found), default=0)
+    lines = [f"{name:{width}}  {machine_of(one)}, {one['date'][:10]}: {one['what']}" for name, one in found]
+    return Note(counted(len(found), "recording"), no_gpu(), "\n".join(lines))
