@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 from .arguments import folder, names, own_engines
 
 DEADLINE = 60.0  # s, that a rank may wait
-BUCKETS = {"bucket_nbytes": 100_000, "first_nbytes": 20_000}  # as in lesson 06
+BUCKETS = (100_000, 20_000)  # bytes, as in lesson 06
 STEPS = 2  # of training in a timeline
 LINK = "1gbit"
 SCALING = "scaling of a training step of lesson 06"
-EMULATED = {"where": "emulated", "link": LINK}
 
 
 class Job(NamedTuple):
@@ -65,7 +64,7 @@ def race_emulated(device: str) -> Any:
     from .. import lab
 
     sizes = [2**k for k in range(10, 23, 3)]
-    with own_engines(), lab.start(4, **EMULATED):
+    with own_engines(), lab.start(4, where="emulated", link=LINK):
         others = ("tree", "parameter_server", "mpi")
         return lab.measure("ring", sizes, against=others, deadline=DEADLINE)
 
@@ -91,14 +90,14 @@ def scaling(device: str) -> Any:
 def scaling_emulated(device: str) -> Any:
     from .. import lab
 
-    with own_engines(), lab.start(4, **EMULATED):
+    with own_engines(), lab.start(4, where="emulated", link=LINK):
         return lab.scaling(strategy=overlapped(), model="gpt", data="text", deadline=DEADLINE)
 
 
 def overlapped() -> Any:
     from ..parallel.data_parallel import DataParallelOverlapped
 
-    return DataParallelOverlapped(None, **BUCKETS)
+    return DataParallelOverlapped(None, *BUCKETS)
 
 
 def ddp(device: str) -> Any:
