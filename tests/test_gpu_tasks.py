@@ -1,21 +1,18 @@
 """Tensors of a task on their way to the engine and back. The device "meta" stands for a GPU where that does."""
 
-import pickle
-
-import cloudpickle
 import pytest
 import torch
 
 from hpdl_lab.comm.device import kind
 from hpdl_lab.comm.real import RealComm
 from hpdl_lab.data.dataset import digits
-from hpdl_lab.engines import task
+from hpdl_lab.engines.messages import on_host, pack
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel
 
 
 def sent(value, where):
-    return task.unpickled(cloudpickle.dumps(value), where)
+    return pack(value).value(where)
 
 
 def test_everything_that_a_task_brings_moves():
@@ -57,16 +54,16 @@ class OnGpu(torch.Tensor):
 
 def test_results_come_back_as_cpu_tensors():
     x = torch.arange(4.0).as_subclass(OnGpu)
-    got = pickle.loads(task.pickled({"sum": [x], "text": "as it is", "fn": lambda: 3}))
+    got = pack({"sum": [x], "text": "as it is", "fn": lambda: 3}).value()
     assert type(got["sum"][0]) is torch.Tensor and got["sum"][0].tolist() == [0, 1, 2, 3]
     assert got["sum"][0].device.type == "cpu" and got["text"] == "as it is" and got["fn"]() == 3
 
 
 def test_a_parameter_stays_one():
     parameter = torch.nn.Parameter(torch.ones(2), requires_grad=False)
-    copy = task.on_host(parameter)
+    copy = on_host(parameter)
     assert isinstance(copy, torch.nn.Parameter) and not copy.requires_grad
-    assert not isinstance(task.on_host(torch.ones(2)), torch.nn.Parameter)
+    assert not isinstance(on_host(torch.ones(2)), torch.nn.Parameter)
 
 
 def test_the_kind_of_communicator():

@@ -1,6 +1,6 @@
 r"""The notebook's connections to the engines, and the lock that lets one run at a time use them.
 
-The messages between a notebook's kernel and an engine: one byte of kind, eight of length, then a pickle.
+The messages (messages.py) between a notebook's kernel and an engine:
 
 kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}   INTERRUPT run   STATE question   PX None
                    DEAD rank
@@ -19,9 +19,7 @@ as well, the clocks are the same, or differ by less than can be measured: then n
 
 import fcntl
 import os
-import pickle
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,36 +28,9 @@ from typing import Any
 from ..system import until
 from . import session_dir
 from .errors import EngineError, EngineMute
+from .messages import Reader, pieces
 
 TASK, INTERRUPT, HELLO, ROW, TEXT, DONE, STATE, PX, DEAD = range(9)
-
-HEADER = struct.Struct("<BQ")
-
-
-def pack(kind: int, content: Any) -> bytes:
-    """One message as bytes."""
-    body = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
-    return HEADER.pack(kind, len(body)) + body
-
-
-class Reader:
-    """Cuts the bytes of one connection into messages."""
-
-    def __init__(self) -> None:
-        self.received = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[tuple[int, Any]]:
-        """Take `data` and yield (kind, content) of every message that is now whole."""
-        self.received += data
-        while len(self.received) >= HEADER.size:
-            kind, nbytes = HEADER.unpack_from(self.received)
-            stop = HEADER.size + nbytes
-            if len(self.received) < stop:
-                return
-            body = bytes(self.received[HEADER.size : stop])
-            del self.received[:stop]
-            yield kind, pickle.loads(body)
-
 
 STALE = 10.0  # s: clocks of good machines drift apart by less than 0.1 ms meanwhile
 QUESTIONS = 5
@@ -123,10 +94,9 @@ class EngineConnection:
 
     def _first(self) -> list[tuple[int, Any]]:
         while True:
-            data = self.socket.recv(1 << 16)
-            if not data:
+            if (messages := self.reader.read(self.socket)) is None:
                 raise ConnectionResetError(f"engine {self.rank} closed the connection")
-            if messages := list(self.reader.feed(data)):
+            if messages:
                 return messages
 
     def set_clock(self) -> None:
@@ -152,15 +122,15 @@ class EngineConnection:
 
     def send(self, kind: int, content: Any) -> None:
         """Send one message. Raises OSError when the engine is gone."""
-        self.socket.sendall(pack(kind, content))
+        for piece in pieces(kind, content):
+            self.socket.sendall(piece)
 
     def receive(self) -> list[tuple[int, Any]] | None:
         """The messages that have arrived: [(kind, content)]; None when the engine is gone."""
         try:
-            data = self.socket.recv(1 << 20)
+            return self.reader.read(self.socket)
         except OSError:
             return None
-        return list(self.reader.feed(data)) if data else None
 
     def is_closed(self) -> bool:
         """True when the engine is gone, or this end was closed."""

@@ -26,7 +26,7 @@ from ..comm.mpi.session import session_of_this_process
 from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
 from ..trace import now_ns
-from . import client, session_dir, task
+from . import client, messages, session_dir, task
 from .task import execute, interrupted
 
 AGAIN = 0.05  # s, until an interrupt that cannot be served now is looked at again
@@ -37,7 +37,7 @@ class KernelConnection:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.reader = client.Reader()
+        self.reader = messages.Reader()
         self.gone = False
         self._lock = threading.Lock()  # a task may report from threads of its own
 
@@ -46,11 +46,12 @@ class KernelConnection:
 
         SIGINT waits until the message is out: half a message would end the connection.
         """
-        message = client.pack(kind, content)
+        message = messages.pieces(kind, content)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with self._lock:
-                self.socket.sendall(message)
+                for piece in message:
+                    self.socket.sendall(piece)
         except OSError:
             self.gone = True
         finally:
@@ -135,15 +136,15 @@ class Server:
 
     def _receive(self, kernel: KernelConnection) -> None:
         try:
-            data = kernel.socket.recv(1 << 20)
+            received = kernel.reader.read(kernel.socket)
         except OSError:
-            data = b""
-        if not data:
+            received = None
+        if received is None:
             self._selector.unregister(kernel.socket)
             kernel.gone = True
             self._interrupt(kernel, None)
             return
-        for kind, content in kernel.reader.feed(data):
+        for kind, content in received:
             if kind == client.TASK:
                 self._tasks.add((kernel, content["run"]))
                 self.submit(functools.partial(self._run, kernel, content))

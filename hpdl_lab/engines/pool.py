@@ -19,14 +19,15 @@ from ..trace import INSTALLED, PACKAGE, Event
 from ..units import require_number
 from . import client, errors, session_dir
 from .errors import EngineError, RunStopped, without_traceback
+from .messages import Packed, pack
 from .run import Run
 
 
-def package(fn: Callable, args: Sequence, size: int) -> tuple[bytes, list[bytes | None]]:
+def package(fn: Callable, args: Sequence, size: int) -> tuple[Packed, list[Packed | None]]:
     """Pickle a call for `size` ranks.
 
-    Returns: (task, own): bytes of (fn, args) that are the same for all, and for each rank the bytes of its own
-             arguments ({position: value}, from `PerRank`) or None.
+    Returns: (task, own): (fn, args), the same for all, and for each rank its own arguments ({position: value}, from
+             `PerRank`) or None, all of them Packed.
     Raises:  TypeError naming what cannot travel; ValueError if a PerRank has not one item per rank.
     """
     if not callable(fn):
@@ -41,7 +42,7 @@ def package(fn: Callable, args: Sequence, size: int) -> tuple[bytes, list[bytes 
     shared = [None if position in own else value for position, value in enumerate(args)]
     carry_script(fn)
     try:
-        task = cloudpickle.dumps((fn, shared))
+        task = pack((fn, shared))
     except Exception as error:
         raise TypeError(culprit(fn, shared, error)) from None
     return task, [dump({i: v[rank] for i, v in own.items()}) if own else None for rank in range(size)]
@@ -79,10 +80,10 @@ def name_of(fn: Callable) -> str:
     return "your lambda" if name == "<lambda>" else name
 
 
-def dump(value: Any) -> bytes:
-    """cloudpickle.dumps; a TypeError says what cannot travel."""
+def dump(value: Any) -> Packed:
+    """`value`, to be sent; a TypeError says what cannot travel."""
     try:
-        return cloudpickle.dumps(value)
+        return pack(value)
     except Exception as error:
         raise TypeError(f"a PerRank argument cannot travel to the engines: {reason(error)}") from None
 
@@ -117,7 +118,7 @@ def culprit(fn: Callable, args: Sequence, error: BaseException) -> str:
 def trouble(value: Any) -> str | None:
     """Why `value` cannot be pickled; None when it can."""
     try:
-        cloudpickle.dumps(value)
+        pack(value)
     except Exception as error:
         return reason(error)
     return None
@@ -308,7 +309,7 @@ def warn(text: str) -> None:
 def results(outcomes: dict[int, dict], rows: list) -> Results:
     """Results in rank order of a run in which every rank returned; `outcomes` is {rank: outcome}."""
     outcomes = [outcomes[rank] for rank in sorted(outcomes)]
-    values = [pickle.loads(o["value"]) for o in outcomes]
+    values = [o["value"].value() for o in outcomes]
     events = [Event._make(e) for o in outcomes for e in o["events"]]
     seconds = (max(o["t1_ns"] for o in outcomes) - min(o["t0_ns"] for o in outcomes)) / 1e9
     return Results(values, events, rows, seconds)

@@ -3,23 +3,19 @@
 The outcome is a dict that holds only plain values, so that the notebook can always read it:
 
     rank, t0_ns, t1_ns, events (as tuples), dropped
-    value        the pickled return value, or
+    value        the return value, Packed (messages.py), or
     failure      {"kind", "type", "message", "frames", "comm"}: see `describe_failure`
 """
 
 import io
 import os
-import pickle
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
-import cloudpickle
-
 from ..comm.base import Comm
-from ..comm.buffers import is_tensor
 from ..comm.device import kind
 from ..comm.errors import CommError
 from ..comm.no_input import no_input
@@ -27,6 +23,7 @@ from ..comm.spelling import name_the_call
 from ..trace import is_the_attendees, now_ns, source_line
 from . import client
 from .errors import is_bug
+from .messages import Packed, pack
 
 GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
 
@@ -91,9 +88,9 @@ def load(task: dict, where: str = "cpu") -> tuple[Callable, list]:
     for entry in task["sys_path"]:
         if entry not in sys.path:
             sys.path.append(entry)
-    fn, args = unpickled(task["task"], where)
+    fn, args = task["task"].value(where)
     if task["own"] is not None:
-        for position, value in unpickled(task["own"], where).items():
+        for position, value in task["own"].value(where).items():
             args[position] = value
     return fn, args
 
@@ -102,10 +99,10 @@ class CannotReturn(Exception):
     """The return value of a task does not travel."""
 
 
-def dump(value: Any) -> bytes:
-    """The return value as bytes. Raises CannotReturn with the reason."""
+def dump(value: Any) -> Packed:
+    """The return value, to be sent. Raises CannotReturn with the reason."""
     try:
-        return pickled(value)
+        return pack(value)
     except Exception as error:
         kind = type(value).__name__
         raise CannotReturn(
@@ -183,51 +180,6 @@ DEVICE = "HPDL_DEVICE"  # environment variable: "cpu" or "cuda", from lab.start(
 def kind_of_this_engine() -> Any:
     """What makes its communicators, for Session.comm. Raises RuntimeError if "cuda" cannot be had."""
     return kind(os.environ.get(DEVICE, "cpu"))
-
-
-def unpickled(data: bytes, device: str) -> Any:
-    """pickle.loads, with all tensors on `device`: arguments, a model's parameters, what the function's globals hold."""
-    return pickle.loads(data) if device == "cpu" else Moving(io.BytesIO(data), device).load()
-
-
-def pickled(value: Any) -> bytes:
-    """cloudpickle.dumps, with all tensors on the CPU: the notebook may have no GPU."""
-    memory = io.BytesIO()
-    Returning(memory).dump(value)
-    return memory.getvalue()
-
-
-class Moving(pickle.Unpickler):
-    """Tensors come out on `device`."""
-
-    def __init__(self, file: io.BytesIO, device: str) -> None:
-        super().__init__(file)
-        self.device = device
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):  # by which torch pickles every dense tensor
-            return lambda *args: self._moved(found(*args))
-        return found
-
-    def _moved(self, tensor: Any) -> Any:
-        return tensor.detach().to(self.device).requires_grad_(tensor.requires_grad)
-
-
-class Returning(cloudpickle.Pickler):
-    """Tensors of a GPU go in as their copies on the CPU."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if is_tensor(value) and value.device.type == "cuda":
-            return on_host(value).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return super().reducer_override(value)
-
-
-def on_host(tensor: Any) -> Any:
-    """A copy on the CPU, a leaf as a tensor must be to be pickled; a model's parameter stays one."""
-    copy = tensor.detach().cpu()
-    Parameter = sys.modules["torch"].nn.Parameter
-    return Parameter(copy, tensor.requires_grad) if isinstance(tensor, Parameter) else copy
 
 
 def own_state(status: Any, rank: int, px: bool) -> dict:
