@@ -1,0 +1,182 @@
+"""Notebook 05: a sum on the GPU, run thread by thread; races and bank conflicts are counted in the log of its accesses.
+
+Numba, which takes 0.3 s to import, is imported by the first check.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...kernels import ladder, on_gpu
+from ...units import counted
+from ..ranks import alone, capital, number, type_text
+from ..record import Broken, Exercise, Passed
+
+if TYPE_CHECKING:
+    from ...kernels.threads import Launch
+
+CASES = ((3, 1000), (4, 4096), (2, 100), (1, 1), (2, 0))  # (blocks, elements)
+MOST_BARRIERS = 3
+MEANS = {
+    "race": "Nothing says who comes first: on a GPU the sum would be right on one day, and wrong on another.",
+    "barrier": "cuda.syncthreads() waits for every thread of the block: it belongs outside of any `if` of a thread.",
+    "shuffle": "The lanes of its mask shuffle together: all of them, in the same line.",
+    "bounds": "A GPU reads what lies there, and says nothing.",
+}
+
+
+def case_of(blocks: int, n: int) -> str:
+    return f"with {counted(blocks, 'block')} of {ladder.THREADS} threads and {counted(n, 'element')}"
+
+
+def launch(fn: Callable, blocks: int, x: np.ndarray, where: str) -> tuple[Launch, float]:
+    """(the Launch of fn on x, what it leaves in out[0]); raises Broken."""
+    from ...kernels.threads import KernelError, Launch
+
+    out = np.zeros(1, np.float32)
+
+    def run() -> Launch | str:
+        try:
+            return Launch(fn, blocks, ladder.THREADS, x, out)
+        except KernelError as error:
+            failed.append(error)
+            return ""
+
+    failed: list[KernelError] = []
+    done = alone(run, where=where)
+    if failed:
+        raise Broken(f"{failed[0].failed}: {capital(where)}, {failed[0]}. {MEANS[failed[0].failed]}")
+    return done, float(out[0])
+
+
+def check_gpu_sum(fn: Callable) -> Passed:
+    for blocks, n in CASES:
+        where = case_of(blocks, n)
+        x = (np.arange(n) % 13 + 1).astype(np.float32)  # sums of these are exact in any order
+        done, got = launch(fn, blocks, x, where)
+        check_order(done, capital(where))
+        check_reads(done, n, capital(where))
+        if got != x.sum():
+            raise why_sum(fn, done, n, f"{capital(where)}, out[0] should be {number(x.sum())} and is {number(got)}.")
+        check_budget(done, capital(where))
+    from ...kernels import threads
+
+    done, _ = launch(fn, *(4, np.ones(4096, np.float32)), where="")
+    costs = threads.counts(done)
+    return Passed(
+        f"the sum of up to 4,096 elements, none left over, in {len(CASES)} launches",
+        f"4 blocks, 4,096 elements: {costs['atomics']} atomics where the naive kernel has 4,096, "
+        f"{counted(costs['barriers'], 'barrier')}, {costs['sectors']} sectors of 32 bytes read, the fewest possible",
+        f"{len(done.log):,} accesses looked at: 0 races, 0 bank conflicts",
+        on_this_gpu(fn),
+    )
+
+
+def on_this_gpu(fn: Callable) -> str:
+    """The fact about the compiled kernel, or why there is none. Raises Broken if it does not compile, or adds wrongly."""
+    if reason := on_gpu.why_not():
+        return f"counted, not timed: {reason}"
+    try:
+        (row,) = on_gpu.rows((fn,))
+    except Exception as error:
+        text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise Broken(f"gpu: Right on simulated threads, but numba cannot run it on this GPU: {text}") from error
+    if row["wrong"]:
+        raise Broken(f"""gpu: Right on simulated threads, but on this GPU the sum of {row["size"] >> 20} MiB is another one:
+            does it hold for any number of blocks?""")
+    return f"on this GPU: {row['size'] >> 20} MiB in {row['time_us']:,.0f} us, {row['GBps']:,.0f} GB/s"
+
+
+def check_order(done: Launch, where: str) -> None:
+    """Raise Broken for a race, for shared memory that is read before it is written, or for a kernel that changes x."""
+    from ...kernels import threads
+
+    if found := next(threads.races(done.log), None):
+        a, b = found
+        if a.block == b.block:
+            between = "with no barrier between them"
+        else:
+            a, b = (f"{access} (block {access.block})" for access in found)
+            between = "and blocks come in any order: cuda.atomic.add is for what they share"
+        raise Broken(f"race: {where}, {a}, and {b}, {between}. {MEANS['race']}")
+    if early := next((access for access in done.log if access.fresh and access.kind == "read"), None):
+        raise Broken(
+            f"""unwritten: {where}, {early}, which no thread has written: shared memory holds what the last kernel left
+            there. Every thread writes its place, be it 0."""
+        )
+    if changed := next((access for access in done.log if access.array.name == "x" and access.kind != "read"), None):
+        raise Broken(f"input: {where}, {changed}: x is the caller's, leave it as it is.")
+
+
+def check_reads(done: Launch, n: int, where: str) -> None:
+    """Raise Broken unless every element of x is read once, neighbors by neighbors."""
+    from ...kernels import threads
+
+    reads = [access for access in done.log if access.array.name == "x"]
+    times = Counter(access.index for access in reads)
+    if left := [i for i in range(n) if not times[i]]:
+        all_threads = done.blocks * done.threads
+        each = f"There are {all_threads:,} threads for them: how does a thread come to its next element, if any?"
+        raise Broken(f"tail: {where}, {counted(len(left), 'element')} nobody reads, the first is x[{left[0]}]. {each}")
+    if twice := next((i for i in range(n) if times[i] > 1), None):
+        a, b = [access for access in reads if access.index == twice][:2]
+        raise Broken(f"""twice: {where}, x[{twice}] is read {times[twice]} times, first by thread {a.thread} of block
+            {a.block}, then by thread {b.thread} of block {b.block}: memory is what a sum waits for.""")
+    for accesses in threads.by_warps(reads, shared=False):
+        least = -(-len(accesses) * threads.WORD // threads.SECTOR)
+        if threads.sectors(accesses) > least:
+            a, b = accesses[:2]
+            raise Broken(f"""coalesced: {where}, in one instruction {a} and thread {b.thread} x[{b.index}]. The warp
+                fetches {threads.sectors(accesses)} sectors of {threads.SECTOR} bytes for {len(accesses)} elements;
+                neighbors that read neighbors fetch {least}.""")
+
+
+def why_sum(fn: Callable, done: Launch, n: int, text: str) -> Broken:
+    """Broken for a wrong sum of elements that were all read once: which of them is not in it once, and who had it."""
+    right, wrong = 0, n + 1  # the sum of so many ones, then zeros
+
+    def sum_of(ones: int) -> float:
+        return launch(fn, done.blocks, (np.arange(n) < ones).astype(np.float32), where="")[1]
+
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        right, wrong = (middle, wrong) if sum_of(middle) == middle else (right, middle)
+    if wrong > n:
+        return Broken(f"sum: {text} It is right for ones: are all numbers kept as they are?")
+    if wrong == 1 and (constant := sum_of(0)):
+        return Broken(f"sum: {text} It is {number(constant)} for zeros: does every partial sum begin at 0?")
+    times = sum_of(wrong) - (wrong - 1)
+    owner = next(access for access in done.log if access.array.name == "x" and access.index == wrong - 1)
+    return Broken(f"""sum: {text} x[{wrong - 1}], which thread {owner.thread} of block {owner.block} reads, is in it
+        {number(times)} times: follow the partial sum of lane {owner.thread % ladder.WARP} of warp {owner.warp}.""")
+
+
+def check_budget(done: Launch, where: str) -> None:
+    """Raise Broken for atomics, bank conflicts and barriers beyond the budget."""
+    from ...kernels import threads
+
+    atomics = [access for access in done.log if access.kind == "atomic"]
+    if len(atomics) > done.blocks:
+        of_one = sum(access.block == 0 for access in atomics)
+        raise Broken(f"""atomics: {where}, the sum is right, with {len(atomics):,} atomics, {of_one:,} of them of block 0:
+            one for each block is enough. They queue up for one word of memory.""")
+    for accesses in threads.by_warps(done.log, shared=True):
+        if threads.conflicts(accesses):
+            bank, words = max(threads.banks(accesses).items(), key=lambda item: len(item[1]))
+            a, b = list(words.values())[:2]
+            raise Broken(
+                f"""banks: {where}, the sum is right, but in one instruction {a} and thread {b.thread}
+                {b.array.name}[{b.index}], both in bank {bank}: the warp takes {1 + threads.conflicts(accesses)} turns
+                in place of 1. Word i lies in bank i mod {threads.WARP}; neighbors should ask for neighbors."""
+            )
+    if done.barriers > MOST_BARRIERS:
+        raise Broken(f"""barriers: {where}, the sum is right, with {done.barriers} barriers in a block, where
+            {MOST_BARRIERS} will do: below {ladder.WARP} partial sums one warp is left, whose threads need none. What
+            do they have in the place of shared memory?""")
+
+
+EXERCISES = (Exercise("5.3", "a sum on the GPU", ladder.gpu_sum, 3, check_gpu_sum),)

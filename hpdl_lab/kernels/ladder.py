@@ -1,0 +1,114 @@
+"""The sum of a vector on a GPU as a ladder of kernels in Python, which numba compiles: csrc/cuda/reduction.h has it in CUDA.
+
+Each is launched as kernel[blocks, THREADS](x, out): out[0], which is 0 before, becomes the sum of x.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:  # numba takes 0.3 s, which only those spend who come to a kernel
+    from numba import cuda
+
+THREADS = 128  # of a block
+WARP = 32  # threads that take every instruction together
+ALL_LANES = 0xFFFFFFFF  # one bit for each thread of a warp
+
+
+def naive(x: Any, out: Any) -> None:
+    """1. One atomic for every element: all threads of the GPU queue up for one word of memory."""
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        cuda.atomic.add(out, 0, x[i])
+
+
+def interleaved(x: Any, out: Any) -> None:
+    """2. A tree in shared memory, neighbors first: one atomic per block. Its threads ask for words 2, 4, 8 ... apart."""
+    sums = cuda.shared.array(THREADS, np.float32)
+    t = cuda.threadIdx.x
+    total = np.float32(0)
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        total += x[i]
+    sums[t] = total
+    cuda.syncthreads()
+    distance = 1
+    while distance < THREADS:
+        i = 2 * distance * t
+        if i < THREADS:
+            sums[i] += sums[i + distance]
+        cuda.syncthreads()
+        distance *= 2
+    if t == 0:
+        cuda.atomic.add(out, 0, sums[0])
+
+
+def sequential(x: Any, out: Any) -> None:
+    """3. The same tree, in which the upper half is added to the lower one: neighbors ask for neighbors."""
+    sums = cuda.shared.array(THREADS, np.float32)
+    t = cuda.threadIdx.x
+    total = np.float32(0)
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        total += x[i]
+    sums[t] = total
+    cuda.syncthreads()
+    half = THREADS // 2
+    while half > 0:
+        if t < half:
+            sums[t] += sums[t + half]
+        cuda.syncthreads()
+        half //= 2
+    if t == 0:
+        cuda.atomic.add(out, 0, sums[0])
+
+
+def gpu_sum(x: Any, out: Any) -> None:
+    """Add the sum of `x` to out[0]. The last rung of the ladder for one GPU.
+
+    The kernel is launched as gpu_sum[blocks, THREADS](x, out) with any number of blocks. It is executed by every thread,
+    and a thread finds out who it is: `cuda.threadIdx.x` in its block, `cuda.grid(1)` among all. Threads of a block share
+    what `cuda.shared.array` makes. Threads of a warp see each other's registers: `cuda.shfl_down_sync(ALL_LANES, a, k)`
+    is the `a` of the thread k places further on.
+
+        many elements   x[i], x[i + all threads] ...       each thread, into a register
+        THREADS sums    [ . . . . | . . . . | . . . . ]    each block, in shared memory, until one warp is left
+        WARP sums       lane 0 + lane 16, then 8, 4 ...    that warp, by shuffles
+        1 sum           out[0]                             one atomic
+
+    Args:    x: (n,) float32, n not a multiple of anything; out: (1,) float32, 0 before the first block.
+    Steps: 3 barriers at most in each block, and 1 atomic.
+    Bytes: every element of x is read once, neighbors by neighbors; no bank conflict, no race.
+    Ref: M. Harris, "Optimizing Parallel Reduction in CUDA", NVIDIA 2007.
+    """
+    sums = cuda.shared.array(THREADS, np.float32)
+    t = cuda.threadIdx.x
+    total = np.float32(0)
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        total += x[i]
+    sums[t] = total
+    cuda.syncthreads()
+    if t < 64:
+        sums[t] += sums[t + 64]
+    cuda.syncthreads()
+    if t < WARP:
+        total = sums[t] + sums[t + WARP]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_down_sync(ALL_LANES, total, distance)
+    if t == 0:
+        cuda.atomic.add(out, 0, total)
+
+
+def one_pass(tensors: Any, first: int, count: int) -> None:
+    """Elements [first, first + count) of all `tensors`, (n,) each, become their sum: what one GPU does with its slice.
+
+    The tensors are those of all GPUs, whose memory this one can reach. csrc/cuda/one_pass.h has it in CUDA.
+    """
+    for i in range(first + cuda.grid(1), first + count, cuda.gridsize(1)):
+        total = tensors[0][i]
+        for rank in range(1, len(tensors)):
+            total += tensors[rank][i]
+        for rank in range(len(tensors)):
+            tensors[rank][i] = total
+
+
+RUNGS = (naive, interleaved, sequential, gpu_sum)

@@ -1,0 +1,424 @@
+"""A CUDA kernel in Python, thread by thread on the CPU, with a record of every access to memory.
+
+What a kernel calls `cuda` is that of numba's simulator, and what the simulator lacks: shuffles, and a log. Its threads
+are coroutines here, which run until a barrier, a shuffle or their end, so that every launch goes the same way. Whether
+two threads race is read from the log, and does not depend on which of them came first.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from types import FrameType, FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+from greenlet import getcurrent, greenlet
+from numba import cuda as numba_cuda
+from numba.cuda.simulator.kernelapi import Dim3, FakeCUDAAtomic, FakeCUDAModule
+
+from ..comm.status import report
+from ..trace import line_of
+
+WARP = 32  # threads that take every instruction together; as many banks of four bytes has shared memory
+WORD, SECTOR = 4, 32  # bytes: of a bank; that global memory is read by
+VERBS = {"read": "reads", "write": "writes", "atomic": "adds to"}
+
+
+class KernelError(Exception):
+    """What ends a launch: `failed` is "bounds", "barrier" or "shuffle"; the text says which threads and lines."""
+
+    def __init__(self, failed: str, text: str) -> None:
+        super().__init__(text)
+        self.failed = failed
+
+
+class Place(NamedTuple):
+    """An expression in a kernel: its code, where it stands there, and its line as people call it, such as "cell:7"."""
+
+    code: Any
+    span: tuple[int | None, ...]
+    line: str
+
+    def __str__(self) -> str:
+        return f" in {report.place(self.line)}" if self.line else ""
+
+
+class Access(NamedTuple):
+    """What a thread did to one element.
+
+    kind:   "read", "write" or "atomic"; index: of the element in the flat array.
+    phase:  barriers that the thread had passed; epoch: the same of cuda.syncwarp().
+    nth:    how often it had come to this instruction: threads of a warp come to it together.
+    fresh:  nobody had written the element.
+    """
+
+    block: int
+    thread: int
+    array: Array
+    index: int
+    kind: str
+    phase: int
+    epoch: int
+    place: Place
+    nth: int
+    fresh: bool
+
+    @property
+    def warp(self) -> int:
+        return self.thread // WARP
+
+    def __str__(self) -> str:
+        return f"thread {self.thread} {VERBS[self.kind]} {self.array.name}[{self.index}]{self.place}"
+
+
+class Array:
+    """An array in a kernel: every access to an element is noted. `shared`: the block that it belongs to, or None."""
+
+    def __init__(self, launch: Launch, values: np.ndarray, name: str = "", shared: int | None = None) -> None:
+        self.launch, self.values, self.name, self.shared = launch, values, name, shared
+        self.written = np.full(values.shape, shared is None)
+        self.shape, self.dtype, self.ndim, self.size = values.shape, values.dtype, values.ndim, values.size
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.note("read", index, sys._getframe(1))
+        return self.values[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.note("write", index, sys._getframe(1))
+        self.values[index] = value
+
+    def note(self, kind: str, index: Any, frame: FrameType) -> None:
+        """Raises KernelError for an element that is not there, TypeError for more than one."""
+        thread = self.launch.now
+        if not self.name:  # shared memory has the name that the kernel gave it
+            self.name = next((name for name, value in frame.f_locals.items() if value is self), "shared")
+        at = index if isinstance(index, tuple) else (index,)
+        if len(at) != self.ndim or not all(isinstance(i, int | np.integer) for i in at):
+            raise TypeError(f"a thread takes one element at a time, {self.name}[i] with whole numbers, not {index!r}")
+        if not all(-n <= i < n for i, n in zip(at, self.shape, strict=True)):
+            element = f"{self.name}[{', '.join(map(str, at))}]{place_of(frame)}"
+            text = f"thread {thread.index} of block {thread.block} {VERBS[kind]} {element}"
+            raise KernelError("bounds", f"{text}, and there are {self.size:,} elements")
+        flat = int(np.ravel_multi_index([i % n for i, n in zip(at, self.shape, strict=True)], self.shape))
+        place, fresh = place_of(frame), not self.written.flat[flat]
+        nth = thread.times[place, kind]
+        thread.times[place, kind] += 1
+        who = thread.block, thread.index
+        self.launch.log.append(Access(*who, self, flat, kind, thread.phase, thread.epoch, place, nth, fresh))
+        if kind != "read":
+            self.written.flat[flat] = True
+
+
+def place_of(frame: FrameType) -> Place:
+    # Not f_lasti itself: it lies a little further on once the interpreter has specialized the instruction.
+    return Place(frame.f_code, spans(frame.f_code)[frame.f_lasti // 2], line_of(frame, frame.f_lineno))
+
+
+@cache
+def spans(code: Any) -> list[tuple[int | None, ...]]:
+    return list(code.co_positions())
+
+
+@dataclass(eq=False)
+class Thread:
+    """One thread of a block, and what it waits for: the call, its place, the lanes that have to come, its value."""
+
+    block: int
+    index: int
+    body: greenlet
+    phase: int = 0
+    epoch: int = 0
+    times: Counter = field(default_factory=Counter)
+    call: str = ""
+    place: Place | None = None
+    mask: int = 0
+    value: Any = None
+    got: Any = None
+
+    def __str__(self) -> str:
+        if self.body.dead:
+            return "has returned"
+        return f"waits in cuda.{self.call}{self.place}"
+
+
+class Cuda(FakeCUDAModule):
+    """What a kernel finds as `cuda` during a launch."""
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__((launch.blocks, 1, 1), (launch.threads, 1, 1), 0)
+        self._launch = launch
+
+    @property
+    def atomic(self) -> Any:
+        return Atomic()
+
+    @property
+    def shared(self) -> Any:
+        return self._launch.memory
+
+    @property
+    def threadIdx(self) -> Dim3:
+        return Dim3(self._launch.now.index, 0, 0)
+
+    @property
+    def blockIdx(self) -> Dim3:
+        return Dim3(self._launch.now.block, 0, 0)
+
+    @property
+    def laneid(self) -> int:
+        return self._launch.now.index % WARP
+
+    def syncthreads(self) -> None:
+        self._launch.meet("syncthreads", sys._getframe(1))
+
+    def syncthreads_count(self, value: Any) -> int:
+        return sum(map(bool, self._launch.meet("syncthreads_count", sys._getframe(1), value=value).values()))
+
+    def syncthreads_and(self, value: Any) -> bool:
+        return all(self._launch.meet("syncthreads_and", sys._getframe(1), value=value).values())
+
+    def syncthreads_or(self, value: Any) -> bool:
+        return any(self._launch.meet("syncthreads_or", sys._getframe(1), value=value).values())
+
+    def syncwarp(self, mask: int = 0xFFFFFFFF) -> None:
+        self._launch.meet("syncwarp", sys._getframe(1), mask)
+        self._launch.now.epoch += 1
+
+    def shfl_sync(self, mask: int, value: Any, source: int) -> Any:
+        return self._shuffle("shfl_sync", sys._getframe(1), mask, value, source % WARP)
+
+    def shfl_down_sync(self, mask: int, value: Any, distance: int) -> Any:
+        return self._shuffle("shfl_down_sync", sys._getframe(1), mask, value, self.laneid + distance)
+
+    def shfl_up_sync(self, mask: int, value: Any, distance: int) -> Any:
+        return self._shuffle("shfl_up_sync", sys._getframe(1), mask, value, self.laneid - distance)
+
+    def shfl_xor_sync(self, mask: int, value: Any, bits: int) -> Any:
+        return self._shuffle("shfl_xor_sync", sys._getframe(1), mask, value, self.laneid ^ bits)
+
+    def _shuffle(self, call: str, frame: FrameType, mask: int, value: Any, source: int) -> Any:
+        """The value of lane `source`; the thread's own where there is no such lane. Raises KernelError."""
+        thread = self._launch.now
+        values = self._launch.meet(call, frame, mask, value)
+        if not 0 <= source < WARP:
+            return value
+        if source not in values:
+            whose = f"of lane {source}, which the mask {mask:#x} does not name"
+            raise KernelError("shuffle", f"thread {thread.index} takes the value{place_of(frame)} {whose}")
+        return values[source]
+
+
+class Atomic:
+    """cuda.atomic of numba's simulator; each call is one access."""
+
+    def __getattr__(self, name: str) -> Callable:
+        method = getattr(FakeCUDAAtomic(), name)
+
+        def call(array: Array, index: Any, *values: Any) -> Any:
+            array.note("atomic", index, sys._getframe(1))
+            return method(array.values, index, *values)
+
+        return call
+
+
+class SharedMemory:
+    """cuda.shared of one block: threads that come to the same line get the same array, of which nothing is written."""
+
+    def __init__(self, launch: Launch, block: int) -> None:
+        self.launch, self.block, self.arrays = launch, block, {}
+
+    def array(self, shape: Any, dtype: Any) -> Array:
+        place = place_of(sys._getframe(1))
+        if place not in self.arrays:
+            dtype = getattr(dtype, "name", dtype)  # of numba's types too
+            values = np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 0, dtype)
+            self.arrays[place] = Array(self.launch, values, shared=self.block)
+        return self.arrays[place]
+
+
+class Launch:
+    """kernel[blocks, threads](*arguments), one block after the other; NumPy arrays among the arguments are changed.
+
+    log:      every Access, in the order in which they came.
+    barriers: the most that a block has passed.
+    Raises:   KernelError, and whatever the kernel raises.
+    """
+
+    def __init__(self, kernel: Callable, blocks: int, threads: int, *arguments: Any) -> None:
+        self.blocks, self.threads, self.log, self.barriers = blocks, threads, [], 0
+        body = with_cuda(kernel, Cuda(self))
+        names = [*inspect.signature(body).parameters, *[""] * len(arguments)]
+        recorded = [recording(self, value, name) for value, name in zip(arguments, names, strict=False)]
+        for block in range(blocks):
+            self._run_block(block, body, recorded)
+
+    def _run_block(self, block: int, body: Callable, arguments: list[Any]) -> None:
+        self.memory = SharedMemory(self, block)
+        threads = [Thread(block, i, greenlet(body)) for i in range(self.threads)]
+        ready = threads
+        while ready:
+            for thread in ready:
+                self.now = thread
+                begun = bool(thread.body)
+                thread.body.switch(*(() if begun else arguments))
+            ready = released(threads)
+        self.barriers = max(self.barriers, *(thread.phase for thread in threads))
+
+    def meet(self, call: str, frame: FrameType, mask: int = 0, value: Any = None) -> dict[int, Any]:
+        """Wait for the block, or for the lanes of `mask` if there is one: {thread or lane: the value that it brings}."""
+        thread = self.now
+        if mask and not mask >> thread.index % WARP & 1:
+            raise KernelError(
+                "shuffle", f"thread {thread.index} calls cuda.{call}{place_of(frame)} with {mask:#x}, without its lane"
+            )
+        thread.call, thread.place, thread.mask, thread.value = call, place_of(frame), mask, value
+        getcurrent().parent.switch()
+        return thread.got
+
+
+def released(threads: list[Thread]) -> list[Thread]:
+    """Those of a block that may go on, because all whom they wait for have come; [] once all have returned.
+
+    Raises:  KernelError if nobody may.
+    """
+    waiting, free = [thread for thread in threads if not thread.body.dead], []
+    for thread in waiting:
+        if thread.mask:
+            first = thread.index - thread.index % WARP
+            named = [t for t in threads[first : first + WARP] if thread.mask >> t.index % WARP & 1]
+            if all(together(t, thread) for t in named):
+                thread.got = {t.index % WARP: t.value for t in named}
+                free.append(thread)
+    if not free and waiting and all(together(thread, waiting[0]) for thread in threads):
+        values, free = {thread.index: thread.value for thread in waiting}, waiting
+        for thread in free:
+            thread.got, thread.phase = values, thread.phase + 1
+    if waiting and not free:
+        raise missing(threads, waiting)
+    return free
+
+
+def together(a: Thread, b: Thread) -> bool:
+    """Whether both wait in the same call of the same kind."""
+    return not a.body.dead and (a.place, a.mask) == (b.place, b.mask)
+
+
+def missing(threads: list[Thread], waiting: list[Thread]) -> KernelError:
+    """Why nobody in a block can go on."""
+    one = next((thread for thread in waiting if thread.mask), waiting[0])
+    first = one.index - one.index % WARP
+    group = [t for t in threads[first : first + WARP] if one.mask >> t.index % WARP & 1] if one.mask else threads
+    others = [thread for thread in group if not together(thread, one)]
+    same = [thread for thread in others if str(thread) == str(others[0])]
+    whom = f"that the mask {one.mask:#x} names" if one.mask else "of its block"
+    text = f"thread {one.index} of block {one.block} {one} for all {len(group)} threads {whom}"
+    state = str(same[0])
+    if len(same) > 1:
+        state = state.replace("has ", "have ", 1).replace("waits ", "wait ", 1)
+    return KernelError("shuffle" if one.mask else "barrier", f"{text}, but {named_threads(same)} {state}")
+
+
+def named_threads(threads: list[Thread]) -> str:
+    """ "thread 3", "threads 64 to 127", "64 threads, the first of them 1"."""
+    numbers = [thread.index for thread in threads]
+    if len(numbers) == 1:
+        return f"thread {numbers[0]}"
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"threads {numbers[0]} to {numbers[-1]}"
+    return f"{len(numbers)} threads, the first of them {numbers[0]},"
+
+
+def recording(launch: Launch, value: Any, name: str) -> Any:
+    """`value` as a kernel gets it: arrays, also those of a tuple, note what is done to them."""
+    if isinstance(value, tuple | list):
+        return tuple(recording(launch, item, f"{name}[{i}]") for i, item in enumerate(value))
+    return Array(launch, value, name) if isinstance(value, np.ndarray) else value
+
+
+def with_cuda(kernel: Callable, cuda: Any) -> Callable:
+    """`kernel` and the functions beside it that it may call, jitted or not, with another module for numba's `cuda`."""
+    kernel = getattr(kernel, "py_func", kernel)
+    scope = kernel.__globals__ | {"cuda": cuda}
+    for name, value in kernel.__globals__.items():
+        inner = getattr(value, "py_func", value)
+        if value is numba_cuda:
+            scope[name] = cuda
+        elif isinstance(inner, FunctionType) and inner.__globals__ is kernel.__globals__:
+            scope[name] = FunctionType(inner.__code__, scope, name, inner.__defaults__, inner.__closure__)
+    return FunctionType(kernel.__code__, scope, kernel.__name__, kernel.__defaults__, kernel.__closure__)
+
+
+# -- what the log says ------------------------------------------------------------------------------------------------
+
+
+def races(log: list[Access]) -> Iterator[tuple[Access, Access]]:
+    """Pairs of accesses to one element, one of them a write, of threads that nothing has put into an order."""
+    elements = defaultdict(list)
+    for access in log:
+        elements[id(access.array), access.index].append(access)
+    for found in elements.values():
+        for a in found:
+            if a.kind != "read":
+                yield from ((a, b) for b in found if unordered(a, b))
+
+
+def unordered(a: Access, b: Access) -> bool:
+    if a.kind == b.kind == "atomic" or (a.block, a.thread) == (b.block, b.thread):
+        return False
+    return a.block != b.block or (a.phase == b.phase and (a.warp != b.warp or a.epoch == b.epoch))
+
+
+def by_warps(log: list[Access], shared: bool) -> Iterator[list[Access]]:
+    """The accesses to shared or to global memory that the threads of a warp make in one instruction."""
+    found = defaultdict(list)
+    for access in log:
+        if (access.array.shared is not None) == shared:
+            found[access.block, access.warp, access.place, access.kind, access.nth].append(access)
+    return iter(found.values())
+
+
+def banks(accesses: list[Access]) -> dict[int, dict[int, Access]]:
+    """{bank: {word: the first Access to it}} of one instruction of a warp."""
+    found: dict[int, dict[int, Access]] = defaultdict(dict)
+    for access in accesses:
+        word = access.index * access.array.dtype.itemsize // WORD
+        found[word % WARP].setdefault(word, access)
+    return found
+
+
+def conflicts(accesses: list[Access]) -> int:
+    """Times that one instruction of a warp has to be repeated, because threads want different words of one bank.
+
+    Elements of eight bytes take two turns in any case: half a warp at a time.
+    """
+    width = max(accesses[0].array.dtype.itemsize, WORD)
+    halves = defaultdict(list)
+    for access in accesses:
+        halves[access.thread % WARP * width // (WARP * WORD)].append(access)
+    return sum(max(map(len, banks(half).values())) - 1 for half in halves.values())
+
+
+def sectors(accesses: list[Access]) -> int:
+    """Pieces of SECTOR bytes that one instruction of a warp moves between the GPU and its memory."""
+    return len({access.index * access.array.dtype.itemsize // SECTOR for access in accesses})
+
+
+def counts(launch: Launch) -> dict[str, int]:
+    """What a launch has cost: the columns of the ladder's table."""
+    shared, others = list(by_warps(launch.log, True)), list(by_warps(launch.log, False))
+    return {
+        "atomics": sum(access.kind == "atomic" for access in launch.log),
+        "sectors": sum(sectors(accesses) for accesses in others if accesses[0].kind != "atomic"),
+        "barriers": launch.barriers,
+        "shared": len(shared),
+        "conflicts": sum(map(conflicts, shared)),
+        "races": sum(1 for _ in races(launch.log)),
+    }
