@@ -44,12 +44,13 @@ def import_lines(function, defined):
     """The import statements that the source of `function` needs in a notebook, sorted.
 
     What its module imports is imported from the same place; what its module defines is imported from the module, except
-    the names in `defined`, which the notebook already has.
+    the names in `defined`, which the notebook already has. An import below `if TYPE_CHECKING:` is one as well.
     """
     module = sys.modules[function.__module__]
     needed = names_read(ast.parse(plain_source(function))) - set(defined) - {function.__name__}
     lines, imported = {}, set()
-    for node in ast.parse(inspect.getsource(module)).body:
+    top = ast.parse(inspect.getsource(module)).body
+    for node in (inner for outer in top for inner in (outer.body if isinstance(outer, ast.If) else [outer])):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.asname or alias.name.split(".")[0]

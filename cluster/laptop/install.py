@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile", "-c", "constraints.txt"]
 MODULE = ["--no-build-isolation", "--no-deps", "-e", "."]
 FIRST_IMPORTS = (  # by engines and notebooks; by servers. hpdl_lab puts off `torch._dynamo`, which DDP imports
-    "import torch._dynamo; from hpdl_lab.lab import *",
+    "import torch._dynamo, numba.cuda; from hpdl_lab.lab import *",
     "import ipykernel.kernelapp, ipyparallel, ipywidgets, jupyterlab.labapp",
 )
 

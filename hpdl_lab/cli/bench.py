@@ -216,10 +216,15 @@ def hybrid(arguments: argparse.Namespace) -> int:
 
 def reduction(arguments: argparse.Namespace) -> int:
     """Climb the ladder; exit code 1 if a kernel is wrong."""
+    from ..kernels import on_gpu
     from ..kernels.reduction import Ladder
 
     ladder = Ladder()
     messages = [{"about": ladder.about()}, *ladder.rows(arguments.sizes)]
+    if reason := on_gpu.why_not():
+        print(f"the rungs in Python: not run: {reason}")
+    else:
+        messages += on_gpu.rows(sizes=arguments.sizes, bandwidth=ladder.bandwidth)
     return code_of(LADDER.tell("sum of a vector on one GPU", messages, report=report_of(arguments)), "wrong sums")
 
 

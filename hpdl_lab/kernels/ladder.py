@@ -1,4 +1,4 @@
-"""The sum of a vector on a GPU as a ladder of kernels in Python, which numba compiles: csrc/cuda/reduction.h has it in CUDA.
+"""The sum of a vector on a GPU as a ladder of kernels in Python, which numba compiles; csrc/cuda/reduction.h: in CUDA.
 
 Each is launched as kernel[blocks, THREADS](x, out): out[0], which is 0 before, becomes the sum of x.
 """
@@ -24,7 +24,7 @@ def naive(x: Any, out: Any) -> None:
 
 
 def interleaved(x: Any, out: Any) -> None:
-    """2. A tree in shared memory, neighbors first: one atomic per block. Its threads ask for words 2, 4, 8 ... apart."""
+    """2. A tree in shared memory, neighbors first; one atomic per block. Threads ask for words 2, 4, 8 ... apart."""
     sums = cuda.shared.array(THREADS, np.float32)
     t = cuda.threadIdx.x
     total = np.float32(0)
@@ -63,12 +63,9 @@ def sequential(x: Any, out: Any) -> None:
 
 
 def gpu_sum(x: Any, out: Any) -> None:
-    """Add the sum of `x` to out[0]. The last rung of the ladder for one GPU.
+    """Add the sum of `x` to out[0].
 
-    The kernel is launched as gpu_sum[blocks, THREADS](x, out) with any number of blocks. It is executed by every thread,
-    and a thread finds out who it is: `cuda.threadIdx.x` in its block, `cuda.grid(1)` among all. Threads of a block share
-    what `cuda.shared.array` makes. Threads of a warp see each other's registers: `cuda.shfl_down_sync(ALL_LANES, a, k)`
-    is the `a` of the thread k places further on.
+    Every thread of gpu_sum[blocks, THREADS](x, out) executes it, with any number of blocks.
 
         many elements   x[i], x[i + all threads] ...       each thread, into a register
         THREADS sums    [ . . . . | . . . . | . . . . ]    each block, in shared memory, until one warp is left

@@ -51,7 +51,7 @@ class Place(NamedTuple):
 class Access(NamedTuple):
     """What a thread did to one element.
 
-    kind:   "read", "write" or "atomic"; index: of the element in the flat array.
+    kind:   "read", "write" or "atomic"; element: its index in the flat array.
     phase:  barriers that the thread had passed; epoch: the same of cuda.syncwarp().
     nth:    how often it had come to this instruction: threads of a warp come to it together.
     fresh:  nobody had written the element.
@@ -60,7 +60,7 @@ class Access(NamedTuple):
     block: int
     thread: int
     array: Array
-    index: int
+    element: int
     kind: str
     phase: int
     epoch: int
@@ -73,7 +73,7 @@ class Access(NamedTuple):
         return self.thread // WARP
 
     def __str__(self) -> str:
-        return f"thread {self.thread} {VERBS[self.kind]} {self.array.name}[{self.index}]{self.place}"
+        return f"thread {self.thread} {VERBS[self.kind]} {self.array.name}[{self.element}]{self.place}"
 
 
 class Array:
@@ -273,7 +273,7 @@ class Launch:
         self.barriers = max(self.barriers, *(thread.phase for thread in threads))
 
     def meet(self, call: str, frame: FrameType, mask: int = 0, value: Any = None) -> dict[int, Any]:
-        """Wait for the block, or for the lanes of `mask` if there is one: {thread or lane: the value that it brings}."""
+        """Wait for the block, or for the lanes of `mask` if there is one: {thread or lane: the value it brings}."""
         thread = self.now
         if mask and not mask >> thread.index % WARP & 1:
             raise KernelError(
@@ -292,10 +292,9 @@ def released(threads: list[Thread]) -> list[Thread]:
     waiting, free = [thread for thread in threads if not thread.body.dead], []
     for thread in waiting:
         if thread.mask:
-            first = thread.index - thread.index % WARP
-            named = [t for t in threads[first : first + WARP] if thread.mask >> t.index % WARP & 1]
-            if all(together(t, thread) for t in named):
-                thread.got = {t.index % WARP: t.value for t in named}
+            lanes = awaited(thread, threads)
+            if all(together(t, thread) for t in lanes):
+                thread.got = {t.index % WARP: t.value for t in lanes}
                 free.append(thread)
     if not free and waiting and all(together(thread, waiting[0]) for thread in threads):
         values, free = {thread.index: thread.value for thread in waiting}, waiting
@@ -306,6 +305,13 @@ def released(threads: list[Thread]) -> list[Thread]:
     return free
 
 
+def awaited(thread: Thread, threads: list[Thread]) -> list[Thread]:
+    """Whom a thread of the block `threads` waits for: the lanes of its mask, or all."""
+    first = thread.index - thread.index % WARP
+    warp = threads[first : first + WARP]
+    return [t for t in warp if thread.mask >> t.index % WARP & 1] if thread.mask else threads
+
+
 def together(a: Thread, b: Thread) -> bool:
     """Whether both wait in the same call of the same kind."""
     return not a.body.dead and (a.place, a.mask) == (b.place, b.mask)
@@ -314,8 +320,7 @@ def together(a: Thread, b: Thread) -> bool:
 def missing(threads: list[Thread], waiting: list[Thread]) -> KernelError:
     """Why nobody in a block can go on."""
     one = next((thread for thread in waiting if thread.mask), waiting[0])
-    first = one.index - one.index % WARP
-    group = [t for t in threads[first : first + WARP] if one.mask >> t.index % WARP & 1] if one.mask else threads
+    group = awaited(one, threads)
     others = [thread for thread in group if not together(thread, one)]
     same = [thread for thread in others if str(thread) == str(others[0])]
     whom = f"that the mask {one.mask:#x} names" if one.mask else "of its block"
@@ -363,7 +368,7 @@ def races(log: list[Access]) -> Iterator[tuple[Access, Access]]:
     """Pairs of accesses to one element, one of them a write, of threads that nothing has put into an order."""
     elements = defaultdict(list)
     for access in log:
-        elements[id(access.array), access.index].append(access)
+        elements[id(access.array), access.element].append(access)
     for found in elements.values():
         for a in found:
             if a.kind != "read":
@@ -389,9 +394,15 @@ def banks(accesses: list[Access]) -> dict[int, dict[int, Access]]:
     """{bank: {word: the first Access to it}} of one instruction of a warp."""
     found: dict[int, dict[int, Access]] = defaultdict(dict)
     for access in accesses:
-        word = access.index * access.array.dtype.itemsize // WORD
+        word = access.element * access.array.dtype.itemsize // WORD
         found[word % WARP].setdefault(word, access)
     return found
+
+
+def words(accesses: list[Access]) -> list[int]:
+    """How many different words of each bank one instruction of a warp asks for."""
+    found = banks(accesses)
+    return [len(found.get(bank, ())) for bank in range(WARP)]
 
 
 def conflicts(accesses: list[Access]) -> int:
@@ -408,7 +419,7 @@ def conflicts(accesses: list[Access]) -> int:
 
 def sectors(accesses: list[Access]) -> int:
     """Pieces of SECTOR bytes that one instruction of a warp moves between the GPU and its memory."""
-    return len({access.index * access.array.dtype.itemsize // SECTOR for access in accesses})
+    return len({access.element * access.array.dtype.itemsize // SECTOR for access in accesses})
 
 
 def counts(launch: Launch) -> dict[str, int]:

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from .. import schedules, trace, zoo
@@ -16,6 +17,7 @@ from ..collectives import table
 from ..collectives.table import Algorithm
 from ..comm.errors import name_ranks
 from ..comm.network import PRESETS, Network, Switch, describe
+from ..kernels import ladder, on_gpu, reduction
 from ..mesh import Grid
 from ..models.shapes import shapes
 from ..parallel import gossip, horovod
@@ -23,6 +25,7 @@ from ..parallel.gossip import Graph
 from ..plain_source import plain_source
 from ..plots import collective as panels
 from ..plots import graph as graphs
+from ..plots import kernel as banks
 from ..plots import live
 from ..plots import mesh as meshes
 from ..plots import model as models
@@ -36,6 +39,7 @@ from .explore import step_through
 from .pipeline import asked_schedule
 from .plain import misfit
 from .result import Picture, picture
+from .result import table as table_of
 from .watch import PER_CHUNK, story_of
 
 NAMES = list(dict.fromkeys(algorithm.name for algorithm in table.ALGORITHMS))
@@ -43,6 +47,8 @@ SEGMENTS = 2  # in the picture of a pipelined algorithm: enough to see that one 
 MOST_STEPS, MOST_FRAMES, FRAME_MS = 32, 16, 350  # of an animation: of a collective half a minute; of a schedule
 MOST_ACTIONS = 4000  # that one picture can hold
 MOST_PLACES = 4096  # of a mesh
+LADDER_BLOCKS, LADDER_ELEMENTS = 4, 4096  # of the launch whose costs are shown
+COLUMNS = ("atomics", "sectors", "barriers", "shared", "conflicts", "races")  # of threads.counts
 KNOWN = "a run, the name of an algorithm or a schedule, a Schedule, a Grid, a Graph, a Network, or your function"
 
 Drawer = Callable[..., Picture | Note]
@@ -65,6 +71,8 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
         lab.show(FatTree(4), ranks=16)                a network
         lab.show(model, x)                            what a batch becomes in a model, operation by operation
         lab.show("parallelism")                       three ways to share a model and its batch among ranks
+        lab.show("ladder")                            kernels that add a vector on a GPU: what each costs, and yours
+        lab.show(gpu_sum)                             a kernel f(x, out): which banks of shared memory a warp asks
         lab.show("zoo")                               the broken programs of lesson 03; lab.show(zoo.find("wrong_root"))
 
     Args:    more, options: what is shown of it, as above: the view of a run, else the number of ranks.
@@ -96,6 +104,8 @@ def kind_of(x: Any) -> Drawer:
             return draw
     if callable(x) and not hasattr(x, "events"):
         takes = list(inspect.signature(x).parameters) if not inspect.isbuiltin(x) else []
+        if takes == ["x", "out"]:
+            return show_kernel
         return show_schedule if len(takes) > 2 or takes[:1] == ["rank"] else show_steps
     return show_run
 
@@ -339,6 +349,56 @@ def undocumented(function: Callable[..., Any]) -> str:
     return "\n".join(lines).replace(f"def {function.__name__}(", "def program(", 1)
 
 
+# -- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def show_kernel(x: Callable[..., None], prediction: float | None = None) -> Picture:
+    """What warp 0 asks of the banks of shared memory; `data` are the counts of threads.counts for the whole launch."""
+    from ..kernels import threads
+
+    launch = launched(x)
+    warp = [found for found in threads.by_warps(launch.log, shared=True) if found[0].block == found[0].warp == 0]
+    if not warp:
+        raise ValueError(f"{x.__name__} uses no shared memory: there is no bank to draw")
+    rows = [(f"{found[0].kind} {found[0].array.name}", threads.words(found)) for found in warp]
+    costs, turns = threads.counts(launch), max(max(words) for _, words in rows)
+    asked = f"{x.__name__}: {counted(len(rows), 'access', 'accesses')} of a warp to shared memory"
+    text = f"{asked}, in {counted(turns, 'turn')} at worst"
+    if prediction is not None:
+        text += f" (predicted: {require_number('the turns that you expect', prediction, above=0):g})"
+    return picture(banks.draw, rows, text, text=text, data=costs, height=banks.height(rows))
+
+
+def show_ladder(x: str, kernel: Callable[..., None] | None = None) -> Note:
+    """The rungs of ladder.py and `kernel`: counts of a small launch; with a GPU also the times of a large one."""
+    from ..kernels import threads
+
+    kernels = {rung.__name__: rung for rung in ladder.RUNGS} | ({"yours": kernel} if kernel is not None else {})
+    head = ["", *COLUMNS, *(() if (reason := on_gpu.why_not()) else ("us", "GB/s"))]
+    counts = {name: threads.counts(launched(fn)) for name, fn in kernels.items()}
+    lines = [[name, *(f"{row[column]:,}" for column in COLUMNS)] for name, row in counts.items()]
+    text = f"{LADDER_BLOCKS} blocks of {ladder.THREADS} threads add {LADDER_ELEMENTS:,} elements"
+    if reason:
+        return Note(text, f"Counted thread by thread, not timed: {reason}.", "\n".join(table_of(head, lines)))
+    timed = list(on_gpu.rows(tuple(kernels.values())))
+    lines = [[*line, *times_of(row)] for line, row in zip(lines, timed, strict=True)]
+    compiled = reduction.Ladder().rows((on_gpu.SIZE,), ("float32",))
+    lines += [[f"CUDA: {row['name']}", *["" for _ in COLUMNS], *times_of(row)] for row in compiled]
+    return Note(text, f"Times of {on_gpu.SIZE >> 20} MiB on this GPU.", "\n".join(table_of(head, lines)))
+
+
+def times_of(row: dict[str, Any]) -> tuple[str, str]:
+    return ("wrong sum", "") if row["wrong"] else (f"{row['time_us']:,.0f}", f"{row['GBps']:,.0f}")
+
+
+def launched(kernel: Callable[..., None]) -> Any:
+    """The Launch of a kernel f(x, out) whose accesses are counted."""
+    from ..kernels.threads import Launch
+
+    x, out = (np.arange(LADDER_ELEMENTS) % 13).astype(np.float32), np.zeros(1, np.float32)
+    return Launch(kernel, LADDER_BLOCKS, ladder.THREADS, x, out)
+
+
 BY_TYPE: dict[type, Drawer] = {
     Algorithm: show_steps,
     Schedule: show_schedule,
@@ -348,7 +408,12 @@ BY_TYPE: dict[type, Drawer] = {
     zoo.Program: show_programs,
     nn.Module: show_model,
 }
-LISTS: dict[str, Drawer] = {"collectives": show_collectives, "parallelism": show_parallelism, "zoo": show_programs}
+LISTS: dict[str, Drawer] = {
+    "collectives": show_collectives,
+    "parallelism": show_parallelism,
+    "zoo": show_programs,
+    "ladder": show_ladder,
+}
 KINDS: dict[Drawer, str] = {
     show_run: "a run",
     show_trace: "a trace",
@@ -359,6 +424,8 @@ KINDS: dict[Drawer, str] = {
     show_graph: "a graph",
     show_network: "a network",
     show_programs: "programs",
+    show_kernel: "a kernel",
+    show_ladder: "the ladder of kernels",
     show_model: "a model",
     show_parallelism: "ways to share a model",
 }

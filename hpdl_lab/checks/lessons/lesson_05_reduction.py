@@ -13,7 +13,7 @@ import numpy as np
 
 from ...kernels import ladder, on_gpu
 from ...units import counted
-from ..ranks import alone, capital, number, type_text
+from ..ranks import alone, capital, number
 from ..record import Broken, Exercise, Passed
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def check_gpu_sum(fn: Callable) -> Passed:
 
 
 def on_this_gpu(fn: Callable) -> str:
-    """The fact about the compiled kernel, or why there is none. Raises Broken if it does not compile, or adds wrongly."""
+    """The fact about the compiled kernel, or why there is none. Raises Broken if it does not compile, or is wrong."""
     if reason := on_gpu.why_not():
         return f"counted, not timed: {reason}"
     try:
@@ -86,8 +86,8 @@ def on_this_gpu(fn: Callable) -> str:
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise Broken(f"gpu: Right on simulated threads, but numba cannot run it on this GPU: {text}") from error
     if row["wrong"]:
-        raise Broken(f"""gpu: Right on simulated threads, but on this GPU the sum of {row["size"] >> 20} MiB is another one:
-            does it hold for any number of blocks?""")
+        raise Broken(f"""gpu: Right on simulated threads, but on this GPU the sum of {row["size"] >> 20} MiB is another
+            one: does it hold for any number of blocks?""")
     return f"on this GPU: {row['size'] >> 20} MiB in {row['time_us']:,.0f} us, {row['GBps']:,.0f} GB/s"
 
 
@@ -117,20 +117,20 @@ def check_reads(done: Launch, n: int, where: str) -> None:
     from ...kernels import threads
 
     reads = [access for access in done.log if access.array.name == "x"]
-    times = Counter(access.index for access in reads)
+    times = Counter(access.element for access in reads)
     if left := [i for i in range(n) if not times[i]]:
         all_threads = done.blocks * done.threads
         each = f"There are {all_threads:,} threads for them: how does a thread come to its next element, if any?"
         raise Broken(f"tail: {where}, {counted(len(left), 'element')} nobody reads, the first is x[{left[0]}]. {each}")
     if twice := next((i for i in range(n) if times[i] > 1), None):
-        a, b = [access for access in reads if access.index == twice][:2]
+        a, b = [access for access in reads if access.element == twice][:2]
         raise Broken(f"""twice: {where}, x[{twice}] is read {times[twice]} times, first by thread {a.thread} of block
             {a.block}, then by thread {b.thread} of block {b.block}: memory is what a sum waits for.""")
     for accesses in threads.by_warps(reads, shared=False):
         least = -(-len(accesses) * threads.WORD // threads.SECTOR)
         if threads.sectors(accesses) > least:
             a, b = accesses[:2]
-            raise Broken(f"""coalesced: {where}, in one instruction {a} and thread {b.thread} x[{b.index}]. The warp
+            raise Broken(f"""coalesced: {where}, in one instruction {a} and thread {b.thread} x[{b.element}]. The warp
                 fetches {threads.sectors(accesses)} sectors of {threads.SECTOR} bytes for {len(accesses)} elements;
                 neighbors that read neighbors fetch {least}.""")
 
@@ -150,7 +150,7 @@ def why_sum(fn: Callable, done: Launch, n: int, text: str) -> Broken:
     if wrong == 1 and (constant := sum_of(0)):
         return Broken(f"sum: {text} It is {number(constant)} for zeros: does every partial sum begin at 0?")
     times = sum_of(wrong) - (wrong - 1)
-    owner = next(access for access in done.log if access.array.name == "x" and access.index == wrong - 1)
+    owner = next(access for access in done.log if access.array.name == "x" and access.element == wrong - 1)
     return Broken(f"""sum: {text} x[{wrong - 1}], which thread {owner.thread} of block {owner.block} reads, is in it
         {number(times)} times: follow the partial sum of lane {owner.thread % ladder.WARP} of warp {owner.warp}.""")
 
@@ -162,15 +162,15 @@ def check_budget(done: Launch, where: str) -> None:
     atomics = [access for access in done.log if access.kind == "atomic"]
     if len(atomics) > done.blocks:
         of_one = sum(access.block == 0 for access in atomics)
-        raise Broken(f"""atomics: {where}, the sum is right, with {len(atomics):,} atomics, {of_one:,} of them of block 0:
-            one for each block is enough. They queue up for one word of memory.""")
+        raise Broken(f"""atomics: {where}, the sum is right, with {len(atomics):,} atomics, {of_one:,} of them of block
+            0: one for each block is enough. They queue up for one word of memory.""")
     for accesses in threads.by_warps(done.log, shared=True):
         if threads.conflicts(accesses):
             bank, words = max(threads.banks(accesses).items(), key=lambda item: len(item[1]))
             a, b = list(words.values())[:2]
             raise Broken(
                 f"""banks: {where}, the sum is right, but in one instruction {a} and thread {b.thread}
-                {b.array.name}[{b.index}], both in bank {bank}: the warp takes {1 + threads.conflicts(accesses)} turns
+                {b.array.name}[{b.element}], both in bank {bank}: the warp takes {1 + threads.conflicts(accesses)} turns
                 in place of 1. Word i lies in bank i mod {threads.WARP}; neighbors should ask for neighbors."""
             )
     if done.barriers > MOST_BARRIERS:
