@@ -67,14 +67,14 @@ def gpu_sum(x: Any, out: Any) -> None:
 
     Every thread of gpu_sum[blocks, THREADS](x, out) executes it, with any number of blocks.
 
-        many elements   x[i], x[i + all threads] ...       each thread, into a register
-        THREADS sums    [ . . . . | . . . . | . . . . ]    each block, in shared memory, until one warp is left
-        WARP sums       lane 0 + lane 16, then 8, 4 ...    that warp, by shuffles
-        1 sum           out[0]                             one atomic
+        n elements       every thread adds its share of them, however many blocks there are
+        THREADS sums     every block adds the upper half of its sums to the lower half, in shared memory
+        WARP sums        one warp is left, and goes on in registers, by shuffles
+        1 sum            one thread adds it to out[0]
 
-    Args:    x: (n,) float32, n not a multiple of anything; out: (1,) float32, 0 before the first block.
-    Steps: 3 barriers at most in each block, and 1 atomic.
-    Bytes: every element of x is read once, neighbors by neighbors; no bank conflict, no race.
+    Args:    x: (n,) float32, for any n; out: (1,) float32, 0 before the first block begins.
+    Steps: at most 3 barriers and 1 atomic in each block; no race, no bank conflict.
+    Bytes: every element of x is read once, neighbors by neighbors.
     Ref: M. Harris, "Optimizing Parallel Reduction in CUDA", NVIDIA 2007.
     """
     sums = cuda.shared.array(THREADS, np.float32)
@@ -84,8 +84,8 @@ def gpu_sum(x: Any, out: Any) -> None:
         total += x[i]
     sums[t] = total
     cuda.syncthreads()
-    if t < 64:
-        sums[t] += sums[t + 64]
+    if t < 2 * WARP:
+        sums[t] += sums[t + 2 * WARP]
     cuda.syncthreads()
     if t < WARP:
         total = sums[t] + sums[t + WARP]

@@ -89,7 +89,79 @@ lab.measure(one_pass, ("64KiB", "1MiB", "8MiB"), ranks=2, against=("shm", "mpi")
 #
 # ## Exercise 5.3 ★★★ A CUDA reduction
 #
-# A sum on a GPU, from the naive kernel to one pass over the tensors of all GPUs.
+# All adding so far was done by cores. A GPU adds with ten thousands of **threads**, and a **kernel** is the function
+# that each of them executes. They stand in an order, from which each finds out what is its part of the work:
+#
+# | who | how many | what they share | how they wait for each other |
+# |---|---|---|---|
+# | thread `cuda.threadIdx.x` | 1 | nothing: its variables are registers | |
+# | warp | 32 | instructions, which they take in step; registers, by shuffles | in each shuffle |
+# | block | `THREADS`, here 128 | what `cuda.shared.array` makes, on the chip | `cuda.syncthreads()` |
+# | grid | all blocks | the GPU's memory: `x` and `out` | never: blocks come in any order |
+#
+# `cuda.grid(1)` is the number of a thread among all `cuda.gridsize(1)` of them. Numba compiles such a function for a
+# GPU. Without one the same function runs here thread by thread, on numba's simulator. The lab adds the shuffles that
+# the simulator lacks, and notes every access to memory, so what a GPU would lose time on is counted.
+
+# %%
+lab.show("ladder")
+
+# %% [markdown]
+# Four kernels, one sum. **atomics**: additions to a word of memory that all blocks want, one after the other.
+# **sectors**: pieces of 32 bytes that come from memory; 512 are 16 KiB, which is all of x, once. **barriers**: in each
+# block. **shared**: accesses of a warp to shared memory. **conflicts**: how many of them had to be repeated.
+#
+# A conflict is this. Shared memory has 32 **banks**, and word i lies in bank i mod 32. Each bank serves one word at a
+# time: a warp that wants two words of one bank takes two turns. Here is the second kernel of the ladder.
+
+# %% shown="hpdl_lab.kernels.ladder:interleaved"
+
+# %% [markdown]
+# Predict: how many turns does the slowest of its accesses take?
+
+# %% guess=[2]
+my_turns = lab.guess("turns of the slowest access to shared memory", ...)
+
+# %%
+lab.show(interleaved, prediction=my_turns)
+
+# %% [markdown]
+# Write one without conflicts, and with fewer barriers. You need three things. In `sums = cuda.shared.array(THREADS,
+# np.float32)` all threads of a block get the same array, in which nothing is written yet.
+# `cuda.shfl_down_sync(ALL_LANES, value, k)` is the `value` of the thread k lanes further on in the warp of `WARP`
+# threads; all of them have to call it. `cuda.atomic.add(out, 0, value)` adds to out[0].
+#
+# A race may give the right sum a thousand times. The check finds it nevertheless: it looks at who touches what between
+# two barriers, not at who came first.
+
+# %% exercise="hpdl_lab.kernels.ladder:gpu_sum"
+
+# %% check="hpdl_lab.kernels.ladder:gpu_sum"
+
+# %%
+lab.show("ladder", gpu_sum)
+
+# %% [markdown]
+# Where a GPU is, the table has two more columns, microseconds and GB/s, and below yours the same ladder in CUDA, from
+# `csrc/cuda/reduction_kernels.cuh`. Its upper rungs go on: loads of 16 bytes, and four of them at once. They are for
+# the GPU's memory, which is what a sum waits for in the end.
+#
+# The last rung is 5.2 once more. GPUs that can reach each other's memory need no messages: each takes its slice, of
+# all tensors, and stores the sum to all of them. `csrc/cuda/one_pass_kernels.cuh` has it in CUDA.
+
+# %% shown="hpdl_lab.kernels.ladder:one_pass"
+
+# %%
+from hpdl_lab.kernels.threads import Launch, counts
+
+tensors = [np.full(1024, rank + 1, np.float32) for rank in range(4)]
+costs = [counts(Launch(one_pass, 2, THREADS, tensors, 256 * rank, 256)) for rank in range(4)]
+assert all((x == 10).all() for x in tensors)
+costs[0]
+
+# %% [markdown]
+# 256 sectors for each GPU: its slice of 1 KiB, read from four tensors and written to four. No atomic, no barrier; what
+# is left are two meetings of the GPUs, before and after.
 
 # %% [markdown]
 # ## Exercise 5.4 ★★★ Staging through the host

@@ -82,9 +82,9 @@ race: with no barrier between them
     -     cuda.syncthreads()
     +     sums[t] = total
 race: with no barrier between them
-    -         sums[t] += sums[t + 64]
+    -         sums[t] += sums[t + 2 * WARP]
     -     cuda.syncthreads()
-    +         sums[t] += sums[t + 64]
+    +         sums[t] += sums[t + 2 * WARP]
 race: cuda.atomic.add is for what they share
     cuda.atomic.add(out, 0, total) => out[0] += total
 race @in_step: with no barrier between them
@@ -97,18 +97,18 @@ atomics: 384 atomics, 128 of them of block 0
     -         cuda.atomic.add(out, 0, total)
     +     cuda.atomic.add(out, 0, total if t == 0 else np.float32(0))
 barrier: threads 64 to 127 have returned
-    -         sums[t] += sums[t + 64]
+    -         sums[t] += sums[t + 2 * WARP]
     -     cuda.syncthreads()
-    +         sums[t] += sums[t + 64]
+    +         sums[t] += sums[t + 2 * WARP]
     +         cuda.syncthreads()
 barrier: but 64 threads, the first of them 1, wait
     -     cuda.syncthreads()
-    -     if t < 64:
+    -     if t < 2 * WARP:
     +     if t % 2 == 0:
     +         cuda.syncthreads()
     +     else:
     +         cuda.syncthreads()
-    +     if t < 64:
+    +     if t < 2 * WARP:
 tail: 616 elements nobody reads, the first is x[384]
     -     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
     -         total += x[i]
