@@ -58,7 +58,7 @@ def test_numbas_own_simulator_agrees():
 
 def test_one_pass_reads_and_writes_every_element_once():
     tensors = [np.full(100, rank + 1.0, np.float32) for rank in range(3)]
-    launch = Launch(ladder.one_pass, 2, 32, tensors, 32, 64)
+    launch = Launch(ladder.add_slices, 2, 32, tensors, 32, 64)
     for rank, x in enumerate(tensors):
         assert (x[32:96] == 6).all() and (x[:32] == rank + 1).all() and (x[96:] == rank + 1).all()
     assert [sum(a.kind == kind for a in launch.log) for kind in ("read", "write", "atomic")] == [192, 192, 0]

@@ -108,10 +108,12 @@ def ddp(device: str) -> Any:
 
 
 def ladder(device: str) -> Any:
+    from ..kernels import on_gpu
     from ..kernels.reduction import Ladder
     from .bench import LADDER
 
-    rows = list(Ladder().rows())
+    rungs = Ladder()
+    rows = [*rungs.rows(), *(() if on_gpu.why_not() else on_gpu.rows(bandwidth=rungs.bandwidth))]
     return {"rows": rows, "lines": LADDER.lines(rows)}
 
 

@@ -95,7 +95,7 @@ def gpu_sum(x: Any, out: Any) -> None:
         cuda.atomic.add(out, 0, total)
 
 
-def one_pass(tensors: Any, first: int, count: int) -> None:
+def add_slices(tensors: Any, first: int, count: int) -> None:
     """Elements [first, first + count) of all `tensors`, (n,) each, become their sum: what one GPU does with its slice.
 
     The tensors are those of all GPUs, whose memory this one can reach. csrc/cuda/one_pass.h has it in CUDA.

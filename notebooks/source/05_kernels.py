@@ -149,13 +149,13 @@ lab.show("ladder", gpu_sum)
 # The last rung is 5.2 once more. GPUs that can reach each other's memory need no messages: each takes its slice, of
 # all tensors, and stores the sum to all of them. `csrc/cuda/one_pass_kernels.cuh` has it in CUDA.
 
-# %% shown="hpdl_lab.kernels.ladder:one_pass"
+# %% shown="hpdl_lab.kernels.ladder:add_slices"
 
 # %%
 from hpdl_lab.kernels.threads import Launch, counts
 
 tensors = [np.full(1024, rank + 1, np.float32) for rank in range(4)]
-costs = [counts(Launch(one_pass, 2, THREADS, tensors, 256 * rank, 256)) for rank in range(4)]
+costs = [counts(Launch(add_slices, 2, THREADS, tensors, 256 * rank, 256)) for rank in range(4)]
 assert all((x == 10).all() for x in tensors)
 costs[0]
 

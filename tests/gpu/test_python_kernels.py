@@ -29,7 +29,7 @@ def test_every_rung_adds_any_number_of_elements(cuda, a_gpu, kernel):
 
 def test_one_pass(cuda, a_gpu):
     tensors = [torch.full((1000,), rank + 1.0, device=a_gpu) for rank in range(3)]
-    on_gpu.compiled(ladder.one_pass)[4, ladder.THREADS](tuple(map(cuda.as_cuda_array, tensors)), 100, 500)
+    on_gpu.compiled(ladder.add_slices)[4, ladder.THREADS](tuple(map(cuda.as_cuda_array, tensors)), 100, 500)
     torch.cuda.synchronize()
     for rank, x in enumerate(tensors):
         assert (x[100:600] == 6).all() and (x[:100] == rank + 1).all() and (x[600:] == rank + 1).all()
