@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import models
 from ..comm.device.comm import DeviceComm
+from ..comm.device.groups import nccl_options
 from ..data.loading import shard
 from ..parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
 from ..parallel.scaling.accounting import account
@@ -37,7 +38,6 @@ LEARNING_RATE = 0.05
 CHECKED_STEPS = 3
 TOLERANCE = 1e-6  # of a parameter, if three ranks or more add in different orders, or GPUs do
 BASELINE, ON_HPDL, ON_NCCL = "DDP on gloo", "DDP on hpdl", "DDP on nccl"
-NCCL = "nccl"  # torch's name of it
 SILENT = {  # the same steps without communication, and who is compared with them
     "DDP, silent": (BASELINE, ON_HPDL, ON_NCCL),
     "ours, silent": ("bucketed", "overlapped"),
@@ -166,9 +166,15 @@ def groups(comm: Comm) -> Iterator[Any]:
     """{"gloo": process group, and "hpdl" or "nccl": process group} of the ranks of `comm`."""
     with process_group(comm, "gloo") as gloo:
         if isinstance(comm, DeviceComm):
-            yield {"gloo": gloo, "nccl": dist.new_group(backend=NCCL)}
+            yield {"gloo": gloo, "nccl": nccl_group(comm)}
         else:
             yield {"gloo": gloo, "hpdl": dist.new_group(backend="hpdl", pg_options=comm)}
+
+
+def nccl_group(comm: DeviceComm) -> Any:
+    """NCCL's process group of the ranks of `comm`, which are on one machine."""
+    shared = range(comm.size) if torch.cuda.device_count() < comm.size else ()
+    return dist.new_group(backend="nccl", pg_options=nccl_options(shared))
 
 
 class Step:

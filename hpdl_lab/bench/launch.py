@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .. import features
-from ..features import dev_shm
+from ..features import dev_shm, gpu
 from .report import VERSIONS
 
 DEADLINE = 60.0  # s: for one wait
@@ -32,9 +32,11 @@ def on_ranks(
 
     device: of their tensors, "cpu" or "cuda".
     folder: of the environment whose MPI starts them, with its best settings; "" for this one, as everybody starts it.
-    Raises: RuntimeError if the ranks end with an error.
+    Raises: RuntimeError if the ranks end with an error; features.Missing for what a GPU needs.
     """
     dev_shm.require_room(ranks)
+    if device == "cuda":
+        gpu.require()
     task = json.dumps({"kind": kind, "runs": runs, "device": device})
     other = folder not in ("", sys.prefix)
     python = os.path.join(folder, "bin", "python") if other else sys.executable

@@ -35,10 +35,13 @@ def add(commands: Any) -> None:
 
 def record_all(arguments: argparse.Namespace) -> int:
     """Do the jobs one after the other; 1 if one of them could not be done, which is said."""
+    from ..features import gpu
     from ..verbs.replay import record
 
     if unknown := [name for name in arguments.only if name not in JOBS]:
         raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(JOBS)}")
+    if arguments.device == "cuda":
+        gpu.require()
     where, failed = arguments.folder and Path(arguments.folder), 0
     for name in arguments.only:
         job = JOBS[name]

@@ -2,8 +2,9 @@
 
 Run by a Python that has a torch with CUDA; nothing else is expected. It makes an environment beside that Python's
 packages, builds csrc/ with nvcc, adds what is missing where a package index can be reached, runs tests/gpu on one GPU
-and tests/gpu/ranks on two ranks, climbs the reduction ladder, and leaves its table in the folder `report`. What cannot
-run is skipped with the reason. Exit code 0 also where there is no GPU: then nothing has been tested, and it says so.
+and tests/gpu/ranks on two ranks, climbs the reduction ladder, leaves its table in the folder `report`, and records what
+lab.replay shows on machines without a GPU in hpdl_lab/data/recorded, to be committed. What cannot run is skipped with
+the reason. Exit code 0 also where there is no GPU: then nothing has been tested, and it says so.
 """
 
 import glob

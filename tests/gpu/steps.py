@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import run_all
 
 from hpdl_lab import features
+from hpdl_lab.data import recorded
 
 RANKS = 2
 
@@ -46,12 +47,17 @@ def main(report):
             for outcome in run_all.WORST:
                 totals[outcome] += counts[outcome]
             lines.append(f"{step.name:<28} {run_all.summary(counts):<36} {time.monotonic() - t0:6.1f} s   {fault}")
-        ladder = [sys.executable, "-m", "hpdl_lab", "bench", "reduction"]
-        files = ["--json", str(folder / "reduction.json"), "--markdown", str(folder / "reduction.md")]
-        print("\n== reduction ladder ==", flush=True)
-        climbed = run_all.run([*ladder, *files], 300, environment) == 0
-    print("\n" + "\n".join(lines) + f"\nreduction ladder: {folder / 'reduction.md' if climbed else 'failed'}\n")
-    totals["failed"] += not climbed
+        table = folder / "reduction.md"
+        for name, arguments, written in (
+            ("reduction ladder", ["bench", "reduction", "--markdown", table], table),
+            ("recordings for lab.replay", ["record", "--device", "cuda"], recorded.FOLDER),
+        ):
+            print(f"\n== {name} ==", flush=True)
+            command = [sys.executable, "-m", "hpdl_lab", *map(str, arguments)]
+            done = run_all.run(command, 600, environment) == 0
+            totals["failed"] += not done
+            lines.append(f"{name:<28} {written if done else 'failed: see above'}")
+    print("\n" + "\n".join(lines) + "\n")
     print(run_all.summary(totals))
     return 1 if totals["failed"] or not totals["passed"] else 0
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hpdl_lab import features
+from hpdl_lab.bench import ddp
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import PerRank
 from hpdl_lab.features import Missing, gpu
@@ -50,6 +51,12 @@ def test_training_with_it(lab):
     assert trained.losses[-1] < trained.losses[0] and trained.drift < 1e-3
 
 
-def test_measuring_it(lab):
-    rows = lab.measure(ring.all_reduce, ["4KiB", "1MiB"], against=()).rows
-    assert [row["wrong"] for row in rows] == [0, 0] and all(row["time_us"] > 0 for row in rows)
+def test_the_race_of_04_with_nccl_in_it(lab):
+    rows = lab.measure(ring.all_reduce, ["4KiB", "1MiB"], deadline=60).rows
+    assert {"NCCL", "one pass", "MPI", "gloo"} <= {row["name"] for row in rows}
+    assert all(row["wrong"] == 0 and row["time_us"] > 0 for row in rows)
+
+
+def test_a_step_by_ddp_on_nccl(lab):
+    rows = ddp.ddp(2, "tiny", 4, 3, device="cuda")
+    assert ddp.ON_NCCL in [row["name"] for row in rows] and not any(row["wrong"] for row in rows)

@@ -105,7 +105,16 @@ def device_of(session: Any) -> Any:
 
 
 def nccl_group(store: Any, rank: int, size: int, device: Any, sharing: Any) -> Any:
-    """A process group of NCCL that is not registered anywhere. sharing: ranks that share their GPU with another.
+    """A process group of NCCL that is not registered anywhere; sharing: see `nccl_options`."""
+    options = nccl_options(sharing)
+    group, kind = dist.ProcessGroup(store, rank, size), dist.ProcessGroup.BackendType.NCCL
+    group._set_default_backend(kind)
+    group._register_backend(device, kind, dist.ProcessGroupNCCL(store, rank, size, options))
+    return group
+
+
+def nccl_options(sharing: Any) -> Any:
+    """What torch tells NCCL. sharing: ranks that share their GPU with another.
 
     Raises: CommError with the reason if this NCCL refuses ranks that share a GPU.
     """
@@ -121,7 +130,4 @@ def nccl_group(store: Any, rank: int, size: int, device: Any, sharing: Any) -> A
         for name, value in SHARING.items():  # NCCL reads them once, at the first communicator
             os.environ.setdefault(name, value)
         options.config.max_ctas = FEW_BLOCKS
-    group, kind = dist.ProcessGroup(store, rank, size), dist.ProcessGroup.BackendType.NCCL
-    group._set_default_backend(kind)
-    group._register_backend(device, kind, dist.ProcessGroupNCCL(store, rank, size, options))
-    return group
+    return options
