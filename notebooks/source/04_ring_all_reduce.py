@@ -262,6 +262,13 @@ real
 # Did ring and tree cross where your `choose` said they would? For large vectors the model is good to a few percent.
 # For small ones it has two problems here: after a pause the traffic shaper lets a burst of about 64 KB through, and
 # hosts that share two cores wait for a core as well as for each other.
+#
+# Dashed over your curves: four such hosts as another machine played them, with the library's ring in place of yours. If
+# your machine could not, this is what you have missed: at 4 MiB the tree takes over twice as long as the ring, and the
+# parameter server almost four times. `lab.replay()` lists what else has been recorded, and whether a GPU is among it.
+
+# %%
+lab.replay("race_emulated_amd_epyc_2_cores", over=real)
 
 # %%
 lab.start(4, where="local")
