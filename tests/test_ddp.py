@@ -159,6 +159,7 @@ def test_the_table_compares_with_ddp_on_gloo(monkeypatch, tmp_path, capsys):
             step = [40.0 - 10 * i, 39.0, 41.0]
             exposed = [20.0 - 5 * i, 1.0, 30.0]
             row = {"name": name, "parameters": 1234, "wrong": 0, "step_ms": step, "samples_per_s": 100.0}
+            row["pull_us"] = [2.0, 1.9, 2.1]
             yield {**row, "exposed_ms": exposed, "in_events_ms": None}
 
     monkeypatch.setattr(launch, "on_ranks", on_ranks)
@@ -166,6 +167,7 @@ def test_the_table_compares_with_ddp_on_gloo(monkeypatch, tmp_path, capsys):
     said, table = capsys.readouterr().out, (tmp_path / "table.md").read_text()
     for text in (said, table):
         assert "DDP on hpdl: 1.33 times the samples/s of DDP on gloo, 75% of its exposed time." in text
+        assert "1,234 parameters." in text and "read in 2.0 us, 1.9 to 2.1" in text
         assert "bucketed: 2.00 times the samples/s of DDP on gloo, 50% of its exposed time." in text
     assert '"peak_MiB": 300.0' in (tmp_path / "rows.json").read_text()
     with raises(ValueError, "1", "2 ranks"):

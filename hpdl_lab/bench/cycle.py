@@ -16,7 +16,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from torch import Tensor
 from ..collectives.chunks import chunk
 from ..collectives.implementations import bind, places, result_of
 from ..collectives.sweep import count_of, whole_chunks
-from ..units import require_int
+from ..units import bytes_text, require_int
 from . import collectives, launch, timing
 from .collectives import ANY, DTYPE, LIGHT, SHARED, Candidate
 from .report import Column, Report, Row, Table, field
@@ -40,37 +39,45 @@ COPIES, RING = "via registered", "compiled ring"
 OURS = (LIGHT, SHARED, COPIES, ANY, RING)
 ALONE, PULL = "produce and consume", "pull"  # measured in turn with the candidates
 PULLED = 1 << 16  # bytes that the other core has just written: the machine's state
-APART = 2.0  # pulls that differ by more than this factor: two states
+APART = 1.4  # pulls that differ by more than this factor: two states
 TURNS = 3, 25  # at least, at most, for one size in one round
 CYCLES = (1 << 20, 7), (1 << 22, 5), (sys.maxsize, 1)  # up to so many bytes: cycles in a row, after a first one
 METHOD = (
     "A cycle: every rank writes its tensor (produce), the collective runs, every rank reads the result into another "
     "tensor (consume). Shown is what the collective adds: the cycle less produce and consume alone. The slowest rank "
     "counts; all candidates take turns, {turns[0]} to {turns[1]} in each of {rounds} rounds, which start each library "
-    "anew, one after the other. '<': a quarter of the turns or more added nothing that can be seen."
+    "anew, one after the other. '<': a quarter of the turns or more added nothing that can be seen. Sizes are rounded "
+    "up to whole chunks."
 )
 STATE = "64 KiB that the other core has just written are read in {} us"
 
 
-def added(row: Row) -> str:
-    """The time, or what it is less than: no time below 0 is a time."""
-    return f"{row['time_us']:,.2f}" if told(row) else f"<{max(row['p75_us'], 0.01):,.2f}"
+def table(sizes: list[int]) -> Table:
+    """One line for each way to do it, one column for each size: median (quartiles)."""
+    return Table(
+        [
+            field("name", width=19, left=True),
+            field("place", width=5, left=True),
+            *(
+                Column(bytes_text(size), lambda row, key=str(size): cell(row["sizes"].get(key)), "us", 22)
+                for size in sizes
+            ),
+            field("#wrong", "wrong", width=6),
+        ],
+        group="part",
+    )
 
 
-TABLE = Table(
-    [
-        field("size", form=",", unit="B", width=12),
-        field("name", width=18, left=True),
-        field("place", width=5, left=True),
-        Column("added", added, "us", 11),
-        *(Column(name, lambda row, key=f"{name}_us": f"{max(row[key], 0):,.2f}", "us", 11) for name in ("p25", "p75")),
-        field("whole cycle", "cycle_us", ",.2f", unit="us", width=11),
-        field("pull", "pull_us", ".1f", unit="us", width=6),
-        Column("of light", lambda row: f"{row['of_light']:.0%}" if "of_light" in row else ""),
-        field("#wrong", "wrong", width=6),
-    ],
-    group="part",
-)
+def cell(found: Row | None) -> str:
+    """Median (quartiles); no time below 0 is a time."""
+    if found is None:
+        return ""
+    p25, p75 = (digits(max(found[key], 0.0)) for key in ("p25_us", "p75_us"))
+    return f"{digits(found['time_us']) if seen(found) else '<' + p75} ({p25} to {p75})"
+
+
+def digits(us: float) -> str:
+    return f"{us:,.{2 if us < 10 else 1 if us < 100 else 0}f}"
 
 
 # -- before the ranks start --------------------------------------------------------------------------------------------
@@ -115,7 +122,9 @@ def cycle(
         yield from pooled(found)
 
     what = names[0] if len(names) == 1 else f"{len(names)} collectives"
-    return TABLE.tell(f"{what} in the cycle of a step, {ranks} ranks on one machine", messages(), verdicts, report)
+    return table(sizes).tell(
+        f"{what} in the cycle of a step, {ranks} ranks on one machine", messages(), verdicts, report
+    )
 
 
 def library(about: Row) -> str:
@@ -124,61 +133,52 @@ def library(about: Row) -> str:
 
 
 def pooled(found: list[Row]) -> list[Row]:
-    """One row for each state of the machine, collective, size, name and place, of all rounds in which they met."""
+    """One row for each state of the machine, collective, name and place, with what was found for each size."""
     pulls = [row["pull_us"] for row in found]
     least, most = min(pulls), max(pulls)
     edge = (least * most) ** 0.5 if most > APART * least else most
-    groups: dict[tuple, list[Row]] = {}
-    for far in (False, True):
-        for row in found:
-            if (row["pull_us"] > edge) == far:
-                groups.setdefault((far, row["collective"], row["size"], row["name"], row["place"]), []).append(row)
-    rows = [summary(group) | {"far": key[0]} for key, group in groups.items()]
-    for far in (False, True):
-        if here := sorted(row["pull_us"] for row in found if (row["pull_us"] > edge) == far):
-            text = STATE.format(f"{here[0]:.1f} to {here[-1]:.1f}")
-            for row in rows:
-                if row["far"] == far:
-                    row["part"] = f"{row['collective']}; {text}"
-    light = {(row["part"], row["size"]): row for row in rows if row["name"] == LIGHT}
-    for row in rows:
-        if (of := light.get((row["part"], row["size"]))) and of is not row and told(of) and told(row):
-            row["of_light"] = of["time_us"] / row["time_us"]
-    order = list(dict.fromkeys(row["collective"] for row in rows))
-    return sorted(rows, key=lambda row: (row["far"], order.index(row["collective"]), row["size"]))
+    groups: dict[tuple, dict[str, list[Row]]] = {}
+    for row in found:
+        key = (row["pull_us"] > edge, row["collective"], row["name"], row["place"], row["library"])
+        groups.setdefault(key, {}).setdefault(str(row["size"]), []).append(row)
+    states = {far: sorted(pull for pull in pulls if (pull > edge) == far) for far in (False, True)}
+    rows = []
+    for (far, collective, name, place, library), sizes in sorted(groups.items(), key=lambda group: group[0][:2]):
+        pull_us = states[far][0], states[far][-1]
+        part = f"{collective}; {STATE.format(f'{pull_us[0]:.1f} to {pull_us[1]:.1f}')}"
+        row = {"part": part, "collective": collective, "name": name, "place": place, "library": library}
+        wrong = sum(row["wrong"] for several in sizes.values() for row in several)
+        rows.append(row | {"pull_us": pull_us, "sizes": {k: summary(v) for k, v in sizes.items()}, "wrong": wrong})
+    return rows
 
 
-def summary(group: list[Row]) -> Row:
-    """The row of several rounds."""
-    middle, p25, p75 = timing.quartiles(np.concatenate([row["added_us"] for row in group]))
-    return {key: group[0][key] for key in ("collective", "size", "count", "type", "name", "place", "library")} | {
-        "time_us": middle,
-        "p25_us": p25,
-        "p75_us": p75,
-        "cycle_us": median(np.concatenate([row["cycle_us"] for row in group]).tolist()),
-        "pull_us": median(row["pull_us"] for row in group),
-        "wrong": sum(row["wrong"] for row in group),
-    }
+def summary(several: list[Row]) -> Row:
+    """What several rounds have found for one size; cycle_us: of the whole cycle, from which nothing is subtracted."""
+    middle, p25, p75 = timing.quartiles(np.concatenate([row["added_us"] for row in several]))
+    whole = timing.quartiles(np.concatenate([row["cycle_us"] for row in several]))
+    return {"time_us": middle, "p25_us": p25, "p75_us": p75, "cycle_us": whole, "count": several[0]["count"]}
 
 
-def told(row: Row) -> bool:
+def seen(found: Row) -> bool:
     """Was time added in at least three quarters of the turns?"""
-    return row["p25_us"] > 0
+    return found["p25_us"] > 0
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """One sentence per part and size: how many times faster than each library's better form."""
+    """For each part: how many times faster than the fastest MPI, and how near to the speed of light."""
     lines = []
-    for part, size in dict.fromkeys((row["part"], row["size"]) for row in rows):
-        here = [row for row in rows if (row["part"], row["size"]) == (part, size)]
-        best: dict[str, float] = {}
-        for row in here:
-            if row["library"]:
-                best[row["library"]] = min(best.get(row["library"], row["time_us"]), row["time_us"])
-        for ours in (row for row in here if row["name"] in (SHARED, ANY) and told(row)):
-            ratios = ", ".join(f"{t / ours['time_us']:,.1f}x {name}" for name, t in best.items())
-            where = f"{ours['collective']}, {size:,} bytes, pull {ours['pull_us']:.1f} us, {ours['name']}"
-            lines += [f"{where}: {ratios}"] if ratios else []
+    for ours in (row for row in rows if row["name"] in (SHARED, ANY)):
+        here = [row for row in rows if row["part"] == ours["part"]]
+        ratios, shares = [], []
+        for size, found in ((size, found) for size, found in ours["sizes"].items() if seen(found)):
+            others = [(row["sizes"][size]["time_us"], row) for row in here if size in row["sizes"]]
+            mpis = [(us, row["library"]) for us, row in others if row["library"] not in ("", "gloo")]
+            light = [us for us, row in others if row["name"] == LIGHT and us > 0 and ours["name"] == SHARED]
+            ratios += [f"{bytes_text(int(size))} {min(mpis)[0] / found['time_us']:.1f}x {min(mpis)[1]}"] if mpis else []
+            shares += [f"{bytes_text(int(size))} {us / found['time_us']:.0%}" for us in light]
+        where = f"{ours['collective']}, pull {ours['pull_us'][0]:.1f} us, {ours['name']}"
+        lines += [f"{where}, against the fastest MPI: {', '.join(ratios)}"] if ratios else []
+        lines += [f"{where}, of the speed of light: {', '.join(shares)}"] if shares else []
     return lines
 
 
@@ -229,16 +229,19 @@ def on_ranks(comm: Comm, collective: str, size: int, who: list[str], seconds: fl
     if comm.rank != 0:
         return
     pulled, alone = by_job[:2]
-    for cycle, wrongs, blocks in zip(cycles, wrong, by_job[2:], strict=True):
+    nothing = np.zeros_like(alone)
+    for cycle, wrongs, blocks, less in zip(
+        [private, *cycles], [0, *wrong], by_job[1:], [nothing, *[alone] * len(cycles)], strict=True
+    ):
         comm.report(
             name=cycle.candidate.name,
             place=cycle.candidate.place,
             library=cycle.library,
             collective=collective,
-            size=count * 4,
+            size=size,
             count=count,
             type=DTYPE,
-            added_us=(blocks - alone).round(4).tolist(),
+            added_us=(blocks - less).round(4).tolist(),
             cycle_us=blocks.round(4).tolist(),
             pull_us=float(np.median(pulled)),
             wrong=wrongs,
@@ -286,7 +289,8 @@ def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[
         z_out = z if place == "in" else comm.allocate(count)
         registered = ours(comm, collective, z, z_out)
         add(SHARED, registered, z, z_out)
-        add(LIGHT, light(comm, collective, z, z_out), z, z_out)
+        if collective == "all_reduce":
+            add(LIGHT, collectives.speed_of_light(comm, z), z, z)
         copies = cycle_of(comm, collective, Candidate(COPIES, registered, z, z_out))
         plain = cycle_of(comm, collective, Candidate(COPIES, registered, x, out))
 
@@ -317,28 +321,6 @@ def ours(comm: Comm, collective: str, x: Tensor, out: Tensor) -> Callable[[], An
     if collective == "all_reduce":
         return lambda: comm.all_reduce(x)
     return bind("shared memory", comm, collective, x, out)
-
-
-def light(comm: Comm, collective: str, z: Tensor, out: Tensor) -> Callable[[], Any]:
-    """The registered path without barriers: what this rank loads from the tensors of all ranks, and stores."""
-    if collective == "all_reduce":
-        return collectives.speed_of_light(comm, z)
-    everybodys, p, me = comm.shared("allocate").everybodys(z), comm.size, comm.rank
-    if collective == "reduce_scatter":
-        return comm.core.Sum(
-            comm.core.instructions()[0], [chunk(of_rank, p, me) for of_rank in everybodys], [chunk(out, p, me)]
-        )
-    if collective == "broadcast":
-        moves = [(out, everybodys[0])] if me else []
-    else:  # row s of the result comes from rank s: its own row, or the one for this rank
-        rows = [s if collective == "all_gather" else me for s in range(p)]
-        moves = [(chunk(out, p, s), chunk(everybodys[s], p, rows[s])) for s in range(p)]
-
-    def move() -> None:
-        for to, source in moves:
-            to.copy_(source)
-
-    return move
 
 
 def cycle_of(comm: Comm, collective: str, candidate: Candidate, library: str = "") -> Cycle:

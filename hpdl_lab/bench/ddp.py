@@ -1,9 +1,9 @@
 """`hpdl bench ddp`: one step of training the same GPT by PyTorch's DDP, on gloo and on ours, and by our strategies.
 
-What communication costs is what a step takes longer than the same step without any: DDP with a hook that sends nothing,
-our buckets with an all_reduce that does nothing. All of them take turns, and are subtracted round by round. First, all
-candidates take a few steps from the same parameters, and must come to the same. On GPUs NCCL takes the place of ours in
-DDP.
+What communication costs is what a step takes longer than the same step without any: DDP with a hook that divides and
+sends nothing, our buckets with an all_reduce that does nothing. All of them take turns, and are subtracted round by
+round. First, all candidates take a few steps from the same parameters, and must come to the same. On GPUs NCCL takes
+the place of ours in DDP.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import resource
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
@@ -27,6 +28,7 @@ from ..parallel.scaling.accounting import account
 from ..torch_backend import process_group
 from ..trace import now_ns
 from . import launch
+from .cycle import puller
 from .report import Column, Report, Row, Table, field, with_memory
 from .timing import quartiles, sample, slowest
 
@@ -106,7 +108,10 @@ def ddp(
 def verdicts(rows: list[Row]) -> list[str]:
     """A sentence for each of ours: how it compares with DDP on gloo."""
     gloo = next(row for row in rows if row["name"] == BASELINE)
-    lines = [f"{gloo['parameters']:,} parameters."]
+    pulled = "read in {:.1f} us, {:.1f} to {:.1f}".format(*gloo["pull_us"])
+    lines = [
+        f"{gloo['parameters']:,} parameters; 64 KiB that the other core had just written were {pulled} (quartiles)."
+    ]
     for row in rows:
         if row["name"] not in SILENT and row is not gloo:
             speed, left = gloo["step_ms"][0] / row["step_ms"][0], row["exposed_ms"][0] / gloo["exposed_ms"][0]
@@ -126,17 +131,20 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: Any) -> None:
         steps = {name: Step(comm, name, size, batch, made) for name in candidates(comm)}
         wrong = check(comm, steps)
         times, windows = {name: [] for name in steps}, {name: [] for name in steps}
+        pull, pulls = puller(comm) if comm.device == "cpu" else None, []
         for _ in range(rounds):
+            pulls += [float(np.median(pull()))] if pull else []
             for name, step in steps.items():
                 begin = now_ns()
                 times[name].append(sample(comm, step) / 1e6)
                 windows[name].append((begin, now_ns()))
         for name in steps:
             times[name] = slowest(comm, times[name]).tolist()
+        state = quartiles(slowest(comm, pulls) / 1e3) if len(pulls) > 1 else None
         for name, step in steps.items():
             inside = None if name in (BASELINE, ON_NCCL) else exposed_in_events(comm, windows[name])
             if comm.rank == 0:
-                found = {"name": name, "parameters": step.parameters, "wrong": wrong[name]}
+                found = {"name": name, "parameters": step.parameters, "wrong": wrong[name], "pull_us": state}
                 comm.report(**found, **summary(name, times, batch), in_events_ms=inside)
         for step in steps.values():
             step.stop()
@@ -193,7 +201,7 @@ class Step:
             self.run = DistributedDataParallel(self.model, process_group=group, gradient_as_bucket_view=True)
             self.answers /= comm.size  # DDP averages where we add
             if name in SILENT:
-                self.run.register_comm_hook(None, as_it_is)
+                self.run.register_comm_hook(comm.size, only_divided)
         elif self.strategy:
             self.strategy.start(comm, self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
@@ -235,10 +243,10 @@ def nothing(comm: Comm, x: Any) -> Any:
     return x
 
 
-def as_it_is(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are texts
-    """A hook of DDP that does not communicate."""
+def only_divided(ranks, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are texts
+    """A hook of DDP that does not communicate, and divides as DDP itself does without one."""
     future = torch.futures.Future()
-    future.set_result(bucket.buffer())
+    future.set_result(bucket.buffer().div_(ranks))
     return future
 
 
