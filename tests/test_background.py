@@ -314,3 +314,22 @@ def test_a_background_is_the_same_in_every_run():
     one, two = sim.run(5, step, xs), sim.run(5, step, xs, threads=True)
     assert one.events == two.events and one.seconds == two.seconds
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_work_begins_behind_works_of_other_communicators():
+    def chained(comm):
+        parts, ended = [comm.split(comm.rank) for _ in range(3)], []
+
+        def spend(comm, seconds):
+            comm.compute(seconds)
+            ended.append(round(comm.trace.clock() / 1e9 - begun, 6))
+
+        begun = comm.trace.clock() / 1e9
+        slow, quick = (part.background(spend, seconds) for part, seconds in zip(parts, (4.0, 1.0), strict=False))
+        last = [part.background(spend, 1.0, after=(quick, slow)) for part in (parts[1], parts[2])]
+        for work in (*last, quick, slow):
+            work.wait()
+        return ended
+
+    for found in sim.run(2, chained, network=NETWORK):
+        assert found == [1.0, 4.0, 5.0, 5.0]

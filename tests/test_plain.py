@@ -52,6 +52,7 @@ CLUMSY = {
     "search": ("7", "ranks='4'"),
     "show": ("7", "'rings'", "'ring', ranks='4'", "'1f1b', micro_batches=None", "all_reduce, ranks=4"),
     "solution": ("3", ""),
+    "staging": ("3", "nbytes='1XB'", "copy_GBps='much'", "prediction='half'"),
     "start": ("'four'", "4, 'here'", "4, size=3", "4, link='fast'"),
     "stop": ("4",),
     "tensor": ("7", "model=7"),

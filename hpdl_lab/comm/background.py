@@ -21,7 +21,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +58,12 @@ class Background:
         self._works = deque()  # in order, without those that have been seen to end
         self._unwaited = {}  # id: BackgroundWork
 
-    def start(self, fn: Callable, args: tuple[Tensor, ...]) -> BackgroundWork:
-        """Give `fn(comm', *args)` to the background; returns its BackgroundWork."""
+    def start(self, fn: Callable, args: tuple[Tensor, ...], after: Sequence[Any] = ()) -> BackgroundWork:
+        """Give `fn(comm', *args)` to the background, to begin behind the works in `after`; returns its Work."""
         line = self.comm.trace.line()
         self.waiting.follow(self.comm.waiting)
-        work = self._compiled(fn, args, line) or self._function(fn, args, line)
+        work = None if after else self._compiled(fn, args, line)
+        work = work or self._function(fn, args, line, after)
         self._works.append(work)
         self._unwaited[id(work)] = work
         return work
@@ -81,11 +82,13 @@ class Background:
             return None  # the same is raised again in its turn
         return task and CompiledWork(self, task, args[0], buffer, line)
 
-    def _function(self, fn: Callable, args: tuple[Tensor, ...], line: str) -> FunctionWork:
+    def _function(self, fn: Callable, args: tuple[Tensor, ...], line: str, after: Sequence[Any]) -> FunctionWork:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, daemon=True, name="hpdl-background")
             self._thread.start()
-        work = self._last_function = FunctionWork(self, fn, args, line, list(self._works))
+        work = self._last_function = FunctionWork(
+            self, fn, args, line, [work for work in self._works if isinstance(work, CompiledWork)] + list(after)
+        )
         self._functions.put(work)
         return work
 
@@ -240,10 +243,10 @@ class CompiledWork(BackgroundWork):
 
 
 class FunctionWork(BackgroundWork):
-    """A function of the Python thread. before: the works that were given before it and may not have ended."""
+    """A function of the Python thread. before: works of other threads that have to end before it begins."""
 
     def __init__(
-        self, background: Background, fn: Callable, args: tuple[Tensor, ...], line: str, before: list[FunctionWork]
+        self, background: Background, fn: Callable, args: tuple[Tensor, ...], line: str, before: list[BackgroundWork]
     ) -> None:
         super().__init__(background, getattr(fn, "__name__", type(fn).__name__), line)
         self._fn: Any = fn
@@ -258,7 +261,7 @@ class FunctionWork(BackgroundWork):
         """In the Python thread: do it."""
         background = self.background
         try:
-            while any(isinstance(work, CompiledWork) and not work.has_ended() for work in self._before):
+            while any(not work.has_ended() for work in self._before):
                 if background.waiting.stopping:
                     raise KeyboardInterrupt
                 time.sleep(LOOK)

@@ -192,13 +192,14 @@ class Comm(ABC):
         """
         raise ValueError("this tensor is not in memory that the ranks share: make it with comm.allocate")
 
-    def background(self, fn: Callable, *args: Any) -> Work:
+    def background(self, fn: Callable, *args: Any, after: Sequence[Work] = ()) -> Work:
         """Start `fn(comm, *args)` asynchronously and return at once; `comm` has the same ranks, but other messages.
 
         What a communicator is given runs one after the other, in the order given, which is the same on every rank (as
         in a CUDA stream). It may be called inside autograd's hooks, and the tensors in `args` are not to be touched
         until `wait`. Here, where nothing is asynchronous, `fn` runs at once, in the foreground.
 
+        after:   Works of this rank's communicators, those of `background`, that have to end before `fn` begins.
         Returns: Work, whose wait() returns what `fn` returned or raises what it raised.
         Raises:  TypeError where `fn` cannot be called.
         """

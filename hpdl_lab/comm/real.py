@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -158,15 +158,15 @@ class RealComm(Comm):
         """Can `double` be called?"""
         return self.transport.can_double
 
-    def background(self, fn: Callable, *args: Any) -> Any:
+    def background(self, fn: Callable, *args: Any, after: Sequence[Any] = ()) -> Any:
         """See Comm.background. What is itself in the background, and calls this there, has it run at once."""
         self._require_open()
         require_function(fn)
         if not self.has_background:
-            return super().background(fn, *args)
+            return super().background(fn, *args, after=after)
         if self._background is None:
             self._background = Background(self)
-        return self._background.start(fn, args)
+        return self._background.start(fn, args, after)
 
     def double(self, waiting: Any, trace: Trace) -> RealComm:
         """A communicator of the same ranks, for the background, that waits by `waiting` and records in `trace`.

@@ -22,6 +22,7 @@ VERBS = {  # where they are
     "verbs.replay": ("replay",),
     "verbs.scaling": ("scaling",),
     "verbs.show": ("show",),
+    "verbs.staging": ("staging",),
     "verbs.tensor": ("tensor",),
     "verbs.train": ("train",),
 }
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.replay import replay
     from ..verbs.scaling import scaling
     from ..verbs.show import show
+    from ..verbs.staging import staging
     from ..verbs.tensor import tensor
     from ..verbs.train import train
 else:

@@ -38,8 +38,20 @@ TRAFFIC = {  # whose messages are shown: what the picture says
     "reduce_gradients": "Your sums: each rank with those that hold the same parameters",
     "do_backward": "Activations to the next rank, gradients to the one before",
 }
+TIMELINES = {  # whose events are shown in virtual time
+    "broadcast": "Your segments along the chain, in virtual time",
+    "gradient_ready": "Your buckets travel while backward goes on: a step in virtual time",
+    "pipelined_copy": "Your blocks in three stages, in virtual time",
+    "all_reduce_on_stream": "Your streams on rank 0, in virtual time",
+}
 SCHEDULES = {"gpipe": "gpipe", "one_f_one_b": "1f1b", "zero_bubble_h1": "zero_bubble_h1"}  # drawn on RING_RANKS
-TIMES = ("steps", "waits", "late")  # invariants that are about time: what broke them is seen in a timeline
+TIMES = (
+    "steps",
+    "waits",
+    "late",
+    "overlap",
+    "host",
+)  # invariants that are about time: what broke them is seen in a timeline
 NARROW = 5.2  # inches, of one heat map
 
 
@@ -234,16 +246,11 @@ def reward(name: str, result: CheckResult) -> str:
     if name in TRAFFIC:
         matrix = graph.traffic_of(result.events, result.size)
         return drawn(graph.draw_traffic, matrix, None, TRAFFIC[name], alt=TRAFFIC[name], width=NARROW)
-    if name == "broadcast":
-        return drawn(
-            timeline.draw, result.events, "Your segments along the chain, in virtual time", alt="your segments"
-        )
+    if name in TIMELINES:
+        return drawn(timeline.draw, result.events, TIMELINES[name], alt=TIMELINES[name])
     if name in SCHEDULES:
         plan = schedules.build(SCHEDULES[name], RING_RANKS, 2 * RING_RANKS)
         return drawn(rows.draw, plan, schedules.evaluate(plan), alt=str(plan), height=rows.height(plan))
-    if name == "gradient_ready":
-        title = "Your buckets travel while backward goes on: a step in virtual time"
-        return drawn(timeline.draw, result.events, title, alt="your buckets during backward")
     if name == "reduce_scatter":
         story = of_table(find("ring", name), RING_RANKS, {})
         return drawn(panels.draw, story, alt=panels.title_of(story), height=panels.Sheet(story).height)

@@ -17,6 +17,7 @@ from ..collectives import cost, table
 from ..comm.network import Islands
 from ..comm.network.presets import interconnect
 from ..data import diabetes
+from ..kernels import staging
 from ..optim.gradient_descent import descend_in_batches, loss
 from ..parallel import gossip
 from ..parallel.grid.machine import EFFICIENCY, MACHINES, PEAKS, grid_of, message_cost
@@ -28,11 +29,13 @@ from ..parallel.scripts import price
 from ..plots import explore as drawing
 from ..plots.graph import GUESSED, mixing
 from ..plots.landscape import Bowl
+from ..plots.staging import draw_model
 from ..trace import number_text, seconds_text
 from ..units import amount_text, bytes_text, counted
 from .explore import Control, Explored, doublings, logarithmic, require_known
 from .measure import asked_times, last_ping_pong
 from .result import Picture, drawn
+from .staging import curve_of
 
 Explorer = tuple[dict[str, Control], Callable[..., Picture]]
 
@@ -209,6 +212,26 @@ def segments(ranks: int, size: int, segments: int, alpha: float, bandwidth: floa
     text += f"{seconds_text(alpha + beta * size)}."
     args = ranks, segments, took, counts, times, best, least
     return drawn(drawing.segments, *args, text=text, height=drawing.HEIGHT)
+
+
+# -- 05: blocks of a vector that goes through the hosts ---------------------------------------------------------------
+
+STAGED = 2**24  # bytes
+BLOCKS = doublings(2**16, STAGED)
+
+
+def blocks(block: int, alpha: float, bandwidth: float, copies: float) -> Picture:
+    """Three stages with the same alpha: from the device, over a wire of so many GB/s, to the device."""
+    costs = staging.Costs(alpha, 1e-9 / bandwidth, alpha, 1e-9 / copies)
+    curve = functools.partial(curve_of, costs, STAGED)
+    best, took = staging.best_block(costs, STAGED), staging.seconds(costs, STAGED, block)
+    least, whole = curve(np.array([best, STAGED]))
+    text = f"{counted(-(-STAGED // block), 'block')} of {bytes_text(block)}: {seconds_text(took)}; the best have "
+    text += f"{amount_text(best)}: {seconds_text(least)}. All in one block takes {seconds_text(whole)}, the wire alone "
+    text += f"{seconds_text(costs.wire(STAGED))}."
+    times = staging.stages(costs, STAGED, block)
+    args = times, BLOCKS, curve, best, block, took, whole
+    return drawn(draw_model, *args, text=text, height=drawing.HEIGHT)
 
 
 # -- 06: buckets ------------------------------------------------------------------------------------------------------
@@ -438,6 +461,15 @@ EXPLORERS: dict[str, Explorer] = {
             "link": Control(INSIDE, "nvlink_4"),
         },
         tensor,
+    ),
+    "blocks": (
+        {
+            "block": Control(BLOCKS, STAGED, bytes_text),
+            "alpha": ALPHA,
+            "bandwidth": Control(BANDWIDTH.values, 10.0, BANDWIDTH.text),
+            "copies": Control(BANDWIDTH.values, 10.0, BANDWIDTH.text),
+        },
+        blocks,
     ),
     "pipeline": (
         {

@@ -146,6 +146,22 @@ def nothing_of(comm, x):
     """See nothing."""
 
 
+def test_work_begins_behind_works_of_other_communicators(comm):
+    part, x, seen = comm.split(comm.rank), np.ones(1000), []
+
+    def late(comm):
+        time.sleep(0.05)
+        x[:] = 2
+
+    first = part.background(late)
+    total = comm.background(shm_all_reduce, x, after=(first,))
+    last = part.background(lambda comm: seen.append(x[0]), after=(total,))
+    assert not last.test()
+    for work in (last, total, first):
+        work.wait()
+    assert seen == [2 * comm.size]
+
+
 def test_in_the_background_there_is_no_other(comm):
     def inner(comm):
         assert not comm.has_background and comm.name == "background"

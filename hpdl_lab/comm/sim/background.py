@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit
@@ -52,11 +52,24 @@ class Lane(SimRank):
                 work = self.given.popleft()
                 if work.posted > self.clock:
                     self.sleep_until(work.posted)
+                for other in work.after:
+                    if not other.ended:
+                        self.block(Turn(other))
                 self.trace.line_of_call = work.line
                 work.run(self)
             self.state = "finished"
         except GreenletExit:
             pass  # stopped by the scheduler: `state` says in what
+
+
+class Turn:
+    """What a Lane waits for whose next work comes after `work`, of another Lane."""
+
+    waiter: Any = None
+
+    def __init__(self, work: SimBackground) -> None:
+        self.lane = work.lane
+        work.turns.append(self)
 
 
 class SimBackground(Work):
@@ -67,9 +80,12 @@ class SimBackground(Work):
     error: BaseException | None = None
     waiter: Any = None
 
-    def __init__(self, comm: Any, double: Any, fn: Callable, args: tuple[np.ndarray, ...]) -> None:
-        """comm: that of the caller; double: the communicator that `fn` is given."""
-        self.comm, self.double, self.fn, self.args = comm, double, fn, args
+    def __init__(
+        self, comm: Any, double: Any, fn: Callable, args: tuple[np.ndarray, ...], after: Sequence[SimBackground]
+    ) -> None:
+        """comm: that of the caller; double: the communicator that `fn` is given; after: works that end before."""
+        self.comm, self.double, self.fn, self.args, self.after = comm, double, fn, args, after
+        self.turns: list[Turn] = []
         state = comm.state
         self.posted, self.line = state.clock, state.trace.line()
         state.unwaited[id(self)] = self
@@ -89,8 +105,9 @@ class SimBackground(Work):
             self.error = error
         self.ended = True
         lane.unwaited.clear()
-        if self.waiter is not None:
-            lane.scheduler.resume_at(lane.clock, self.waiter)
+        for waiter in (self.waiter, *(turn.waiter for turn in self.turns)):
+            if waiter is not None:
+                lane.scheduler.resume_at(lane.clock, waiter)
 
     def wait(self) -> np.ndarray:
         if not self.waited:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import inject as injected
@@ -150,14 +150,14 @@ class SimComm(Comm):
                 return [theirs.as_strided(x.shape, x.stride(), x.storage_offset()) for theirs in everybodys]
         return super().views(x)
 
-    def background(self, fn: Callable, *args: Any) -> SimBackground:
+    def background(self, fn: Callable, *args: Any, after: Sequence[Any] = ()) -> SimBackground:
         require_function(fn)
         if self._background is None:
             self._background = SimComm(
                 self.scheduler, Lane(self.state), self.members, self.on_row, (*self.key, "background")
             )
             self._background.name = f"{self.name} background".lstrip()
-        return SimBackground(self, self._background, fn, args)
+        return SimBackground(self, self._background, fn, args, after)
 
     def compute(self, seconds: float = 0.0, flops: float = 0.0) -> None:
         state = self.state

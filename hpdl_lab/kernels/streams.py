@@ -1,0 +1,88 @@
+"""Streams: queues of work that a device, or a background, does in order while the host goes on.
+
+The interface is that of torch.cuda.Stream: record_event, wait_event, synchronize. What is launched here is a function
+f(comm, *args) and runs in the background of the stream's communicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..comm.base import Comm, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Event:
+    """A place in a stream: behind the works that it had been given so far."""
+
+    def __init__(self, works: list[Work]) -> None:
+        self._works = works
+
+    def synchronize(self) -> None:
+        """Let the host wait until the stream has come to this place."""
+        for work in self._works:
+            work.wait()
+
+    def query(self) -> bool:
+        """True when the stream has come to this place."""
+        return all(work.test() for work in self._works)
+
+
+class Stream:
+    """What is launched runs in order, f(comm, *args) with the communicator of this stream; the host never waits."""
+
+    def __init__(self, comm: Comm, name: str) -> None:
+        """comm: one whose background nobody else uses: comm.split(comm.rank) for work that needs no other rank."""
+        self.name, self._comm = name, comm
+        self._works: list[Work] = []  # that the host has not waited for
+        self._after: list[Work] = []  # what the next work waits for
+
+    def launch(self, fn: Callable[..., Any], *args: Any) -> None:
+        """Append fn(comm, *args) to the stream, and return at once. It touches its tensors when its turn comes."""
+        work = self._comm.background(self._named, fn, *args, after=tuple(self._after))
+        self._works.append(work)
+        self._after = []
+
+    def record_event(self) -> Event:
+        """The Event of all that has been launched here so far, and of all that this stream waits for."""
+        return Event(self._works[-1:] + self._after)
+
+    def wait_event(self, event: Event) -> None:
+        """What is launched here from now on begins when `event` has come. Nobody else waits."""
+        self._after += event._works
+
+    def synchronize(self) -> None:
+        """Let the host wait for all that has been launched here."""
+        for work in self._works:
+            work.wait()
+
+    def _named(self, comm: Comm, fn: Callable[..., Any], *args: Any) -> Any:
+        comm.trace.lane = self.name
+        return fn(comm, *args)
+
+
+def all_reduce_on_stream(comm_stream: Stream, x: Tensor, stream: Stream, all_reduce: Callable[..., Any]) -> None:
+    """Add `x` over the ranks as a part of `stream`: behind what has been launched there, and before what will be.
+
+        host            launch   all_reduce_on_stream   launch   ... goes on, and waits for nothing
+        stream          | produce x |                                | consume x |
+        comm_stream                 | all_reduce(comm, x) -----------|
+
+    Args:    comm_stream: what is launched there is given the communicator of all ranks: comm_stream.launch(f, x) calls
+             f(comm, x) when its turn comes. Calls of one rank meet those of the others in their order.
+             x: (n,) tensor, which work on `stream` may still be computing; overwritten with the sum.
+             stream: stream.record_event() is the place behind all that it has been given; after
+             stream.wait_event(event) whatever is launched there next begins when `event` has come.
+             all_reduce: f(comm, x), in place.
+    Returns: None, at once: neither the host nor another stream waits.
+    Ref: Dryden et al. 2018, "Aluminum: An Asynchronous, GPU-Aware Communication Library Optimized for Large-Scale
+    Training of Deep Neural Networks on HPC Systems".
+    """
+    ### BEGIN SOLUTION
+    comm_stream.wait_event(stream.record_event())
+    comm_stream.launch(all_reduce, x)
+    stream.wait_event(comm_stream.record_event())
+    ### END SOLUTION

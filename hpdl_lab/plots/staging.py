@@ -1,0 +1,107 @@
+"""A vector on its way from GPU to GPU in blocks: when each block is in which stage, and the time for any block size."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.collections import PolyCollection
+from matplotlib.ticker import MaxNLocator
+
+from ..units import amount_text
+from .colors import BLUE, GRAY, GREEN, INK, ORANGE, SKY
+from .measure import DASHES, DOTS
+from .style import Axes, Figure, Rows, amounts, heading, legend, log_axis, note, rows_only, size_axis, x_label
+
+NAMES = ("copy out", "wire", "copy in")
+MOST_BARS = 1000  # more are too narrow to be seen
+Times = Sequence[tuple[Sequence[float], Sequence[float]]]  # of each stage: when each block begins, and when it ends
+Curve = Callable[[np.ndarray], list[float]]  # s for each size of a block
+
+
+def draw_stages(ax: Axes, times: Times, end: float = 0.0) -> None:
+    """The three stages of every block over time, one block in two shades after the other; the axis ends at `end` s."""
+    boxes, faces = [], []
+    for row, (begins, ends) in enumerate(times):
+        if len(begins) * len(times) > MOST_BARS:
+            begins, ends = [begins[0]], [ends[-1]]
+        for k, (begin, until) in enumerate(zip(begins, ends, strict=True)):
+            boxes.append([(begin, row - 0.38), (until, row - 0.38), (until, row + 0.38), (begin, row + 0.38)])
+            faces.append((BLUE, SKY)[k % 2] if row == 1 else (ORANGE, "#F0B97D")[k % 2])
+    ax.add_collection(PolyCollection(boxes, facecolors=faces, linewidths=0))
+    ax.set_xlim(0, max(end, times[-1][1][-1]))
+    rows_only(ax, len(times), NAMES)
+    ax.xaxis.set_major_formatter(amounts("s"))
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    x_label(ax, "time")
+
+
+def draw_curve(ax: Axes, sizes: Sequence[float], curve: Curve, best: float, more: Sequence[float] = ()) -> None:
+    """The model's time for blocks from the first to the last of `sizes`, and a star at its least. more: s to show."""
+    grid = np.geomspace(min(sizes), max(sizes), 80)
+    line = curve(grid)
+    size_axis(ax, sizes)
+    log_axis(ax, [*line, *more], "s")
+    ax.plot(grid, line, color=GRAY, linestyle=DOTS, zorder=2)
+    ax.plot([best], curve(np.array([best])), "*", color=GREEN, markersize=13, zorder=4)
+    x_label(ax, "block size")
+
+
+def draw(
+    figure: Figure,
+    rows: Rows,
+    curve: Curve | None = None,
+    best: float = 0.0,
+    times: Times = (),
+    wire: float = 0.0,
+    prediction: float | None = None,
+    title: str = "",
+    subtitle: str = "",
+    foot: str = "",
+) -> None:
+    """Fill `figure` from rows: dicts with block (bytes), seconds, p25, p75.
+
+    Args:    curve, best: the model, and the block with its least time (bytes); times: of the stages with that block.
+             wire: s of one message with all bytes, which needs no copies; prediction: bytes of the best block.
+    """
+    left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
+    figure.subplots_adjust(left=0.085, right=0.975, bottom=0.2, top=0.76, wspace=0.3)
+    blocks = [row["block"] for row in rows] or [1, 2]
+    if curve is not None:
+        draw_curve(left, blocks, curve, best, [*(row["seconds"] for row in rows), wire])
+        left.axhline(wire, color=INK, linewidth=1, zorder=1)
+        at = ("axes fraction", "data"), "offset points"
+        left.annotate("the wire alone", (1, wire), (-2, 3), *at, ha="right", fontsize=8.5)
+        draw_stages(right, times)
+        right.set_title(f"on paper, blocks of {amount_text(best)}")
+    if prediction is not None:
+        left.axvline(prediction, color=BLUE, linewidth=1.6, linestyle=DASHES, zorder=1)
+        where = ("data", "axes fraction"), "offset points"
+        left.annotate("your guess", (prediction, 1), (4, -10), *where, color=BLUE)
+    left.plot(blocks[: len(rows)], [row["seconds"] for row in rows], "o", color=BLUE, zorder=5)
+    for row in rows:
+        left.plot([row["block"]] * 2, [row["p25"], row["p75"]], color=BLUE, linewidth=3, alpha=0.3)
+    left.set_title("time for any block size")
+    entries = [(BLUE, "measured"), (GRAY, "model"), (GREEN, "its best block")]
+    legend(figure, entries, 0.085, 0.86)
+    heading(figure, title)
+    note(figure, subtitle or foot)
+
+
+def draw_model(
+    figure: Figure,
+    times: Times,
+    sizes: Sequence[float],
+    curve: Curve,
+    best: float,
+    block: float,
+    took: float,
+    end: float,
+) -> None:
+    """The stages with blocks of one size, and that size among all. block: bytes; took: its time, s."""
+    left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
+    figure.subplots_adjust(left=0.085, right=0.975, bottom=0.185, top=0.88, wspace=0.24)
+    left.set_title("when each block is in which stage")
+    draw_stages(left, times, end)
+    right.set_title("time for any block size")
+    draw_curve(right, sizes, curve, best)
+    right.plot([block], [took], "o", color=BLUE, markersize=9, zorder=5)
+    x_label(right, "block size (star: the best)")
