@@ -43,8 +43,9 @@ class RealWork(Work):
             if isinstance(error, RuntimeError):
                 comm.waiting.explain(error, op, (comm.members[peer],))
             raise
-        if op == "recv" and transport.polled:
-            comm.waiting.receives[id(self)] = self.message
+        if transport.polled:
+            waiting = comm.waiting
+            (waiting.sends if op == "send" else waiting.receives)[id(self)] = self.message
 
     def wait(self) -> None:
         if self.message is not None:
@@ -74,6 +75,7 @@ class RealWork(Work):
     def _forget(self) -> None:
         self.comm.pending.pop(id(self), None)
         self.comm.waiting.receives.pop(id(self), None)
+        self.comm.waiting.sends.pop(id(self), None)
 
     @contextmanager
     def _matching(self) -> Iterator[Any]:

@@ -6,10 +6,11 @@ f(comm, *args) and runs in the background of the stream's communicator.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..comm.base import Comm, Work
+from ..comm.base import Comm, Work, best_all_reduce
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,3 +87,42 @@ def all_reduce_on_stream(comm_stream: Stream, x: Tensor, stream: Stream, all_red
     comm_stream.launch(all_reduce, x)
     stream.wait_event(comm_stream.record_event())
     ### END SOLUTION
+
+
+class Stepped(NamedTuple):
+    """x: the mean over the ranks; launched, done: s after which the host had launched all, and all was done."""
+
+    x: Tensor
+    launched: float
+    done: float
+
+
+def step(comm: Comm, x: Tensor, fn: Callable[..., Any], seconds: float = 0.02) -> Stepped:
+    """Produce `x`, add it up by fn(comm_stream, x, stream, all_reduce), and divide it, all of it on one stream.
+
+    Args:    fn: as all_reduce_on_stream. x: (n,) tensor of which rank r produces r + 1 times what it holds.
+             seconds: that each of both kernels takes, and a third one on another stream.
+    """
+    stream, other = Stream(comm.split(comm.rank), "stream"), Stream(comm.split(comm.rank), "other stream")
+    comm_stream = Stream(comm, "comm stream")
+
+    def kernel(op: str, act: Callable[[], Any]) -> Callable[[Comm], None]:
+        def run(comm: Comm) -> None:
+            with comm.trace.span(op):
+                comm.compute(seconds)
+                time.sleep(0 if comm.simulated else seconds)
+                act()
+
+        return run
+
+    clock = comm.trace.clock
+    comm.barrier()
+    begun = clock()
+    stream.launch(kernel("produce", lambda: x.mul_(comm.rank + 1)))
+    other.launch(kernel("other work", lambda: None))
+    fn(comm_stream, x, stream, best_all_reduce)
+    stream.launch(kernel("divide", lambda: x.div_(comm.size)))
+    launched = clock()
+    for each in (stream, other, comm_stream):
+        each.synchronize()
+    return Stepped(x, (launched - begun) / 1e9, (clock() - begun) / 1e9)

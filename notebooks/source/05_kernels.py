@@ -164,19 +164,205 @@ costs[0]
 # is left are two meetings of the GPUs, before and after.
 
 # %% [markdown]
-# ## Exercise 5.4 ★★★ Staging through the host
+# ## Staging through the host
 #
-# Device to host, wire, host to device: in blocks, all three at the same time.
+# A network adapter reads the host's memory. A vector in GPU memory therefore goes three ways: to **pinned** memory of
+# its host, which the system does not move, so that a copy can reach it; over the wire; and from the other host's
+# pinned memory to the other GPU. One after the other, that is three times as long as the wire. In 2011 MVAPICH2-GPU
+# cut the vector into blocks and let all three stages work at once:
+#
+#     copy out   block 0  block 1  block 2  block 3
+#     wire                block 0  block 1  block 2  block 3
+#     copy in                      block 0  block 1  block 2  block 3      k blocks: k + 2 block times
+#
+# ## Predict
+#
+# A vector of n bytes in blocks of b: n/b + 2 block times, and each block costs α + b/B in every stage. Derive the best
+# b. How large is it for 4 MiB, α = 2 µs and B = 12.5 GB/s?
+
+# %% guess=[65536]
+my_block = lab.guess("bytes of the best block", ...)
+
+# %% [markdown]
+# ## Exercise 5.4 ★★★ Blocks
+#
+# `device.copy_out(part, pinned)` and `device.copy_in(pinned, part)` start a copy and return a Work, as `comm.isend`
+# and `comm.irecv` do. Until its `wait()` returns, neither end of a copy or message is yours. No GPU is needed: on
+# simulated ranks a copy takes virtual time, on engines a thread is slow on purpose.
+
+# %% exercise="hpdl_lab.kernels.staging:pipelined_copy"
+
+# %% check="hpdl_lab.kernels.staging:pipelined_copy"
+
+# %% [markdown]
+# Your function for many sizes of a block, first in virtual time. Dotted is the formula, the star its least.
+
+# %%
+from hpdl_lab.comm.network import Switch
+
+lab.staging(pipelined_copy, network=Switch(alpha=2e-6, beta=1 / 12.5e9), prediction=my_block)
+
+# %% [markdown]
+# n/b · α + 2b/B is what depends on b; the derivative is 0 at b = √(n·α·B/2). There a block costs as much in α as it
+# costs the pipeline in filling and draining. Its right neighbor is twice as large and hardly slower: libraries choose
+# a fixed block and are right for most n.
+#
+# That was for three stages that are equally fast. Let the copies be four times as fast: the wire never waits, only the
+# first copy out and the last copy in are seen, and B in the formula is the bandwidth of **the copies**, so the best
+# block is twice as large. And where they are slower than the wire?
+
+# %%
+lab.explore("blocks")
+
+# %% [markdown]
+# Now copies in real time, over a link of 1 Gbit/s between two emulated hosts, each copy as fast as the link. α is
+# measured in the same run. Which of your two αs is larger, the wire's or the copy's? If a machine cannot emulate
+# hosts, it says so, and the picture is that of shared memory.
+
+# %% tags=["raises-exception"]
+lab.start(2, where="emulated", link="1gbit")
+
+# %%
+real = lab.staging(pipelined_copy, prediction=my_block)
+real
+
+# %% [markdown]
+# On engines with GPUs, `lab.start(2, device="cuda")`, the same call measures real copies: two CUDA streams and
+# pinned memory. Four ways that are often taken for one:
+#
+# | | what happens | time |
+# |---|---|---|
+# | blocking | `x.cpu()`, send, receive, `x.cuda()`: what a user of a plain MPI writes | three stages in a row |
+# | pipelined | the library stages blocks through its own pinned buffers | about one stage, and two blocks |
+# | GPUDirect RDMA | the adapter reads and writes GPU memory over PCIe; nothing is staged | the wire alone |
+# | CUDA-aware MPI | an interface: `MPI_Send` takes an address on the GPU, and the library chooses | the least |
+#
+# It chooses by size and by what the machine can: an adapter that reads a GPU behind another socket may be slower than
+# two copies, and then long vectors are still staged in blocks.
 
 # %% [markdown]
 # ## Exercise 5.5 ★★ The stream waits, the host does not
 #
-# An all-reduce that returns at once.
+# A GPU works through a **stream**: the host launches kernels and goes on, the stream does them in order. An all-reduce
+# that makes the host wait leaves the stream empty after every call. Aluminum, the library below LBANN, made it a part
+# of the stream instead: the call returns at once, and the stream waits. Two orders have to hold, and no other: the
+# all-reduce begins behind what produces x, and what is launched later begins behind the all-reduce.
+#
+# Two streams keep them with **events**. `event = a.record_event()` is a place in stream a; `b.wait_event(event)` lets
+# stream b wait for it. Both return at once, as in `torch.cuda`. Here a stream is a queue with a thread, or with a
+# clock of its own on simulated ranks.
+
+# %% exercise="hpdl_lab.kernels.streams:all_reduce_on_stream"
+
+# %% check="hpdl_lab.kernels.streams:all_reduce_on_stream"
+
+# %% [markdown]
+# A step on four engines: two kernels of 20 ms with your all-reduce between them, and a third on another stream.
+
+# %%
+import torch
+
+from hpdl_lab.kernels import streams
+
+lab.start(4, where="local")
+steps = lab.run(streams.step, torch.ones(2**18), all_reduce_on_stream)
+print(f"launched after {1e3 * steps[0].launched:.1f} ms, done after {1e3 * steps[0].done:.1f} ms")
+
+# %%
+lab.show(steps)
+
+# %% [markdown]
+# This is what PyTorch does for you. A process group of NCCL has a stream of its own. `dist.all_reduce(x,
+# async_op=True)` records an event on your current stream, lets its own stream wait for it, and launches NCCL's kernel;
+# `work.wait()` makes your **current stream** wait, not the host. DDP's reducer does it for every bucket while backward
+# goes on, and waits for all of them at the end of backward. What is left out is dangerous: if x is freed meanwhile,
+# the memory may be given to another tensor, so the process group holds on to x, or tells the allocator
+# (`record_stream`). On gloo there is no stream, and `wait()` blocks the host.
 
 # %% [markdown]
 # ## Take it home
 #
-# The same in the real API.
+# Two files. The first is your pipeline in mpi4py; `copy_` is the copy engine. Without a GPU a tensor of the host plays
+# one. With `direct` behind the number mpi4py sends the tensor itself, whose address it learns by DLPack; for a tensor
+# on a GPU that needs a CUDA-aware MPI.
+
+# %% tags=["take-home"]
+# %%writefile take_home_05_blocks.py
+"""A vector from GPU to GPU in blocks: mpiexec -n 2 python take_home_05_blocks.py BYTES_OF_A_BLOCK [direct]"""
+
+import sys
+
+import torch
+from mpi4py import MPI
+
+comm, block, cuda = MPI.COMM_WORLD, int(sys.argv[1]) // 4, torch.cuda.is_available()
+rank, expected = comm.Get_rank(), torch.arange(2**20, dtype=torch.float32, device="cuda" if cuda else "cpu")
+x = expected * (rank == 0)
+pieces = x.split(block)
+pinned = [torch.empty(block, pin_memory=cuda).numpy() for _ in range(2)]
+buffers = [pinned[k % 2][: len(piece)] for k, piece in enumerate(pieces)]
+if sys.argv[2:] == ["direct"]:
+    comm.Send(x, dest=1) if rank == 0 else comm.Recv(x, source=0)
+elif rank == 0:
+    sends = []
+    for k, piece in enumerate(pieces):
+        MPI.Request.Waitall(sends[k - 2 : k - 1])  # from the buffer that is filled now
+        torch.from_numpy(buffers[k]).copy_(piece)
+        sends.append(comm.Isend(buffers[k], dest=1))
+    MPI.Request.Waitall(sends)
+else:
+    receives = [comm.Irecv(buffer, source=0) for buffer in buffers[:2]]
+    for k, piece in enumerate(pieces):
+        receives[k].Wait()
+        piece.copy_(torch.from_numpy(buffers[k]))
+        receives += [comm.Irecv(buffer, source=0) for buffer in buffers[k + 2 : k + 3]]
+    print("blocks:", len(receives))
+assert torch.equal(x, expected)
+
+# %% tags=["take-home"]
+# out = !mpiexec -n 2 python take_home_05_blocks.py {real.best}
+print(out.n)
+
+# %% tags=["take-home"]
+assert int(out.grep("blocks:")[0].split()[-1]) == -(-real.nbytes // real.best)
+
+# %% [markdown]
+# The second is your stream in PyTorch. Where each rank has a GPU it is one of CUDA, and the host goes on.
+
+# %% tags=["take-home"]
+# %%writefile take_home_05_stream.py
+"""An all-reduce for which a stream waits: torchrun --standalone --nproc-per-node 4 take_home_05_stream.py"""
+
+import contextlib
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+cuda = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+if cuda:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl" if cuda else "gloo")
+stream = torch.cuda.Stream() if cuda else None
+with torch.cuda.stream(stream) if cuda else contextlib.nullcontext():
+    x = torch.ones(2**18, device="cuda" if cuda else "cpu") * (dist.get_rank() + 1)
+    began = time.perf_counter()
+    work = dist.all_reduce(x, async_op=True)  # NCCL's stream waits for an event of this one
+    returned = time.perf_counter() - began
+    work.wait()  # this stream waits for an event of NCCL's, and the host goes on; of gloo the host waits
+    waited = time.perf_counter() - began
+    x /= dist.get_world_size()
+if dist.get_rank() == 0:
+    print(f"returned after {1e6 * returned:.0f} us, waited until {1e6 * waited:.0f} us; mean: {float(x[-1])}")
+dist.destroy_process_group()
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 take_home_05_stream.py
+print(out.n)
+
+# %% tags=["take-home"]
+assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 
 # %% [markdown]
 # ## Question to discuss
@@ -189,6 +375,8 @@ costs[0]
 # - `hpdl_lab/collectives/memory.py`: your two functions, and an all-reduce that is staged.
 # - `csrc/shm.cpp`: the slice owner's loop, and the staging for tensors that are elsewhere.
 # - `csrc/reduce.cpp`: the sum of many vectors in one pass.
+# - `hpdl_lab/kernels/staging.py`: your blocks, the formula, and the copy engines of a GPU that is not there.
+# - `hpdl_lab/kernels/streams.py`: a stream, of twenty lines.
 
 # %% [markdown]
 # ## Recap
@@ -197,12 +385,16 @@ costs[0]
 # 2. No algorithm moves fewer than one read of each input and one write of each output.
 # 3. A buffer that is written again at once is not free, however small it is.
 # 4. On a GPU too, the bytes decide: a reduction is as good as the share of the bandwidth that it reaches.
-# 5. Where a copy cannot be avoided, it is cut into blocks and hidden behind another one.
+# 5. Where a copy cannot be avoided, it is cut into blocks and hidden behind another one; where a wait cannot be
+#    avoided, a stream waits, and not the host.
 #
 # | term | what it means |
 # |---|---|
 # | slice owner | the rank that adds one slice of all tensors |
 # | staging buffer | memory of the library's own, through which a tensor is copied |
+# | pinned memory | memory of the host that is never moved: asynchronous copies and adapters reach it |
+# | GPUDirect RDMA | the network adapter reads and writes GPU memory itself |
+# | stream, event | a queue of work of a GPU; a place in it for which another stream can wait |
 #
 # **What you can do now:** count the bytes of an algorithm, and say how fast it can be at best.
 #

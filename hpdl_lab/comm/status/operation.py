@@ -69,7 +69,7 @@ class OfThread(Operation):
         return self.advance()
 
     def rest(self, waited: float, left: float, nap_s: float, oversubscribed: bool) -> None:
-        if self.ended.wait(min(left, nap_s or NAP)):
+        if self.ended.wait(min(left, nap_s or NAP)) and not self.advance():
             time.sleep(min(left, LOOK))
 
 

@@ -62,6 +62,7 @@ class Waiting:
         self.calls = Calls()
         self.inject = None  # an Injection for this rank
         self.receives = {}  # id of a work: its message, of receives that have been posted and have not ended
+        self.sends = {}  # the same of sends, which MPI's own calls advance: a wait for another thread makes none
 
     def finish(
         self,
@@ -88,7 +89,10 @@ class Waiting:
 
     def _wait(self, operation: Any, seconds: float, nap: float) -> bool:
         """Advance `operation`, and the pending receives: large messages wait until their receiver asks for them."""
-        others = [message for message in self.receives.values() if message is not operation]
+        return self._wait_among(operation, seconds, nap, self.receives)
+
+    def _wait_among(self, operation: Any, seconds: float, nap: float, messages: dict[int, Any]) -> bool:
+        others = [message for message in messages.values() if message is not operation]
         if not others:
             return operation.wait(seconds, nap, self.oversubscribed)
         return operation.wait_among(seconds, nap, self.oversubscribed, others)
@@ -124,7 +128,8 @@ class Waiting:
                  see it meanwhile. line: where it began, for a thread that computes.
         Raises:  CommTimeout where it neither ends nor communicates for as long as a wait may last; KeyboardInterrupt.
         """
-        if self._wait(operation, SPIN, 0.0):
+        messages = self.receives | self.sends
+        if self._wait_among(operation, SPIN, 0.0, messages):
             return
         computes = Slot(0, self.run, "running", "", (), 0, now_ns(), 0, line, {})
         shown, stall, next_exchange = None, StallDetector(now_ns()), now_ns() + PATIENCE * 1e9
@@ -139,7 +144,7 @@ class Waiting:
                 if now >= next_exchange:
                     next_exchange = now + PATIENCE * 1e9
                     self.status.exchange(self.members)
-                if self._wait(operation, SLICE, LONG_NAP):
+                if self._wait_among(operation, SLICE, LONG_NAP, messages):
                     break
                 if stall.seconds(operation.progress if slot is computes else None, now) > self.deadline:
                     ends_not = f"which neither ends nor communicates for {self.deadline:g} s"
