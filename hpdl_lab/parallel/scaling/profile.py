@@ -287,10 +287,10 @@ class Rehearsal(Comm):
         self.called.append((now_ns(), x.nbytes, False))
         return x
 
-    def background(self, fn: Callable, *args: Any) -> Work:
+    def background(self, fn: Callable, *args: Any, after: Sequence[Work] = ()) -> Work:
         """Start, if this `sends`, an all-reduce of the first argument in the background; wait for nothing."""
         if self.starting:  # the memory that buckets are sent from
-            return self.comm.background(fn, *args)
+            return self.comm.background(fn, *args, after=after)
         if fn is not free:
             raise NotRehearsed("a strategy that does more than all-reduces in the background cannot be rehearsed")
         self.called.append((now_ns(), args[0].nbytes, self.has_background))
