@@ -46,6 +46,7 @@ CLUMSY = {
     "ping_pong": ("3", "prediction={None: 3}", "lambda x: x", "sizes='1MB'"),
     "pipeline": ("7", "'1f1b', ranks='4'", "'1f1b', prediction='half'"),
     "restart": ("", "4"),
+    "roofline": ("3", "sizes='1XB'", "prediction=3"),
     "run": ("all_reduce", "3", ""),
     "running": ("4",),
     "scaling": ("3", "ranks='4'", "strategy='ring'"),
@@ -58,6 +59,7 @@ CLUMSY = {
     "tensor": ("7", "model=7"),
     "train": ("all_reduce=3", "'lion'", "step=3", "torch.nn.Linear(3, 3)", "steps='many'", "all_reduce=len"),
     "tune": ("3", "'x', 'y'"),
+    "write_again": ("3", "prediction='much'"),
 }
 
 

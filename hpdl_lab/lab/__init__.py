@@ -20,6 +20,7 @@ VERBS = {  # where they are
     "verbs.picker": ("grid",),
     "verbs.pipeline": ("pipeline",),
     "verbs.replay": ("replay",),
+    "verbs.roofline": ("roofline", "write_again"),
     "verbs.scaling": ("scaling",),
     "verbs.show": ("show",),
     "verbs.staging": ("staging",),
@@ -43,6 +44,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.picker import grid
     from ..verbs.pipeline import pipeline
     from ..verbs.replay import replay
+    from ..verbs.roofline import roofline, write_again
     from ..verbs.scaling import scaling
     from ..verbs.show import show
     from ..verbs.staging import staging

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 05 · Kernels: from the memory bus to the stream
 #
-# **The number to reach:** 2 bytes. An all-reduce moves no fewer for each byte of a rank's tensor: one in, one out. By
-# how many of them is each of the others slower, on this machine?
+# **The number to reach:** 2. Each byte of a tensor is read once and written once, and no all-reduce moves fewer. Yours
+# will not move more.
 #
 # <!-- tracks -->
 #
@@ -54,7 +54,23 @@ my_times = lab.guess("times as long as one pass", {"staged": ..., "ring": ...})
 # %% [markdown]
 # ## Measure: a roofline
 #
-# What the memory of this machine can do, and what each algorithm makes of it.
+# A **roofline** is what the hardware allows at best (Williams, Waterman & Patterson 2009). Here the roof is the
+# bandwidth of the memory, measured as McCalpin's STREAM does: long vectors, nothing but loads and stores, all ranks at
+# once. There is a roof for each size, because short vectors stay in the caches. `copy` and `add` are STREAM's own, and
+# store to lines that no cache has yet: most processors **read these first**. `in place` stores where it has just read,
+# as one pass does, and is the best that this memory can do.
+
+# %%
+roof = lab.roofline(bytes_moved, prediction=my_times)
+roof
+
+# %% [markdown]
+# On the right each all-reduce stands above the bytes that you counted for it. Nothing can be below the line, and the
+# bytes do **not** explain how far above it something stands. One pass comes close if the tensors are long. The others
+# move two to three times as many bytes: how many times as long do they take? Something else costs time there, and the
+# last measurement of part one finds out what.
+#
+# Which ring is this MPI's, that with one copy of each message or that with two?
 
 # %% [markdown]
 # ## Exercise 5.2 ★★ One pass over shared memory
@@ -82,7 +98,32 @@ lab.measure(one_pass, ("64KiB", "1MiB", "8MiB"), ranks=2, against=("shm", "mpi")
 # %% [markdown]
 # ## Measure: a buffer that is written again
 #
-# A staging buffer that is written again at once, against one that is not.
+# Staging is slow, and its bytes alone do not say why. A library stages through a small buffer, so that it stays in the
+# cache, and writes it again as soon as the other rank has read it. A cache line that a core has read is in **its**
+# cache now. Before another core may change that line, the first one has to give it up (cache coherence: MESI and its
+# relatives), and a store waits for the answer.
+#
+# The experiment: rank 0 writes 256 KiB of a shared buffer, then rank 1 reads them, or does not. Then rank 0 writes the
+# next 256 KiB, and at the end of the buffer it begins again. Two states of the same lines: nobody else has read them
+# since, or the other core has. How many times as long does a store take to lines that were read?
+
+# %% guess=[3]
+my_factor = lab.guess("times as long to write what the other core has read", ...)
+
+# %%
+again = lab.write_again(prediction=my_factor)
+again
+
+# %% [markdown]
+# At the left end the buffer is one chunk, and each line is written again at once. At the right end 64 chunks take
+# turns. Look for two things. How far are the curves apart? That is the price of using a buffer again too early. And do
+# they meet to the right? They do if the other core has dropped the lines meanwhile, because its cache is smaller than
+# the buffer; then a longer ring of buffers is a cure. If they stay apart, its cache holds the whole buffer, and no ring
+# helps. Then the cure is to read a tensor where it lies, or a store that asks for many lines at once: on processors
+# that have a fast one, `csrc/shm.cpp` stages with the instruction `rep movsb`.
+#
+# On a virtual machine run the cell again after some minutes. The host decides whether your two cores have a cache in
+# common, and may change its mind.
 
 # %% [markdown]
 # # Part two: the GPU
@@ -367,8 +408,8 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # %% [markdown]
 # ## Question to discuss
 #
-# One pass over shared memory moves 2 bytes for each byte of the tensor, and no algorithm moves fewer. Why do libraries
-# stage through buffers of their own nevertheless?
+# One pass over shared memory moves 2 bytes for each byte of a tensor, and no algorithm moves fewer. Why do libraries
+# stage through buffers of their own nevertheless? What would PyTorch have to do so that they need not?
 #
 # ## Where to read the real code
 #
@@ -383,7 +424,7 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 #
 # 1. An all-reduce over shared memory is bound by the bytes that it loads and stores.
 # 2. No algorithm moves fewer than one read of each input and one write of each output.
-# 3. A buffer that is written again at once is not free, however small it is.
+# 3. A store to a line that another core has read waits for that core: a small buffer, used again, is not free.
 # 4. On a GPU too, the bytes decide: a reduction is as good as the share of the bandwidth that it reaches.
 # 5. Where a copy cannot be avoided, it is cut into blocks and hidden behind another one; where a wait cannot be
 #    avoided, a stream waits, and not the host.
@@ -392,6 +433,9 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # |---|---|
 # | slice owner | the rank that adds one slice of all tensors |
 # | staging buffer | memory of the library's own, through which a tensor is copied |
+# | registered memory | what all ranks have mapped before, so that nothing is copied |
+# | roofline | the best that the hardware allows: bytes over the bandwidth of the memory |
+# | cache coherence | that all cores see one value; a store takes the line away from the others first |
 # | pinned memory | memory of the host that is never moved: asynchronous copies and adapters reach it |
 # | GPUDirect RDMA | the network adapter reads and writes GPU memory itself |
 # | stream, event | a queue of work of a GPU; a place in it for which another stream can wait |

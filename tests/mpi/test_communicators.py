@@ -137,6 +137,12 @@ def test_shared_tensors(comm):
     x.fill_(comm.rank)  # one's own
     comm.barrier()
     assert (x == comm.rank).all()
+    assert [set(view[1:].flatten().tolist()) for view in comm.views(x)] == [{rank} for rank in range(comm.size)]
+    assert [view.shape for view in comm.views(x[1:])] == [(2, 4)] * comm.size
+    assert [len(view) for view in comm.views(x[3:])] == [0] * comm.size
+    comm.barrier()
+    with pytest.raises(ValueError, match="make it with comm.allocate"):
+        comm.views(torch.ones(3))
 
 
 def test_a_shared_tensor_outlives_its_communicator(run):

@@ -1,0 +1,183 @@
+"""`lab.roofline`: what memory can do, and what all-reduces make of it; `lab.write_again`: a store that has to wait."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..bench import memory
+from ..collectives.memory import ONE_PASS, RING_ONCE, RING_TWICE, STAGED
+from ..collectives.memory import bytes_moved as library_bytes
+from ..features import cores
+from ..plots import live
+from ..plots.memory import draw_roofline, draw_write_again
+from ..trace import number_text, seconds_text
+from ..units import bytes_text, require_number
+from .measure import REST_S, Sizes, asked_sizes
+from .place import Place, place
+from .result import Result, table
+
+SIZES = ("64KiB", "256KiB", "1MiB", "4MiB", "16MiB")
+CHUNK, MOST = 2**18, 2**24  # bytes
+COUNTS_OF = {ONE_PASS: (ONE_PASS,), STAGED: (STAGED,), memory.RING: (RING_ONCE, RING_TWICE)}
+TOO_FAST = 1.05  # times as fast as the memory: that is a fault of the measurement
+
+
+def here(verb: str, ranks: int | None) -> Place:
+    """At most one rank for each core, on engines of one machine. Raises ValueError elsewhere."""
+    where = place(min(place().ranks, cores()) if ranks is None else ranks)
+    if where.simulated or where.link or where.device != "cpu" or where.ranks < 2:
+        got = f"{where} with 1 rank" if where.ranks < 2 else f"{where}, {where.device}"
+        raise ValueError(f"lab.{verb} measures memory that two engines on CPUs share, and here are {got}: lab.start(2)")
+    return where
+
+
+# -- all-reduces under the roof ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class RooflineResult(Result):
+    """rows: of bench.memory.roofline. moved: {all-reduce: (least, most) bytes that all ranks move together for each
+    byte of a tensor}, as `bytes_moved` counts."""
+
+    where: str
+    ranks: int
+    rows: list[dict[str, Any]]
+    moved: dict[str, tuple[float, float]]
+    figure: Any = field(repr=False)
+
+    def bandwidth(self, size: int) -> float:
+        """Bytes per s that all ranks together move, tensors of `size` bytes: the best kernel, its lower quartile."""
+        return best(self.rows, self.ranks)[size]
+
+    def of_bound(self, name: str, size: int) -> float:
+        """How fast an all-reduce is, over what the bytes that it moves take at least: 1 is all that the memory can."""
+        (row,) = (r for r in self.rows if (r["name"], r["size"]) == (name, size))
+        return self.moved[name][0] * size / self.bandwidth(size) / (row["time_us"] / 1e6)
+
+    @property
+    def too_fast(self) -> list[str]:
+        """All-reduces that are faster than the memory by more than 5%: the machine was busy, or a clock is wrong."""
+        names = {r["name"]: r["size"] for r in self.rows if not r["stream"]}
+        sizes = sorted({r["size"] for r in self.rows})
+        return [name for name in names if any(self.of_bound(name, size) > TOO_FAST for size in sizes)]
+
+    def __repr__(self) -> str:
+        sizes = sorted({r["size"] for r in self.rows})
+        times = {(r["name"], r["size"]): r["time_us"] / 1e6 for r in self.rows}
+        lines = table(
+            ["size", "memory, GB/s", *self.moved],
+            [
+                [
+                    bytes_text(n),
+                    f"{self.bandwidth(n) / 1e9:.3g}",
+                    *(f"{seconds_text(times[name, n])} ({self.of_bound(name, n):.0%})" for name in self.moved),
+                ]
+                for n in sizes
+            ],
+        )
+        head = f"all-reduce on {self.where}: median time per call (and how much of the memory's speed that is)"
+        wrong = f"Faster than the memory, which cannot be: {', '.join(self.too_fast)}. Run the cell again."
+        return "\n".join([head, *lines, *([wrong] if self.too_fast else [])])
+
+
+def best(rows: list[dict[str, Any]], p: int) -> dict[int, float]:
+    """{size: bytes per s of all ranks together} of the best kernel of STREAM."""
+    found: dict[int, float] = {}
+    for r in rows:
+        if r["stream"]:
+            found[r["size"]] = max(found.get(r["size"], 0.0), p * r["stream"] / (r["p25_us"] / 1e6))
+    return found
+
+
+def roofline(
+    bytes_moved: Callable[..., Any] = library_bytes,
+    sizes: Sizes = SIZES,
+    *,
+    ranks: int | None = None,
+    prediction: dict[str, float] | None = None,
+    deadline: float = 10.0,
+) -> RooflineResult:
+    """Measure the bandwidth of this machine's memory, and all-reduces against the least time of the bytes they move.
+
+    Args:    bytes_moved: f(algorithm, p, n) of exercise 5.1: what one rank reads and writes.
+             sizes: bytes of a tensor, as numbers or as "1MiB"; ranks: default one for each core, as far as engines run.
+             prediction: {"staged": 2, "ring": 3}: times as long as one pass, at the largest size.
+             deadline: s, the longest that a rank may wait.
+    Returns: RooflineResult.
+    Raises:  ValueError where no two engines share memory.
+    """
+    where, sizes = here("roofline", ranks), asked_sizes(sizes)
+    for name, times in (prediction or {}).items():
+        if name not in COUNTS_OF or name == ONE_PASS:
+            raise ValueError(f'a prediction is {{"staged": 2, "ring": 3}}, times as long as one pass, got {name!r}')
+        require_number(f"your guess for {name}", times, above=0)
+    p, n = where.ranks, max(sizes)
+    counts = {name: [p * sum(bytes_moved(way, p, n)) / n for way in ways] for name, ways in COUNTS_OF.items()}
+    moved = {name: (min(found), max(found)) for name, found in counts.items()}
+    rows: list[dict[str, Any]] = []
+    plot = live.Live(draw_roofline, alt="memory bandwidth, and bytes against time")
+
+    def state() -> tuple[Any, ...]:
+        return rows, best(rows, p), moved, prediction, f"All-reduces under the roof of the memory, {where}"
+
+    def on_row(row: dict[str, Any]) -> None:
+        rows.append(row)
+        plot.update(*state())
+
+    where.run(memory.roofline, sizes, REST_S, deadline=deadline, on_row=on_row)
+    return RooflineResult(str(where), p, rows, moved, plot.finish(*state()))
+
+
+# -- a buffer that is written again -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class WriteAgainResult(Result):
+    """rows: of bench.memory.write_again."""
+
+    rows: list[dict[str, Any]]
+    figure: Any = field(repr=False)
+
+    def slowdown(self, memory: int) -> float:
+        """Times as long to write a chunk that the other core has read, as one that it has not; memory: bytes."""
+        took = {r["read"]: r["write_us"] for r in self.rows if r["memory"] == memory}
+        return took[True] / took[False]
+
+    def __repr__(self) -> str:
+        sizes = sorted({r["memory"] for r in self.rows})
+        took = {(r["memory"], r["read"]): r["write_us"] / 1e6 for r in self.rows}
+        rows = [
+            [
+                bytes_text(n),
+                seconds_text(took[n, False]),
+                seconds_text(took[n, True]),
+                f"{number_text(self.slowdown(n))}",
+            ]
+            for n in sizes
+        ]
+        head = f"writing a chunk of {bytes_text(CHUNK)}, in turn into each chunk of a buffer"
+        return "\n".join([head, *table(["buffer", "nobody read it", "the other core did", "times"], rows)])
+
+
+def write_again(*, prediction: float | None = None, deadline: float = 10.0) -> WriteAgainResult:
+    """Measure how long a core writes to a buffer that another core has read since, and to one that it has not.
+
+    Rank 0 writes 256 KiB, then rank 1 reads them, or does not; then the next 256 KiB of the buffer, and so on. The
+    buffer is from 256 KiB to 16 MiB long.
+
+    Args:    prediction: times as long if it was read; deadline: s, the longest that a rank may wait.
+    Returns: WriteAgainResult.
+    Raises:  ValueError where no two engines share memory.
+    """
+    where = here("write_again", 2)
+    if prediction is not None:
+        require_number("your guess", prediction, above=0)
+    rows: list[dict[str, Any]] = []
+    plot = live.Live(draw_write_again, alt="time to write a chunk against the length of the buffer")
+
+    def on_row(row: dict[str, Any]) -> None:
+        rows.append(row)
+        plot.update(rows, CHUNK, prediction)
+
+    where.run(memory.write_again, CHUNK, MOST, REST_S, deadline=deadline, on_row=on_row)
+    return WriteAgainResult(rows, plot.finish(rows, CHUNK, prediction))
