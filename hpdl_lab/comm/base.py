@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..trace import Event, Trace
 from .buffers import buffer_of, copy_into, copy_of, is_tensor, new_like
 from .calls import SENDRECV, Calls, PartOf, only_calls
-from .spelling import spelled_here
+from .spelling import Elsewhere, add_elsewhere
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +84,7 @@ class Done(Work):
         return True
 
 
+@add_elsewhere
 class Comm(ABC):
     """A group of ranks, seen from one of them.
 
@@ -118,10 +119,12 @@ class Comm(ABC):
         self.rows = []
         self.on_row = on_row  # called with each row as it is reported; None keeps rows for the end of the run
 
-    def __getattr__(self, name: str) -> Any:
-        here = spelled_here(Comm, name)
-        text = f"{type(self).__name__!r} object has no attribute {name!r}{here and f'; here it is {here}'}"
-        raise AttributeError(text, name=name, obj=self)
+    if TYPE_CHECKING:  # kinds of communicators have more
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not isinstance(vars(Comm).get(name), Elsewhere)]
 
     @property
     def has_background(self) -> bool:

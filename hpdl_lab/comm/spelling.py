@@ -1,6 +1,7 @@
 """Calls of a communicator as mpi4py and torch.distributed spell them: errors say how they are spelled here."""
 
 import re
+from typing import Any
 
 from ..plain_source import plain_signature
 
@@ -9,16 +10,42 @@ NAMES = (
     *("broadcast", "gather", "scatter", "all_gather", "reduce", "all_reduce", "reduce_scatter", "all_to_all"),
 )
 OTHERS = {  # what is not one of NAMES but for capitals, underscores and "get"
-    "worldsize": "size",
+    "world_size": "size",
     "ssend": "send",
     "bcast": "broadcast",
-    "reducescatterblock": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
-    "allgatherintotensor": "all_gather",
-    "alltoallsingle": "all_to_all",
+    "reduce_scatter_block": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_gather_into_tensor": "all_gather",
+    "all_to_all_single": "all_to_all",
 }
-PLAIN = {name.replace("_", ""): name for name in NAMES} | OTHERS
+PLAIN = {name.replace("_", ""): here for name, here in ({name: name for name in NAMES} | OTHERS).items()}
 CLASSES = r"\w*Comm"  # in which communicators define these
+
+
+class Elsewhere:
+    """An attribute that other libraries have: to read it raises an AttributeError that says how it is spelled here."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, comm: Any, kind: type) -> Any:
+        text = f"{kind.__name__!r} object has no attribute {self.name!r}; here it is {spelled_here(kind, self.name)}"
+        raise AttributeError(text, name=self.name, obj=comm)
+
+
+def add_elsewhere(comm: type) -> type:
+    """Give the class `comm` the attributes that answer for other spellings.
+
+    Each by itself, since a class with `__getattr__` looks up all its attributes six times as slowly.
+    """
+    for name in (*NAMES, *OTHERS):
+        words = {name, name.replace("_", "")}
+        if name in ("rank", "size", "world_size"):
+            words.add(f"get_{name}")
+        for word in words | {word.capitalize() for word in words} | {name.title().replace("_", "")}:
+            if word not in NAMES:
+                setattr(comm, word, Elsewhere(word))
+    return comm
 
 
 def spelled_here(comm: type, name: str) -> str:
