@@ -173,6 +173,21 @@ def test_the_ladder_is_shown_with_counts_and_without_a_gpu_with_no_times(monkeyp
         next(on_gpu.rows())
 
 
+def test_a_numba_that_cannot_compile_says_so_and_blames_no_kernel(monkeypatch):
+    """A GPU, and a numba without NVVM: that is the reason why nothing is timed, and no fault of the answer."""
+
+    def without_nvvm(kernel):
+        raise OSError("libNVVM cannot be found.\nSee the documentation")
+
+    monkeypatch.setattr(on_gpu.gpu, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(on_gpu, "compiled", without_nvvm)
+    on_gpu.why_not.cache_clear()
+    assert "(OSError: libNVVM cannot be found.)" in on_gpu.why_not() and "hpdl_lab[gpu]" in on_gpu.why_not()
+    result = check(find("5.3"), ladder.gpu_sum)
+    on_gpu.why_not.cache_clear()
+    assert result and "counted, not timed: numba cannot compile" in str(result)
+
+
 def test_the_banks_of_a_kernel_are_drawn():
     drawn = lab.show(ladder.interleaved, prediction=2)
     assert "23 accesses" in drawn.text and "4 turns at worst (predicted: 2)" in drawn.text

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from ..features import Missing, gpu
 from . import ladder
 from .reduction import REPEATS, WARM_UP, whole_numbers
 
 SIZE = 256 << 20  # bytes that are added: far beyond the caches of a GPU
+QUEUE_CYCLES = 20_000_000  # 10 ms of the GPU, in which the host queues all launches: one takes it tens of microseconds
 BLOCKS_PER_PROCESSOR = 16  # of ladder.THREADS threads: as many as a multiprocessor holds
 
 
+@functools.cache
 def why_not() -> str:
-    """Why numba cannot compile for a GPU here, in one sentence; "" where it can."""
+    """Why numba cannot compile for a GPU here, in one sentence; "" where it can, which it has shown."""
     if reason := gpu.why_no_gpu():
         return reason
-    from numba import cuda
-
-    return "" if cuda.is_available() else "numba finds no CUDA: pip install 'hpdl_lab[gpu]' brings what it needs"
+    try:
+        compiled(ladder.naive)[1, ladder.THREADS](*np.zeros((2, 1), np.float32))
+    except Exception as error:
+        what = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return f"numba cannot compile for this GPU ({what}): pip install 'hpdl_lab[gpu]' brings what it needs"
+    return ""
 
 
 def compiled(kernel: Callable) -> Any:
@@ -30,7 +38,8 @@ def compiled(kernel: Callable) -> Any:
     from numba import cuda
 
     kernel = getattr(kernel, "py_func", kernel)
-    return cuda.jit(FunctionType(kernel.__code__, kernel.__globals__ | {"cuda": cuda}, kernel.__name__))
+    scope = kernel.__globals__ | {"cuda": cuda}
+    return cuda.jit(FunctionType(kernel.__code__, scope, kernel.__name__, kernel.__defaults__, kernel.__closure__))
 
 
 def rows(
@@ -49,22 +58,25 @@ def rows(
     from numba import cuda
 
     cuda.select_device(device)
-    stream = cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
     blocks = BLOCKS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
     for size in sizes:
         host = whole_numbers(size // 4, "float32")
         x, out = host.to(f"cuda:{device}"), torch.zeros(1, device=f"cuda:{device}")
         for rung, kernel in enumerate(kernels):
-            launch, times_us = compiled(kernel)[blocks, ladder.THREADS, stream], []
-            for _ in range(WARM_UP + REPEATS):
+            launch = compiled(kernel)[blocks, ladder.THREADS]
+            arrays = cuda.as_cuda_array(x), cuda.as_cuda_array(out)
+            events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
+            for _ in range(WARM_UP):
+                launch(*arrays)
+            torch.cuda.synchronize(device)
+            torch.cuda._sleep(QUEUE_CYCLES)
+            for begin, end in events:
                 out.zero_()
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 begin.record()
-                launch(cuda.as_cuda_array(x), cuda.as_cuda_array(out))
+                launch(*arrays)
                 end.record()
-                end.synchronize()
-                times_us.append(begin.elapsed_time(end) * 1e3)
-            time_us = statistics.median(times_us[WARM_UP:])
+            torch.cuda.synchronize(device)
+            time_us = statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in events)
             yield {
                 "size": size,
                 "count": x.numel(),

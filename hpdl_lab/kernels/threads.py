@@ -30,7 +30,7 @@ VERBS = {"read": "reads", "write": "writes", "atomic": "adds to"}
 
 
 class KernelError(Exception):
-    """What ends a launch: `failed` is "bounds", "barrier" or "shuffle"; the text says which threads and lines."""
+    """What ends a launch: `failed` is "bounds", "barrier", "shuffle" or "returns"; the text names threads and lines."""
 
     def __init__(self, failed: str, text: str) -> None:
         super().__init__(text)
@@ -267,8 +267,9 @@ class Launch:
         while ready:
             for thread in ready:
                 self.now = thread
-                begun = bool(thread.body)
-                thread.body.switch(*(() if begun else arguments))
+                returned = thread.body.switch(*(() if thread.body else arguments))
+                if thread.body.dead and returned is not None:
+                    raise KernelError("returns", f"thread {thread.index} of block {block} returns {returned!r:.40}")
             ready = released(threads)
         self.barriers = max(self.barriers, *(thread.phase for thread in threads))
 

@@ -151,8 +151,15 @@ input: x is the caller's
     -         total += x[i]
     +         total += x[i]
     +         x[i] = 0
-raises: KernelError
-    raise ValueError("KernelError")
+returns: thread 32 of block 0 returns
+    -     if t == 0:
+    -         cuda.atomic.add(out, 0, total)
+    +     return total
+raises: has no attribute 'syncthread'
+    -     if t < 2 * WARP:
+    -         sums[t] += sums[t + 2 * WARP]
+    -     cuda.syncthreads()
+    +     cuda.syncthread()
 timeout: Is there a loop that never ends?
     while True:
         pass

@@ -19,7 +19,9 @@ BUILD = ("scikit_build_core", "nanobind", "cmake", "ninja")
 NEEDED = ("numpy", "psutil", "cloudpickle", "pytest", "pytest_timeout")  # by csrc/, comm and the tests
 FOR_RANKS = ("mpi4py", "mpich")  # without them one rank can be tested, two cannot
 FOR_ENGINES = ("greenlet", "ipyparallel", "ipykernel", "matplotlib", "sklearn", "PIL")
-NAMES = {"sklearn": "scikit-learn", "PIL": "pillow"}  # what pip calls them, where it is not the name with dashes
+FOR_KERNELS = ("numba", "numba_cuda")  # those of notebook 05
+# what pip calls them, where it is not the name with dashes
+NAMES = {"sklearn": "scikit-learn", "PIL": "pillow", "numba_cuda": "numba-cuda[cu13]"}
 
 
 def why_not(python):
@@ -86,7 +88,7 @@ def main(folder, report):
         print(f"make test-gpu: nothing was tested: {reason}")
         return 0
     python = make_environment(Path(folder).resolve())
-    install(python, BUILD + NEEDED + FOR_RANKS + FOR_ENGINES)
+    install(python, BUILD + NEEDED + FOR_RANKS + FOR_ENGINES + FOR_KERNELS)
     if absent := missing(python, BUILD + NEEDED):
         raise SystemExit(f"make test-gpu: without {', '.join(absent)} nothing can be built or tested")
     own_build = "build-dir=build/test-gpu"  # that of `make install` is for another Python

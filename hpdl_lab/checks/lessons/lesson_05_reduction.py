@@ -25,6 +25,7 @@ MEANS = {
     "race": "Nothing says who comes first: on a GPU the sum would be right on one day, and wrong on another.",
     "barrier": "cuda.syncthreads() waits for every thread of the block: it belongs outside of any `if` of a thread.",
     "shuffle": "The lanes of its mask shuffle together: all of them, in the same line.",
+    "returns": "A kernel returns nothing: what it has found, it leaves in out.",
     "bounds": "A GPU reads what lies there, and says nothing.",
 }
 
