@@ -125,13 +125,13 @@ class MeasureResult(Result):
         return largest["busbw_GBps"] / self.link_GBps
 
     def drawing(self, more: Iterable[dict[str, Any]] = ()) -> tuple[Any, ...]:
-        """The arguments of plots.measure.draw that show it, with `more` rows."""
+        """The arguments of plots.measure.draw that show it, with `more` rows; without simulated curves."""
         p, sizes = self.rows[0]["ranks"], sorted({r["size"] for r in self.rows})
         fit = {"alpha": self.alpha, "beta": self.beta, "gamma": self.gamma, "contended": self.contended}
-        small, factor = foot(Place(p, simulated=False), fit, bool(self.simulated)), cost.busbw_factor("all_reduce", p)
+        small, factor = foot(Place(p, simulated=False), fit), cost.busbw_factor("all_reduce", p)
         lines = modelled(p, sizes, fit) if self.beta else []
         names = [*self.rows, *more], self.rows[0]["name"]
-        return *names, factor, lines, None, f"all-reduce on {self.where}", small, self.simulated, self.link_GBps
+        return *names, factor, lines, None, f"all-reduce on {self.where}", small, None, self.link_GBps
 
     def crossover(self, one: str, other: str) -> int | None:
         """The size in bytes at which the measured times of two functions are equal; None if they do not cross.

@@ -121,6 +121,13 @@ race
 # the same time, and here they share cores and memory: "ring model" measures messages and additions while all ranks do
 # so. Where each rank has a core and a link of its own, the two are nearly one line.
 #
+# Dashed over your curves: the same race between two ranks that have a core each, recorded on another machine; "ring" is
+# the library's, in Python as yours. Whose times change most if ranks need not wait for a core, and why those?
+
+# %%
+lab.replay("race_amd_epyc_2_cores", over=race)
+
+# %% [markdown]
 # ## Train with it
 #
 # 1,437 real scans of handwritten digits, a model with 17,226 weights, four ranks. Every step adds the gradients of
