@@ -108,10 +108,10 @@ def ddp(
 def verdicts(rows: list[Row]) -> list[str]:
     """A sentence for each of ours: how it compares with DDP on gloo."""
     gloo = next(row for row in rows if row["name"] == BASELINE)
-    pulled = "read in {:.1f} us, {:.1f} to {:.1f}".format(*gloo["pull_us"])
-    lines = [
-        f"{gloo['parameters']:,} parameters; 64 KiB that the other core had just written were {pulled} (quartiles)."
-    ]
+    lines = [f"{gloo['parameters']:,} parameters."]
+    if gloo["pull_us"]:
+        pulled = "64 KiB that the other core had just written were read in {:.1f} us, {:.1f} to {:.1f} (quartiles)."
+        lines.append(pulled.format(*gloo["pull_us"]))
     for row in rows:
         if row["name"] not in SILENT and row is not gloo:
             speed, left = gloo["step_ms"][0] / row["step_ms"][0], row["exposed_ms"][0] / gloo["exposed_ms"][0]
