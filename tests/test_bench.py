@@ -237,10 +237,11 @@ def test_the_table_of_cycles(monkeypatch, tmp_path, capsys):
             }
 
     monkeypatch.setattr(launch, "on_ranks", on_ranks)
+    monkeypatch.setattr(features, "cores", lambda: 2)
     report = Report("hpdl bench all_reduce --cycle", tmp_path / "rows.json", tmp_path / "page.md")
     rows = cycle.cycle(2, [64], ("all_reduce",), ("mpi", str(other.parent)), 2, report=report)
     assert [folder for folder, _ in started] == [sys.prefix, str(other.parent)] * 2  # A B A B
-    assert started[1][1] == [["all_reduce", 64, ["mpi"], 0.6]]
+    assert started[1][1] == [["all_reduce", 64, ["mpi"], 0.4]]
     assert [(row["name"], row["pull_us"]) for row in rows] == [
         (name, (pull, pull)) for pull in (2.0, 9.0) for name in ("registered", "speed of light", "MPICH", "Open MPI")
     ]

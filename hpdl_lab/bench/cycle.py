@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import features
 from ..collectives.chunks import chunk
 from ..collectives.implementations import bind, places, result_of
 from ..collectives.sweep import count_of, whole_chunks
@@ -89,7 +90,7 @@ def cycle(
     names: tuple[str, ...],
     against: tuple[str, ...],
     rounds: int = 3,
-    seconds: float = 0.6,
+    seconds: float = 0.4,
     report: Report = Report(),  # noqa: B008
 ) -> list[Row]:
     """Measure what each way to do the collectives `names` adds to a step; print the table; returns the rows.
@@ -103,7 +104,9 @@ def cycle(
     collectives.require(ranks, sizes, names, COLLECTIVES)
     collectives.require(ranks, sizes, tuple(baselines), collectives.BASELINES)
     require_int("rounds", rounds, 1)
-    environments = {sys.prefix: [*OURS, *baselines], **{launch.environment(f): ["mpi"] for f in folders}}
+    takes_turns = ranks > features.cores()  # then what a core has just written is no state, and light does not wait
+    ours = [name for name in OURS if not (takes_turns and name == LIGHT)]
+    environments = {sys.prefix: [*ours, *baselines], **{launch.environment(f): ["mpi"] for f in folders}}
     launch.warn_of_too_many(ranks)
 
     def messages() -> Iterator[Row]:
@@ -119,12 +122,10 @@ def cycle(
                         found.append(message)
         mpi, method = "; ".join(map(library, abouts.values())), METHOD.format(rounds=rounds, turns=TURNS)
         yield {"about": abouts[sys.prefix] | launch.about() | {"mpi": mpi, "method": method}}
-        yield from pooled(found)
+        yield from pooled(found, sys.maxsize if takes_turns else APART)
 
-    what = names[0] if len(names) == 1 else f"{len(names)} collectives"
-    return table(sizes).tell(
-        f"{what} in the cycle of a step, {ranks} ranks on one machine", messages(), verdicts, report
-    )
+    title = f"{', '.join(names)} in the cycle of a step, {ranks} ranks on one machine"
+    return table(sizes).tell(title, messages(), verdicts, report)
 
 
 def library(about: Row) -> str:
@@ -132,11 +133,14 @@ def library(about: Row) -> str:
     return f"{about['mpi'].split(', package')[0]} ({about['settings']})"
 
 
-def pooled(found: list[Row]) -> list[Row]:
-    """One row for each state of the machine, collective, name and place, with what was found for each size."""
+def pooled(found: list[Row], apart: float = APART) -> list[Row]:
+    """One row for each state of the machine, collective, name and place, with what was found for each size.
+
+    apart: two states are met if one pull takes more than so many times as long as another.
+    """
     pulls = [row["pull_us"] for row in found]
     least, most = min(pulls), max(pulls)
-    edge = (least * most) ** 0.5 if most > APART * least else most
+    edge = (least * most) ** 0.5 if most > apart * least else most
     groups: dict[tuple, dict[str, list[Row]]] = {}
     for row in found:
         key = (row["pull_us"] > edge, row["collective"], row["name"], row["place"], row["library"])
@@ -287,9 +291,9 @@ def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[
     if SHARED in who:
         z = comm.allocate(count)
         z_out = z if place == "in" else comm.allocate(count)
-        registered = ours(comm, collective, z, z_out)
+        registered = own(comm, collective, z, z_out)
         add(SHARED, registered, z, z_out)
-        if collective == "all_reduce":
+        if collective == "all_reduce" and LIGHT in who:
             add(LIGHT, collectives.speed_of_light(comm, z), z, z)
         copies = cycle_of(comm, collective, Candidate(COPIES, registered, z, z_out))
         plain = cycle_of(comm, collective, Candidate(COPIES, registered, x, out))
@@ -301,7 +305,7 @@ def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[
 
         add(COPIES, via_registered, x, out)
     if ANY in who:
-        add(ANY, ours(comm, collective, x, out), x, out)
+        add(ANY, own(comm, collective, x, out), x, out)
     if RING in who and collective == "all_reduce":
         add(RING, lambda: comm.ring_all_reduce(x), x, x)
     if "mpi" in who:
@@ -316,7 +320,7 @@ def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[
     return found
 
 
-def ours(comm: Comm, collective: str, x: Tensor, out: Tensor) -> Callable[[], Any]:
+def own(comm: Comm, collective: str, x: Tensor, out: Tensor) -> Callable[[], Any]:
     """This package's own; all_reduce as everybody calls it."""
     if collective == "all_reduce":
         return lambda: comm.all_reduce(x)
