@@ -203,7 +203,7 @@ def on_ranks(comm: Comm, collective: str, size: int, who: list[str], seconds: fl
     count = whole_chunks(count_of(size, DTYPE), comm.size, collective)
     cycles = candidates(comm, collective, count, who)
     wrong = [collectives.check(comm, collective, c.candidate) for c in cycles]
-    private = cycle_of(comm, collective, Candidate(ALONE, lambda: None, torch.zeros(count), torch.zeros(count)))
+    idle = {place: alone(comm, collective, count, place) for place in {c.candidate.place: None for c in cycles}}
     source, sink = torch.ones(count), torch.zeros(count)
     repeats = next(n for most, n in CYCLES if count * 4 <= most)
 
@@ -222,7 +222,8 @@ def on_ranks(comm: Comm, collective: str, size: int, who: list[str], seconds: fl
         return times[1:]
 
     pull = puller(comm)
-    jobs = [pull, lambda: block(private), *(lambda c=c: block(c) for c in cycles)]
+    everything = [*idle.values(), *cycles]
+    jobs = [pull, *(lambda c=c: block(c) for c in everything)]
     begin = time.perf_counter()
     for job in jobs:
         job()
@@ -232,11 +233,9 @@ def on_ranks(comm: Comm, collective: str, size: int, who: list[str], seconds: fl
     by_job = [slowest_blocks(comm, [turn[i] for turn in times]) for i in range(len(jobs))]
     if comm.rank != 0:
         return
-    pulled, alone = by_job[:2]
-    nothing = np.zeros_like(alone)
-    for cycle, wrongs, blocks, less in zip(
-        [private, *cycles], [0, *wrong], by_job[1:], [nothing, *[alone] * len(cycles)], strict=True
-    ):
+    subtracted = dict(zip(idle, by_job[1:], strict=False))
+    for cycle, wrongs, blocks in zip(everything, [0] * len(idle) + wrong, by_job[1:], strict=True):
+        less = 0 if cycle.candidate.name == ALONE else subtracted[cycle.candidate.place]
         comm.report(
             name=cycle.candidate.name,
             place=cycle.candidate.place,
@@ -247,9 +246,16 @@ def on_ranks(comm: Comm, collective: str, size: int, who: list[str], seconds: fl
             type=DTYPE,
             added_us=(blocks - less).round(4).tolist(),
             cycle_us=blocks.round(4).tolist(),
-            pull_us=float(np.median(pulled)),
+            pull_us=float(np.median(by_job[0])),
             wrong=wrongs,
         )
+
+
+def alone(comm: Comm, collective: str, count: int, place: str) -> Cycle:
+    """Produce and consume with nothing between, in as much memory: one tensor in place, else two."""
+    x = torch.zeros(count)
+    out = x if place == "in" else torch.zeros(count)
+    return cycle_of(comm, collective, Candidate(ALONE, lambda: None, x, out, place))
 
 
 def slowest_blocks(comm: Comm, blocks: list[list[float]]) -> np.ndarray:
