@@ -89,6 +89,9 @@ def all_reduce_on_stream(comm_stream: Stream, x: Tensor, stream: Stream, all_red
     ### END SOLUTION
 
 
+SHOWN = ("launch", "produce", "all_reduce", "consume", "other work")  # what a step does, besides waiting
+
+
 class Stepped(NamedTuple):
     """x: the mean over the ranks; launched, done: s after which the host had launched all, and all was done."""
 
@@ -103,8 +106,9 @@ def step(comm: Comm, x: Tensor, fn: Callable[..., Any], seconds: float = 0.02) -
     Args:    fn: as all_reduce_on_stream. x: (n,) tensor of which rank r produces r + 1 times what it holds.
              seconds: that each of both kernels takes, and a third one on another stream.
     """
-    stream, other = Stream(comm.split(comm.rank), "stream"), Stream(comm.split(comm.rank), "other stream")
-    comm_stream = Stream(comm, "comm stream")
+    stream, other = Stream(comm.split(comm.rank), "compute"), Stream(comm.split(comm.rank), "other")
+    comm_stream = Stream(comm, "comm")
+    streams = stream, other, comm_stream
 
     def kernel(op: str, act: Callable[[], Any]) -> Callable[[Comm], None]:
         def run(comm: Comm) -> None:
@@ -115,14 +119,17 @@ def step(comm: Comm, x: Tensor, fn: Callable[..., Any], seconds: float = 0.02) -
 
         return run
 
-    clock = comm.trace.clock
-    comm.barrier()
-    begun = clock()
-    stream.launch(kernel("produce", lambda: x.mul_(comm.rank + 1)))
-    other.launch(kernel("other work", lambda: None))
-    fn(comm_stream, x, stream, best_all_reduce)
-    stream.launch(kernel("divide", lambda: x.div_(comm.size)))
-    launched = clock()
-    for each in (stream, other, comm_stream):
+    for each in streams:  # which makes its background
+        each.launch(lambda comm: None)
         each.synchronize()
-    return Stepped(x, (launched - begun) / 1e9, (clock() - begun) / 1e9)
+    comm.barrier()
+    begun = comm.trace.clock()
+    with comm.trace.span("launch"):
+        stream.launch(kernel("produce", lambda: x.mul_(comm.rank + 1)))
+        other.launch(kernel("other work", lambda: None))
+        fn(comm_stream, x, stream, best_all_reduce)
+        stream.launch(kernel("consume", lambda: x.div_(comm.size)))
+    launched = comm.trace.clock()
+    for each in streams:
+        each.synchronize()
+    return Stepped(x, (launched - begun) / 1e9, (comm.trace.clock() - begun) / 1e9)

@@ -310,7 +310,7 @@ steps = lab.run(streams.step, torch.ones(2**18), all_reduce_on_stream)
 print(f"launched after {1e3 * steps[0].launched:.1f} ms, done after {1e3 * steps[0].done:.1f} ms")
 
 # %%
-lab.show(steps)
+lab.show([event for event in steps.events if event.rank == 0 and event.op in streams.SHOWN])
 
 # %% [markdown]
 # This is what PyTorch does for you. A process group of NCCL has a stream of its own. `dist.all_reduce(x,

@@ -14,7 +14,7 @@ from ...collectives import ring
 from ...comm import Results
 from ...comm.base import Comm
 from ...comm.network import Switch
-from ...kernels.streams import Stream, all_reduce_on_stream
+from ...kernels.streams import SHOWN, Stream, all_reduce_on_stream
 from ..checkers import engine_facts, in_all_cases, with_ranks
 from ..ranks import number
 from ..record import Broken, Exercise, Passed, Runner
@@ -51,9 +51,9 @@ def work(comm: Comm, fn: Callable) -> Streamed:
     stream, other, comm_stream = (
         Stream(part, name)
         for part, name in (
-            (comm.split(comm.rank), "stream"),
-            (comm.split(comm.rank), "other stream"),
-            (comm, "comm stream"),
+            (comm.split(comm.rank), "compute"),
+            (comm.split(comm.rank), "other"),
+            (comm, "comm"),
         )
     )
     vectors, read = torch.zeros(VECTORS, N, dtype=torch.float64), torch.zeros(VECTORS, N, dtype=torch.float64)
@@ -85,7 +85,8 @@ def work(comm: Comm, fn: Callable) -> Streamed:
     for i in range(VECTORS):
         stream.launch(produce, vectors[i], torch.from_numpy(contribution(comm.rank, i)))
         called = clock()
-        fn(comm_stream, vectors[i], stream, all_reduce)
+        with comm.trace.span("launch"):
+            fn(comm_stream, vectors[i], stream, all_reduce)
         host.append((clock() - called) / 1e9)
         stream.launch(consume, vectors[i], read[i])
     other.launch(elsewhere)
@@ -113,7 +114,7 @@ def check_on_stream(fn: Callable, runner: Runner = None) -> Passed:
         f"the host waits for nothing, and another stream is done after {number(run[0].ended)} s, those of its own work",
     ]
     facts += engine_facts(runner, check_sums, work, fn)
-    events = [e for e in run.events if e.rank == 0 and e.op in ("produce", "consume", "all_reduce", "other work")]
+    events = [e for e in run.events if e.rank == 0 and e.op in SHOWN]
     return Passed(*facts, run=Results(run, events))
 
 
