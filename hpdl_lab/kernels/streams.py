@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..comm.base import Comm, Work, best_all_reduce
+from ..comm.base import Comm, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,6 +119,10 @@ def step(comm: Comm, x: Tensor, fn: Callable[..., Any], seconds: float = 0.02) -
 
         return run
 
+    def all_reduce(comm: Comm, x: Tensor) -> None:
+        with comm.trace.span("all_reduce"):
+            comm.all_reduce(x)
+
     for each in streams:  # which makes its background
         each.launch(lambda comm: None)
         each.synchronize()
@@ -127,7 +131,7 @@ def step(comm: Comm, x: Tensor, fn: Callable[..., Any], seconds: float = 0.02) -
     with comm.trace.span("launch"):
         stream.launch(kernel("produce", lambda: x.mul_(comm.rank + 1)))
         other.launch(kernel("other work", lambda: None))
-        fn(comm_stream, x, stream, best_all_reduce)
+        fn(comm_stream, x, stream, all_reduce)
         stream.launch(kernel("consume", lambda: x.div_(comm.size)))
     launched = comm.trace.clock()
     for each in streams:
