@@ -1,1 +1,1 @@
-"""Kernels of csrc/cuda on their own, one GPU and no other rank: to be read, checked and timed."""
+"""Kernels and copies on their own, without ranks: a GPU's, in CUDA and in Python, and what stands in for a GPU."""

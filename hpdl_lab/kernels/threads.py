@@ -12,7 +12,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
@@ -122,7 +122,7 @@ def place_of(frame: FrameType) -> Place:
     return Place(frame.f_code, spans(frame.f_code)[frame.f_lasti // 2], line_of(frame, frame.f_lineno))
 
 
-@cache
+@lru_cache(maxsize=64)
 def spans(code: Any) -> list[tuple[int | None, ...]]:
     return list(code.co_positions())
 

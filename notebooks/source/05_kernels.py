@@ -131,7 +131,7 @@ again
 # ## Exercise 5.3 ★★★ A CUDA reduction
 #
 # All adding so far was done by cores. A GPU adds with ten thousands of **threads**, and a **kernel** is the function
-# that each of them executes. They stand in an order, from which each finds out what is its part of the work:
+# that each of them executes. Threads are numbered, and each finds its part of the work by its number:
 #
 # | who | how many | what they share | how they wait for each other |
 # |---|---|---|---|
@@ -148,12 +148,14 @@ again
 lab.show("ladder")
 
 # %% [markdown]
-# Four kernels, one sum. **atomics**: additions to a word of memory that all blocks want, one after the other.
-# **sectors**: pieces of 32 bytes that come from memory; 512 are 16 KiB, which is all of x, once. **barriers**: in each
-# block. **shared**: accesses of a warp to shared memory. **conflicts**: how many of them had to be repeated.
+# Four kernels, one sum. `naive` adds every element to out[0], by an **atomic**: an addition to a word that others want
+# at the same time, so they come one after the other. The two below it first add up each block in shared memory, as a
+# tree. `gpu_sum` is what you will write. **sectors**: pieces of 32 bytes that come from memory; 512 are 16 KiB, which
+# is x, once. **barriers**: in each block. **shared**: accesses of a warp to shared memory, and **conflicts**: turns
+# that these took beyond one each.
 #
-# A conflict is this. Shared memory has 32 **banks**, and word i lies in bank i mod 32. Each bank serves one word at a
-# time: a warp that wants two words of one bank takes two turns. Here is the second kernel of the ladder.
+# Shared memory has 32 **banks**, and word i lies in bank i mod 32. Each bank serves one word at a time: a warp that
+# wants two words of one bank takes two turns. Here is the second kernel of the ladder.
 
 # %% shown="hpdl_lab.kernels.ladder:interleaved"
 
@@ -416,6 +418,7 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # - `hpdl_lab/collectives/memory.py`: your two functions, and an all-reduce that is staged.
 # - `csrc/shm.cpp`: the slice owner's loop, and the staging for tensors that are elsewhere.
 # - `csrc/reduce.cpp`: the sum of many vectors in one pass.
+# - `hpdl_lab/kernels/ladder.py`: your kernel; `hpdl_lab/kernels/threads.py`: who counts what it does.
 # - `hpdl_lab/kernels/staging.py`: your blocks, the formula, and the copy engines of a GPU that is not there.
 # - `hpdl_lab/kernels/streams.py`: a stream, of twenty lines.
 
@@ -436,6 +439,9 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # | registered memory | what all ranks have mapped before, so that nothing is copied |
 # | roofline | the best that the hardware allows: bytes over the bandwidth of the memory |
 # | cache coherence | that all cores see one value; a store takes the line away from the others first |
+# | warp, block | 32 threads that take instructions in step; up to 32 warps that share memory on the chip and barriers |
+# | bank conflict | threads of a warp want different words of one bank of shared memory, and get them in turns |
+# | race | two threads touch an element, one of them writes, and nothing says who comes first |
 # | pinned memory | memory of the host that is never moved: asynchronous copies and adapters reach it |
 # | GPUDirect RDMA | the network adapter reads and writes GPU memory itself |
 # | stream, event | a queue of work of a GPU; a place in it for which another stream can wait |
