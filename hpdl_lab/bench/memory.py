@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +25,21 @@ STREAM = {"copy": 2, "add": 3, "in place": 2}  # vectors that are read or writte
 RING = "ring"
 
 
+@contextmanager
+def on_own_core(comm: Comm) -> Iterator[None]:
+    """Inside, this rank computes on one core, as far as there is one for each rank, and records no events."""
+    cores, threads, recording = sorted(os.sched_getaffinity(0)), torch.get_num_threads(), comm.trace.enabled
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
+    comm.trace.enabled = False
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(threads)
+        comm.trace.enabled = recording
+
+
 def roofline(comm: Comm, sizes: list[int], rest_s: float) -> None:
     """Rank 0 reports a row for each size in bytes and each kernel of STREAM or all-reduce, all in turns.
 
@@ -30,14 +47,15 @@ def roofline(comm: Comm, sizes: list[int], rest_s: float) -> None:
     float32 tensors of each rank's own, on all ranks at once. rest_s: sleep after each size. Rows: of sweep.row, and
     stream: the bytes that one rank moves, 0 for an all-reduce.
     """
-    largest, comm.trace.enabled = max(sizes) // 4, False
+    largest = max(sizes) // 4
     registered, shared, result = (comm.allocate(largest) for _ in range(3))
     own = [torch.zeros(largest) for _ in range(4)]
     for size in sizes:
         n = size // 4
         a, b, c, x = (tensor[:n] for tensor in own)
         runs = stream(comm, a, b, c) | all_reduces(comm, x, registered[:n], shared[:n], result[:n])
-        taken = timing.in_turns(comm, [*runs.values()], SAMPLES, SAMPLE_NS)
+        with on_own_core(comm):
+            taken = timing.in_turns(comm, [*runs.values()], SAMPLES, SAMPLE_NS)
         for name, times in zip(runs, taken, strict=True):
             if comm.rank == 0:
                 comm.report(**row(name, n, "float32", times, comm), stream=STREAM.get(name, 0) * size)
@@ -67,7 +85,6 @@ def write_again(comm: Any, nbytes: int, most: int, rest_s: float) -> None:
     The memory is a chunk, two, four ... `most` bytes, and each chunk of it is written in turn. Rank 0 reports a row for
     each and for both states: memory (bytes), read (whether rank 1 has read), write_us with p25_us and p75_us, read_us.
     """
-    comm.trace.enabled = False
     memory = comm.views(comm.allocate(most // 4))[0]
     own, kernel = torch.zeros(nbytes // 4), comm.core.instructions()[0]
     chunks = [*memory.split(nbytes // 4)]
@@ -76,7 +93,8 @@ def write_again(comm: Any, nbytes: int, most: int, rest_s: float) -> None:
     counts = [2**k for k in range(len(chunks).bit_length())]
     for count in counts:
         for read in (False, True):
-            times = np.array([turn(comm, writes[i % count], reads[i % count], read) for i in range(ROUNDS + count)])
+            with on_own_core(comm):
+                times = np.array([turn(comm, writes[i % count], reads[i % count], read) for i in range(ROUNDS + count)])
             written, loaded = np.asarray(comm.all_gather(times[count:]))[:2] / 1e3
             if comm.rank == 0:
                 median, p25, p75 = (float(value) for value in timing.quartiles(written))

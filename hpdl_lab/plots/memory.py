@@ -100,10 +100,15 @@ def draw_write_again(figure: Figure, rows: Rows, chunk: int, prediction: float |
         ax.plot([first[0]["memory"]], [guessed], "*", color=INK, markersize=12, zorder=5, clip_on=False)
     log_axis(ax, values, "s")
     label_ends(ax, ends)
+    both = zip(curves[False], curves[True], strict=False)
+    times = {read["memory"]: read["write_us"] / unread["write_us"] for unread, read in both}
     subtitle = ""
-    if first and curves[True]:
-        times = curves[True][0]["write_us"] / first[0]["write_us"]
-        subtitle = f"written again at once: {number_text(times)} times as long if the other core has read it"
+    if times:
+        most = max(times, key=lambda n: times[n])
+        subtitle = (
+            f"if the other core has read it: {number_text(next(iter(times.values())))} times as long when written "
+        )
+        subtitle += f"again at once, {number_text(times[most])} times in a buffer of {bytes_text(most)}"
     heading(figure, f"Time to write {bytes_text(chunk)} of a buffer", subtitle)
     guess = " Star: your guess." if prediction else ""
     note(figure, f"One core writes, then the other one reads or does not; never both at once.{guess}")

@@ -11,7 +11,6 @@
 # host does not wait for.
 
 # %%
-
 from hpdl_lab import lab
 
 lab.start(4)
@@ -26,8 +25,9 @@ lab.start(4)
 # a tensor has to do. In the best case rank r reads **one slice** of every rank's tensor, adds, and stores the sum of
 # that slice to every rank's tensor:
 #
-#     tensor of rank 0   | slice 0 | slice 1 |        rank 0 reads both slices 0 and stores to both
-#     tensor of rank 1   | slice 0 | slice 1 |        rank 1 does the same with the slices 1, at the same time
+#     tensor of rank 0   | slice 0 | slice 1 |
+#     tensor of rank 1   | slice 0 | slice 1 |
+#     owner                rank 0    rank 1       reads both, stores to both
 #
 # Every input is read once, every output is written once, and nothing moves fewer bytes: p ranks with n bytes each take
 # at least T = 2 p n / B, where B is the bandwidth of the memory. Everything else is a detour: a tensor that is copied
@@ -93,7 +93,10 @@ roof
 lab.measure(one_pass, ("64KiB", "1MiB", "8MiB"), ranks=2, against=("shm", "mpi"))
 
 # %% [markdown]
-# Where the bytes decide, Python is as fast as C++. What do you pay for in a short vector, and how often?
+# Both load and store each element of the tensors once. What else does yours move? Its `total` is memory, too, and a new
+# one for every addition: it is written, read again, and given back. In C++ the sum never leaves the registers. So the
+# bytes of *all* operands count, and fusing operations, as a compiler or a hand-written kernel does, saves more than any
+# faster addition would.
 
 # %% [markdown]
 # ## Measure: a buffer that is written again
@@ -120,7 +123,9 @@ again
 # they meet to the right? They do if the other core has dropped the lines meanwhile, because its cache is smaller than
 # the buffer; then a longer ring of buffers is a cure. If they stay apart, its cache holds the whole buffer, and no ring
 # helps. Then the cure is to read a tensor where it lies, or a store that asks for many lines at once: on processors
-# that have a fast one, `csrc/shm.cpp` stages with the instruction `rep movsb`.
+# that have a fast one, `csrc/shm.cpp` stages with the instruction `rep movsb`. And if what the
+# other core has read costs no more at the left, the two cores probably have a cache in common, and a small buffer is
+# the better one.
 #
 # On a virtual machine run the cell again after some minutes. The host decides whether your two cores have a cache in
 # common, and may change its mind.
