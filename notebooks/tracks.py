@@ -128,7 +128,8 @@ TABLE = """
     1 full day    13  Exercise 5.2
     1 full day     5  Measure: a buffer that is written again
     2 homework    18  Exercise 5.3
-    2 homework    20  Exercise 5.4
+    2 homework     4  Staging through the host
+    2 homework    16  Exercise 5.4
     2 homework    12  Exercise 5.5
     2 homework     5  Take it home
 06_data_parallel  Data parallelism

@@ -86,6 +86,12 @@ COMPLETED = {  # {exercise: what its last hint leaves open, in its order}
         "if t < 2 * WARP:\n    sums[t] += sums[t + 2 * WARP]\ncuda.syncthreads()",
         "cuda.shfl_down_sync(ALL_LANES, total, distance)",
     ],
+    "5.4": [
+        "for work in works[-2:]:\n    work.wait()",
+        "works[k].wait()\ndevice.copy_in(staged[k], piece).wait()",
+        "if k + 2 < len(pieces):\n    works.append(comm.irecv(staged[k + 2], src))",
+    ],
+    "5.5": ["stream.wait_event(comm_stream.record_event())"],
     "6.3": ["room = limit if buckets else first\nbuckets.append([])"],
     "6.4": ["len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0"],
     "6.6": ["for x, y in parts[-1:]:\n    loss_of(model, x, y).backward()"],

@@ -288,6 +288,9 @@ real
 # It chooses by size and by what the machine can: an adapter that reads a GPU behind another socket may be slower than
 # two copies, and then long vectors are still staged in blocks.
 
+# %%
+lab.start(4, where="local")
+
 # %% [markdown]
 # ## Exercise 5.5 ★★ The stream waits, the host does not
 #
@@ -312,7 +315,6 @@ import torch
 
 from hpdl_lab.kernels import streams
 
-lab.start(4, where="local")
 steps = lab.run(streams.step, torch.ones(2**18), all_reduce_on_stream)
 print(f"launched after {1e3 * steps[0].launched:.1f} ms, done after {1e3 * steps[0].done:.1f} ms")
 
