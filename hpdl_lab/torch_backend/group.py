@@ -70,9 +70,10 @@ class HpdlGroup(dist.ProcessGroup):
     # -- sums -------------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HpdlWork:
-        if name_of(opts) in moves.FOLDS:
-            return self._start(tensors, opts, moves.fold_each, tensors, name_of(opts))
-        require_sum("all_reduce", tensors, opts)
+        name = name_of(opts)  # once: after backward, whose data fills the caches, every line of Python takes long
+        if name in moves.FOLDS:
+            return self._start(tensors, opts, moves.fold_each, tensors, name)
+        require_sum("all_reduce", tensors, name)
         if len(tensors) == 1 and tensors[0].is_contiguous():
             return self._start(tensors, opts, moves.all_reduce, tensors[0].detach())
         return self._start(tensors, opts, moves.all_reduce_each, tensors)
@@ -81,19 +82,19 @@ class HpdlGroup(dist.ProcessGroup):
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> HpdlWork:
-        require_sum("reduce", tensors, opts)
+        require_sum("reduce", tensors, name_of(opts))
         return self._start(tensors, opts, moves.reduce, tensors[0], opts.rootRank)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> HpdlWork:
-        require_sum("reduce_scatter", outputs, opts)
+        require_sum("reduce_scatter", outputs, name_of(opts))
         return self._start(outputs, opts, moves.reduce_scatter, outputs[0], inputs[0])
 
     def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any = None) -> HpdlWork:
-        require_sum("reduce_scatter", [x], opts)
+        require_sum("reduce_scatter", [x], name_of(opts))
         return self._start([output], opts, moves.reduce_scatter, output, [x])
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        require_sum("reduce_scatter", inputs, opts)
+        require_sum("reduce_scatter", inputs, name_of(opts))
         return self._start(outputs, opts, moves.each(moves.reduce_scatter), outputs, [[x] for x in inputs])
 
     # -- copies -----------------------------------------------------------------------------------------------------
@@ -184,9 +185,8 @@ def name_of(opts: Any) -> str:
     return str(getattr(asked, "op", asked)).rpartition(".")[2]
 
 
-def require_sum(op: str, tensors: list[Tensor], opts: Any) -> None:
-    """Raise NotImplementedError, ValueError unless `tensors` are to be added, and can be."""
-    name = name_of(opts)
+def require_sum(op: str, tensors: list[Tensor], name: str) -> None:
+    """Raise NotImplementedError, ValueError unless `tensors` are to be added, as `name` of name_of says, and can be."""
     if name != "SUM":
         more = f", and {', '.join(moves.FOLDS)}" if op == "all_reduce" else ""
         remedy = "multiply first, and add" if name == "PREMUL_SUM" else USE_GLOO
