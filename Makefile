@@ -56,8 +56,8 @@ test-gpu: ## run what needs a GPU: wants nvcc, and a PYTHON whose torch has CUDA
 sanitize: $(INSTALLED_DEV) ## csrc/ under three sanitizers: 13,200 cases of bad input
 	@$(VENV)/bin/python tests/border/run.py --sanitize
 
-bench: $(INSTALLED) ## race this package's all-reduce against MPI and gloo
-	@$(VENV)/bin/hpdl bench all_reduce --ranks $(RANKS) --sizes $(SIZES) --against mpi,gloo
+bench: $(INSTALLED) ## race this package's all-reduce against MPI and gloo, in the cycle of a step
+	@$(VENV)/bin/hpdl bench all_reduce --cycle --ranks $(RANKS) --sizes $(SIZES) --against mpi,gloo
 
 lint: $(INSTALLED_DEV) ## check style and types: ruff, mypy, clang-format, shellcheck, hadolint
 	$(VENV)/bin/ruff check .

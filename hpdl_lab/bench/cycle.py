@@ -48,7 +48,7 @@ METHOD = (
     "tensor (consume). Shown is what the collective adds: the cycle less produce and consume alone. The slowest rank "
     "counts; all candidates take turns, {turns[0]} to {turns[1]} in each of {rounds} rounds, which start each library "
     "anew, one after the other. '<': a quarter of the turns or more added nothing that can be seen. Sizes are rounded "
-    "up to whole chunks."
+    "up to whole chunks. Ours and MPI's are called through the same thin binding."
 )
 STATE = "64 KiB that the other core has just written are read in {} us"
 
@@ -297,7 +297,7 @@ def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[
     if SHARED in who:
         z = comm.allocate(count)
         z_out = z if place == "in" else comm.allocate(count)
-        registered = own(comm, collective, z, z_out)
+        registered = bind("shared memory", comm, collective, z, z_out)
         add(SHARED, registered, z, z_out)
         if collective == "all_reduce" and LIGHT in who:
             add(LIGHT, collectives.speed_of_light(comm, z), z, z)
@@ -311,7 +311,7 @@ def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[
 
         add(COPIES, via_registered, x, out)
     if ANY in who:
-        add(ANY, own(comm, collective, x, out), x, out)
+        add(ANY, bind("shared memory", comm, collective, x, out), x, out)
     if RING in who and collective == "all_reduce":
         add(RING, lambda: comm.ring_all_reduce(x), x, x)
     if "mpi" in who:
@@ -324,13 +324,6 @@ def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[
         to = x if where == "in" else y
         add("gloo", bind("gloo", comm, collective, x, to), x, to, where, "gloo")
     return found
-
-
-def own(comm: Comm, collective: str, x: Tensor, out: Tensor) -> Callable[[], Any]:
-    """This package's own; all_reduce as everybody calls it."""
-    if collective == "all_reduce":
-        return lambda: comm.all_reduce(x)
-    return bind("shared memory", comm, collective, x, out)
 
 
 def cycle_of(comm: Comm, collective: str, candidate: Candidate, library: str = "") -> Cycle:
