@@ -291,8 +291,7 @@ ShmGroup::Steps ShmGroup::add_notes(Buffer x) {
 //
 // In shared memory, each rank loads one slice from all tensors, adds in registers, and stores to all tensors.
 //
-// Anywhere, chunks go through the inboxes. Two ranks copy a whole chunk for each other, and each adds all of it: one
-// barrier per chunk. Of more ranks, rank s adds slice s of a chunk, and three chunks are under way at once:
+// Anywhere, chunks go through the inboxes. Rank s adds slice s of a chunk, and three chunks are under way at once:
 //
 //     step k    copy chunk k to my inbox | add my slice of chunk k-1 to the outbox | copy chunk k-2 from the outbox
 ShmGroup::Steps ShmGroup::all_reduce(Buffer x) {
@@ -314,12 +313,12 @@ ShmGroup::Steps ShmGroup::all_reduce(Buffer x) {
         stage_for_sum(x, 0);
         co_await Barrier(*this);
     }
-    const int chunks = chunks_in(x), behind = size_ == 2 ? 1 : 2;
-    for (int k = 1; k < chunks + behind; k++) {
+    const int chunks = chunks_in(x);
+    for (int k = 1; k < chunks + 2; k++) {
         if (k > 1) co_await Barrier(*this);
         if (k < chunks) stage_for_sum(x, k);
         if (k <= chunks) add_staged(x, k - 1);
-        if (behind == 2 && k >= 2) collect_sums(x, k - 2);
+        if (k >= 2) collect_sums(x, k - 2);
     }
     chunks_ += chunks;
 }
@@ -337,7 +336,6 @@ void ShmGroup::add_shared(const Buffer& x, const Buffer& part) const {
 
 void ShmGroup::stage_for_sum(const Buffer& x, int k) const {
     const Buffer chunk = chunk_of(x, k);
-    if (size_ == 2) return copy(inbox(rank_, k), chunk);
     for (int s = 0; s < size_; s++) {
         const Buffer slice = slice_of(chunk, size_, s);
         if (s != rank_) copy(inbox(rank_, k) + (slice.data - chunk.data), slice);  // its own is read where it is
@@ -345,10 +343,10 @@ void ShmGroup::stage_for_sum(const Buffer& x, int k) const {
 }
 
 void ShmGroup::add_staged(const Buffer& x, int k) const {
-    const Buffer chunk = chunk_of(x, k), here = size_ == 2 ? chunk : slice_of(chunk, size_, rank_);
+    const Buffer chunk = chunk_of(x, k), here = slice_of(chunk, size_, rank_);
     const std::ptrdiff_t at = here.data - chunk.data;
     add_all([=, this](int r) { return r == rank_ ? here.data : inbox(r, k) + at; }, here);
-    if (size_ > 2) copy(outbox(k) + at, here);
+    copy(outbox(k) + at, here);
 }
 
 void ShmGroup::collect_sums(const Buffer& x, int k) const {
