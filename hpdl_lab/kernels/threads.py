@@ -103,11 +103,13 @@ class Array:
         at = index if isinstance(index, tuple) else (index,)
         if len(at) != self.ndim or not all(isinstance(i, int | np.integer) for i in at):
             raise TypeError(f"a thread takes one element at a time, {self.name}[i] with whole numbers, not {index!r}")
-        if not all(-n <= i < n for i, n in zip(at, self.shape, strict=True)):
-            element = f"{self.name}[{', '.join(map(str, at))}]{place_of(frame)}"
-            text = f"thread {thread.index} of block {thread.block} {VERBS[kind]} {element}"
-            raise KernelError("bounds", f"{text}, and there are {self.size:,} elements")
-        flat = int(np.ravel_multi_index([i % n for i, n in zip(at, self.shape, strict=True)], self.shape))
+        flat = 0
+        for i, n in zip(at, self.shape, strict=True):
+            if not -n <= i < n:
+                element = f"{self.name}[{', '.join(map(str, at))}]{place_of(frame)}"
+                text = f"thread {thread.index} of block {thread.block} {VERBS[kind]} {element}"
+                raise KernelError("bounds", f"{text}, and there are {self.size:,} elements")
+            flat = flat * n + int(i) % n
         place, fresh = place_of(frame), not self.written.flat[flat]
         nth = thread.times[place, kind]
         thread.times[place, kind] += 1
@@ -290,13 +292,16 @@ def released(threads: list[Thread]) -> list[Thread]:
 
     Raises:  KernelError if nobody may.
     """
-    waiting, free = [thread for thread in threads if not thread.body.dead], []
+    waiting, free, warps = [thread for thread in threads if not thread.body.dead], [], defaultdict(list)
     for thread in waiting:
         if thread.mask:
-            lanes = awaited(thread, threads)
-            if all(together(t, thread) for t in lanes):
-                thread.got = {t.index % WARP: t.value for t in lanes}
-                free.append(thread)
+            warps[thread.index // WARP, thread.place, thread.mask].append(thread)
+    for lanes in warps.values():
+        if len(lanes) == len(awaited(lanes[0], threads)):
+            values = {thread.index % WARP: thread.value for thread in lanes}
+            for thread in lanes:
+                thread.got = values
+            free += lanes
     if not free and waiting and all(together(thread, waiting[0]) for thread in threads):
         values, free = {thread.index: thread.value for thread in waiting}, waiting
         for thread in free:
@@ -371,13 +376,14 @@ def races(log: list[Access]) -> Iterator[tuple[Access, Access]]:
     for access in log:
         elements[id(access.array), access.element].append(access)
     for found in elements.values():
+        plain = [access for access in found if access.kind != "atomic"]
         for a in found:
             if a.kind != "read":
-                yield from ((a, b) for b in found if unordered(a, b))
+                yield from ((a, b) for b in (plain if a.kind == "atomic" else found) if unordered(a, b))
 
 
 def unordered(a: Access, b: Access) -> bool:
-    if a.kind == b.kind == "atomic" or (a.block, a.thread) == (b.block, b.thread):
+    if (a.block, a.thread) == (b.block, b.thread):
         return False
     return a.block != b.block or (a.phase == b.phase and (a.warp != b.warp or a.epoch == b.epoch))
 

@@ -177,7 +177,8 @@ lab.show(interleaved, prediction=my_turns)
 # Write one without conflicts, and with fewer barriers. You need three things. In `sums = cuda.shared.array(THREADS,
 # np.float32)` all threads of a block get the same array, in which nothing is written yet.
 # `cuda.shfl_down_sync(ALL_LANES, value, k)` is the `value` of the thread k lanes further on in the warp of `WARP`
-# threads; all of them have to call it. `cuda.atomic.add(out, 0, value)` adds to out[0].
+# threads; all of them have to call it. `cuda.atomic.add(out, 0, value)` adds to out[0]. Keep to numbers, loops and
+# `if`: for a GPU numba compiles little else.
 #
 # A race may give the right sum a thousand times. The check finds it nevertheless: it looks at who touches what between
 # two barriers, not at who came first.
