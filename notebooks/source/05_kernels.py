@@ -11,6 +11,8 @@
 # host does not wait for.
 
 # %%
+import torch
+
 from hpdl_lab import lab
 
 lab.start(4)
@@ -312,8 +314,6 @@ lab.start(4, where="local")
 # A step on four engines: two kernels of 20 ms with your all-reduce between them, and a third on another stream.
 
 # %%
-import torch
-
 from hpdl_lab.kernels import streams
 
 steps = lab.run(streams.step, torch.ones(2**18), all_reduce_on_stream)
