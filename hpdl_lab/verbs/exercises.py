@@ -237,7 +237,8 @@ def picture(exercise: Exercise, result: CheckResult) -> str:
     if not np.array_equal(got, expected):
         return drawn(graph.draw_traffic, got, expected, "Bytes from rank to rank", alt="who sent how much to whom")
     if result.failed in TIMES:
-        return drawn(timeline.draw, result.events, "Your messages, in virtual time", alt="who waited for whom")
+        title = TIMELINES.get(exercise.name, "Your messages, in virtual time")
+        return drawn(timeline.draw, result.events, title, alt="who waited for whom")
     return ""
 
 

@@ -224,7 +224,9 @@ costs[0]
 #
 #     copy out   block 0  block 1  block 2  block 3
 #     wire                block 0  block 1  block 2  block 3
-#     copy in                      block 0  block 1  block 2  block 3      k blocks: k + 2 block times
+#     copy in                      block 0  block 1  block 2  block 3
+#
+# k blocks take k + 2 block times.
 #
 # ## Predict
 #
@@ -255,8 +257,8 @@ lab.staging(pipelined_copy, network=Switch(alpha=2e-6, beta=1 / 12.5e9), predict
 
 # %% [markdown]
 # n/b · α + 2b/B is what depends on b; the derivative is 0 at b = √(n·α·B/2). There a block costs as much in α as it
-# costs the pipeline in filling and draining. Its right neighbor is twice as large and hardly slower: libraries choose
-# a fixed block and are right for most n.
+# costs the pipeline in filling and draining. Blocks twice as large add a quarter to what is
+# lost, which is little: one fixed block serves many n.
 #
 # That was for three stages that are equally fast. Let the copies be four times as fast: the wire never waits, only the
 # first copy out and the last copy in are seen, and B in the formula is the bandwidth of **the copies**, so the best
@@ -286,7 +288,7 @@ real
 # | blocking | `x.cpu()`, send, receive, `x.cuda()`: what a user of a plain MPI writes | three stages in a row |
 # | pipelined | the library stages blocks through its own pinned buffers | about one stage, and two blocks |
 # | GPUDirect RDMA | the adapter reads and writes GPU memory over PCIe; nothing is staged | the wire alone |
-# | CUDA-aware MPI | an interface: `MPI_Send` takes an address on the GPU, and the library chooses | the least |
+# | CUDA-aware MPI | an interface: `MPI_Send` takes an address on the GPU, and the library chooses | of what it chose |
 #
 # It chooses by size and by what the machine can: an adapter that reads a GPU behind another socket may be slower than
 # two copies, and then long vectors are still staged in blocks.

@@ -15,8 +15,9 @@ from ...comm import Results
 from ...comm.base import Comm
 from ...comm.network import Switch
 from ...kernels.streams import SHOWN, Stream, all_reduce_on_stream
+from ...trace import Event
 from ..checkers import engine_facts, in_all_cases, with_ranks
-from ..ranks import number
+from ..ranks import number, simulate
 from ..record import Broken, Exercise, Passed, Runner
 
 RANKS = (2, 3, 1, 4)
@@ -114,8 +115,12 @@ def check_on_stream(fn: Callable, runner: Runner = None) -> Passed:
         f"the host waits for nothing, and another stream is done after {number(run[0].ended)} s, those of its own work",
     ]
     facts += engine_facts(runner, check_sums, work, fn)
-    events = [e for e in run.events if e.rank == 0 and e.op in SHOWN]
-    return Passed(*facts, run=Results(run, events))
+    return Passed(*facts, run=Results(run, on_streams(run)))
+
+
+def on_streams(run: Results) -> list[Event]:
+    """What is drawn of a run: the streams of rank 0."""
+    return [e for e in run.events if e.rank == 0 and e.op in SHOWN]
 
 
 def check_sums(run: Results, where: str) -> None:
@@ -155,9 +160,13 @@ def check_host(run: Results, where: str) -> None:
     for r, left in enumerate(run):
         slow = max(left.host)
         if slow > 0:
-            raise Broken(f"""host: {where}, the sums are right, but your call took {number(slow)} s on rank {r}: the
+            best = simulate(len(run), work, all_reduce_on_stream, network=NETWORK, evidence=False)
+            text = f"""host: {where}, the sums are right, but your call took {number(slow)} s on rank {r}: the
                 host waited, and launched nothing meanwhile. wait_event makes a stream wait, synchronize and
-                wait() the host.""")
+                wait() the host."""
+            broken = Broken(text, events=on_streams(run), size=len(run))
+            broken.expected = on_streams(best)
+            raise broken
 
 
 EXERCISES = (Exercise("5.5", "an all-reduce for which a stream waits", all_reduce_on_stream, 2, check_on_stream),)
