@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 COPIES, RING = "via registered", "compiled ring"
 OURS = (LIGHT, SHARED, COPIES, ANY, RING)
-ALONE, PULL = "produce and consume", "pull"  # measured in turn with the candidates
+ALONE = "produce and consume"
 PULLED = 1 << 16  # bytes that the other core has just written: the machine's state
 APART = 1.4  # pulls that differ by more than this factor: two states
 TURNS = 3, 25  # at least, at most, for one size in one round
