@@ -169,21 +169,29 @@ def seen(found: Row) -> bool:
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """For each part: how many times faster than the fastest MPI, and how near to the speed of light."""
+    """For each part: how many times faster than the better form of each library, and how near to the speed of light."""
     lines = []
     for ours in (row for row in rows if row["name"] in (SHARED, ANY)):
         here = [row for row in rows if row["part"] == ours["part"]]
-        ratios, shares = [], []
-        for size, found in ((size, found) for size, found in ours["sizes"].items() if seen(found)):
-            others = [(row["sizes"][size]["time_us"], row) for row in here if size in row["sizes"]]
-            mpis = [(us, row["library"]) for us, row in others if row["library"] not in ("", "gloo")]
-            light = [us for us, row in others if row["name"] == LIGHT and us > 0 and ours["name"] == SHARED]
-            ratios += [f"{bytes_text(int(size))} {min(mpis)[0] / found['time_us']:.1f}x {min(mpis)[1]}"] if mpis else []
-            shares += [f"{bytes_text(int(size))} {us / found['time_us']:.0%}" for us in light]
         where = f"{ours['collective']}, pull {ours['pull_us'][0]:.1f} us, {ours['name']}"
-        lines += [f"{where}, against the fastest MPI: {', '.join(ratios)}"] if ratios else []
-        lines += [f"{where}, of the speed of light: {', '.join(shares)}"] if shares else []
+        for library in dict.fromkeys(row["library"] for row in here if row["library"]):
+            theirs = [row["sizes"] for row in here if row["library"] == library]
+            ratios = compared(ours["sizes"], theirs, "{:.1f}x")
+            lines += [f"{where}, against {library}: {ratios}"] if ratios else []
+        light = [row["sizes"] for row in here if row["name"] == LIGHT and ours["name"] == SHARED]
+        shares = compared(ours["sizes"], light, "{:.0%}")
+        lines += [f"{where}, of the speed of light: {shares}"] if shares else []
     return lines
+
+
+def compared(ours: Row, theirs: list[Row], form: str) -> str:
+    """For each size: the least time of `theirs` over ours, where both are seen."""
+    found = []
+    for size in sorted(ours, key=int):
+        times = [sizes[size]["time_us"] for sizes in theirs if size in sizes and seen(sizes[size])]
+        if times and seen(ours[size]):
+            found.append(f"{bytes_text(int(size))} {form.format(min(times) / ours[size]['time_us'])}")
+    return ", ".join(found)
 
 
 # -- on every rank -----------------------------------------------------------------------------------------------------
