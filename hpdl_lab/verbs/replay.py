@@ -54,6 +54,8 @@ def replay(name: str | None = None, over: Result | None = None) -> Picture | Not
     Raises:  LookupError for a name that there is not; ValueError for a broken file, or another result than it shows.
     """
     if name is None:
+        if over is not None:
+            raise ValueError("over= needs the name of a recording to draw: lab.replay() lists them")
         return listed([(name, recorded.load(name)) for name in recorded.names()])
     try:
         found = recorded.load(name)
