@@ -14,6 +14,7 @@ DEADLINE = 60.0  # s, that a rank may wait
 BUCKETS = (100_000, 20_000)  # bytes, as in lesson 06
 STEPS = 2  # of training in a timeline
 LINK = "1gbit"
+STAGING = "4 MiB from device to device in blocks of many sizes"
 SCALING = "scaling of a training step of lesson 06"
 
 
@@ -97,6 +98,22 @@ def scaling_emulated(device: str) -> Any:
         return lab.scaling(strategy=overlapped(), model="gpt", data="text", deadline=DEADLINE)
 
 
+def staging(device: str) -> Any:
+    """On a GPU copies are real; else they are emulated, as are the hosts."""
+    from .. import lab
+
+    where, link = ("emulated", LINK) if device == "cpu" else (None, None)
+    with own_engines(), lab.start(2, where=where, link=link, device=device):
+        return lab.staging(deadline=DEADLINE)
+
+
+def write_again(device: str) -> Any:
+    from .. import lab
+
+    with own_engines(), lab.start(2):
+        return lab.write_again(deadline=DEADLINE)
+
+
 def overlapped() -> Any:
     from ..parallel.data_parallel import DataParallelOverlapped
 
@@ -126,6 +143,9 @@ JOBS = {
     "overlap": Job(overlap, f"{STEPS} overlapped training steps of lesson 06 on 2 ranks"),
     "scaling": Job(scaling, f"{SCALING} to 2 ranks", ("cpu",)),
     "scaling_emulated": Job(scaling_emulated, f"{SCALING} to 4 emulated hosts with links of {LINK}", ("cpu",)),
+    "staging": Job(staging, f"{STAGING}: real copies", ("cuda",)),
+    "staging_emulated": Job(staging, f"{STAGING}: emulated copies, hosts with links of {LINK}", ("cpu",)),
+    "write_again": Job(write_again, "a store to what another core has read, and to what it has not", ("cpu",)),
     "ddp": Job(ddp, "a training step by PyTorch's DDP and by our strategies, on 2 ranks"),
     "ladder": Job(ladder, "the ladder of CUDA kernels that add a vector", ("cuda",)),
 }

@@ -76,32 +76,39 @@ def rate(row: Any, moved: dict[str, tuple[float, float]]) -> float:
 
 
 def draw_write_again(figure: Figure, rows: Rows, chunk: int, prediction: float | None = None) -> None:
-    """Fill `figure` from the rows of bench.memory.write_again; prediction: times as long for a chunk that was read."""
+    """Fill `figure` from the rows of bench.memory.write_again; those with "recorded" are drawn dashed.
+
+    prediction: times as long for a chunk that was read.
+    """
     ax = figure.subplots()
     figure.subplots_adjust(left=LEFT, right=0.76, bottom=0.2, top=0.785)
     size_axis(ax, [r["memory"] for r in rows] or [chunk, 64 * chunk])
     x_label(ax, f"length of the buffer, which is written in chunks of {bytes_text(chunk)} in turn")
-    curves = {read: [r for r in rows if r["read"] is read] for read in (False, True)}
+    curves: dict[tuple[bool, bool], Any] = {(read, old): [] for read in (False, True) for old in (False, True)}
+    for r in rows:
+        curves[r["read"], "recorded" in r].append(r)
     names = {False: "nobody has read it", True: "the other core has"}
     looks = {False: BLUE, True: VERMILION}
     values = [r[key] / 1e6 for r in rows for key in ("p25_us", "p75_us")]
     ends = []
-    for read, curve in curves.items():
+    for (read, recorded), curve in curves.items():
         if curve:
             at = [r["memory"] for r in curve]
-            ax.plot(at, [r["write_us"] / 1e6 for r in curve], "o-", color=looks[read])
+            look: dict[str, Any] = {"linestyle": DASHES, "markerfacecolor": "white"} if recorded else {}
+            ax.plot(at, [r["write_us"] / 1e6 for r in curve], marker="o", color=looks[read], **look)
             low, high = ([r[key] / 1e6 for r in curve] for key in ("p25_us", "p75_us"))
             ax.fill_between(at, low, high, color=looks[read], alpha=0.18, linewidth=0)
-            ends.append((curve[-1]["write_us"] / 1e6, names[read], looks[read], read))
-    first = curves[False][:1]
-    if prediction and first:
-        guessed = prediction * first[0]["write_us"] / 1e6
+            if not recorded or not curves[read, False]:
+                ends.append((curve[-1]["write_us"] / 1e6, names[read], looks[read], read))
+    unread, read = (curves[read, False] or curves[read, True] for read in (False, True))
+    if prediction and unread:
+        guessed = prediction * unread[0]["write_us"] / 1e6
         values.append(guessed)
-        ax.plot([first[0]["memory"]], [guessed], "*", color=INK, markersize=12, zorder=5, clip_on=False)
+        ax.plot([unread[0]["memory"]], [guessed], "*", color=INK, markersize=12, zorder=5, clip_on=False)
     log_axis(ax, values, "s")
     label_ends(ax, ends)
-    both = zip(curves[False], curves[True], strict=False)
-    times = {read["memory"]: read["write_us"] / unread["write_us"] for unread, read in both}
+    both = zip(unread, read, strict=False)
+    times = {again["memory"]: again["write_us"] / once["write_us"] for once, again in both}
     subtitle = ""
     if times:
         most = max(times, key=lambda n: times[n])

@@ -57,7 +57,7 @@ def draw(
     subtitle: str = "",
     foot: str = "",
 ) -> None:
-    """Fill `figure` from rows: dicts with block (bytes), seconds, p25, p75.
+    """Fill `figure` from rows: dicts with block (bytes), seconds, p25, p75; those with "recorded" are drawn dashed.
 
     Args:    curve, best: the model, and the block with its least time (bytes); times: of the stages with that block.
              wire: s of one message with all bytes, which needs no copies; prediction: bytes of the best block.
@@ -76,7 +76,10 @@ def draw(
         left.axvline(prediction, color=BLUE, linewidth=1.6, linestyle=DASHES, zorder=1)
         where = ("data", "axes fraction"), "offset points"
         left.annotate("your guess", (prediction, 1), (4, -10), *where, color=BLUE)
-    left.plot(blocks[: len(rows)], [row["seconds"] for row in rows], "o", color=BLUE, zorder=5)
+    for recorded in (True, False):
+        points = [(row["block"], row["seconds"]) for row in rows if ("recorded" in row) is recorded]
+        look = {"linestyle": DASHES, "markerfacecolor": "white"} if recorded else {"linestyle": ""}
+        left.plot([x for x, _ in points], [y for _, y in points], marker="o", color=BLUE, zorder=5, **look)
     for row in rows:
         left.plot([row["block"]] * 2, [row["p25"], row["p75"]], color=BLUE, linewidth=3, alpha=0.3)
     left.set_title("time for any block size")

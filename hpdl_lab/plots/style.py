@@ -192,9 +192,12 @@ def oversubscribed(rows: Rows) -> str:
 
 
 def stamp(figure: Figure, text: str) -> None:
-    """Say at the top right what was recorded, and where."""
+    """Say at the top right what was recorded, and where: beside the title, or a line lower where that is too long."""
     box = {"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": VERMILION, "linestyle": (0, (4, 2))}
-    figure.text(0.985, 0.965, text, fontsize=9, color=VERMILION, ha="right", va="top", bbox=box)
+    others = [other.get_window_extent() for other in figure.texts if other.get_text()]
+    mark = figure.text(0.985, 0.965, text, fontsize=9, color=VERMILION, ha="right", va="top", bbox=box)
+    if mark.get_window_extent().count_overlaps(others):
+        mark.set_y(0.895)
 
 
 def note(figure: Figure, text: str) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,35 +10,52 @@ from ..bench.launch import about
 from ..checks.result import Note
 from ..data import recorded
 from ..data.recorded import Recording, machine_of
+from ..kernels.staging import Costs
 from ..plots import measure as curves
 from ..plots import scaling as efficiency
 from ..plots import timeline as lanes
+from ..plots.memory import draw_write_again
+from ..plots.staging import draw as draw_staging
 from ..plots.style import HEIGHT, Figure, stamp
 from ..trace import Event
 from ..units import counted
 from .measure import MeasureResult
 from .result import Picture, Result, picture
+from .roofline import WriteAgainResult
 from .scaling import ScalingResult
+from .staging import StagingResult
 
 NO_GPU = "No GPU has been recorded yet: make test-gpu on a machine with one adds it."
 TIMES = {"name", "size", "ranks", "cores", "time_us", "p25_us", "p75_us", "busbw_GBps"}
+BLOCKS = {"block", "seconds", "p25", "p75"}
+WRITES = {"memory", "read", "write_us", "p25_us", "p75_us"}
 RATES = {"kind", "ranks", "cores", "rate", "p25", "p75", "speedup", "efficiency"}
 
 
 @dataclass(frozen=True)
 class Curves:
-    """A kind of recording that is drawn as curves. result: its class; verb: what returns one; keys: of every row."""
+    """A kind of recording that is drawn as curves.
+
+    result: its class; verb: what returns one; keys: of every row; fields: what JSON does not keep as it was, made anew.
+    """
 
     result: Any
     verb: str
     draw: Callable[..., None]
-    height: float
     keys: set[str]
+    height: float = HEIGHT
+    fields: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+
+
+def of_sizes(curves: dict[str, dict[str, float]]) -> dict[str, dict[int, float]]:
+    return {name: {int(n): t for n, t in times.items()} for name, times in curves.items()}
 
 
 CURVES = {
-    "measure": Curves(MeasureResult, "lab.measure", curves.draw, HEIGHT, TIMES),
-    "scaling": Curves(ScalingResult, "lab.scaling", efficiency.draw, efficiency.HEIGHT, RATES),
+    "measure": Curves(MeasureResult, "lab.measure", curves.draw, TIMES, fields={"simulated": of_sizes}),
+    "scaling": Curves(ScalingResult, "lab.scaling", efficiency.draw, RATES, efficiency.HEIGHT),
+    "staging": Curves(StagingResult, "lab.staging", draw_staging, BLOCKS, fields={"costs": lambda x: Costs(*x)}),
+    "write_again": Curves(WriteAgainResult, "lab.write_again", draw_write_again, WRITES),
 }
 
 
@@ -49,7 +66,8 @@ def replay(name: str | None = None, over: Result | None = None) -> Picture | Not
         lab.replay("race_emulated_amd_epyc_2_cores")               as lab.measure draws it
         lab.replay("race_emulated_amd_epyc_2_cores", over=race)    over your own curves, which stay as they are
 
-    Args:    name: of a recording; over: what lab.measure or lab.scaling has returned.
+    Args:    name: of a recording; over: what lab.measure, lab.scaling, lab.staging or
+             lab.write_again has returned.
     Returns: Picture, whose `data` is the result, with its rows, or the events; a Note of a table.
     Raises:  LookupError for a name that there is not; ValueError for a broken file, or another result than it shows.
     """
@@ -103,10 +121,8 @@ def restored(found: Recording) -> Any:
         if absent := kind.keys - set(row):
             raise ValueError(f"a row has no {', '.join(sorted(absent))}")
     fields = {key: found[key] for key in kind.result.__dataclass_fields__ if key != "figure"}
-    if "simulated" in fields and isinstance(fields["simulated"], dict):  # the keys of JSON are texts
-        fields["simulated"] = {
-            name: {int(n): t for n, t in times.items()} for name, times in fields["simulated"].items()
-        }
+    for key, made in kind.fields.items():
+        fields[key] = made(fields[key])
     return kind.result(**fields, figure=None)
 
 

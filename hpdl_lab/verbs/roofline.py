@@ -1,6 +1,6 @@
 """`lab.roofline`: what memory can do, and what all-reduces make of it; `lab.write_again`: a store that has to wait."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,10 @@ class WriteAgainResult(Result):
 
     rows: list[dict[str, Any]]
     figure: Any = field(repr=False)
+
+    def drawing(self, more: Iterable[dict[str, Any]] = ()) -> tuple[Any, ...]:
+        """The arguments of plots.memory.draw_write_again that show it, with `more` rows."""
+        return [*self.rows, *more], CHUNK
 
     def slowdown(self, memory: int) -> float:
         """Times as long to write a chunk that the other core has read, as one that it has not; memory: bytes."""

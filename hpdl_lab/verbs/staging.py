@@ -29,13 +29,23 @@ class StagingResult(Result):
     """rows: {block (bytes), seconds (median), p25, p75} of each size; costs: kernels.staging.Costs, measured alone.
 
     best: bytes of the fastest block that was measured; modelled: of the best one on paper.
+    real: whether copies are those of a GPU.
     """
 
     where: str
     nbytes: int
     rows: list[dict[str, Any]]
     costs: kernel.Costs
+    real: bool
     figure: Any = field(repr=False)
+
+    def drawing(self, more: Iterable[dict[str, Any]] = (), guess: int | None = None, foot: str = "") -> tuple[Any, ...]:
+        """The arguments of plots.staging.draw that show it, with `more` rows."""
+        costs, size, best = self.costs, self.nbytes, self.modelled
+        title = title_of(size, self.where)
+        curve, times = partial(curve_of, costs, size), kernel.stages(costs, size, max(4, round(best)))
+        rows = [*self.rows, *more]
+        return rows, curve, best, times, costs.wire(size), guess, title, sentence(costs, self.real), foot
 
     @property
     def best(self) -> int:
@@ -94,16 +104,11 @@ def staging(
     found: list[kernel.Costs] = []
     real = where.device != "cpu"
     plot = live.Live(draw, alt="time against block size")
-    title = f"{bytes_text(size)} from device to device through two hosts, {where}"
 
     def state() -> tuple[Any, ...]:
         if not found:
-            return (rows, None, 0.0, (), 0.0, guess, title)
-        costs = found[0]
-        best = kernel.best_block(costs, size)
-        times = kernel.stages(costs, size, max(4, round(best)))
-        curve = partial(curve_of, costs, size)
-        return rows, curve, best, times, costs.wire(size), guess, title, sentence(costs, real), where.remark
+            return (rows, None, 0.0, (), 0.0, guess, title_of(size, where))
+        return StagingResult(str(where), size, rows, found[0], real, None).drawing((), guess, where.remark)
 
     def on_row(row: dict[str, Any]) -> None:
         if "wire" in row:
@@ -119,7 +124,11 @@ def staging(
         if not row["correct"]:
             block = bytes_text(row["block"])
             raise WrongAnswer(f"with blocks of {block} rank 1 has not got what rank 0 had; lab.check says why")
-    return StagingResult(str(where), size, rows, found[0], plot.finish(*state()))
+    return StagingResult(str(where), size, rows, found[0], real, plot.finish(*state()))
+
+
+def title_of(nbytes: int, where: Any) -> str:
+    return f"{bytes_text(nbytes)} from device to device through two hosts, {where}"
 
 
 def curve_of(costs: kernel.Costs, nbytes: int, blocks: np.ndarray) -> list[float]:
