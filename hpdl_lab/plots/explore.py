@@ -272,6 +272,43 @@ def buckets(
     x_label(right, "bucket size")
 
 
+def memory_bytes(
+    figure: Figure,
+    moved: dict[str, tuple[float, float]],
+    counts: Sequence[int],
+    curves: dict[str, list[float]],
+    linked: list[float],
+    ranks: int,
+) -> None:
+    """What all-reduces read and write, and their least time on more and more ranks that share a memory.
+
+    Args:    moved: {name: (read, written)} per byte of a tensor, on each rank; curves: {name: s for each of counts}.
+             linked: s of a ring over links for each of counts; ranks: one of counts.
+    """
+    left, right = panels(figure, ("moved by a rank, per byte", "least time"), width_ratios=(1, 1.15))
+    figure.subplots_adjust(left=0.15, right=0.83, wspace=0.24)
+    rows_only(left, len(moved), list(moved))
+    read, written = (np.array(column) for column in zip(*moved.values(), strict=True))
+    left.barh(range(len(moved)), read, height=0.6, color=BLUE)
+    left.barh(range(len(moved)), written, left=read, height=0.6, color=ORANGE)
+    left.set_xlim(0, 11)
+    legend(figure, [(BLUE, "read"), (ORANGE, "written")], 0.15, 0.945)
+    right.set_xscale("log", base=2)
+    right.set_xlim(counts[0], counts[-1])
+    right.xaxis.set_major_locator(FixedLocator(counts))
+    right.xaxis.set_major_formatter(FuncFormatter(lambda p, _: f"{p:g}"))
+    right.xaxis.set_minor_locator(NullLocator())
+    log_axis(right, [*linked, *(value for curve in curves.values() for value in curve)], "s")
+    ends = [(linked[-1], "ring, links", GRAY, False)]
+    right.plot(counts, linked, color=GRAY, linestyle=DOTS)
+    for (name, curve), color in zip(curves.items(), (BLUE, VERMILION, ORANGE, PURPLE), strict=True):
+        right.plot(counts, curve, color=color)
+        right.plot([ranks], [curve[counts.index(ranks)]], "o", color=color, clip_on=False, zorder=5)
+        ends.append((curve[-1], name, color, False))
+    label_ends(right, ends)
+    x_label(right, "ranks")
+
+
 def tensor(
     figure: Figure, counts: Sequence[int], times: np.ndarray, tp: int, node: int, links: tuple[str, str], title: str
 ) -> None:

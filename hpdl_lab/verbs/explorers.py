@@ -14,6 +14,7 @@ import numpy as np
 
 from .. import schedules
 from ..collectives import cost, table
+from ..collectives.memory import ALGORITHMS, bytes_moved
 from ..comm.network import Islands
 from ..comm.network.presets import interconnect
 from ..data import diabetes
@@ -212,6 +213,23 @@ def segments(ranks: int, size: int, segments: int, alpha: float, bandwidth: floa
     text += f"{seconds_text(alpha + beta * size)}."
     args = ranks, segments, took, counts, times, best, least
     return drawn(drawing.segments, *args, text=text, height=drawing.HEIGHT)
+
+
+# -- 05: bytes in memory ----------------------------------------------------------------------------------------------
+
+ON_A_NODE = doublings(2, 128)
+
+
+def memory_bytes(ranks: int, size: int, memory: float, link: float) -> Picture:
+    """What exercise 5.1 counts, over the bandwidth of the memory, which all ranks share; a link is each rank's own."""
+    moved = {name: bytes_moved(name, ranks, 1) for name in ALGORITHMS}
+    curves = {name: [p * size * sum(bytes_moved(name, p, 1)) / memory / 1e9 for p in ON_A_NODE] for name in ALGORITHMS}
+    linked = [cost.all_reduce(p, size).nbytes / link / 1e9 for p in ON_A_NODE]
+    at = ON_A_NODE.index(ranks)
+    took = {name: seconds_text(curve[at]) for name, curve in curves.items()}
+    text = f"{counted(ranks, 'rank')}, {bytes_text(size)} each, at least: " + "; ".join(map(": ".join, took.items()))
+    text += f"; ring over links of {number_text(link)} GB/s: {seconds_text(linked[at])}."
+    return drawn(drawing.memory_bytes, moved, ON_A_NODE, curves, linked, ranks, text=text, height=drawing.HEIGHT)
 
 
 # -- 05: blocks of a vector that goes through the hosts ---------------------------------------------------------------
@@ -435,6 +453,15 @@ EXPLORERS: dict[str, Explorer] = {
             "bandwidth": BANDWIDTH._replace(start=50.0),
         },
         algorithms,
+    ),
+    "bytes": (
+        {
+            "ranks": Control(ON_A_NODE, 2),
+            "size": Control(doublings(2**20, 2**30), 2**24, bytes_text),
+            "memory": BANDWIDTH._replace(values=logarithmic(10, 5000), start=100.0),
+            "link": BANDWIDTH._replace(start=20.0),
+        },
+        memory_bytes,
     ),
     "segments": (
         {

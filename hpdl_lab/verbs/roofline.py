@@ -24,7 +24,7 @@ TOO_FAST = 1.05  # times as fast as the memory: that is a fault of the measureme
 
 def here(verb: str, ranks: int | None) -> Place:
     """At most one rank for each core, on engines of one machine. Raises ValueError elsewhere."""
-    where = place(min(place().ranks, cores()) if ranks is None else ranks)
+    where = place(min(place().ranks, max(2, cores())) if ranks is None else ranks)
     if where.simulated or where.link or where.device != "cpu" or where.ranks < 2:
         got = f"{where} with 1 rank" if where.ranks < 2 else f"{where}, {where.device}"
         raise ValueError(f"lab.{verb} measures memory that two engines on CPUs share, and here are {got}: lab.start(2)")

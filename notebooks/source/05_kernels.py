@@ -73,6 +73,12 @@ roof
 # last measurement of part one finds out what.
 #
 # Which ring is this MPI's, that with one copy of each message or that with two?
+#
+# The memory belongs to all ranks, so the time of one pass grows with their number. A ring over links that each rank has
+# for itself takes hardly longer on more ranks. From how many ranks on is it faster?
+
+# %%
+lab.explore("bytes")
 
 # %% [markdown]
 # ## Exercise 5.2 ★★ One pass over shared memory
