@@ -1,6 +1,8 @@
-"""An interrupt never cuts an import of torch short: a second import would crash the engine."""
+"""An interrupt never cuts an import of torch short: a second import would crash the engine. Tasks go before it."""
 
+import itertools
 import signal
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -69,3 +71,46 @@ def test_what_has_ended_meanwhile_is_left_alone_and_so_is_the_next_task(server, 
     server.current = ("kernel", "run 8")
     later()
     assert server.sent == []
+
+
+# -- torch in the background ------------------------------------------------------------------------------------------
+
+
+def test_the_compiled_part_is_that_of_the_torch_that_is_imported_next():
+    code = (
+        "from hpdl_lab.engines import engine; engine.load_compiled_torch(); maps = open('/proc/self/maps').read()\n"
+        "import torch; print('libtorch_python' in maps, 'libtorch_cpu' in maps, torch.ones(3).sum().item())\n"
+        "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'libtorch_cpu' in line}, sep='|')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    said, libraries = done.stdout.splitlines()
+    assert said == "True True 3.0" and "|" not in libraries
+
+
+ENGINE = """
+import sys, time, types
+from hpdl_lab.engines import engine
+
+def load():
+    print(time.monotonic())
+    time.sleep(0.05)
+    print(time.monotonic())
+
+wait = lambda: print("ready", flush=True) or sys.stdin.readline()
+server = types.SimpleNamespace(rank=int(sys.argv[2]), connected=types.SimpleNamespace(wait=wait), submit=print)
+sys.modules["torch"], engine.cores, engine.load_compiled_torch = types.ModuleType("torch"), lambda: 2, load
+engine.import_torch(server, sys.argv[1])
+"""
+
+
+def test_half_of_the_cores_import_it_at_a_time(tmp_path):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    engines = [subprocess.Popen([sys.executable, "-c", ENGINE, str(tmp_path), str(r)], **pipes) for r in range(3)]
+    assert [engine.stdout.readline() for engine in engines] == ["ready\n"] * 3
+    for engine in engines:
+        engine.stdin.write("\n")
+        engine.stdin.flush()
+    said = [engine.communicate(timeout=30)[0].split(maxsplit=2) for engine in engines]
+    times = sorted((float(begin), float(end)) for begin, end, _ in said)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
+    assert all("keep_for_good" in job for *_, job in said)

@@ -6,8 +6,11 @@ can be interrupted: a message, or a kernel that has gone, becomes SIGINT there, 
 %px, whose imports take three times as long as all others here: once one does, the engine goes on in px_processes.py.
 """
 
+import ctypes
+import fcntl
 import functools
 import gc
+import importlib.util
 import os
 import queue
 import selectors
@@ -23,6 +26,7 @@ import numpy  # noqa: F401  before this package, after which its own import take
 from ..comm.errors import CommError
 from ..comm.hosts import HOST, machine_id
 from ..comm.mpi.session import session_of_this_process
+from ..features import cores
 from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
 from ..trace import now_ns
@@ -65,7 +69,7 @@ class Server:
         self.session = session
         self.rank = rank
         self.path = path
-        self.answered = threading.Event()  # set when a first kernel has been answered
+        self.connected = threading.Event()  # set when a first kernel has connected
         self.current: tuple[KernelConnection, int] | None = None  # (kernel, run) of the task in the main thread
         self.interruptible = False
         self._supervisor = os.pidfd_open(supervisor_pid)
@@ -133,6 +137,7 @@ class Server:
         kernel = KernelConnection(listener.accept()[0])
         kernel.send(client.HELLO, describe(self.rank))
         self._selector.register(kernel.socket, selectors.EVENT_READ, lambda: self._receive(kernel))
+        self.connected.set()
 
     def _receive(self, kernel: KernelConnection) -> None:
         try:
@@ -202,7 +207,6 @@ class Server:
             self._cancelled.discard(key)
             self._leave(task["run"])
         kernel.send(client.DONE, outcome | {"state": self._state()})
-        self.answered.set()
 
     def _leave(self, run: int) -> None:
         """Close what task `run` has left open, because an interrupt struck amid its start or its end."""
@@ -267,7 +271,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, server.on_sigint)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if os.environ.get("HPDL_TORCH") != "later":
-        threading.Thread(target=import_torch, args=(server,), daemon=True).start()
+        threading.Thread(target=import_torch, args=(server, path), daemon=True).start()
     server.listen()
     server.work()
     from . import px_processes
@@ -275,20 +279,34 @@ def main() -> None:
     px_processes.serve_engine(server, session_dir.connection_file(path, "engine"))
 
 
-def import_torch(server: Server) -> None:
-    """Import torch once a first kernel has been answered, while the attendee reads; who needs it now waits for it.
+def import_torch(server: Server, path: str) -> None:
+    """Import torch once a first kernel has connected, while the attendee reads; a task that needs it does not wait.
 
-    With HPDL_TORCH=later in the environment nobody does: engines that live for seconds have no use for it.
+    On half of the cores at a time: the others are for tasks, which then take 10 ms more meanwhile, and not 80. With
+    HPDL_TORCH=later in the environment nobody does: engines that live for seconds have no use for it.
     """
-    server.answered.wait()
-    gc.disable()  # it would go over all that is imported, again and again: a fifth of the time
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        pass  # an exercise that needs it says so itself
-    finally:
-        gc.enable()
+    server.connected.wait()
+    with open(session_dir.torch_lock(path), "w", opener=session_dir.readable_by_me) as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX, 1, server.rank % max(1, cores() // 2))
+        gc.disable()  # it would go over all that is imported, again and again: a fifth of the time
+        try:
+            load_compiled_torch()
+            import torch  # noqa: F401
+        except ImportError:
+            pass  # an exercise that needs it says so itself
+        finally:
+            gc.enable()
     server.submit(keep_for_good)
+
+
+def load_compiled_torch() -> None:
+    """Load torch's compiled part while Python goes on: the import would hold Python's lock for 0.2 s of a core."""
+    if (torch := importlib.util.find_spec("torch")) is None or not torch.submodule_search_locations:
+        return
+    library = os.path.join(torch.submodule_search_locations[0], "lib", "libtorch_python.so")
+    dlopen = ctypes.CDLL(None).dlopen  # ctypes.CDLL(library) would hold the lock as well
+    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    dlopen(os.fsencode(library), os.RTLD_NOW)  # if it fails, the import says why
 
 
 def keep_for_good() -> None:

@@ -193,6 +193,11 @@ def engine_socket(path: str, rank: int) -> str:
     return os.path.join(path, f"rank-{rank}.sock")
 
 
+def torch_lock(path: str) -> str:
+    """Path of the file of which each engine locks a byte while it imports torch in the background."""
+    return os.path.join(path, "torch.lock")
+
+
 def relay_socket(path: str) -> str:
     """Path of the socket on which the relay to engines on other machines takes orders (slurm.py)."""
     return os.path.join(path, "relay.sock")
