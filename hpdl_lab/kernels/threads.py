@@ -102,7 +102,8 @@ class Array:
             self.name = next((name for name, value in frame.f_locals.items() if value is self), "shared")
         at = index if isinstance(index, tuple) else (index,)
         if len(at) != self.ndim or not all(isinstance(i, int | np.integer) for i in at):
-            raise TypeError(f"a thread takes one element at a time, {self.name}[i] with whole numbers, not {index!r}")
+            one = f"{self.name}[{', '.join('ijkl'[: self.ndim])}]"
+            raise TypeError(f"a thread takes one element at a time, {one} with whole numbers, not [{index!r}]")
         flat = 0
         for i, n in zip(at, self.shape, strict=True):
             if not -n <= i < n:
@@ -157,6 +158,10 @@ class Cuda(FakeCUDAModule):
     def __init__(self, launch: Launch) -> None:
         super().__init__((launch.blocks, 1, 1), (launch.threads, 1, 1), 0)
         self._launch = launch
+
+    def __getattr__(self, name: str) -> Any:
+        known = hasattr(numba_cuda, name)
+        raise AttributeError(f"cuda.{name} is not simulated here" if known else f"numba's cuda has no {name}")
 
     @property
     def atomic(self) -> Any:
@@ -355,7 +360,7 @@ def recording(launch: Launch, value: Any, name: str) -> Any:
 
 
 def with_cuda(kernel: Callable, cuda: Any) -> Callable:
-    """`kernel` and the functions beside it that it may call, jitted or not, with another module for numba's `cuda`."""
+    """`kernel` and the functions of its module, jitted or not, with another module for numba's `cuda`."""
     kernel = getattr(kernel, "py_func", kernel)
     scope = kernel.__globals__ | {"cuda": cuda}
     for name, value in kernel.__globals__.items():

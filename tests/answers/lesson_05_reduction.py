@@ -75,6 +75,25 @@ def in_step(x, out):
         cuda.atomic.add(out, 0, sums[0])
 
 
+def block_by_block(x, out):
+    """Every block takes a part of x as it lies there; its warps leave their sums in columns."""
+    sums = cuda.shared.array((4, 2), np.float32)
+    t, lane = cuda.threadIdx.x, cuda.laneid
+    each = (x.size + cuda.gridDim.x - 1) // cuda.gridDim.x
+    total = np.float32(0)
+    for i in range(cuda.blockIdx.x * each + t, min(x.size, (cuda.blockIdx.x + 1) * each), THREADS):
+        total += x[i]
+    for bit in range(5):
+        total += cuda.shfl_xor_sync(ALL_LANES, total, 1 << bit)
+    if lane == 0:
+        sums[t // WARP, 1] = total
+    cuda.syncthreads()
+    if t == 0:
+        for warp in range(1, THREADS // WARP):
+            total += sums[warp, 1]
+        cuda.atomic.add(out, 0, total)
+
+
 WRONG = {
     "5.3": """
 race: with no barrier between them
@@ -131,6 +150,17 @@ coalesced: The warp
     -     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
     +     each = (x.size + cuda.gridsize(1) - 1) // cuda.gridsize(1)
     +     for i in range(cuda.grid(1) * each, min(x.size, (cuda.grid(1) + 1) * each)):
+work: thread 0 of block 0 reads 1,000 elements, where 3 for each of the 384 threads
+    if cuda.grid(1) == 0:
+        for i in range(x.size):
+            out[0] += x[i]
+work: thread 0 of block 0 reads 384 elements
+    if cuda.threadIdx.x == 0:
+        total = np.float32(0)
+        for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+            for k in range(i, min(i + THREADS, x.size)):
+                total += x[k]
+        cuda.atomic.add(out, 0, total)
 sum: follow the partial sum of lane 16 of warp 0
     (16, 8, 4, 2, 1) => (8, 4, 2, 1)
 sum: follow the partial sum of lane 1 of warp 0
@@ -155,7 +185,7 @@ returns: thread 32 of block 0 returns
     -     if t == 0:
     -         cuda.atomic.add(out, 0, total)
     +     return total
-raises: has no attribute 'syncthread'
+raises: numba's cuda has no syncthread (
     -     if t < 2 * WARP:
     -         sums[t] += sums[t + 2 * WARP]
     -     cuda.syncthreads()
@@ -165,4 +195,4 @@ timeout: Is there a loop that never ends?
         pass
 """,
 }
-RIGHT = {"5.3": (warps_first, jitted, in_step)}
+RIGHT = {"5.3": (warps_first, jitted, in_step, block_by_block)}

@@ -17,7 +17,7 @@ from ..ranks import alone, capital, number
 from ..record import Broken, Exercise, Passed
 
 if TYPE_CHECKING:
-    from ...kernels.threads import Launch
+    from ...kernels.threads import Access, Launch
 
 CASES = ((3, 1000), (4, 4096), (2, 100), (1, 1), (2, 0))  # (blocks, elements)
 MOST_BARRIERS = 3
@@ -71,7 +71,7 @@ def check_gpu_sum(fn: Callable) -> Passed:
     return Passed(
         f"the sum of up to 4,096 elements, none left over, in {len(CASES)} launches",
         f"4 blocks, 4,096 elements: {costs['atomics']} atomics where the naive kernel has 4,096, "
-        f"{counted(costs['barriers'], 'barrier')}, {costs['sectors']} sectors of 32 bytes read, the fewest possible",
+        f"{counted(costs['barriers'], 'barrier')}, {costs['sectors']} sectors of 32 bytes read: 512 hold x",
         f"{len(done.log):,} accesses looked at: 0 races, 0 bank conflicts",
         on_this_gpu(fn),
     )
@@ -127,13 +127,22 @@ def check_reads(done: Launch, n: int, where: str) -> None:
         a, b = [access for access in reads if access.element == twice][:2]
         raise Broken(f"""twice: {where}, x[{twice}] is read {times[twice]} times, first by thread {a.thread} of block
             {a.block}, then by thread {b.thread} of block {b.block}: memory is what a sum waits for.""")
+    (who, most), fair = max_of(reads), -(-n // (done.blocks * done.threads))
+    if most > 2 * fair:
+        raise Broken(f"""work: {where}, thread {who[1]} of block {who[0]} reads {most:,} elements, where {fair:,} for
+            each of the {done.blocks * done.threads:,} threads are enough: the others wait for it, or do nothing.""")
     for accesses in threads.by_warps(reads, shared=False):
         least = -(-len(accesses) * threads.WORD // threads.SECTOR)
-        if threads.sectors(accesses) > least:
+        if threads.sectors(accesses) > least + 1:  # one more where the first is not that of a sector
             a, b = accesses[:2]
             raise Broken(f"""coalesced: {where}, in one instruction {a} and thread {b.thread} x[{b.element}]. The warp
                 fetches {threads.sectors(accesses)} sectors of {threads.SECTOR} bytes for {len(accesses)} elements;
                 neighbors that read neighbors fetch {least}.""")
+
+
+def max_of(reads: list[Access]) -> tuple[tuple[int, int], int]:
+    """((block, thread) that reads most, how many elements)."""
+    return max(Counter((a.block, a.thread) for a in reads).items(), key=lambda item: item[1], default=((0, 0), 0))
 
 
 def why_sum(fn: Callable, done: Launch, n: int, text: str) -> Broken:
