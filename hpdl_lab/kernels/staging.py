@@ -23,7 +23,7 @@ from ..predict.graph import Graph, Need
 if TYPE_CHECKING:
     from torch import Tensor
 
-STALE = -555.0  # what a pinned buffer holds before its first use: as anything, it is not zeroed
+STALE = -555.0  # what a pinned buffer of a simulated rank holds before its first use
 BUFFERS = 2
 PROBES = 8  # times as many samples of what is short, and varies the most
 
@@ -92,7 +92,9 @@ class EmulatedDevice(Device):
         import torch
 
         self.pinned_count += n
-        self._pinned.append(torch.full((n,), STALE).to(dtype))
+        self._pinned.append(torch.empty(n, dtype=dtype))
+        if self.out.simulated:  # real memory holds anything, and to fill it takes time
+            self._pinned[-1].fill_(STALE)
         return self._pinned[-1]
 
     def copy_out(self, x: OnDevice, host: Tensor) -> Work:

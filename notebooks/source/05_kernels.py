@@ -286,6 +286,11 @@ real = lab.staging(pipelined_copy, prediction=my_block)
 real
 
 # %% [markdown]
+# Where do points leave the line? α is that of a message of 4 bytes, and a block goes by the rendezvous protocol of 03.
+# There is one more wait that the model does not know: MPI advances a message only while somebody calls MPI. If rank 0
+# did nothing but wait for its copy, the send before it would stand still, and nothing would overlap. So a library polls
+# copies and messages in one loop, and `wait()` does that here.
+#
 # On engines with GPUs, `lab.start(2, device="cuda")`, the same call measures real copies: two CUDA streams and
 # pinned memory. Four ways that are often taken for one:
 #
