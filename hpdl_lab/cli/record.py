@@ -29,7 +29,7 @@ class Job(NamedTuple):
 def add(commands: Any) -> None:
     command = commands.add_parser("record", help="measure this machine for lab.replay on others")
     command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: what a GPU does (cpu)")
-    command.add_argument("--only", type=names, default=tuple(JOBS), metavar="JOBS", help=f"of {', '.join(JOBS)}")
+    command.add_argument("--only", type=names, metavar="JOBS", help=f"of {', '.join(JOBS)}")
     command.add_argument("--folder", type=folder, help="write there; by default where lab.replay looks")
     command.set_defaults(command=record_all)
 
@@ -39,15 +39,14 @@ def record_all(arguments: argparse.Namespace) -> int:
     from ..features import gpu
     from ..verbs.replay import record
 
-    if unknown := [name for name in arguments.only if name not in JOBS]:
-        raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(JOBS)}")
+    known = [name for name, job in JOBS.items() if arguments.device in job.devices]
+    if unknown := [name for name in arguments.only or () if name not in known]:
+        raise ValueError(f"unknown on {arguments.device}: {', '.join(unknown)}; known: {', '.join(known)}")
     if arguments.device == "cuda":
         gpu.require()
     where, failed = arguments.folder and Path(arguments.folder), 0
-    for name in arguments.only:
+    for name in arguments.only or known:
         job = JOBS[name]
-        if arguments.device not in job.devices:
-            continue
         try:
             print("recorded:", record(job.run(arguments.device), name, job.what, arguments.device, where), flush=True)
         except (ImportError, OSError, RuntimeError, ValueError) as error:  # the others are worth having without it

@@ -137,6 +137,11 @@ again
 #
 # On a virtual machine run the cell again after some minutes. The host decides whether your two cores have a cache in
 # common, and may change its mind.
+#
+# Dashed over your curves: another machine. Do its curves meet where yours do, and whose cache is larger?
+
+# %%
+lab.replay("write_again_amd_epyc_2_cores", over=again)
 
 # %% [markdown]
 # # Part two: the GPU
@@ -291,6 +296,12 @@ real
 # did nothing but wait for its copy, the send before it would stand still, and nothing would overlap. So a library polls
 # copies and messages in one loop, and `wait()` does that here.
 #
+# Dashed: such a link as another machine played it, with the library's copies. Where is its best block, and where yours?
+
+# %%
+lab.replay("staging_emulated_amd_epyc_2_cores", over=real)
+
+# %% [markdown]
 # On engines with GPUs, `lab.start(2, device="cuda")`, the same call measures real copies: two CUDA streams and
 # pinned memory. Four ways that are often taken for one:
 #
