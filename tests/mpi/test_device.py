@@ -160,6 +160,7 @@ def test_a_step_as_it_is_recorded_on_gpus(run, ranks, monkeypatch):
     from hpdl_lab.bench import ddp
 
     monkeypatch.setattr(ddp, "nccl_group", lambda comm: dist.new_group(backend="gloo"))
+    monkeypatch.setattr(ddp, "puller", lambda comm: None)  # as on GPUs
     rows = []
     comm = run(deadline=30.0, make=MpiGroups(ranks, "cpu", stand_in, cuda=False).comm, on_row=rows.append)
     ddp.on_ranks(comm, "tiny", 6, 2)
