@@ -91,7 +91,7 @@ void copy(char* to, const Buffer& from) {
 }
 
 void copy(const Buffer& to, const char* from) {
-    if (to.count > 0) std::memcpy(to.data, from, to.nbytes());
+    if (to.count > 0 && to.data != from) std::memcpy(to.data, from, to.nbytes());
 }
 
 }  // namespace
@@ -368,7 +368,9 @@ Parts all_reduce_in_memory(ShmGroup& group, const Buffer& x) {
 
 // -- the other collectives -------------------------------------------------------------------------------------------
 
-// Chunk k is staged in step k, and used in step k+1.
+// Chunk k is staged in step k, and used in step k+1. Tensors in shared memory are staged, too: others could read them
+// where they are, but their owner's next stores would wait for those, and a step in which 1 MiB is produced, broadcast
+// and consumed took 3.7 times as long.
 template <typename Stage, typename Use>
 ShmGroup::Steps ShmGroup::in_chunks(int chunks, Stage stage, Use use) {
     stage(0);
@@ -406,7 +408,8 @@ void ShmGroup::gather(const Call& call, const Buffer& x, const Buffer& out, bool
     start(call, x);
     const auto stage = [=, this](int k) { copy(inbox(rank_, k), chunk_of(x, k)); };
     const auto use = [=, this](int k) {
-        for (int r = 0; receives && r < size_; r++) copy(chunk_of(row_of(out, size_, r), k), inbox(r, k));
+        for (int r = 0; receives && r < size_; r++)
+            copy(chunk_of(row_of(out, size_, r), k), r == rank_ ? chunk_of(x, k).data : inbox(r, k));
     };
     steps_ = in_chunks(chunks_in(x), stage, use);
 }

@@ -120,6 +120,41 @@ def test_integers_wrap_around(comm):
     assert torch.equal(comm.all_reduce(x), want)
 
 
+@pytest.mark.parametrize("where", ["shared", "mixed", "the root's"])
+@pytest.mark.parametrize("count", [1001, 5000, LARGE])
+def test_the_others_read_shared_memory_and_leave_it_at_once(comm, count, where):
+    p, r, dtype = comm.size, comm.rank, "float32"
+    n = elements(count, dtype)
+    those = [values(n, dtype, i) for i in range(3 * p)]
+    stack, rows, sums = torch.stack(those[:p]), torch.stack(those[r : r + p]), total(comm, n, dtype)
+    here = {"shared": True, "mixed": r % 2 == 0, "the root's": r == 1}[where]
+
+    def after(collective, mine, *args):
+        shared = comm.allocate(mine.shape, dtype)
+        x = shared if here else torch.empty_like(mine)
+        x.copy_(mine)
+        found = collective(x, *args)
+        if found is not x:
+            x.fill_(-1)  # whoever still read it would get this
+        return found
+
+    assert torch.equal(after(comm.broadcast, those[r], 1), those[1])
+    assert torch.equal(after(comm.all_gather, those[r]), stack)
+    assert torch.equal(after(comm.reduce_scatter, rows), sums + 3 * p * r)
+    assert torch.equal(
+        after(comm.all_to_all, torch.stack(those[2 * r : 2 * r + p])), torch.stack(those[r : r + 2 * p : 2])
+    )
+    gathered, reduced = after(comm.gather, those[r], 1), after(comm.reduce, those[r], 1)
+    assert (
+        (gathered is None and reduced is None)
+        if r != 1
+        else torch.equal(gathered, stack) and torch.equal(reduced, sums)
+    )
+    out = torch.empty(n)
+    after(lambda x: comm.scatter(x if r == 1 else None, out, 1), stack)
+    assert torch.equal(out, those[r])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_others(comm, dtype):
     p, r = comm.size, comm.rank
@@ -152,14 +187,15 @@ def test_16_bit_floats_are_rounded_once_wherever_they_are_added(comm, dtype):
     assert total is None if comm.rank != p - 1 else torch.equal(total, want)
 
 
-def test_in_place_as_nccl_has_it(comm):
+@pytest.mark.parametrize("shared", [False, True])
+def test_in_place_as_nccl_has_it(comm, shared):
     """x may be its row of the result, or the result the row of x."""
     group, p, r = comm.shared("barrier").group, comm.size, comm.rank
-    whole = torch.full((p, 70_000), -1.0)
-    whole[r] = r
+    whole, rows = (comm.allocate((p, 70_000)) if shared else torch.empty((p, 70_000)) for _ in range(2))
+    whole.fill_(-1)[r] = r
     group.all_gather(whole[r], whole, 10.0, comm.oversubscribed)
     assert (whole == torch.arange(p)[:, None]).all()
-    rows = torch.arange(p, dtype=torch.float32)[:, None].repeat(1, 70_000) + r
+    rows[:] = torch.arange(p)[:, None] + r
     group.all_to_all(rows, rows, 10.0, comm.oversubscribed)
     assert (rows == torch.arange(p)[:, None] + r).all()
     group.reduce_scatter(rows, rows[r], 10.0, comm.oversubscribed)
