@@ -13,7 +13,9 @@ from hpdl_lab.bench.report import Report
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.torch.group import process_group
-from hpdl_lab.parallel.ddp import Communication, ddp_hook, ddp_hook_async
+from hpdl_lab.models.mlp import mlp
+from hpdl_lab.parallel.compression import PowerSGD, TopK
+from hpdl_lab.parallel.ddp import Communication, Compression, compressed_hook, ddp_hook, ddp_hook_async
 from hpdl_lab.parallel.scripts import ddp_script
 from tests.wording import raises
 
@@ -63,6 +65,42 @@ def test_the_hook_beside_refuses_what_is_no_sum(cluster):
     with pytest.raises(Exception, match=r"all_reduce .* shape \(1,\)"):
         cluster.run(trained, ddp_hook_async, first_element, ranks=[0, 1], deadline=10)
     assert cluster.run(trained, ddp_hook, ring.all_reduce, 1, ranks=[0, 1])[0].numel() == 5 * 300 * 301
+
+
+def compressed(comm, compressor, steps):
+    """Losses of PyTorch's DDP with a compressor in its hook, or with torch's own where that is None."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
+    from torch.nn.parallel import DistributedDataParallel
+
+    model, losses = mlp((64, 32, 10), seed=1).double(), []
+    with process_group(comm):
+        wrapped = DistributedDataParallel(model)
+        if compressor is None:
+            wrapped.register_comm_hook(torchs.PowerSGDState(None, 2, start_powerSGD_iter=2), torchs.powerSGD_hook)
+        else:
+            wrapped.register_comm_hook(Compression(comm, compressor), compressed_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(steps):
+            chance = torch.Generator().manual_seed(10 * comm.rank + step % 3)
+            x = torch.randn(8, 64, generator=chance, dtype=torch.float64)
+            optimizer.zero_grad()
+            loss = (wrapped(x) - x[:, :10]).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.timeout(60)
+def test_our_power_sgd_in_ddp_has_the_losses_of_torchs(cluster):
+    theirs = cluster.run(compressed, None, 10, ranks=[0, 1])
+    ours = cluster.run(compressed, PowerSGD(2), 10, ranks=[0, 1])
+    dense = cluster.run(compressed, PowerSGD(2, least=1e9), 10, ranks=[0, 1])
+    top_k = cluster.run(compressed, TopK(0.05), 10, ranks=[0, 1])
+    for rank in range(2):
+        assert ours[rank] == pytest.approx(theirs[rank], abs=1e-10)
+        assert abs(ours[rank][-1] - dense[rank][-1]) > 1e-6
+        assert top_k[rank][-1] < top_k[rank][0]
 
 
 def promised(state, bucket, *value):

@@ -109,6 +109,7 @@ class Strategy(ABC):
             loss(last micro-batch).backward()
             strategy.add_gradients(comm, model)
             optimizer.step()
+            strategy.after_step(comm, model)
         strategy.finish(comm, model)
         strategy.stop()
 
@@ -180,8 +181,16 @@ class Strategy(ABC):
         reducer.begin()
         for index in reversed(range(len(self.params))):
             reducer.collect(index)
-        totals = [result_of(self.all_reduce, comm, bucket.packed()) for bucket in reducer.buckets]
+        totals = [self.reduce_bucket(comm, bucket) for bucket in reducer.buckets]
         hand_back(comm, self.verdict, self.params, reducer.buckets, totals)
+
+    def reduce_bucket(self, comm: Comm, bucket: Bucket) -> Tensor:
+        """Return (N + 1,), the sum over ranks of a bucket that has its gradients, and of its flag."""
+        return result_of(self.all_reduce, comm, bucket.packed())
+
+    def after_step(self, comm: Comm, model: nn.Module) -> None:
+        """After the optimizer's step: for strategies whose replicas differ for a while. See local_sgd.py."""
+        return None
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:

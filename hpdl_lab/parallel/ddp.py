@@ -12,6 +12,7 @@ DDP itself needs a process group, for what it compares and copies at the start: 
 on the engines.
 """
 
+import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,7 +20,9 @@ import torch
 
 from ..comm.base import Comm, best_all_reduce
 from ..comm.torch.backward import before_backward_ends
-from .reducer import checked, require_function
+from ..units import require_int
+from .compression import Compressor
+from .reducer import checked, require_function, result_of
 
 
 class Communication(NamedTuple):
@@ -66,6 +69,35 @@ def ddp_hook_async(state, bucket):
         future.set_result(flat)
 
     before_backward_ends(finish)
+    return future
+
+
+class Compression:
+    """The state of `compressed_hook`: a communicator, and a compressor of parallel/compression.py, one per bucket.
+
+    dense_steps: steps that travel uncompressed; at least 2, because DDP cuts its buckets anew after the first, and what
+    is held back belongs to a bucket.
+    """
+
+    def __init__(
+        self, comm: Comm, compressor: Compressor, dense_steps: int = 2, all_reduce: Callable = best_all_reduce
+    ) -> None:
+        self.comm, self.compressor, self.all_reduce = comm, compressor, all_reduce
+        self.dense_steps, self.taken = require_int("dense_steps", dense_steps, 2), 0
+        self.compressors: dict[int, Compressor] = {}
+
+
+def compressed_hook(state, bucket):
+    """Average one bucket of gradients over all ranks in fewer bytes. As `ddp_hook`, but for the compressor."""
+    flat = bucket.buffer()
+    if state.taken < state.dense_steps:
+        total = result_of(state.all_reduce, state.comm, flat)
+    else:
+        compressor = state.compressors.setdefault(bucket.index(), copy.deepcopy(state.compressor))
+        total = compressor.add(state.comm, flat, [grad.shape for grad in bucket.gradients()], state.all_reduce)
+    state.taken += bucket.is_last()
+    future = torch.futures.Future()
+    future.set_result(total / state.comm.size)
     return future
 
 

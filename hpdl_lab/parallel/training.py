@@ -233,6 +233,7 @@ def train_step(
         strategy.add_gradients(comm, model)
     with comm.trace.span("update"):
         optimizer.step()
+    strategy.after_step(comm, model)
     return part
 
 
