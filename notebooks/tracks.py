@@ -152,6 +152,16 @@ TABLE = """
     2 full day    20  Exercise 6.7
     2 homework     6  Does it scale? Now the hard way
     2 homework     6  Take it home
+07_large_batch  Large batches and fewer bytes
+    what a batch is worth, how large batches fail and what rescues them; gradients of which fewer bytes travel
+    [06](06_data_parallel.ipynb); four engines
+    1 homework     6  The idea
+    1 homework    12  Exercise 7.1
+    1 homework    12  Exercise 7.2
+    2 homework    20  Exercise 7.3
+    2 homework    12  Exercise 7.4
+    2 homework     7  Exercise 7.5
+    2 homework     6  Take it home
 08_memory  What fits: memory and ZeRO
     16 bytes for each parameter, and how ZeRO 1, 2 and 3 divide them; activations that are computed twice; 16 bits
     [06](06_data_parallel.ipynb); four engines

@@ -1,0 +1,67 @@
+# %% [markdown]
+# # 07 · Large batches and fewer bytes
+#
+# **The number to reach:** 97% test accuracy in the fewest seconds, with the batch and the ranks that you predict.
+#
+# <!-- tracks -->
+#
+# Part one: what a batch is worth, how large batches fail, and what rescues them. Part two: gradients of which fewer
+# bytes travel, or which travel less often.
+
+# %%
+from hpdl_lab import lab
+
+# %% [markdown]
+# # Part one: large batches
+#
+# ## The idea
+#
+# More ranks with the same share each make the batch larger, and the steps of an epoch fewer.
+#
+# ## Exercise 7.1 ★★ Linear scaling and warm-up
+#
+# A batch k times as large takes k times as large a rate, which is reached in small steps.
+#
+# ## Exercise 7.2 ★★ LARS's trust ratio
+#
+# Each layer gets a rate of its own.
+#
+# # Part two: fewer bytes
+#
+# ## Exercise 7.3 ★★★ Top-k with error feedback
+#
+# Only the largest numbers of a gradient travel, and what is left behind travels later.
+#
+# ## Exercise 7.4 ★★ Local SGD
+#
+# Ranks take H steps on their own, and then average their parameters.
+#
+# ## Exercise 7.5 ★ The time to 97%
+#
+# The steps that a batch needs, times the seconds that a step takes.
+#
+# ## Take it home
+#
+# The same in the API of PyTorch.
+
+# %% [markdown]
+# ## Question to discuss
+#
+# Which batch would you choose, and why?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/optim/`: the optimizers and the schedule.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. A larger batch takes fewer steps for the same examples.
+#
+# | term | what it means |
+# |---|---|
+# | global batch | the examples of one step, over all ranks |
+#
+# **What you can do now:** choose a batch and its learning rate.
+#
+# <!-- links -->
