@@ -11,6 +11,8 @@
 # %%
 from hpdl_lab import lab
 
+lab.start(4)
+
 # %% [markdown]
 # # Part one: large batches
 #
