@@ -13,6 +13,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from ..comm.base import Comm, best_all_reduce
 from ..comm.buffers import DTYPES, dtype_name
 from ..units import MIB
-from .consensus import Verdict, overflowed, require_same_model, require_sums_of
+from .consensus import Verdict, is_finite, overflowed, require_same_model, require_sums_of
+from .precision import MasterOptimizer, OptimizerOf, Precision
 from .reducer import (
     Bucket,
     Reducer,
@@ -103,10 +105,11 @@ class Strategy(ABC):
     """Adds the gradients of all ranks; a subclass says which parameters travel together.
 
         strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, lambda params: torch.optim.AdamW(params, lr=1e-3))
         for every step:
             with strategy.accumulating():       # for all micro-batches but the last; not needed for a single one
-                loss(micro-batch).backward()
-            loss(last micro-batch).backward()
+                strategy.scaled(loss(micro-batch)).backward()
+            strategy.scaled(loss(last micro-batch)).backward()
             strategy.add_gradients(comm, model)
             optimizer.step()
             strategy.after_step(comm, model)
@@ -114,6 +117,8 @@ class Strategy(ABC):
         strategy.stop()
 
     all_reduce: f(comm, x), replaces the flat tensor x by its sum over ranks; by default the communicator's own.
+    precision: "bfloat16", "float16" or a Precision: the model computes in it and gradients travel in it, while the
+    optimizer updates float32 masters, and takes no step where any rank has infinity or NaN in a scaled gradient.
     A parameter that is used twice (tied weights) is one parameter, one that needs no gradient is left alone, and one
     that no rank has a gradient for keeps none, as on a single rank.
     Batch norm takes its statistics from the shard of its rank, so ranks do not equal one rank with the whole batch,
@@ -123,7 +128,8 @@ class Strategy(ABC):
     synchronous = True  # every rank takes the same step at the same time
     background = False  # are buckets sent by comm.background?
 
-    def __init__(self, all_reduce: Callable | None = None) -> None:
+    def __init__(self, all_reduce: Callable | None = None, precision: str | Precision | None = None) -> None:
+        self.precision = Precision.of(precision)
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
         self.reducer: Reducer | None = None  # between start and stop
         self.owner: tuple[int, int] | None = None  # (this object, which no copy is; the rank that has started it)
@@ -159,9 +165,36 @@ class Strategy(ABC):
         pairs = [(name, p) for name, p in model.named_parameters() if p.requires_grad]  # tied ones once
         self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
         self.verdict = Verdict(self.names)
+        if self.precision is not None:
+            self.lower(model, self.precision)
         parts = self.assign(self.params)
         buckets = [Bucket(comm, [self.params[i] for i in part], part, self.background) for part in parts]
         self.reducer = Reducer(buckets, self.all_reduce)
+
+    def lower(self, model: nn.Module, precision: Precision) -> None:
+        """Compute in 16 bits until `stop`, which gives the model what the masters hold."""
+        self.masters = precision.masters(self.params)
+        kept = [*zip(self.params, self.masters, strict=True)]
+        kept += [(p, nn.Parameter(p.data, requires_grad=False)) for p in model.parameters() if not p.requires_grad]
+        for handle in precision.lower(model):
+            self.hook(handle)
+
+        def restore() -> None:
+            for param, master in kept:
+                param.grad, param.data = None, master.data
+
+        self.hooks.callback(restore)
+
+    def optimizer(self, model: nn.Module, make: OptimizerOf) -> Any:
+        """Return what make(parameters), a torch optimizer, is here; after `start`, which decides on the parameters."""
+        self.require_begun()
+        if self.precision is None:
+            return make(list(model.parameters()))
+        return MasterOptimizer(self.precision, make(self.masters), self.masters, self.params)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss that backward starts from: times the loss scale, if there is one."""
+        return loss if self.precision is None else self.precision.scaled(loss)
 
     def require_sums(self, comm: Comm) -> None:
         """Raise ValueError on every rank unless `all_reduce` adds what it should. Collective, after `start`."""
@@ -182,7 +215,14 @@ class Strategy(ABC):
         for index in reversed(range(len(self.params))):
             reducer.collect(index)
         totals = [self.reduce_bucket(comm, bucket) for bucket in reducer.buckets]
-        hand_back(comm, self.verdict, self.params, reducer.buckets, totals)
+        self.hand_back(comm, reducer, totals)
+
+    def hand_back(self, comm: Comm, reducer: Reducer, totals: Sequence[Tensor]) -> None:
+        """Make the sums of all buckets the gradients, of the masters if there are any. Collective."""
+        skips = self.precision is not None and self.precision.scaler is not None
+        hand_back(comm, self.verdict, self.params, reducer.buckets, totals, skips)
+        if self.precision is not None:
+            self.precision.take(comm, self.masters, [p.grad for p in self.params])
 
     def reduce_bucket(self, comm: Comm, bucket: Bucket) -> Tensor:
         """Return (N + 1,), the sum over ranks of a bucket that has its gradients, and of its flag."""
@@ -248,11 +288,21 @@ class Strategy(ABC):
 
 
 def hand_back(
-    comm: Comm, verdict: Verdict, params: Sequence[nn.Parameter], buckets: Sequence[Bucket], totals: Sequence[Tensor]
+    comm: Comm,
+    verdict: Verdict,
+    params: Sequence[nn.Parameter],
+    buckets: Sequence[Bucket],
+    totals: Sequence[Tensor],
+    skips: bool = False,
 ) -> None:
-    """Make the sums of all buckets the parameters' gradients, unless something is wrong with them."""
-    unused = verdict.of(comm, params, buckets, totals)
-    verdict.require_no_overflow(overflowed(buckets, totals))
+    """Make the sums of all buckets the parameters' gradients, unless something is wrong with them.
+
+    skips: infinity and NaN pass: the step will be skipped for them.
+    """
+    unused = []
+    if not skips or all(map(is_finite, totals)):
+        unused = verdict.of(comm, params, buckets, totals)
+        verdict.require_no_overflow(overflowed(buckets, totals))
     for bucket, total in zip(buckets, totals, strict=True):
         bucket.hand_back(total)
     for index in unused:
@@ -298,8 +348,9 @@ class DataParallelBucketed(Strategy):
         bucket_nbytes: float = 25 * MIB,
         first_nbytes: float = 1 * MIB,
         assign_buckets: Callable = assign_buckets,
+        precision: str | Precision | None = None,
     ) -> None:
-        super().__init__(all_reduce)
+        super().__init__(all_reduce, precision)
         if not all(isinstance(nbytes, int | float) and nbytes >= 1 for nbytes in (bucket_nbytes, first_nbytes)):
             got = f"got {bucket_nbytes!r} and {first_nbytes!r} for the first"
             raise ValueError(f"a bucket holds a number of bytes, at least 1: {got}")
@@ -330,8 +381,9 @@ class DataParallelOverlapped(DataParallelBucketed):
         first_nbytes: float = 1 * MIB,
         assign_buckets: Callable = assign_buckets,
         gradient_ready: Callable = gradient_ready,
+        precision: str | Precision | None = None,
     ) -> None:
-        super().__init__(all_reduce, bucket_nbytes, first_nbytes, assign_buckets)
+        super().__init__(all_reduce, bucket_nbytes, first_nbytes, assign_buckets, precision)
         self.gradient_ready = require_function("gradient_ready(comm, reducer, index)", gradient_ready)
 
     @property
@@ -358,4 +410,4 @@ class DataParallelOverlapped(DataParallelBucketed):
             raise ValueError(
                 f"gradient_ready has started {len(reducer.works)} of {len(reducer.buckets)} buckets; all are complete"
             )
-        hand_back(comm, self.verdict, self.params, reducer.buckets, reducer.end(comm))
+        self.hand_back(comm, reducer, reducer.end(comm))

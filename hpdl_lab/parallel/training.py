@@ -6,7 +6,7 @@ rank 2   |            | add |        | add |    | add |      an empty shard from
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -79,11 +79,14 @@ class Recipe:
 
     def optimizer_for(self, model: torch.nn.Module) -> Any:
         """The torch optimizer of all parameters of `model`. Raises ValueError where none of them can be trained."""
-        if not any(p.requires_grad for p in model.parameters()):
-            raise ValueError(f"{type(model).__name__} has no parameter that needs a gradient: nothing to train")
+        require_trainable(model)
+        return self.optimizer_of(model.parameters())
+
+    def optimizer_of(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """The torch optimizer of these parameters."""
         if self.optimizer == "adamw":
-            return torch.optim.AdamW(model.parameters(), lr=self.lr)
-        return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
+            return torch.optim.AdamW(params, lr=self.lr)
+        return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum)
 
     def facts(self) -> dict[str, Any]:
         """What of it a step depends on, so that a checkpoint and a run that goes on from it must have it in common.
@@ -92,6 +95,12 @@ class Recipe:
         """
         names = ("batch", "lr", "momentum", "seed", "optimizer", "micro_batches")
         return {name: getattr(self, name) for name in names}
+
+
+def require_trainable(model: torch.nn.Module) -> None:
+    """Raise ValueError unless a parameter of `model` needs a gradient."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no parameter that needs a gradient: nothing to train")
 
 
 CHUNK = 256  # examples that are evaluated at once, which bounds the memory for it
@@ -131,13 +140,14 @@ def train(
     require_same(comm, "recipe", f"{recipe} for {n:,} examples of shape {tuple(data.train_x.shape[1:])}")
     check_batch(n, recipe.batch, comm.size)
     reader = Reader() if reader is None else reader
-    optimizer = recipe.optimizer_for(model)
+    require_trainable(model)
     if recipe.checkpoint_every:
         checkpoint.require_writable(comm, recipe.checkpoint)
     strategy.start(comm, model)
     facts = recipe.facts() | checkpoint.facts_of(data, model) | {"prepare": name_of(reader.prepare)}
     try:
         strategy.require_sums(comm)
+        optimizer = strategy.optimizer(model, recipe.optimizer_of)
         first = steps_taken(comm, model, optimizer, recipe, facts)
         schedule = islice(batches(n, recipe.batch, recipe.seed, first), recipe.steps - first)
         shards = reader.shards(comm, data.train_x, data.train_y, enumerate(schedule, first), recipe.seed)

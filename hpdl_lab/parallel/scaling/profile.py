@@ -53,8 +53,8 @@ class Trainer:
 
     def __init__(self, comm: Comm, model: torch.nn.Module, strategy: Strategy, data: Dataset) -> None:
         self.comm, self.model, self.strategy, self.data = comm, model.to(comm.device), strategy, data
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         strategy.start(comm, self.model)
+        self.optimizer = strategy.optimizer(self.model, lambda params: torch.optim.SGD(params, lr=1e-3))
 
     def __call__(self, n: int) -> None:
         mine = shard(torch.arange(n) % len(self.data.train_y), self.comm.rank, self.comm.size)

@@ -1,0 +1,220 @@
+"""Mixed precision: 16-bit parameters and gradients, float32 master weights, and a loss scale that all ranks agree on.
+
+    float32   masters m ---- round ----> p (16 bits)      forward and backward run in 16 bits
+                 ^                          |             the loss is computed in float32, and multiplied by the scale
+                 |                       backward
+              optimizer                     v
+                 ^------ / scale ------- g (16 bits)      travels over ranks in 16 bits: half the bytes of float32
+
+    bytes per parameter: 2 (p) + 2 (g) + 4 (m) + 8 (AdamW's moments of m) = 16; float32 alone has 4 + 4 + 8 = 16, too:
+    what is saved is bytes on the wire, activations and time, and, with ZeRO, whatever of the 12 is sharded
+
+A step of SGD of 1e-4 times a parameter is lost in bfloat16, whose numbers near 1 are 2^-8 apart: it adds up in m.
+float16 has 5 bits of exponent: what is below 6e-8 becomes zero, and what is above 65504 infinity. So the loss, and by
+the chain rule every gradient, is multiplied by a scale as large as gradients allow. bfloat16 has the range of float32.
+Ref: Micikevicius et al. 2018, "Mixed precision training", arXiv:1710.03740; Rajbhandari et al. 2020 (ZeRO), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..comm.base import Comm
+from ..comm.buffers import dtype_name
+from ..units import require_int, require_number
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class LossScale:
+    """What the loss is multiplied by, and how it changes: halved at infinity, doubled after `interval` good steps.
+
+    good_steps: taken since it last changed. The defaults are those of torch.amp.GradScaler.
+    """
+
+    scale: float = 2.0**16
+    interval: int = 2000
+    good_steps: int = 0
+
+    def __post_init__(self) -> None:
+        require_number("scale", self.scale, 0)
+        require_int("interval", self.interval, 1)
+
+
+def unscale_together(comm: Comm, grads: Sequence[Tensor], scaler: LossScale) -> bool:
+    """Divide the gradients by the loss scale, decide with all ranks whether to take the step, and set the next scale.
+
+        rank 0: finite        --+                    +--> skip the step, scale / 2
+        rank 1: has infinity  --+-- is one not ok? --+--> skip the step, scale / 2
+        rank 2: finite        --+                    +--> skip the step, scale / 2
+
+    Each rank holds other gradients, such as its shard of their sum, and sees infinity or NaN in these alone.
+
+    Args:    grads: list of float tensors, different per rank, perhaps none; overwritten.
+             scaler: LossScale, the same on every rank; .scale and .good_steps are yours to change.
+    Returns: whether this step is taken, the same on every rank.
+    Steps: one all_reduce of one number.   Ref: Micikevicius et al. 2018, section 3.2; torch.amp.GradScaler.
+    """
+    ### BEGIN SOLUTION
+    for grad in grads:
+        grad /= scaler.scale
+    bad = torch.tensor([float(not all(torch.isfinite(grad).all() for grad in grads))], device=comm.device)
+    if comm.all_reduce(bad).item():
+        scaler.scale, scaler.good_steps = scaler.scale / 2, 0
+        return False
+    scaler.good_steps += 1
+    if scaler.good_steps == scaler.interval:
+        scaler.scale, scaler.good_steps = scaler.scale * 2, 0
+    return True
+    ### END SOLUTION
+
+
+class Precision:
+    """Mixed precision of one rank, which a strategy takes: DataParallel(precision="bfloat16").
+
+    dtype:   "bfloat16" or "float16", in which the model computes and gradients travel.
+    scaler:  LossScale; float16 makes one, bfloat16 needs none.
+    skipped: was the latest step refused, on all ranks?
+    """
+
+    def __init__(self, dtype: str = "bfloat16", scaler: LossScale | None = None) -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"precision={dtype!r}: one of {', '.join(DTYPES)} is needed")
+        self.dtype, self.skipped = DTYPES[dtype], False
+        self.scaler = LossScale() if scaler is None and dtype == "float16" else scaler
+
+    def __repr__(self) -> str:
+        scaled = f", {self.scaler}" if self.scaler else ""
+        return f"Precision({dtype_name(self.dtype)!r}{scaled})"
+
+    @classmethod
+    def of(cls, precision: str | Precision | None) -> Precision | None:
+        """What a strategy makes of its argument. Raises ValueError."""
+        return precision if precision is None or isinstance(precision, cls) else cls(str(precision))
+
+    def masters(self, tensors: Iterable[Tensor]) -> list[nn.Parameter]:
+        """Copy float32 parameters, or flat shards of them, before `lower` rounds them: what the optimizer updates.
+
+        Raises:  ValueError where one has another dtype: of that there is no more to keep.
+        """
+        copies = [nn.Parameter(tensor.detach().clone()) for tensor in tensors]
+        for copy in copies:
+            if copy.dtype != torch.float32:
+                raise ValueError(f"{self} keeps masters in float32, and the model has {dtype_name(copy.dtype)}")
+        return copies
+
+    def lower(self, model: nn.Module) -> list[RemovableHandle]:
+        """Round the parameters of `model` to 16 bits in place, cast its inputs, and give its output in float32.
+
+        A module with statistics of its own in float, such as a batch norm, stays in float32, with what it is given.
+        Returns: handles of the hooks that cast.
+        """
+        handles = [
+            model.register_forward_pre_hook(lambda _, inputs: cast(inputs, self.dtype)),
+            model.register_forward_hook(lambda _, inputs, output: cast(output, torch.float32)),
+        ]
+        for module in model.modules():
+            if any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
+                handles += [
+                    module.register_forward_pre_hook(lambda _, inputs: cast(inputs, torch.float32)),
+                    module.register_forward_hook(lambda _, inputs, output: cast(output, self.dtype)),
+                ]
+            else:
+                for param in module.parameters(recurse=False):
+                    param.grad = None
+                    param.data = param.data.to(self.dtype)
+        return handles
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss that backward starts from."""
+        return loss * self.scaler.scale if self.scaler else loss
+
+    def take(self, comm: Comm, masters: Sequence[nn.Parameter], grads: Iterable[Tensor | None]) -> bool:
+        """Give the masters their gradients, in float32 and without the scale; say whether to take the step.
+
+        Args:    grads: of the same shapes as `masters`; None: that parameter has none.
+        Returns: False on every rank where one has infinity or NaN. Collective where the loss is scaled.
+        Raises:  FloatingPointError on every rank where the scale has come down to 1 in vain.
+        """
+        for master, grad in zip(masters, grads, strict=True):
+            master.grad = None if grad is None else grad.to(torch.float32, copy=True)
+        if self.scaler:
+            found = [master.grad for master in masters if master.grad is not None]
+            self.skipped = not unscale_together(comm, found, self.scaler)
+            if self.skipped and self.scaler.scale < 1:
+                raise FloatingPointError(
+                    "a gradient has NaN or infinity though the loss is not scaled up any more (scale 1): look at the "
+                    "input and at the learning rate"
+                )
+        return not self.skipped
+
+    def publish(self, masters: Sequence[nn.Parameter], tensors: Iterable[Tensor]) -> None:
+        """Round the masters into the tensors that compute, and drop their gradients: 4 bytes per parameter."""
+        for master, tensor in zip(masters, tensors, strict=True):
+            master.grad = None
+            tensor.data.copy_(master.data)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scaler.scale, "good_steps": self.scaler.good_steps} if self.scaler else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self.scaler, name, value)
+
+
+class MasterOptimizer:
+    """A torch optimizer of float32 masters, whose steps are rounded into the 16-bit parameters that compute.
+
+    optimizer: of `masters`; params: what computes, in the same order. A step that all ranks skip changes nothing.
+    """
+
+    def __init__(
+        self,
+        precision: Precision,
+        optimizer: torch.optim.Optimizer,
+        masters: Sequence[nn.Parameter],
+        params: Sequence[nn.Parameter],
+    ) -> None:
+        self.precision, self.optimizer, self.masters, self.params = precision, optimizer, masters, params
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        for param in (*self.params, *self.masters):
+            param.grad = None
+
+    def step(self) -> None:
+        if not self.precision.skipped:
+            self.optimizer.step()
+            self.precision.publish(self.masters, self.params)
+
+    def state_dict(self) -> dict[str, Any]:
+        masters = [master.detach() for master in self.masters]
+        return {"masters": masters, "inner": self.optimizer.state_dict(), "precision": self.precision.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["inner"])
+        self.precision.load_state_dict(state["precision"])
+        for master, kept in zip(self.masters, state["masters"], strict=True):
+            master.copy_(kept)
+        self.precision.publish(self.masters, self.params)
+
+
+def cast(values: Any, dtype: torch.dtype) -> Any:
+    """Return `values`, a tensor or a tuple of them, in `dtype`; integers, such as tokens, stay what they are."""
+    if isinstance(values, tuple):
+        return tuple(cast(value, dtype) for value in values)
+    return values.to(dtype) if isinstance(values, Tensor) and values.is_floating_point() else values
+
+
+OptimizerOf = Callable[[Iterable[Tensor]], Any]  # list of parameters -> torch optimizer
