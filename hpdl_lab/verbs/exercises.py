@@ -37,12 +37,14 @@ TRAFFIC = {  # whose messages are shown: what the picture says
     "halo_exchange": "Your halos: rows for the neighbors, and for nobody else",
     "reduce_gradients": "Your sums: each rank with those that hold the same parameters",
     "do_backward": "Activations to the next rank, gradients to the one before",
+    "sharded_step": "Your three steps on a ring: each sends as much as one all-reduce",
 }
 TIMELINES = {  # whose events are shown in virtual time
     "broadcast": "Your segments along the chain, in virtual time",
     "gradient_ready": "Your buckets travel while backward goes on: a step in virtual time",
     "pipelined_copy": "Your blocks in three stages, in virtual time",
     "all_reduce_on_stream": "Your streams on rank 0, in virtual time",
+    "gather_and_release": "Your gathers behind forward and backward, in virtual time",
 }
 SCHEDULES = {"gpipe": "gpipe", "one_f_one_b": "1f1b", "zero_bubble_h1": "zero_bubble_h1"}  # drawn on RING_RANKS
 TIMES = (
@@ -51,6 +53,7 @@ TIMES = (
     "late",
     "overlap",
     "host",
+    "prefetch",
 )  # invariants that are about time: what broke them is seen in a timeline
 NARROW = 5.2  # inches, of one heat map
 
