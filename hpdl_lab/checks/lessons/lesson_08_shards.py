@@ -30,12 +30,12 @@ COPIES = 2  # that the optimizer keeps of what it updates
 
 
 class Update(NamedTuple):
-    """One call of update on a rank: where x begins in params (None: elsewhere), its length, and the gradient given.
+    """One call of update on a rank: where x begins in params (-1: elsewhere), its length, and the gradient given.
 
     fresh: whether the state was empty.
     """
 
-    first: int | None
+    first: int
     n: int
     grad: np.ndarray
     fresh: bool
@@ -73,7 +73,7 @@ def take_steps(comm: Comm, fn: Callable, n: int) -> Stepped:
     def update(x: Tensor, grad: Tensor, state: dict[str, Any]) -> None:
         offset = (x.data_ptr() - params.data_ptr()) // ITEM
         inside = x.untyped_storage().data_ptr() == params.untyped_storage().data_ptr()
-        updates[-1].append(Update(offset if inside else None, x.numel(), grad.numpy().copy(), not state))
+        updates[-1].append(Update(offset if inside else -1, x.numel(), grad.numpy().copy(), not state))
         adam(x, grad, state)
         states[id(state)] = state
 
@@ -145,7 +145,7 @@ def why_params(run: Results, n: int, step: int, r: int, i: int, right: list[np.n
     calls, chunk = run[owner].updates[step], bounds(n, p, owner)
     if not any(stepped.updates[step] for stepped in run):
         return "update: No rank calls update(x, g, state)."
-    if any(call.first is None for call in calls):
+    if any(call.first < 0 < call.n for call in calls):
         return f"""copy: Rank {owner} updates a tensor of its own, from which nothing comes back: give update a view of
             params, which `chunk` is."""
     reached = any(call.first <= i < call.first + call.n for call in calls)
@@ -174,7 +174,7 @@ def why_params(run: Results, n: int, step: int, r: int, i: int, right: list[np.n
 def why_gradient(call: Update, grads: list[np.ndarray], owner: int) -> Reason:
     """What is wrong with the gradient that rank `owner` has updated its chunk with; "" if it is the mean."""
     p, part = len(grads), slice(call.first, call.first + call.n)
-    mean = sum(grads)[part] / p
+    mean = np.sum(grads, axis=0)[part] / p
     if call.grad.shape != mean.shape or np.allclose(call.grad, mean, rtol=1e-10, atol=1e-12):
         return ""
     if np.allclose(call.grad, grads[owner][part], rtol=1e-10, atol=1e-12):
