@@ -256,29 +256,51 @@ class Verdict:
                  still those of this rank.
         Raises:  FloatingPointError on every rank where one of them has NaN or infinity.
         """
-        before, self.unused = self.unused, {}
         if not any(float(total[-1]) for total in totals):  # NaN is true
+            self.unused = {}
             return []
         with together(comm):
             self.require_finite(params, buckets)
-        missing = gather_integers(comm, [param.grad is None for param in params])
+        return self.without_gradient(comm, [param.grad is None for param in params])
+
+    def of_shards(self, comm: Comm, bad: Sequence[tuple[int, str]], missing: Sequence[int]) -> list[int]:
+        """The same where no rank has the sums of all gradients. Collective: an all_gather of 8 bytes.
+
+        Args:    bad: (index, NaN or infinity) of gradients of this rank that are not finite; missing: indices of those
+                 that it has not.
+        """
+        if not any(any(row) for row in gather_integers(comm, [bool(bad or missing)])):
+            self.unused = {}
+            return []
+        with together(comm):
+            if bad:
+                self.refuse(*max(bad), len(bad) - 1)
+        return self.without_gradient(comm, [index in missing for index in range(len(self.names))])
+
+    def without_gradient(self, comm: Comm, mine: Sequence[bool]) -> list[int]:
+        """Return the indices of the parameters for which `mine`, without a gradient here, is true on all ranks."""
+        before, self.unused = self.unused, {}
+        missing = gather_integers(comm, mine)
         for index, name in enumerate(self.names):
             if ranks := [rank for rank, row in enumerate(missing) if row[index]]:
                 self.unused[name] = ranks
         if comm.rank == 0 and self.unused != before and self.unused:
-            warnings.warn(self.missing(comm.size), stacklevel=5)
+            warnings.warn(self.missing(comm.size), stacklevel=6)
         return [i for i, name in enumerate(self.names) if len(self.unused.get(name, ())) == comm.size]
 
     def require_finite(self, params: Sequence[nn.Parameter], buckets: Sequence[Bucket]) -> None:
         """Raise FloatingPointError where this rank has NaN or infinity: backward makes the last layer's first."""
         bad = sorted(i for b in buckets if not b.finite for i in b.indices if not is_finite(params[i].grad))
         if bad:
-            word = "NaN" if torch.isnan(params[bad[-1]].grad).any() else "infinity"
-            more = f" and in {len(bad) - 1} that backward reaches later" if len(bad) > 1 else ""
-            raise FloatingPointError(
-                f"{word} in the gradient of {self.names[bad[-1]]}{more}. No rank has taken this step: look at the "
-                "input and at the learning rate"
-            )
+            self.refuse(bad[-1], "NaN" if torch.isnan(params[bad[-1]].grad).any() else "infinity", len(bad) - 1)
+
+    def refuse(self, index: int, word: str, later: int) -> None:
+        """Raise FloatingPointError for `word`, NaN or infinity, of parameter `index` and in `later` more gradients."""
+        more = f" and in {later} that backward reaches later" if later else ""
+        raise FloatingPointError(
+            f"{word} in the gradient of {self.names[index]}{more}. No rank has taken this step: look at the "
+            "input and at the learning rate"
+        )
 
     def require_no_overflow(self, index: int | None) -> None:
         """Raise FloatingPointError where a sum is beyond float16's 65504; index: of its parameter, by `overflowed`."""

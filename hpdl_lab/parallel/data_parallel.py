@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from ..comm.base import Comm, best_all_reduce
 from ..comm.buffers import DTYPES, dtype_name
 from ..units import MIB
+from .checkpoint import Stateful
 from .consensus import Verdict, is_finite, overflowed, require_same_model, require_sums_of
 from .precision import MasterOptimizer, OptimizerOf, Precision
 from .reducer import (
@@ -280,6 +281,34 @@ class Strategy(ABC):
         """
         self.require_begun()
         broadcast_buffers(comm, model)
+
+    def stateful(self, model: nn.Module) -> Stateful:
+        """Return what a checkpoint saves, and loads, as the model."""
+        return model
+
+    def tensors(self, model: nn.Module) -> dict[str, list[Tensor]]:
+        """Return the parameters and the gradients that this rank holds now."""
+        params = list(model.parameters())
+        buckets = [] if self.reducer is None else [bucket.flat for bucket in self.reducer.buckets]
+        return {"parameters": params, "gradients": [*buckets, *(p.grad for p in params if p.grad is not None)]}
+
+    def held(self, model: nn.Module, optimizer: Any) -> dict[str, int]:
+        """Return the bytes of "parameters", "gradients" and "optimizer" that this rank holds now; after `start`.
+
+        Memory is counted, whatever tensors look at it: once, and whole. optimizer: of `self.optimizer`; its part are
+        its states, and float32 masters if there are any.
+        """
+        inner = getattr(optimizer, "optimizer", optimizer)
+        states = [value for row in inner.state.values() for value in row.values() if isinstance(value, Tensor)]
+        updated = [p for group in inner.param_groups for p in group["params"]]
+        seen: set[int] = set()
+        found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0)
+        for kind, tensors in (self.tensors(model) | {"optimizer": [*updated, *states]}).items():
+            for storage in (tensor.untyped_storage() for tensor in tensors):
+                if storage.nbytes() and storage.data_ptr() not in seen:
+                    seen.add(storage.data_ptr())
+                    found[kind] += storage.nbytes()
+        return found
 
     def stop(self) -> None:
         """Forget the model. Not collective."""

@@ -148,7 +148,7 @@ def train(
     try:
         strategy.require_sums(comm)
         optimizer = strategy.optimizer(model, recipe.optimizer_of)
-        first = steps_taken(comm, model, optimizer, recipe, facts)
+        first = steps_taken(comm, strategy.stateful(model), optimizer, recipe, facts)
         schedule = islice(batches(n, recipe.batch, recipe.seed, first), recipe.steps - first)
         shards = reader.shards(comm, data.train_x, data.train_y, enumerate(schedule, first), recipe.seed)
         with closing(shards), synchronized(model, comm):
@@ -164,7 +164,7 @@ def train(
                 return loss, loss, batch
 
             def save(steps: int) -> None:
-                checkpoint.save(comm, recipe.checkpoint, model, optimizer, steps, facts)
+                checkpoint.save(comm, recipe.checkpoint, strategy.stateful(model), optimizer, steps, facts)
 
             losses, samples, seconds = run_steps(comm, recipe, first, step, save)
         strategy.finish(comm, model)

@@ -1,0 +1,809 @@
+"""ZeRO: data parallelism whose ranks share out what they all would hold: optimizer states, gradients, parameters.
+
+    bytes per parameter, mixed precision with Adam, N ranks           traffic per step of a model of Psi bytes
+    data parallel   2 (parameter) + 2 (gradient) + 12 (states) = 16   2 Psi
+    ZeRO1           2             + 2            + 12/N               2 Psi   reduce-scatter, all-gather of parameters
+    ZeRO2           2             + (2           + 12)/N              2 Psi   the same, during backward
+    ZeRO3           (2            + 2            + 12)/N              3 Psi   all-gather twice, reduce-scatter
+
+The parameters of a unit, a block of a transformer, lie in one vector, padded to equal chunks: rank r owns chunk r.
+
+    block 0    [ w1 ........ | b1 | w2 .... | b2 | pad ]     N = 3
+               [  rank 0     |   rank 1    |  rank 2   ]     w1 is shared by ranks 0 and 1, whose optimizers have a
+                                                             piece of it each; an optimizer works element by element
+
+ZeRO3, forward and backward of three units; two of them are whole at a time, and the last one stays whole in between:
+
+    background    gather 1 | gather 2 |          | gather 1  | gather 0 | reduce 2 | reduce 1 | reduce 0
+    own thread    unit 0   | unit 1   | unit 2   | unit 2    | unit 1              | unit 0
+                  forward -------------------->  | backward ----------------------->
+
+Ref: Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054; Zhao et al. 2023 (PyTorch FSDP), arXiv:2304.11277.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..comm.base import Comm, Work
+from .consensus import Verdict, gather_integers, gather_items, is_finite, require_same_model
+from .data_parallel import Strategy, replicate
+from .precision import OptimizerOf, Precision
+from .reducer import Reducer, gradient_ready, require_function, results_of
+
+# -- where the parts of a model are ------------------------------------------------------------------------------------
+
+
+def own_reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
+    """Return chunk r, on rank r, of the sum over ranks of flat `x`, by the communicator's own reduce-scatter."""
+    return comm.reduce_scatter(x.view(comm.size, -1))
+
+
+def own_all_gather(comm: Comm, x: Tensor) -> Tensor:
+    """Give every rank every chunk of flat `x`, of which rank r holds chunk r, by the communicator's own all-gather."""
+    rows = x.view(comm.size, -1)
+    rows.copy_(comm.all_gather(rows[comm.rank].clone()))
+    return x
+
+
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """Say which modules are units: the items of the outermost nn.Sequential and nn.ModuleList that own parameters.
+
+    In a GPT or ViT those are the blocks, in a multi-layer perceptron the layers. What is in no unit, such as embedding
+    and last norm, belongs to the unit of the model itself.
+    """
+    if isinstance(model, nn.Sequential | nn.ModuleList):
+        return [item for item in model if any(True for _ in item.parameters())]
+    return [unit for child in model.children() for unit in units_of(child)]
+
+
+class Flat:
+    """Parameters of one unit, of one dtype, in one vector padded to equal chunks, one for each rank.
+
+        full    [ w1 ........ | b1 | w2 .... | b2 | pad ]   (P n,)   views[i]: the part of params[i], in its shape
+        shard                 [..............]              (n,)     chunk r; a part of `full` unless `sharded`
+        pieces                [ w1 | b1 | w2 ]                       (i, begin, end, place in shard) of each parameter
+
+    indices: which parameters of the model these are. grad: (P n,) while gradients of this rank come in.
+    """
+
+    def __init__(self, comm: Comm, params: Sequence[nn.Parameter], indices: Sequence[int], sharded: bool) -> None:
+        self.params, self.indices, self.sharded = params, indices, sharded
+        self.rank, self.sizes = comm.rank, [p.numel() for p in params]
+        self.n = -(-sum(self.sizes) // comm.size)
+        self.full = params[0].detach().new_zeros(comm.size * self.n)
+        self.views = self.views_of(self.full)
+        with torch.no_grad():
+            for param, view in zip(params, self.views, strict=True):
+                view.copy_(param)
+        self.shard = self.own(self.full).clone() if sharded else self.own(self.full)
+        self.pieces = []
+        first, place = comm.rank * self.n, 0
+        for i, size in enumerate(self.sizes):
+            begin, end = (min(max(edge - place, 0), size) for edge in (first, first + self.n))
+            if end > begin:
+                self.pieces.append((i, begin, end, place + begin - first))
+            place += size
+        value = float("nan") if self.full.is_floating_point() else 0
+        self.nothing = self.full.new_full((), value)  # what a released parameter shows, in its own shape
+        self.begin()
+        self.attach()
+
+    def own(self, full: Tensor) -> Tensor:
+        """The chunk of this rank."""
+        return full[self.rank * self.n : (self.rank + 1) * self.n]
+
+    def views_of(self, full: Tensor) -> list[Tensor]:
+        """Cut a vector (P n,) into parts that have the shapes of the parameters."""
+        parts = full[: sum(self.sizes)].split(self.sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
+
+    def slices(self, shard: Tensor) -> list[Tensor]:
+        """Cut a vector (n,) into this rank's pieces."""
+        return [shard[place : place + end - begin] for _, begin, end, place in self.pieces]
+
+    def attach(self) -> None:
+        """Make the parts of `full` the parameters."""
+        for param, view in zip(self.params, self.views, strict=True):
+            param.data = view
+
+    def release(self) -> None:
+        """Give the memory of `full` back. What autograd has saved of it is there again after the next `allocate`."""
+        for param in self.params:
+            param.data = self.nothing.expand(param.shape)
+        self.full.untyped_storage().resize_(0)
+
+    def allocate(self) -> None:
+        """Take memory for `full`, and put this rank's chunk into it."""
+        self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
+        self.own(self.full).copy_(self.shard)
+
+    # what a Reducer asks of a bucket
+
+    def begin(self) -> None:
+        """Forget the gradients of the step before."""
+        self.grad: Tensor | None = None
+        self.missing: list[int] = []  # indices of parameters without a gradient
+        self.bad: list[tuple[int, str]] = []  # (index, NaN or infinity) of gradients that are not finite
+
+    def put(self, i: int) -> None:
+        """Move the gradient of params[i] into its place, or zeros: every rank sends the same sizes."""
+        if self.grad is None:
+            self.grad = self.full.new_zeros(len(self.full))
+            self.grads = self.views_of(self.grad)
+        grad = grad_of(self.params[i])
+        if grad is None:
+            self.missing.append(self.indices[i])
+        elif grad.layout is not torch.strided:
+            raise ValueError(
+                f"a gradient of layout {grad.layout} cannot be sharded: make it dense, as sparse=False does"
+            )
+        else:
+            self.grads[i].copy_(grad)
+        self.params[i].grad = None
+
+    def packed(self) -> Tensor:
+        """Return the gradients of this rank (P n,), which are forgotten here; `bad` says if one is not finite."""
+        flat, self.grad = cast(Tensor, self.grad), None
+        if not is_finite(flat.sum()):
+            for index, grad in zip(self.indices, self.grads, strict=True):
+                if not is_finite(grad):
+                    self.bad.append((index, "NaN" if torch.isnan(grad).any() else "infinity"))
+        self.grads = []
+        return flat
+
+
+class Unit:
+    """A module whose parameters are gathered and released together. waiting: for gradients of this many of them."""
+
+    def __init__(self, name: str, module: nn.Module, flats: list[Flat]) -> None:
+        self.name, self.module, self.flats = name, module, flats
+        self.works: list[Work] = []  # gathers under way
+        self.whole = True
+        self.trainable = sum(p.requires_grad for flat in flats for p in flat.params)
+        self.has_frozen = any(not p.requires_grad for flat in flats for p in flat.params)
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing of a backward pass has come yet."""
+        self.waiting, self.calls = self.trainable, 0  # calls of forward whose inputs have no gradient yet
+
+    def release(self) -> None:
+        """Give the memory of the parameters back."""
+        if self.works:  # their memory is being written
+            results_of(self.works)
+            self.works, self.whole = [], True
+        if self.whole:
+            for flat in self.flats:
+                flat.release()
+            self.whole = False
+
+
+class ShardedParameter(nn.Parameter):
+    """A parameter whose gradient may be in shards: then reading `.grad` raises ValueError instead of giving None."""
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]
+        where = self.__dict__.get("gradient_is")
+        if where:
+            raise ValueError(where)
+        return grad_of(self)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        torch.Tensor.grad.__set__(self, value)
+
+
+def grad_of(param: Tensor) -> Tensor | None:
+    """The whole gradient of a parameter on this rank, if there is one."""
+    return torch.Tensor.grad.__get__(param)
+
+
+# -- the strategies ----------------------------------------------------------------------------------------------------
+
+
+class ZeRO1(Strategy):
+    """Shards the optimizer states: every rank updates its chunk of the parameters, and all gather what became of them.
+
+    reduce_scatter, all_gather: f(comm, x) of a flat x, of which rank r's chunk r is the result, or the input, as those
+    of collectives/ring.py; by default the communicator's own.
+    precision: see Strategy. units: f(model) -> modules, whose parameters travel together; by default `units_of`.
+
+        strategy = ZeRO1()
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, lambda params: torch.optim.AdamW(params, lr=1e-3))
+        for x, y in batches:
+            strategy.scaled(loss(model(x), y)).backward()
+            strategy.add_gradients(comm, model)
+            strategy.clip_gradients(1.0)            # if it is asked for
+            optimizer.step()
+
+    The optimizer gets pieces of parameters, flat, so it has to be one that works element by element: SGD, Adam and the
+    like; one that looks at a whole layer, as LAMB does, would see a part of it.
+    Steps: one reduce_scatter and one all_gather per unit.   Bytes per rank: those of both for all parameters.
+    """
+
+    sharded = False  # are parameters?
+
+    def __init__(
+        self,
+        reduce_scatter: Callable = own_reduce_scatter,
+        all_gather: Callable = own_all_gather,
+        precision: str | Precision | None = None,
+        units: Callable = units_of,
+    ) -> None:
+        super().__init__(precision=precision)
+        self.reduce_scatter = require_function("reduce_scatter(comm, x)", reduce_scatter)
+        self.all_gather = require_function("all_gather(comm, x)", all_gather)
+        self.units = require_function("units(model)", units)
+
+    def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:
+        place = {id(p): i for i, p in enumerate(params)}
+        return [[place[id(p)] for p in flat.params] for flat in self.trainable]
+
+    def start(self, comm: Comm, model: nn.Module) -> None:
+        self.require_own(comm)
+        self.stop()
+        if not any(p.requires_grad for p in model.parameters()):
+            raise ValueError(f"{type(model).__name__} owns no parameter that needs a gradient: nothing to shard")
+        groups = self.groups(model)  # before ranks meet, as it may raise
+        self.owner, self.comm, self.model = (id(self), comm.rank), comm, model
+        require_same_model(comm, model, repr(self))
+        replicate(comm, model)
+        pairs = [(name, p) for name, p in model.named_parameters() if p.requires_grad]  # tied ones once
+        self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
+        self.verdict = Verdict(self.names)
+        self.index_of = {id(p): i for i, p in enumerate(self.params)}
+        wide = {id(p): p.detach() for p in model.parameters()}
+        self.dtypes = {key: tensor.dtype for key, tensor in wide.items()}
+        if self.precision is not None:
+            for handle in self.precision.lower(model):
+                self.hook(handle)
+        self.parts = [Unit(name, module, self.flats_of(comm, own)) for name, module, own in groups]
+        self.trainable = [f for unit in self.parts for f in unit.flats if f.params[0].requires_grad]
+        self.pieces = self.pieces_of(wide)
+        self.reducer = Reducer(cast(Any, self.trainable[::-1]), self.reduce_scatter)
+        self.version = {id(p): p._version for p in model.parameters()}
+        for param in self.params:
+            if type(param) is nn.Parameter:
+                param.__class__ = ShardedParameter
+        self.drop_gradients()
+        self.hook(register_optimizer_step_pre_hook(self.require_not_before))
+        self.follow(comm)
+
+    def follow(self, comm: Comm) -> None:
+        """Hang what a stage does during forward and backward on the model."""
+
+    def groups(self, model: nn.Module) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:
+        """[(name, module, its parameters)] of the units; what is in none, or in several, is in that of the model."""
+        names = {id(module): name for name, module in model.named_modules()}
+        units = [model, *(unit for unit in self.units(model) if unit is not model)]
+        for unit in units[1:]:
+            if id(unit) not in names:
+                raise ValueError(f"a unit, a {type(unit).__name__}, is not a module of the model")
+            if not any(True for _ in unit.parameters()):
+                kind = type(unit).__name__
+                raise ValueError(f"unit {names[id(unit)]}, a {kind}, owns no parameters: nothing to gather for it")
+        place = {id(unit): number for number, unit in enumerate(units)}
+        users: dict[int, set[int]] = {}
+
+        def walk(module: nn.Module, number: int) -> None:
+            number = place.get(id(module), number)
+            for param in module.parameters(recurse=False):
+                users.setdefault(id(param), set()).add(number)
+            for child in module.children():
+                walk(child, number)
+
+        walk(model, 0)
+        found: list[list[nn.Parameter]] = [[] for _ in units]
+        for param in model.parameters():
+            found[min(users[id(param)]) if len(users[id(param)]) == 1 else 0].append(param)
+        return [(names[id(u)] or "the model", u, own) for u, own in zip(units, found, strict=True) if own or u is model]
+
+    def flats_of(self, comm: Comm, params: list[nn.Parameter]) -> list[Flat]:
+        """The vectors of one unit: parameters of one dtype that all need gradients, or none of which does."""
+        kinds: dict[Any, list[nn.Parameter]] = {}
+        for param in params:
+            if param.requires_grad or self.sharded:
+                kinds.setdefault((param.dtype, param.requires_grad), []).append(param)
+        return [Flat(comm, own, [self.index_of.get(id(p), -1) for p in own], self.sharded) for own in kinds.values()]
+
+    def pieces_of(self, wide: dict[int, Tensor]) -> list[nn.Parameter]:
+        """What the optimizer updates: this rank's parts of the parameters, or float32 masters of them.
+
+        wide: {id of a parameter: what it was before it was rounded}.
+        """
+        if self.precision is None:
+            return [nn.Parameter(part) for part in self.places()]
+        wholes = [wide[id(p)].reshape(-1) for p in self.params]
+        return self.precision.masters([wholes[index][begin:end] for index, begin, end in self.pieces_in()])
+
+    def optimizer(self, model: nn.Module, make: OptimizerOf) -> ShardedOptimizer:
+        """Return the optimizer of this rank's pieces, which make(list of parameters) makes; after `start`."""
+        self.require_begun()
+        return ShardedOptimizer(self, make(self.pieces or [nn.Parameter(torch.zeros(0))]))
+
+    def require_sums(self, comm: Comm) -> None:
+        """Nothing is added by `all_reduce` here."""
+
+    def require_not_before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Raise ValueError for an optimizer of the model's own parameters, which have no gradients here."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        names = [name for name, p in zip(self.names, self.params, strict=True) if id(p) in held]
+        if names:
+            raise ValueError(
+                f"this {type(optimizer).__name__} was made of the model's parameters, {names[0]} and {len(names) - 1} "
+                f"more, whose gradients are in shards: after strategy.start, make it by strategy.optimizer(model, make)"
+            )
+
+    def require_unchanged(self) -> None:
+        """Raise ValueError where somebody has changed a parameter since `start`, who is not this strategy."""
+        for unit in self.parts:
+            for flat in unit.flats:
+                for param, view in zip(flat.params, flat.views, strict=True):
+                    shown = view if unit.whole else flat.nothing
+                    if param.data_ptr() != shown.data_ptr() or param._version != self.version[id(param)]:
+                        name = next(name for name, p in self.model.named_parameters() if p is param)
+                        how = "in place" if param.data_ptr() == shown.data_ptr() else "its tensor was replaced"
+                        raise ValueError(
+                            f"{name} was changed behind the back of {type(self).__name__} ({how}), and its shards do "
+                            "not know: give it its values before strategy.start, or by strategy.load_state_dict"
+                        )
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def add_gradients(self, comm: Comm, model: nn.Module) -> None:
+        """Leave the sum over ranks of all gradients in shards, for the optimizer. Collective; see Strategy."""
+        reducer = self.require_started(model)
+        self.require_unchanged()
+        reducer.begin()
+        totals = []
+        for flat in cast(list[Flat], reducer.buckets):
+            for k in reversed(range(len(flat.indices))):
+                flat.put(k)
+            totals.append(self.reduce_scatter(comm, flat.packed()))
+        self.hand_out(comm, totals)
+
+    def hand_out(self, comm: Comm, totals: list[Tensor]) -> None:
+        """Make the sums, [(n,)] in the order of the reducer, the gradients of the pieces. Collective."""
+        flats = self.trainable[::-1]
+        bad = [pair for flat in flats for pair in flat.bad]
+        missing = sorted(index for flat in flats for index in flat.missing)
+        for flat in flats:
+            flat.begin()
+        scaled = self.precision is not None and self.precision.scaler is not None
+        unused = self.verdict.of_shards(comm, [] if scaled else bad, missing)
+        by_flat = {id(flat): total for flat, total in zip(flats, totals, strict=True)}
+        grads: list[Tensor | None] = []
+        for flat in self.trainable:
+            parts = flat.slices(by_flat[id(flat)])
+            grads += [None if flat.indices[i] in unused else g for (i, *_), g in zip(flat.pieces, parts, strict=True)]
+        self.grads = grads  # of the pieces, as they have traveled
+        if self.precision is None:
+            for piece, grad in zip(self.pieces, grads, strict=True):
+                piece.grad = grad
+        for name, param in zip(self.names, self.params, strict=True):
+            param.__dict__["gradient_is"] = (
+                f"the gradient of {name} is in shards, which strategy.add_gradients has made, until optimizer.step(): "
+                "clip by strategy.clip_gradients(max_norm)"
+            )
+
+    def take(self) -> None:
+        """Give the masters, if there are any, the gradients that have come, in float32. Collective; once in a step."""
+        if self.precision is not None and self.grads:
+            grads, self.grads = self.grads, []
+            self.precision.take(self.comm, self.pieces, grads)
+
+    @torch.no_grad()
+    def clip_gradients(self, max_norm: float, *over: Comm) -> float:
+        """Scale all gradients down if their norm, of all shards together, is larger than `max_norm`. Collective.
+
+        Args:    over: communicators along which the model itself is cut, such as mesh["tp"] and mesh["pp"].
+        Returns: the norm before; the same on every rank.
+        Steps: one all_reduce of 8 bytes.   Ref: torch.nn.utils.clip_grad_norm_.
+        """
+        self.require_begun()
+        self.take()
+        grads = [piece.grad for piece in self.pieces if piece.grad is not None]
+        square = torch.zeros(1, dtype=torch.float64, device=self.comm.device)
+        for grad in grads:
+            square += grad.double().square().sum()
+        for comm in (self.comm, *over):
+            comm.all_reduce(square)
+        norm = float(square.sqrt())
+        factor = max_norm / (norm + 1e-6)  # as torch has it
+        if factor < 1:
+            for grad in grads:
+                grad.mul_(factor)
+        return norm
+
+    @torch.no_grad()
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update this rank's pieces, and let all ranks know. Collective."""
+        self.require_begun()
+        self.require_unchanged()
+        self.take()
+        if self.precision is None or not self.precision.skipped:
+            optimizer.step()
+            self.publish()
+        self.drop_gradients()
+
+    def publish(self) -> None:
+        """Give every rank the parameters that the pieces have become."""
+        if self.precision is not None:
+            self.precision.publish(self.pieces, self.places())
+        self.spread()
+
+    def spread(self) -> None:
+        """Gather all chunks, as soon as they are new."""
+        results_of([self.comm.background(self.all_gather, flat.full) for flat in self.trainable])
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of pieces and parameters."""
+        self.grads: list[Tensor | None] = []
+        for param in (*self.pieces, *self.params):
+            param.__dict__.pop("gradient_is", None)
+            param.grad = None
+
+    def finish(self, comm: Comm, model: nn.Module) -> None:
+        super().finish(comm, model)
+        self.assemble()
+        if self.precision is not None:
+            for param in model.parameters():
+                param.data = param.data.to(self.dtypes[id(param)])
+            for param, master in zip(self.params, self.whole([piece.detach() for piece in self.pieces]), strict=True):
+                param.data = master
+
+    def assemble(self) -> None:
+        """Make all parameters whole. Collective."""
+
+    # -- what is held, and what is saved -----------------------------------------------------------------------------
+
+    def tensors(self, model: nn.Module) -> dict[str, list[Tensor]]:
+        flats = [flat for unit in self.parts for flat in unit.flats]
+        packed = [flat.grad for flat in self.trainable if flat.grad is not None]
+        grads = [grad for grad in (*map(grad_of, self.params), *self.grads) if grad is not None]
+        own = [grad for grad in map(grad_of, self.pieces) if grad is not None] if self.precision is None else []
+        parameters = [*model.parameters(), *(f.shard for f in flats), *(f.full for f in flats)]
+        return {"parameters": parameters, "gradients": [*packed, *grads, *own]}
+
+    def stateful(self, model: nn.Module) -> ZeRO1:
+        self.require_begun()
+        return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole model's state, {name: tensor}, on every rank, as its own state_dict() would be. Collective."""
+        self.assemble()
+        state = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        self.release()
+        return state
+
+    def load_state_dict(self, whole: dict[str, Tensor]) -> None:
+        """Take this rank's chunks of `whole`, the state_dict() of the model, saved on any number of ranks. Collective.
+
+        Raises:  RuntimeError of torch that names the tensor which is missing or has another shape.
+        """
+        self.assemble()
+        try:
+            self.model.load_state_dict(whole)
+        finally:
+            for flat in (flat for unit in self.parts for flat in unit.flats):
+                flat.shard.copy_(flat.own(flat.full))
+            self.version = {id(p): p._version for p in self.model.parameters()}
+            if self.precision is not None:
+                for piece, part in zip(self.pieces, self.places(), strict=True):
+                    piece.data.copy_(part)
+            self.release()
+
+    def release(self) -> None:
+        """Give back what `assemble` has made."""
+
+    def places(self) -> list[Tensor]:
+        """The parts of the parameters that the pieces are, or are masters of."""
+        return [part for flat in self.trainable for part in flat.slices(flat.shard)]
+
+    def pieces_in(self) -> list[tuple[int, int, int]]:
+        """[(index of the parameter, begin, end)] of every piece."""
+        return [(flat.indices[i], begin, end) for flat in self.trainable for i, begin, end, _ in flat.pieces]
+
+    def whole(self, values: Sequence[Any], dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Return the whole tensors of which all ranks' `values` are pieces, in the order of the parameters.
+
+        Args:    values: of each piece a tensor like it, a number, or None; dtype: by default that of the pieces.
+        Steps: one all_gather per unit.   Bytes per rank: those of each for its parameters.
+        """
+        found: dict[int, Tensor] = {}
+        rest = iter(values)
+        for flat in self.trainable:
+            of_pieces = flat.shard.dtype if self.precision is None else torch.float32
+            mine = flat.shard.new_zeros(flat.n, dtype=dtype or of_pieces)
+            for part in flat.slices(mine):
+                if (value := next(rest)) is not None:
+                    part.copy_(torch.as_tensor(value))
+            found |= zip(flat.indices, flat.views_of(self.comm.all_gather(mine).view(-1)), strict=True)
+        return [found[index] for index in range(len(self.params))]
+
+    def stop(self) -> None:
+        """Forget the model. Not collective: parameters that are released then, without `finish`, stay NaN."""
+        if self.reducer is not None:
+            self.drop_gradients()
+            for param in self.params:
+                if type(param) is ShardedParameter:
+                    param.__class__ = nn.Parameter
+        super().stop()
+
+
+class ZeRO2(ZeRO1):
+    """Shards gradients as well: those of a unit are added and freed as soon as backward has made them.
+
+    Whole gradients of this rank are there for the unit that backward is in and those whose reduce-scatter is under way;
+    inside accumulating() they all are, as they travel once.
+    Steps: one reduce_scatter, during backward, and one all_gather per unit.   Bytes per rank: as ZeRO1.
+    """
+
+    def follow(self, comm: Comm) -> None:
+        for index, param in enumerate(self.params):
+            self.hook(param.register_post_accumulate_grad_hook(lambda _, index=index: self.ready(index)))
+
+    def ready(self, index: int) -> None:
+        """Autograd has made the gradient of parameter `index`."""
+        if not self.adds_up:
+            gradient_ready(self.comm, self.require_begun(), index)
+
+    def add_gradients(self, comm: Comm, model: nn.Module) -> None:
+        """Send what backward has not reached, and wait until all sums are in shards. Collective; see Strategy."""
+        reducer = self.require_started(model)
+        for index in reversed(range(len(self.params))):
+            if not reducer.collected[index]:
+                gradient_ready(comm, reducer, index)
+        works, abandoned, reducer.abandoned = reducer.works, reducer.abandoned, []
+        reducer.begin()
+        totals = results_of([*abandoned, *works])[len(abandoned) :]
+        self.require_unchanged()
+        self.hand_out(comm, totals)
+
+
+class ZeRO3(ZeRO2):
+    """Shards parameters as well: a unit gathers them before it is used, in forward and in backward, and releases them.
+
+    While a unit computes, the next one, in the order of the forward pass before, is gathered in the background.
+    reshard_after_forward: True releases every unit after its forward, 3 Psi bytes in a step; None, all but the last and
+    that of the model itself, which backward needs at once; False none, 2 Psi. A unit that is computed again during
+    backward (recomputation) is gathered once there. All ranks have to compute the same units in the same order.
+    On simulated ranks backward waits inside autograd: sim.run(..., threads=True).
+    Steps: per unit two all_gathers, or one, and one reduce_scatter.   Bytes per rank: those of each for its parameters.
+    """
+
+    sharded = True
+
+    def __init__(
+        self,
+        reduce_scatter: Callable = own_reduce_scatter,
+        all_gather: Callable = own_all_gather,
+        precision: str | Precision | None = None,
+        units: Callable = units_of,
+        reshard_after_forward: bool | None = None,
+    ) -> None:
+        super().__init__(reduce_scatter, all_gather, precision, units)
+        self.reshard_after_forward = reshard_after_forward
+
+    @property
+    def talks_in_backward(self) -> bool:
+        return True
+
+    def follow(self, comm: Comm) -> None:
+        super().follow(comm)
+        self.expected = self.parts  # the units in the order of the latest forward pass; at first as they are registered
+        self.trail: list[Unit] = []  # of the one that is made
+        self.taping = False  # is it one that backward follows?
+        self.unit_of = {id(p): unit for unit in self.parts for flat in unit.flats for p in flat.params}
+        for unit in self.parts:
+            unit.release()
+            before, after = partial(self.before_forward, unit), partial(self.after_forward, unit)
+            self.hook(unit.module.register_forward_pre_hook(before, prepend=True))
+            self.hook(unit.module.register_forward_hook(after, with_kwargs=True))
+
+    def gather(self, unit: Unit) -> None:
+        """Begin to gather a unit, in the background, if nobody has."""
+        if not unit.whole and not unit.works:
+            for flat in unit.flats:
+                flat.allocate()
+            unit.works = [self.comm.background(self.all_gather, flat.full) for flat in unit.flats]
+
+    def need(self, unit: Unit, following: Unit | None) -> None:
+        """Make the parameters of a unit whole, and begin to gather those of the `following` one."""
+        self.gather(unit)
+        works, unit.works = unit.works, []
+        if following is not None:
+            self.gather(following)
+        results_of(works)
+        if not unit.whole:
+            unit.whole = True
+            for flat in unit.flats:
+                flat.attach()
+
+    def before_forward(self, unit: Unit, *_: Any) -> None:
+        if in_backward():  # it is computed again
+            place = max((k for k, other in enumerate(self.trail) if other is unit), default=0)
+            self.need(unit, self.trail[place - 1] if place else None)
+            return
+        if unit is self.parts[0]:  # the model itself
+            self.expected, self.trail = self.trail or self.expected, []
+            self.taping = torch.is_grad_enabled()
+            for other in self.parts:
+                other.begin()
+        place = len(self.trail)
+        self.trail.append(unit)
+        known = self.expected[place + 1 : place + 2] if self.expected[place : place + 1] == [unit] else []
+        self.need(unit, known[0] if known else None)
+
+    def after_forward(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        if in_backward():
+            return
+        keeps = self.reshard_after_forward is False
+        if self.reshard_after_forward is None:
+            keeps = unit is self.parts[0] or unit is self.expected[-1]
+        if not self.taping or not keeps:
+            unit.release()
+        trail, place = self.trail, len(self.trail) - 1 - self.trail[::-1].index(unit)
+        for tensor in with_gradient(out):
+            tensor.register_hook(lambda _: self.need(unit, trail[place - 1] if place else None))
+        if unit.has_frozen and (tensors := with_gradient((args, kwargs))):
+            unit.calls += 1
+            register_multi_grad_hook(tensors, lambda _: self.behind(unit))
+
+    def behind(self, unit: Unit) -> None:
+        """Backward has come through one call of a unit, to all of its inputs."""
+        unit.calls -= 1
+        self.release_if_done(unit)
+
+    def ready(self, index: int) -> None:
+        super().ready(index)
+        unit = self.unit_of[id(self.params[index])]
+        unit.waiting -= 1
+        self.release_if_done(unit)
+
+    def release_if_done(self, unit: Unit) -> None:
+        """Release a unit that has all gradients; where parameters are frozen, those of its inputs, too."""
+        if unit.waiting <= 0 and unit.calls <= 0:
+            unit.begin()
+            unit.release()
+
+    def add_gradients(self, comm: Comm, model: nn.Module) -> None:
+        for unit in self.parts:
+            unit.begin()
+            unit.release()  # where backward has not reached all
+        super().add_gradients(comm, model)
+
+    def spread(self) -> None:
+        """Nothing travels yet: what is needed is gathered when it is."""
+        self.release()
+
+    def release(self) -> None:
+        for unit in self.parts:
+            unit.release()
+
+    def assemble(self) -> None:
+        for unit in self.parts:
+            self.need(unit, None)
+
+
+def in_backward() -> bool:
+    """Is autograd at work in this thread?"""
+    return torch._C._current_graph_task_id() != -1
+
+
+def with_gradient(values: Any) -> list[Tensor]:
+    """The tensors in `values`, nested tuples, lists and dicts, that need a gradient."""
+    if isinstance(values, Tensor):
+        return [values] if values.requires_grad else []
+    nested: Iterable[Any] = values.values() if isinstance(values, dict) else values
+    return [t for v in nested for t in with_gradient(v)] if isinstance(values, dict | list | tuple) else []
+
+
+# -- what is saved -----------------------------------------------------------------------------------------------------
+
+
+LIKE, NUMBER = "like its parameter", "one number"
+
+
+class ShardedOptimizer:
+    """A torch optimizer of this rank's pieces, whose step all ranks take together.
+
+    optimizer: the torch optimizer itself, which a learning-rate schedule of torch needs.
+    """
+
+    def __init__(self, strategy: ZeRO1, optimizer: torch.optim.Optimizer) -> None:
+        self.strategy, self.optimizer = strategy, optimizer
+        of_all = strategy.model.parameters() if strategy.precision is None else strategy.params
+        place = {id(p): number for number, p in enumerate(of_all)}
+        self.count, self.numbers = len(place), [place[id(p)] for p in strategy.params]  # as DataParallel's counts them
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        self.strategy.drop_gradients()
+
+    def step(self) -> None:
+        """Update the parameters of all ranks, and drop the gradients. Collective."""
+        self.strategy.update(self.optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state_dict() of the optimizer that DataParallel would have, on every rank. Collective.
+
+        Raises:  ValueError on every rank for a state that is neither like a piece nor one number.
+        """
+        strategy = self.strategy
+        rows = [self.optimizer.state.get(piece, {}) for piece in strategy.pieces]
+        pairs = zip(strategy.pieces, rows, strict=True)
+        mine = {(key, kind_of(v, piece)) for piece, row in pairs for key, v in row.items() if v is not None}
+        tables = gather_items(strategy.comm, sorted(mine))
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, kind in sorted({(pair[0], pair[1]) for table in tables for pair in table if len(pair) == 2}):
+            if kind not in (LIKE, NUMBER):
+                raise ValueError(
+                    f"a checkpoint knows no optimizer whose {key} is {kind}: SGD, Adam and the like are known"
+                )
+            values = [row.get(key) for row in rows]
+            known = {place[0] for place, v in zip(strategy.pieces_in(), values, strict=True) if v is not None}
+            tables_of = gather_integers(strategy.comm, [index in known for index in range(len(self.numbers))])
+            wholes = strategy.whole(values, torch.float64 if kind == NUMBER else None)
+            for index, (number, whole) in enumerate(zip(self.numbers, wholes, strict=True)):
+                if any(row[index] for row in tables_of):
+                    value = whole.flatten()[0].float() if kind == NUMBER else whole
+                    state.setdefault(number, {})[key] = value
+        inner = {"state": state, "param_groups": [self.group() | {"params": list(range(self.count))}]}
+        if strategy.precision is None:
+            return inner
+        masters = strategy.whole([piece.detach() for piece in strategy.pieces])
+        return {"masters": masters, "inner": inner, "precision": strategy.precision.state_dict()}
+
+    @torch.no_grad()
+    def load_state_dict(self, whole: dict[str, Any]) -> None:
+        """Take this rank's pieces of the state of the whole model's optimizer, from any number of ranks. Collective.
+
+        Raises:  ValueError that says what does not fit.
+        """
+        strategy, precision = self.strategy, self.strategy.precision
+        inner = whole if precision is None else whole["inner"]
+        (group,) = inner["param_groups"]
+        if len(group["params"]) != self.count:
+            raise ValueError(f"its optimizer has {len(group['params'])} parameters, this model {self.count}")
+        rows = {}
+        for k, (index, begin, end) in enumerate(strategy.pieces_in()):
+            row, param = inner["state"].get(self.numbers[index], {}), strategy.params[index]
+            like = {key for key, v in row.items() if shape_of(v) == param.shape and (param.ndim or key != "step")}
+            rows[k] = {key: v.reshape(-1)[begin:end] if key in like else v for key, v in row.items()}
+        mine = self.optimizer.state_dict()["param_groups"][0]["params"]
+        self.optimizer.load_state_dict({"state": rows, "param_groups": [self.group() | group | {"params": mine}]})
+        if precision is not None:
+            precision.load_state_dict(whole["precision"])
+            for piece, (index, begin, end) in zip(strategy.pieces, strategy.pieces_in(), strict=True):
+                piece.copy_(whole["masters"][index].reshape(-1)[begin:end])
+            strategy.publish()
+
+    def group(self) -> dict[str, Any]:
+        """The options of the one group of parameters. Raises ValueError where there are several."""
+        groups = self.optimizer.state_dict()["param_groups"]
+        if len(groups) > 1:
+            raise ValueError(f"a checkpoint needs an optimizer of one group of parameters: this one has {len(groups)}")
+        return groups[0]
+
+
+def kind_of(value: Any, piece: Tensor) -> str:
+    """Whether a value of an optimizer's state is LIKE the piece or a NUMBER, or what else."""
+    shape = shape_of(value)
+    return NUMBER if shape == () else LIKE if shape == piece.shape else f"of shape {tuple(shape)}"
+
+
+def shape_of(value: Any) -> Sequence[int]:
+    return value.shape if isinstance(value, Tensor) else ()

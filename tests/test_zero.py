@@ -1,0 +1,393 @@
+"""ZeRO: the course of one rank, in as many bytes and messages as the paper counts, and sentences for what is wrong."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from hpdl_lab import data, models
+from hpdl_lab.collectives import ring
+from hpdl_lab.comm import PerRank, sim
+from hpdl_lab.comm.network import Switch
+from hpdl_lab.data.loading import shard
+from hpdl_lab.models.batch_norm import synchronized
+from hpdl_lab.models.mlp import mlp
+from hpdl_lab.parallel import training
+from hpdl_lab.parallel.data_parallel import DataParallel
+from hpdl_lab.parallel.scaling.accounting import account, spending
+from hpdl_lab.parallel.training import Recipe, train_step
+from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
+from tests.wording import raises
+
+STEPS, BATCH = 3, 11  # which 2, 3, 4 and 5 ranks do not divide
+READS = {"mlp": "digits", "cnn": "digit_images", "vit": "digit_images", "gpt": "text"}
+STAGES = [ZeRO1, ZeRO2, ZeRO3]
+RING = {"reduce_scatter": lambda comm, x: ring.reduce_scatter(comm, x), "all_gather": ring.all_gather}
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=1e-3)
+
+
+def flat_of(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def train(comm, model, strategy, make, x, y, micro_batches=1, steps=STEPS):
+    """(losses, parameters) of the ranks of `comm`; of this one alone, by plain torch, where there is no strategy."""
+    losses = []
+    if strategy is not None:
+        strategy.start(comm, model)
+    optimizer = make(list(model.parameters())) if strategy is None else strategy.optimizer(model, make)
+    for step in range(steps):
+        some = torch.arange(step * BATCH, (step + 1) * BATCH) % len(y)
+        if strategy is None:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x[some]).flatten(0, -2), y[some].flatten())
+            loss.backward()
+            optimizer.step()
+        else:
+            mine = shard(some, comm.rank, comm.size)
+            with synchronized(model, comm):
+                part = train_step(comm, model, strategy, optimizer, x[mine], y[mine], BATCH, micro_batches)
+            loss = comm.all_reduce(torch.tensor([part], dtype=torch.float64))
+        losses.append(loss.item())
+    if strategy is not None:
+        strategy.finish(comm, model)
+        strategy.stop()
+    return losses, flat_of(model)
+
+
+def examples(name, dtype="float64"):
+    """(model, x, y) of a few examples."""
+    whole = data.load(READS[name])
+    x, y = whole.train_x[:40], whole.train_y[:40]
+    small = {"layers": 2, "width": 16, "heads": 2} if name in ("gpt", "vit") else {}
+    return models.build_for(whole, name, dtype=dtype, **small), x.to(getattr(torch, dtype)) if small == {} else x, y
+
+
+# -- the same course ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_losses_and_parameters_are_those_of_one_rank(name, make):
+    model, x, y = examples(name)
+    x = x.double() if x.is_floating_point() else x
+    losses, parameters = train(None, copy.deepcopy(model), None, make, x, y)
+    several: list = [(1, ZeRO3()), (2, ZeRO1()), (4, ZeRO3(reshard_after_forward=True))]
+    for p, strategy in several if make is sgd else [(2, ZeRO3()), (3, ZeRO2()), (5, ZeRO3())]:
+        found = sim.run(p, train, model, strategy, make, x, y, 1 + p % 2, threads=True)
+        for its_losses, its_parameters in found:
+            assert its_losses == pytest.approx(losses, abs=1e-10), (p, strategy)
+            assert (its_parameters - parameters).abs().max() < 1e-10, (p, strategy)
+
+
+@pytest.mark.parametrize("strategy", [*[stage() for stage in STAGES], ZeRO3(reshard_after_forward=False)])
+def test_the_same_bits_as_data_parallelism_where_sums_have_the_same_order(strategy):
+    model, x, y = examples("gpt", "float32")
+    want = sim.run(3, train, model, DataParallel(), adamw, x, y)
+    found = sim.run(3, train, model, strategy, adamw, x, y, threads=True)
+    assert all(torch.equal(parameters, want[0][1]) for _, parameters in found)
+    assert [losses for losses, _ in found] == [losses for losses, _ in want]
+
+
+class Odd(nn.Module):
+    """A module used twice, weights tied across units, frozen ones and one without a gradient, two dtypes, a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.twice = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.blocks = nn.ModuleList([nn.Linear(6, 6), self.twice, nn.Sequential(nn.Linear(6, 6), nn.ReLU())])
+        self.blocks[0].weight = self.first.weight
+        self.adapter = nn.ModuleList([nn.Linear(6, 2), nn.Linear(2, 6)])
+        self.unused, self.scale = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(7, dtype=torch.float32))
+        self.register_buffer("steps", torch.zeros(1))
+        self.blocks[2].requires_grad_(False)
+
+    def forward(self, x):
+        self.steps += 1
+        x = self.blocks[0](self.first(x.double()))
+        x = self.twice(torch.tanh(self.twice(x)))
+        x = recomputed(self.blocks[2], x, use_reentrant=False) if x.requires_grad else self.blocks[2](x)
+        return (x + self.adapter[1](self.adapter[0](x))) * self.scale.mean()
+
+
+@pytest.mark.filterwarnings("ignore:the loss does not depend")
+@pytest.mark.parametrize("strategy", [*[stage() for stage in STAGES], ZeRO3(reshard_after_forward=True)])
+def test_parameters_that_are_tied_frozen_unused_and_used_twice(strategy):
+    torch.manual_seed(0)
+    model, x, y = Odd().double(), torch.randn(40, 6), torch.randint(6, (40,))
+    model.scale.data = model.scale.data.float()
+
+    def decayed(params):
+        return torch.optim.AdamW([p for p in params if p.requires_grad], lr=0.01, weight_decay=0.1)
+
+    losses, parameters = train(None, copy.deepcopy(model), None, decayed, x, y)
+    for its_losses, its_parameters in sim.run(3, train, model, strategy, decayed, x, y, 2, threads=True):
+        assert its_losses == pytest.approx(losses, abs=1e-7)  # a float32 scale
+        assert (its_parameters - parameters).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_clipping_is_by_the_norm_of_all_gradients(stage):
+    model, x, y = examples("gpt")
+
+    def clipped(comm, model):
+        strategy = stage()
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, sgd)
+        mine = shard(torch.arange(BATCH), comm.rank, comm.size)
+        train_step(comm, model, strategy, Unstepped(optimizer), x[mine], y[mine], BATCH)
+        norm = strategy.clip_gradients(0.05)
+        optimizer.step()
+        strategy.finish(comm, model)
+        return norm, flat_of(model)
+
+    found = sim.run(3, clipped, model, threads=True)
+    cross_entropy(model(x[:BATCH]).flatten(0, -2), y[:BATCH].flatten()).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    sgd(model.parameters()).step()
+    for its_norm, parameters in found:
+        assert norm > 0.05 and its_norm == pytest.approx(float(norm), rel=1e-9)
+        assert (parameters - flat_of(model)).abs().max() < 1e-10
+
+
+class Unstepped:
+    """An optimizer whose step is taken elsewhere."""
+
+    def __init__(self, optimizer):
+        self.zero_grad = optimizer.zero_grad
+
+    def step(self):
+        pass
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def a_step(comm, strategy, model, x, y, make=sgd):
+    """The gradients of one batch, and an update."""
+    optimizer = strategy.optimizer(model, make)
+    train_step(comm, model, strategy, optimizer, x, y, BATCH)
+    return optimizer
+
+
+def sent(p, strategy, model, x, y):
+    """Bytes that a rank sends in the second of two steps, which knows the order of units."""
+
+    def steps(comm, model, n):
+        strategy = mine(comm)
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, sgd)
+        for _ in range(n):
+            train_step(comm, model, strategy, optimizer, x, y, BATCH)
+
+    def mine(comm):
+        return copy.copy(strategy)
+
+    one, two = (sim.run(p, steps, model, n, threads=True).events for n in (1, 2))
+    return (sum(e.nbytes for e in two if e.op == "send") - sum(e.nbytes for e in one if e.op == "send")) / p
+
+
+@pytest.mark.parametrize(
+    ("strategy", "times"),
+    [
+        (ZeRO1(**RING), 2),
+        (ZeRO2(**RING), 2),
+        (ZeRO3(**RING, reshard_after_forward=True), 3),
+        (ZeRO3(**RING, reshard_after_forward=False), 2),
+    ],
+)
+def test_traffic_is_2_or_3_times_the_parameters(strategy, times):
+    """Beside the all_gather of 8 bytes by which ranks know that all is well, of which a hub sends more."""
+    p, model = 4, mlp((64, 32, 16))  # 2048 + 32, 512 + 16 elements, which 4 divides
+    psi = 4 * sum(param.numel() for param in model.parameters())
+    consensus = (p - 1) * 8 * (1 + p) / p
+    x, y = torch.randn(4, 64), torch.zeros(4, dtype=torch.int64)
+    assert sent(p, strategy, model, x, y) - consensus == times * psi * (p - 1) / p
+
+
+def test_the_last_unit_is_not_gathered_twice():
+    p, model = 4, mlp((64, 32, 16))
+    x, y = torch.randn(4, 64), torch.zeros(4, dtype=torch.int64)
+    saved = sent(p, ZeRO3(**RING, reshard_after_forward=True), model, x, y) - sent(p, ZeRO3(**RING), model, x, y)
+    assert saved == 4 * (512 + 16) * (p - 1) / p
+
+
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize(
+    ("kind", "per_parameter"),
+    [
+        (DataParallel, lambda n: 16),
+        (ZeRO1, lambda n: 4 + 12 / n),
+        (ZeRO2, lambda n: 2 + 14 / n),
+        (ZeRO3, lambda n: 16 / n),
+    ],
+)
+def test_bytes_held_are_those_of_the_paper(kind, per_parameter, p):
+    """After backward, or once gradients are in shards: whichever is more. The first step has made Adam's states."""
+    model = models.build("gpt", layers=4, width=64, block=8, vocabulary=16)
+    x = torch.zeros(2, 8, dtype=torch.int64)
+
+    def steps(comm, model):
+        strategy = kind(precision="bfloat16")
+        strategy.start(comm, model)
+        optimizer = a_step(comm, strategy, model, x, x, adamw)
+        model(x).sum().backward()
+        held = [strategy.held(model, optimizer)]
+        strategy.add_gradients(comm, model)
+        return max(sum(held.values()) for held in [*held, strategy.held(model, optimizer)])
+
+    parameters = sum(param.numel() for param in model.parameters())
+    for held in sim.run(p, steps, model, threads=True):
+        assert held / parameters == pytest.approx(per_parameter(p), rel=0.02)
+
+
+def test_two_units_are_whole_at_a_time_and_gathers_hide_behind_computing():
+    model, most = mlp((32,) * 9), []
+
+    def steps(comm, model):
+        strategy = ZeRO3(**RING)
+        for layer in model:
+            layer.register_forward_hook(lambda *_: note(strategy))
+            for param in layer.parameters():
+                param.register_post_accumulate_grad_hook(lambda _: note(strategy))
+        with spending(comm, model, 1e-3, 2e-3):
+            strategy.start(comm, model)
+            optimizer = strategy.optimizer(model, sgd)
+            for _ in range(3):
+                train_step(
+                    comm, model, strategy, optimizer, torch.randn(2, 32), torch.zeros(2, dtype=torch.int64), BATCH
+                )
+
+    def note(strategy):
+        most.append(sum(flat.full.untyped_storage().nbytes() > 0 for unit in strategy.parts for flat in unit.flats))
+
+    events = sim.run(2, steps, model, network=Switch(20e-6, 1e-9), threads=True).events
+    assert max(most) == 2
+    assert account(events).overlap > 0.6
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def course(comm, strategy, path, steps, resume=False, precision=None):
+    """What training.train returns after `steps`, of which every third is kept in a checkpoint."""
+    strategy = copy.copy(strategy)
+    whole, name = data.load("digits"), str(path)
+    recipe = Recipe(
+        steps=steps, batch=20, lr=0.01, optimizer="adamw", checkpoint=name, checkpoint_every=3, resume=resume
+    )
+    return training.train(comm, mlp((64, 12, 10)), strategy, whole, recipe)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(ZeRO1(), ZeRO3()), (ZeRO3(), DataParallel()), (DataParallel(), ZeRO2()), (ZeRO3(), ZeRO3())]
+)
+def test_a_run_goes_on_with_another_number_of_ranks_and_another_stage(tmp_path, before, after):
+    want = sim.run(2, course, before, tmp_path / "other.pt", 6, threads=True)[0]
+    sim.run(3, course, before, tmp_path / "run.pt", 3, threads=True)
+    found = sim.run(2, course, after, tmp_path / "run.pt", 6, True, threads=True)
+    for one in found:
+        assert one.losses == pytest.approx(want.losses[3:], abs=1e-5)
+        assert (one.parameters - want.parameters).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("before", "after"), [(ZeRO3, ZeRO1), (ZeRO1, DataParallel), (DataParallel, ZeRO3)])
+def test_masters_are_kept_as_well(tmp_path, before, after):
+    """Beyond the bits of bfloat16: what goes on has the course of what has never stopped."""
+    want = sim.run(2, course, before(precision="bfloat16"), tmp_path / "other.pt", 6, threads=True)[0]
+    sim.run(2, course, before(precision="bfloat16"), tmp_path / "run.pt", 3, threads=True)
+    found = sim.run(2, course, after(precision="bfloat16"), tmp_path / "run.pt", 6, True, threads=True)
+    for one in found:
+        assert (one.parameters - want.parameters).abs().max() < 1e-6
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def begun(strategy, p=2, model=None, then=lambda comm, strategy, model, optimizer: None):
+    """Start a strategy on p ranks, make its optimizer, and do something."""
+
+    def body(comm, strategy, model):
+        before = sgd(model.parameters())
+        strategy.start(comm, model)
+        strategy.optimizer(model, sgd)
+        model(torch.randn(4, 6)).sum().backward()
+        then(comm, strategy, model, before)
+        strategy.stop()
+
+    sim.run(p, body, strategy, model or mlp((6, 4, 3)), threads=True)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_changes_behind_its_back_are_named(stage):
+    def replaced(comm, strategy, model, before):
+        model[0].weight.data = torch.ones(4, 6)
+        strategy.add_gradients(comm, model)
+
+    with raises(ValueError, "0.weight", stage.__name__, "replaced"):
+        begun(stage(), then=replaced)
+
+    def in_place(comm, strategy, model, before):
+        with torch.no_grad():
+            model[2].bias.zero_()
+        strategy.add_gradients(comm, model)
+
+    with raises(ValueError, "2.bias", stage.__name__, "in place"):
+        begun(stage(), then=in_place)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_that_are_in_shards_are_not_read_as_none(stage):
+    def clip(comm, strategy, model, before):
+        strategy.add_gradients(comm, model)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    with raises(ValueError, "0.weight", "in shards", "clip_gradients"):
+        begun(stage(), then=clip)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_optimizer_that_was_made_before_is_refused(stage):
+    def step(comm, strategy, model, before):
+        strategy.add_gradients(comm, model)
+        before.step()
+
+    with raises(ValueError, "SGD", "0.weight", "3 more", "strategy.optimizer"):
+        begun(stage(), then=step)
+
+
+def test_models_and_units_without_parameters_and_ranks_that_differ():
+    with raises(ValueError, "Sequential owns no parameter"):
+        sim.run(2, lambda comm: ZeRO2().start(comm, nn.Sequential(nn.ReLU())))
+    with raises(ValueError, "unit 1", "ReLU", "owns no parameters"):
+        begun(ZeRO3(units=lambda model: [model[0], model[1]]))
+    with raises(ValueError, "not a module of the model"):
+        begun(ZeRO3(units=lambda model: [nn.Linear(1, 1)]))
+    with raises(ValueError, "0.weight", "rank 1"):
+        sim.run(3, lambda comm, model: ZeRO1().start(comm, model), PerRank([mlp((6, 4)), mlp((6, 5)), mlp((6, 4))]))
+    with raises(ValueError, "rank 0", "ZeRO1", "rank 1", "ZeRO2"):
+        sim.run(2, lambda comm, strategy: strategy.start(comm, mlp((6, 4))), PerRank([ZeRO1(), ZeRO2()]))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gradient_that_is_not_finite_names_rank_and_layer(stage):
+    def body(comm, strategy, model):
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, sgd)
+        x = torch.full((4, 6), float("nan") if comm.rank == 1 else 1.0)
+        model(x).sum().backward()
+        strategy.add_gradients(comm, model)
+        optimizer.step()
+
+    with raises(FloatingPointError, "rank 1", "NaN in the gradient of 2."):
+        sim.run(2, body, stage(), mlp((6, 4, 3)), threads=True)
