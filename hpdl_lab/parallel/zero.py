@@ -447,7 +447,7 @@ class ZeRO1(Strategy):
 
     def drop_gradients(self) -> None:
         """Forget the gradients of pieces and parameters."""
-        self.grads: list[Tensor | None] = []
+        self.grads = []
         for param in (*self.pieces, *self.params):
             param.__dict__.pop("gradient_is", None)
             param.grad = None
