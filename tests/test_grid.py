@@ -2,6 +2,7 @@
 
 import functools
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,11 +16,11 @@ from hpdl_lab.parallel.grid import memory
 from hpdl_lab.parallel.grid import search as grid_search
 from hpdl_lab.parallel.grid.machine import MACHINES, Machine, grid_of, message_cost
 from hpdl_lab.parallel.grid.measure import bytes_over_axes, grid_steps, measured, spec_of
-from hpdl_lab.parallel.grid.memory import SavedBytes, memory_of
+from hpdl_lab.parallel.grid.memory import SavedBytes, memory_of, state_bytes
 from hpdl_lab.parallel.grid.model import predict
 from hpdl_lab.parallel.grid.search import best, best_grid, grids, search
 from hpdl_lab.parallel.grid.simulation import simulate
-from hpdl_lab.parallel.grid.spec import SPECS, gpt
+from hpdl_lab.parallel.grid.spec import SPECS, gpt, transformer_block
 from hpdl_lab.parallel.hybrid.model import cross_entropy_per_answer
 from hpdl_lab.parallel.scripts import price
 from hpdl_lab.schedules.evaluation import pipeline_time
@@ -56,6 +57,35 @@ def test_a_transformer_layer_keeps_34_sbh_without_dropout_masks():
     assert kept == pytest.approx(32 * s * d, rel=0.003)  # means, deviations and softmax sums come on top
     with_sequence = 2 * SPECS["gpt3"].layers[2].saved_on(8, True)
     assert with_sequence == pytest.approx(4 * s * d + 28 * s * d / 8, rel=0.003)
+
+
+def test_eager_attention_keeps_34_sbh_and_5_a_s_over_h_more():
+    """Korthikanti et al. 2022, table 2: bytes of a layer; selective recomputation drops the weights."""
+    s, d, a, t = 2048, 12288, 96, 8
+    layer = transformer_block("blocks.0", d, a, s, eager=True)
+    rest = 2 * (4 + a) * s  # means, deviations and softmax sums, which they leave out
+    assert 2 * layer.saved - rest == s * d * 34 + 5 * a * s * s
+    assert 2 * layer.saved_on(t, False) == pytest.approx(s * d * (10 + 24 / t) + 5 * a * s * s / t, rel=0.001)
+    gathered = 4 * s * d  # what norms put out, see the docstring
+    cut = (s * d * 34 + 5 * a * s * s - gathered) / t
+    assert 2 * layer.saved_on(t, True) == pytest.approx(gathered + cut, rel=0.001)
+    spec = gpt("a gpt", 8, d, a, 51200, s, "mixed adam", eager=True)
+    rows = [memory_of(spec, grid_of(), micro_batches=1, recompute=how)[0] for how in (False, "attention", "blocks")]
+    whole, selective, blocks = (row.activations for row in rows)
+    assert whole - selective == 8 * 5 * a * s * s
+    assert blocks == 2 * 8 * s * d + 2 * max(layer.saved - s * d, spec.layers[-1].saved + spec.layers[-2].saved)
+
+
+@pytest.mark.parametrize("n", [1, 2, 64])
+def test_zero_holds_16_4_12_2_14_and_16_bytes_of_a_parameter(n):
+    """Rajbhandari et al. 2020, figure 1, exactly; temporaries apart."""
+    spec = gpt("a gpt", 2, 64, 2, 192, 64, "mixed adam")  # whose parameters 64 divides
+    for stage, each in enumerate((16, 4 + 12 / n, 2 + 14 / n, 16 / n)):
+        held = memory_of(spec, grid_of(dp=n), stage=stage)[0]
+        assert sum(held[:3]) == each * spec.parameters == sum(state_bytes(spec.parameters, n, stage))
+        assert (held.temporaries > 0) == (n > 1 and stage > 1)
+        in_32_bits = memory_of(replace(spec, training="adam"), grid_of(dp=n), stage=stage)[0]
+        assert in_32_bits[:3] == state_bytes(spec.parameters, n, stage, mixed=False)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (4, 64)), ("cnn", (4, 1, 8, 8)), ("vit", (4, 1, 8, 8))])

@@ -15,6 +15,7 @@ from ..units import bytes_text
 from . import schedule as bars
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SERIES, SKY, VERMILION
 from .graph import joined
+from .grid import MEMORY as LEDGER
 from .landscape import Bowl
 from .measure import DOTS
 from .style import Axes, Figure, amounts, heading, label_ends, legend, log_axis, rows_only, size_axis, x_label
@@ -338,6 +339,53 @@ def tensor(
             ax.annotate(f"← {links[0]}", (inside - 0.5, 1), (-3, -9), *where, color=VERMILION, fontsize=8.5, ha="right")
     heading(figure, title)
     legend(figure, [(GREEN, "computing"), (ORANGE, "sending")], 0.78, 0.945)
+
+
+def ledger(
+    figure: Figure,
+    stages: Sequence[Any],
+    stage: int,
+    counts: Sequence[int],
+    curves: Sequence[Sequence[float]],
+    ranks: int,
+    memory: float,
+    title: str,
+) -> None:
+    """What a rank holds at each stage of ZeRO, and how that falls with the ranks, against the memory of a GPU.
+
+    Args:    stages: a grid.memory.Memory for each; stage: the one that is asked.
+             curves: for each stage, bytes of a rank for each of `counts` ranks; memory: GB.
+    """
+    left, right = panels(figure, ("a rank holds", "and with more ranks"), width_ratios=(1, 1.1))
+    figure.subplots_adjust(top=0.72, right=0.9, bottom=0.16, wspace=0.3)
+    limit = 1e9 * memory
+    bottoms = np.zeros(len(stages))
+    edges = [INK if n == stage else "white" for n in range(len(stages))]
+    for name, color in LEDGER.items():
+        sizes = np.array([getattr(held, name) for held in stages], dtype=float)
+        left.bar(range(len(stages)), sizes, 0.72, bottom=bottoms, color=color, edgecolor=edges, linewidth=1.1)
+        bottoms += sizes
+    left.set_ylim(0, 1.08 * max(*bottoms, limit if limit < 4 * max(bottoms) else 0))
+    left.set_xticks(range(len(stages)), ["plain", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
+    left.grid(axis="x", visible=False)
+    left.yaxis.set_major_formatter(amounts("B"))
+    left.yaxis.set_major_locator(MaxNLocator(5))
+    decades(right, counts[0] / 1.3, counts[-1] * 1.3)
+    log_axis(right, [*(nbytes for curve in curves for nbytes in curve), limit], "B")
+    names = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+    ends = [(limit, f"{memory:g} GB", VERMILION, True)]
+    for n, (curve, color) in enumerate(zip(curves, (GRAY, SKY, PURPLE, BLUE), strict=True)):
+        right.plot(counts, curve, color=color, linewidth=2.6 if n == stage else 1.2, zorder=2 + (n == stage))
+        ends.append((curve[-1], names[n], color, n == stage))
+        if n == stage and ranks in counts:
+            here = curve[counts.index(ranks)]
+            right.plot([ranks], [here], "o", color=color if here <= limit else VERMILION, markersize=9, zorder=5)
+    for ax in (left, right):
+        ax.axhline(limit, color=VERMILION, linewidth=1.6)
+    label_ends(right, ends)
+    x_label(right, "ranks")
+    heading(figure, title)
+    legend(figure, [(color, name) for name, color in LEDGER.items()], 0.012, 0.9, size=8.5)
 
 
 PIPELINE_HEIGHT = 4.9

@@ -15,7 +15,7 @@ from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILIO
 from .style import Axes, Figure, amounts, heading, legend, log_axis, note, rows_only, x_label
 
 HEIGHT = 4.7  # inches
-MEMORY = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": GREEN}
+MEMORY = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": GREEN, "temporaries": PURPLE}
 TIME = {"compute": GREEN, "tp": PURPLE, "pp": SKY, "dp": ORANGE, "bubble": "#9AA7B4", "cores": FAINT}
 NAMES = {"tp": "tp messages", "pp": "pp messages", "dp": "dp left over", "bubble": "waiting for stages"}
 AXES = {"tp": PURPLE, "pp": SKY, "dp": ORANGE}
@@ -74,7 +74,8 @@ def memory(ax: Axes, row: Any, measured: Any, optimizer: str) -> None:
     ax.set_title("the fullest rank holds", fontsize=9.5, pad=16)
     ax.set_title(limit, loc="right", fontsize=9, pad=16, color=VERMILION)
     called = {"optimizer": f"optimizer ({optimizer})" if optimizer else "optimizer"}
-    held = [(c, f"{called.get(name, name)} {amount_text(getattr(row.memory, name))}") for name, c in MEMORY.items()]
+    shown = {name: color for name, color in MEMORY.items() if name != "temporaries" or row.memory.temporaries}
+    held = [(c, f"{called.get(name, name)} {amount_text(getattr(row.memory, name))}") for name, c in shown.items()]
     legend(ax, held, 0, 1.1, size=8.2)
     ax.xaxis.set_major_formatter(amounts("B"))
 

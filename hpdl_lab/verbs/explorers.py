@@ -22,8 +22,9 @@ from ..kernels import staging
 from ..optim.gradient_descent import descend_in_batches, loss
 from ..parallel import gossip
 from ..parallel.grid.machine import EFFICIENCY, MACHINES, PEAKS, grid_of, message_cost
+from ..parallel.grid.memory import Memory, memory_of
 from ..parallel.grid.search import grids
-from ..parallel.grid.spec import TRAININGS, transformer_block
+from ..parallel.grid.spec import TRAININGS, Spec, gpt, transformer_block
 from ..parallel.reducer import assign_buckets
 from ..parallel.scaling import overlap
 from ..parallel.scripts import price
@@ -307,6 +308,60 @@ def buckets(bucket: int, layers: int, ratio: float) -> Picture:
     return drawn(drawing.buckets, *args, text=text, height=drawing.HEIGHT)
 
 
+# -- 08: memory -------------------------------------------------------------------------------------------------------
+
+SHAPES = {  # layers, width, heads, vocabulary; but for 7B and 175B: Narayanan et al. 2021, arXiv:2104.04473, table 1
+    "1.7B": (24, 2304, 24, 51200),
+    "7B": (32, 4096, 32, 128256),  # a GPT with the layers, width and vocabulary of Llama 3 8B
+    "18B": (40, 6144, 48, 51200),
+    "39B": (48, 8192, 64, 51200),
+    "76B": (60, 10240, 80, 51200),
+    "GPT-3 175B": (96, 12288, 96, 51200),
+    "530B": (105, 20480, 128, 51200),
+    "1T": (128, 25600, 160, 51200),
+}
+SIXTEEN, THIRTY_TWO = "16 bits, 32 for Adam", "32 bits"
+DTYPES = {SIXTEEN: "mixed adam", THIRTY_TWO: "adam"}
+RECOMPUTED: dict[str, bool | str] = {"nothing": False, "attention": "attention", "blocks": "blocks"}
+GPU_MEMORY = (16, 24, 32, 40, 48, 80, 96, 141, 192)  # GB
+IN_FLIGHT = 2  # micro-batches for each stage of a pipeline
+
+
+@functools.lru_cache(maxsize=32)
+def model_spec(model: str, dtype: str) -> Spec:
+    """With dropout, and with attention that keeps its weights, as in Korthikanti et al. 2022."""
+    layers, width, heads, vocabulary = SHAPES[model]
+    return gpt(model, layers, width, heads, vocabulary, TOKENS, DTYPES[dtype], eager=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def fullest(model: str, dtype: str, stage: int, dp: int, recompute: str, tp: int, pp: int) -> Memory:
+    """What the fullest rank holds, one sequence in a micro-batch. Raises ValueError if tp does not divide the heads."""
+    spec = model_spec(model, dtype)
+    if spec.heads % tp:
+        raise ValueError(f"{spec.heads} heads of {model} cannot be shared by tp={tp} ranks: tp must divide them")
+    how: dict[str, Any] = {"recompute": RECOMPUTED[recompute], "micro_batches": IN_FLIGHT * pp, "stage": stage}
+    return max(memory_of(spec, grid_of(dp, pp, tp), "1f1b", **how), key=lambda held: held.total)
+
+
+def memory(model: str, dtype: str, stage: int, ranks: int, recompute: str, tp: int, pp: int, memory: int) -> Picture:
+    """The ledger of a rank, at each stage of ZeRO, and at this one for any number of ranks."""
+    dp = ranks // (tp * pp)
+    if dp * tp * pp != ranks:
+        raise ValueError(f"tp={tp} x pp={pp} = {tp * pp} does not divide {counted(ranks, 'rank')}")
+    stages = [fullest(model, dtype, n, dp, recompute, tp, pp) for n in range(4)]
+    counts = [tp * pp * n for n in doublings(1, 4096)]
+    curves = [[fullest(model, dtype, n, k // (tp * pp), recompute, tp, pp).total for k in counts] for n in range(4)]
+    held = stages[stage]
+    parts = ", ".join(f"{name} {amount_text(nbytes)}" for name, nbytes in held._asdict().items() if nbytes)
+    least = next((k for k, nbytes in zip(counts, curves[stage], strict=True) if nbytes <= memory * 1e9), None)
+    verdict = "it fits" if held.total <= memory * 1e9 else "it does NOT fit"
+    enough = f"it fits from {counted(least, 'rank')} on" if least else "no number of ranks makes it fit"
+    text = f"{parts}: {amount_text(held.total)} a rank, {verdict} into {memory} GB; like this {enough}."
+    title = f"{model}, dp {dp} x tp {tp} x pp {pp}, one sequence of {TOKENS:,} tokens in a micro-batch"
+    return drawn(drawing.ledger, stages, stage, counts, curves, ranks, memory, title, text=text, height=3.9)
+
+
 # -- 09: tensor parallel ----------------------------------------------------------------------------------------------
 
 TP = doublings(1, 64)
@@ -481,6 +536,19 @@ EXPLORERS: dict[str, Explorer] = {
         },
         buckets,
     ),
+    "memory": (
+        {
+            "model": Control(tuple(SHAPES), "7B"),
+            "dtype": Control(tuple(DTYPES), SIXTEEN),
+            "stage": Control((0, 1, 2, 3), 1),
+            "ranks": Control(doublings(1, 16384), 64, "{:,}".format),
+            "recompute": Control(tuple(RECOMPUTED), "nothing"),
+            "tp": Control((1, 2, 4, 8), 1),
+            "pp": Control((1, 2, 4, 8, 16), 1),
+            "memory": Control(GPU_MEMORY, 80, "{} GB".format),
+        },
+        memory,
+    ),
     "tensor": (
         {
             "tp": Control(TP, 8),
@@ -518,6 +586,7 @@ EXPLORERS: dict[str, Explorer] = {
 
 
 Points = list[tuple[float, float]]
+SEVEN = {"model": "7B", "dtype": SIXTEEN, "ranks": 64, "tp": 1, "pp": 1}
 GPT3 = {"parameters": 175e9, "tokens": 300e9, "hardware": "A100", "share_of_peak": 0.5}
 MARKS: dict[str, tuple[int, dict[str, Any], Callable[..., Points]]] = {
     # explorer: (axes, the values of sliders for which the guess was made, where it stands)
@@ -525,6 +594,7 @@ MARKS: dict[str, tuple[int, dict[str, Any], Callable[..., Points]]] = {
     "graph": (1, {"ranks": 16}, lambda apart, values: [(GUESSED, value) for value in apart.values()]),
     "message": (0, {}, lambda times, values: list(asked_times(times).items())),
     "buckets": (1, {}, lambda share, values: [(values["bucket"], share * exposed(**values).communication)]),
+    "memory": (0, SEVEN, lambda guess, values: [(int(name[-1]), 1e9 * GB) for name, GB in guess.items()]),
     "pipeline": (2, {"stages": 4}, lambda guess, values: [(8, 100 * guess["bubble"])]),
     "share": (0, {"hardware": "dgx_a100"}, lambda guess, values: [(100 * EFFICIENCY, guess["seconds"])]),
 }
@@ -539,8 +609,8 @@ def explore(name: str, prediction: Any = None, **start: Any) -> Explored:
 
     Args:    name: of EXPLORERS; start: {name of a slider: value}.
              prediction: your guess, marked in every picture that it was made for: days of GPT-3 on one A100 ("days"),
-             as for lab.gossip ("graph"), lab.ping_pong ("message"), lab.designs ("buckets"), lab.pipeline ("pipeline")
-             and lab.search ("share").
+             as for lab.gossip ("graph"), lab.ping_pong ("message"), lab.designs ("buckets"), lab.pipeline ("pipeline"),
+             lab.search ("share"); {"stage 0": GB, "stage 3": GB} of a 7B model on 64 ranks ("memory").
     Returns: Explored, with .values, .text, .set(...), .save(path).
     Raises:  LookupError for an unknown name, ValueError for a value or a slider that is none.
     """

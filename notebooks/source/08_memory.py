@@ -34,7 +34,12 @@ my_ledger = lab.guess("GB of a 7B model's state, on 1 rank and on each of 64", {
 # %% [markdown]
 # ## Exercise 8.1 ★ The ledger of a 7B model
 #
-# What a rank holds, in bytes, before any activation.
+# What a rank holds in bytes before it has seen an example. Count for a single parameter first, then ask what each stage
+# divides.
+
+# %% exercise="hpdl_lab.parallel.grid.memory:state_bytes"
+
+# %% check="hpdl_lab.parallel.grid.memory:state_bytes"
 
 # %% [markdown]
 # ## Measure: the ledger of four ranks

@@ -1,10 +1,12 @@
-"""What a rank of a grid holds, in bytes: parameters, gradients, the optimizer's state, activations.
+"""What a rank of a grid holds, in bytes: parameters, gradients, the optimizer's state, activations, temporaries.
 
 a GPT on dp=2, pp=2, tp=2                   held by one rank                   divided by
-parameters, gradients, optimizer            of its layers                      pp and tp, not dp
+parameters, gradients, optimizer            of its layers                      pp and tp; dp with ZeRO: state_bytes
 activations of one micro-batch              of its layers                      pp and partly tp; sequence: wholly
     times the micro-batches in flight       gpipe m, 1f1b min(m, pp - stage)   the schedule
-with recomputation                          inputs of its stages only, and one micro-batch of one stage whole
+recomputed, a stage at a time               inputs of its stages only, and one micro-batch of one stage whole
+recomputed, a block at a time               inputs of its blocks, and one of them whole
+temporaries of ZeRO                         2: whole gradients, 3: parameters as well, of two blocks and of the rest
 """
 
 from __future__ import annotations
@@ -33,10 +35,45 @@ class Memory(NamedTuple):
     gradients: int
     optimizer: int
     activations: int
+    temporaries: int = 0
 
     @property
     def total(self) -> int:
         return sum(self)
+
+
+def state_bytes(parameters: int, ranks: int, stage: int, mixed: bool = True) -> tuple[float, float, float]:
+    """Count what each of `ranks` data-parallel ranks holds of a model that Adam trains, before it has seen an example.
+
+        stage    parameters    gradients    optimizer
+        0        whole         whole        whole         data parallelism: every rank has all of it
+        1        whole         whole        a share       ZeRO-1: every rank updates its share of the parameters
+        2        whole         a share      a share       ZeRO-2
+        3        a share       a share      a share       ZeRO-3
+
+    mixed: forward and backward compute with 16-bit numbers, parameters and gradients are 16-bit, and Adam works on a
+    copy of the parameters in 32 bits (master weights). Else everything has 32 bits, and Adam works on the parameters.
+    Adam keeps two averages of the gradient for each parameter, in 32 bits.
+
+    Args:    parameters: of the model, how many; ranks: which share equally what is shared; stage: 0 to 3.
+    Returns: (bytes of parameters, bytes of gradients, bytes of the optimizer), on one rank.
+    Ref: Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054, section 3.
+    """
+    number = 2 if mixed else 4
+    states = 3 * 4 if mixed else 2 * 4
+    return (
+        number * parameters / (ranks if stage >= 3 else 1),
+        number * parameters / (ranks if stage >= 2 else 1),
+        states * parameters / (ranks if stage >= 1 else 1),
+    )
+
+
+def sharded(held: Memory, ranks: int, stage: int) -> Memory:
+    """What is left of `held` on each of `ranks` ranks whose parameters, gradients and optimizer ZeRO divides."""
+    parameters, gradients, optimizer = (
+        -(-nbytes // (ranks if stage >= least else 1)) for nbytes, least in zip(held[:3], (3, 2, 1), strict=True)
+    )
+    return held._replace(parameters=parameters, gradients=gradients, optimizer=optimizer)
 
 
 @functools.lru_cache(maxsize=256)
@@ -125,14 +162,16 @@ def memory_of(
     schedule: str = "1f1b",
     micro_batches: int = 8,
     micro_batch: int = 1,
-    recompute: bool = False,
+    recompute: bool | str = False,
     sequence: bool = False,
     chunks: int | None = None,
+    stage: int = 0,
 ) -> list[Memory]:
     """Bytes on the ranks of every pipeline place: a list of Memory, one for each rank along pp.
 
     Args:    spec: a Spec; grid: a Grid; schedule: its name; micro_batches: of one replica; micro_batch: its examples.
-             recompute: activation checkpointing, a stage at a time; sequence: sequence parallel.
+             recompute: activation checkpointing, True: a stage at a time, "blocks": a block at a time, "attention":
+             only the (s, s) weights of eager attention. sequence: sequence parallel. stage: of ZeRO along dp, 0 to 3.
     Returns: list of Memory. Gradients are those that all micro-batches are added up in; what a message needs on its way
              is not counted.
     Raises:  ValueError where the grid has more stages than the model has layers, or the schedule cannot be.
@@ -144,22 +183,55 @@ def memory_of(
         *(part[-1].output_on(tp, sequence) for part in parts[:-1]),
     ]  # the first stage reads the batch, which is there anyway
     whole = [sum(layer.saved_on(tp, sequence) for layer in part) for part in parts]
-    for stage in range(1, len(parts)):
-        before, first = parts[stage - 1][-1], parts[stage][0]
-        whole[stage] += first.again * before.output_on(tp, sequence) // before.output
+    if recompute == "attention":
+        whole = [n - sum(layer.weights // tp for layer in part) for n, part in zip(whole, parts, strict=True)]
+    for place in range(1, len(parts)):
+        before, first = parts[place - 1][-1], parts[place][0]
+        whole[place] += first.again * before.output_on(tp, sequence) // before.output
+    blocks = [recomputed(part, tp, sequence) for part in parts]
     parameters = [sum(layer.parameters_on(tp) for layer in part) for part in parts]
     rows = []
     for mine, moments in zip(dealt.held, dealt.fullest, strict=True):
-        count = sum(parameters[stage] for stage in mine)
+        count = sum(parameters[place] for place in mine)
         if {0, dealt.stages - 1} <= {*mine}:  # one table of both ends, for each model that the rank holds both ends of
             count -= spec.tied // tp * mine.count(0)
-        if recompute:
+        if recompute == "blocks":
+            kept = max(
+                sum(live * blocks[s][0] + graphs * blocks[s][1] for s, live, graphs in moment) for moment in moments
+            )
+        elif recompute is True:
             kept = max(sum(live * inputs[s] + graphs * whole[s] for s, live, graphs in moment) for moment in moments)
         else:
             kept = max(sum(live * whole[s] for s, live, _ in moment) for moment in moments)
         bytes_of_all = (count * n for n in (*each[:3],))
-        rows.append(Memory(*bytes_of_all, activations=kept * micro_batch * each.activations))
+        held = Memory(*bytes_of_all, activations=kept * micro_batch * each.activations)
+        sizes = [layer.parameters_on(tp) for place in mine for layer in parts[place] if is_block(layer)]
+        gathered = (count - sum(sizes) + sum(sorted(sizes)[-2:])) * (grid["dp"] > 1)
+        passing = gathered * ((stage >= 3) * each.parameters + (stage >= 2) * each.gradients)
+        rows.append(sharded(held._replace(temporaries=passing), grid["dp"], stage))
     return rows
+
+
+def is_block(layer: Layer) -> bool:
+    """Whether it is an item of an nn.Sequential or the like: what is recomputed, and a unit of ZeRO."""
+    return layer.name.rpartition(".")[2].isdigit()
+
+
+def recomputed(part: Layers, tp: int, sequence: bool) -> tuple[int, int]:
+    """Numbers per example, of layers whose blocks are recomputed: (kept of each micro-batch, more in its backward).
+
+    Kept are the inputs of blocks; what else there is, before or behind them, is kept as ever, until backward has come
+    through it. Then one block is whole.
+    """
+    kept = others = graph = 0
+    for before, layer in zip((None, *part), part, strict=False):
+        saved = layer.saved_on(tp, sequence)
+        if not is_block(layer):
+            others += saved
+            continue
+        size = (before or layer).output_on(tp, sequence)
+        kept, graph = kept + size, max(graph, saved - size)
+    return kept + others, max(graph - others, 0)
 
 
 class SavedBytes:

@@ -40,6 +40,7 @@ class Layer(NamedTuple):
     output:     numbers that it hands to the next layer; of these output_cut are divided by tp, and output_positions by
                 sequence parallel alone.
     again:      numbers of its input that it keeps as the layer before does: they count once where both are together.
+    weights:    of `saved`, the (s, s) weights of eager attention, which selective recomputation does not keep; all cut.
     sums:       sizes of the all-reduces over tp in forward; returns: of those in backward; gathers: what each rank has
                 of the all-gathers in forward.
     """
@@ -58,6 +59,7 @@ class Layer(NamedTuple):
     sums: tuple[int, ...] = ()
     returns: tuple[int, ...] = ()
     gathers: tuple[int, ...] = ()
+    weights: int = 0
 
     def parameters_on(self, tp: int) -> int:
         """How many of its parameters each of `tp` ranks holds."""
@@ -110,7 +112,7 @@ class Spec:
         return 3 * sum(layer.flops for layer in self.layers)
 
 
-def transformer_block(name: str, width: int, heads: int, positions: int) -> Layer:
+def transformer_block(name: str, width: int, heads: int, positions: int, eager: bool = False) -> Layer:
     """The block of models/transformer.py: 12 d^2 + 13 d parameters; it keeps 16 s d + (4 + h) s numbers.
 
         divided by tp          q, k, v: 3 s d; what the heads say: s d; before and after GELU: 8 s d; softmax sums: h s
@@ -120,28 +122,38 @@ def transformer_block(name: str, width: int, heads: int, positions: int) -> Laye
     In 16-bit numbers 16 s d are 32 sbh bytes: the 34 sbh of Korthikanti et al. 2022, equation 1, without the 2 sbh of
     its dropout masks. Their 5 a s^2 b falls away, because torch's attention recomputes its (s, s) weights. Their
     sequence parallelism gathers what norms put out once more in backward, and divides that, too.
+    eager: with dropout, and with attention that keeps its weights: their sbh (34 + 5 a s / h), a heads, h = d.
     flops: 24 s d^2 of the four linear layers, 4 s^2 d of attention's two products.
     """
     d, s = width, positions
+    masks, weights = (s * d, 5 * heads * s * s // 2) if eager else (0, 0)
     return Layer(
         name,
         parameters=12 * d * d + 13 * d,
         cut=12 * d * d + 7 * d,  # all but two norms (4d) and the biases of the two layers behind a sum (2d)
         flops=24 * s * d * d + 4 * s * s * d,
-        saved=16 * s * d + (4 + heads) * s,
-        saved_cut=12 * s * d + heads * s,
-        saved_positions=2 * s * d + 4 * s,
+        saved=16 * s * d + (4 + heads) * s + masks + weights,
+        saved_cut=12 * s * d + heads * s + weights,
+        saved_positions=2 * s * d + 4 * s + masks,
         output=s * d,
         output_positions=s * d,
         sums=(s * d, s * d),
         returns=(s * d, s * d),
+        weights=weights,
     )
 
 
 def gpt(
-    name: str, layers: int, width: int, heads: int, vocabulary: int, positions: int, training: str = "momentum"
+    name: str,
+    layers: int,
+    width: int,
+    heads: int,
+    vocabulary: int,
+    positions: int,
+    training: str = "momentum",
+    eager: bool = False,
 ) -> Spec:
-    """The Spec of models/gpt.py, or of a GPT-3, without a single number being allocated.
+    """The Spec of models/gpt.py, or of a GPT-3, without a single number being allocated; eager: see transformer_block.
 
     The token embedding is cut by vocabulary over tp, and used by the first and by the last layer, of which the loss is
     a part: it keeps the probabilities of all tokens, s V.
@@ -151,7 +163,7 @@ def gpt(
     chain = [
         Layer("tokens", v * d, v * d, 0.0, 0, 0, 0, n, output_positions=n, sums=(n,)),
         Layer("positions", n, 0, 0.0, 0, 0, 0, n, output_positions=n),
-        *(transformer_block(f"blocks.{i}", d, heads, s) for i in range(layers)),
+        *(transformer_block(f"blocks.{i}", d, heads, s, eager) for i in range(layers)),
         Layer("norm", 2 * d, 0, 0.0, n + 2 * s, 0, n + 2 * s, n, output_positions=n),
         Layer(
             "tokens.weight",
