@@ -32,12 +32,33 @@ lab.start(4)
 #
 # ## Exercise 7.3 ★★★ Top-k with error feedback
 #
-# Only the largest numbers of a gradient travel, and what is left behind travels later.
+# Data parallelism sends a number for every parameter in every step. Most of them are small. What if only the k largest
+# travel?
 #
+#     grad + error     0.1  -2.0   0.3   1.0            k = 2
+#     sent                  -2.0         1.0            two values and their two places
+#     error            0.1    0    0.3    0             what is held back, for the next step
+#
+# The small ones must not be lost. What a rank has not sent, it adds to its next gradient: **error feedback**. At every
+# step, over all ranks, all that was sent and all that is held back add up to all gradients. Ranks choose different
+# places, so the places have to travel, too.
+
+# %% exercise="hpdl_lab.parallel.compression:top_k_all_reduce"
+
+# %% check="hpdl_lab.parallel.compression:top_k_all_reduce"
+
+# %% [markdown]
 # ## Exercise 7.4 ★★ Local SGD
 #
-# Ranks take H steps on their own, and then average their parameters.
-#
+# Or all numbers travel, but seldom: ranks take H steps on their own, and then average their parameters. A share of 1/H
+# of the bytes is left, and of the messages, too. With H = 1 and plain SGD that is data parallelism. With a large H
+# ranks drift apart, each towards what its own data want.
+
+# %% exercise="hpdl_lab.parallel.local_sgd:local_sgd"
+
+# %% check="hpdl_lab.parallel.local_sgd:local_sgd"
+
+# %% [markdown]
 # ## Exercise 7.5 ★ The time to 97%
 #
 # The steps that a batch needs, times the seconds that a step takes.
