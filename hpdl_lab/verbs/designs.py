@@ -14,7 +14,7 @@ from ..parallel.data_parallel import Strategy
 from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
 from ..parallel.scaling.accounting import account, spending
 from ..plots import timeline as drawing
-from ..trace import seconds_text
+from ..trace import bytes_sent, seconds_text
 from ..units import require_int, require_number
 from .choice import asked_strategy
 from .result import Result, picture, table
@@ -33,6 +33,8 @@ SCAFFES: dict[type, tuple[str, str]] = {  # design: (its name in the paper, its 
 class Design:
     """seconds of rank 0's step; exposed: share of the step in which ranks do nothing but wait for messages.
 
+    sent: bytes that rank 0 sends in the step; held: {"parameters", "gradients", "optimizer": bytes} that rank 0 holds
+    when gradients have been added, with the states of Adam.
     formula, predicted: seconds of the step in letters and by arithmetic; "" and None where there is no formula.
     """
 
@@ -42,6 +44,8 @@ class Design:
     formula: str
     predicted: float | None
     events: list[Any] = field(repr=False)
+    sent: int
+    held: dict[str, int]
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,11 +59,14 @@ class Designs(Result):
         return self.designs[index]
 
     def __repr__(self) -> str:
-        rows = [
-            (d.name, seconds_text(d.seconds), f"{d.exposed:.0%}", seconds_text(d.predicted) if d.predicted else "")
-            for d in self.designs
-        ]
-        return "\n".join(table(("strategy", "a step", "exposed", "by its formula"), rows))
+        names = ("strategy", "a step", "exposed", "bytes sent", "bytes held", "by its formula")
+        return "\n".join(table(names, map(row_of, self.designs)))
+
+
+def row_of(d: Design) -> tuple[str, ...]:
+    """A design as a row of a table, in text."""
+    formula = seconds_text(d.predicted) if d.predicted else ""
+    return d.name, seconds_text(d.seconds), f"{d.exposed:.0%}", f"{d.sent:,}", f"{sum(d.held.values()):,}", formula
 
 
 def designs(*strategies: Strategy, ranks: int = 4, prediction: float | None = None) -> Designs:
@@ -93,26 +100,28 @@ def designs(*strategies: Strategy, ranks: int = 4, prediction: float | None = No
 
 def design_of(strategy: Strategy, ranks: int) -> Design:
     run = sim.run(ranks, step_with, strategy, network=NETWORK, threads=True)
-    begin = max(run)
+    begin, held = max(begin for begin, _ in run), run[0][1]
     events = [e for e in run.events if e.t0_ns >= begin]
     found = account(events)
     mine = [e._replace(t0_ns=e.t0_ns - begin, t1_ns=e.t1_ns - begin) for e in events if e.rank == 0]
     seconds = max(e.t1_ns for e in mine) / 1e9
-    kind = type(strategy)
+    kind, sent = type(strategy), bytes_sent(mine).get(0, 0)
     if kind not in SCAFFES:
-        return Design(kind.__name__, seconds, found.exposed, "", None, mine)
+        return Design(kind.__name__, seconds, found.exposed, "", None, mine, sent, held)
+    name, formula = SCAFFES[kind]
     predicted = seconds_by_formula(kind, ranks)
-    return Design(f"{kind.__name__}, {SCAFFES[kind][0]}", seconds, found.exposed, SCAFFES[kind][1], predicted, mine)
+    return Design(f"{kind.__name__}, {name}", seconds, found.exposed, formula, predicted, mine, sent, held)
 
 
-def step_with(comm: Comm, strategy: Strategy) -> int:
-    """One training step on this rank; returns when it began, in ns."""
+def step_with(comm: Comm, strategy: Strategy) -> tuple[int, dict[str, int]]:
+    """One training step on this rank; returns (when it began in ns, the bytes held, see Design)."""
     model = mlp((WIDTH,) * (LAYERS + 1))
     x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(comm.rank))
     y = torch.arange(4)
     with spending(comm, model, FORWARD, BACKWARD):
         strategy.start(comm, model)
         strategy.require_sums(comm)
+        optimizer = strategy.optimizer(model, torch.optim.Adam)
         comm.barrier()
         begin = comm.trace.clock()
         with comm.trace.span("forward"):
@@ -121,10 +130,12 @@ def step_with(comm: Comm, strategy: Strategy) -> int:
             loss.backward()
         with comm.trace.span("add gradients"):
             strategy.add_gradients(comm, model)
+        held = strategy.held(model, optimizer)
         with comm.trace.span("update"):
-            pass
+            optimizer.step()
+        held["optimizer"] = strategy.held(model, optimizer)["optimizer"]
         strategy.stop()
-    return begin
+    return begin, held
 
 
 def seconds_by_formula(design: type, ranks: int) -> float:
