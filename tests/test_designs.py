@@ -11,6 +11,7 @@ from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelOverlapped
 from hpdl_lab.parallel.parameter_server import StaleSynchronous
 from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction
 from hpdl_lab.parallel.scripts import ddp_script, horovod_script
+from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
 from hpdl_lab.plots import timeline as drawing
 from tests.wording import raises
 
@@ -23,6 +24,19 @@ def test_overlap_leaves_the_last_of_four_layers_to_be_seen():
     assert shows[1] / shows[0] == pytest.approx(0.25, rel=0.05)
     assert blocking.seconds - overlapped.seconds == pytest.approx(shows[0] - shows[1], rel=0.01)
     assert {e.rank for e in overlapped.events} == {0} and {e.lane for e in overlapped.events} == {"", "background"}
+
+
+def test_zero_holds_less_and_sends_the_same_or_half_as_much_again_but_for_the_last_layer():
+    shards = [kind(ring.reduce_scatter, ring.all_gather) for kind in (ZeRO1, ZeRO2, ZeRO3)]
+    found = lab.designs(DataParallel(ring.all_reduce), *shards)
+    params = 4 * 256 * 257
+    assert [sum(d.held.values()) / params for d in found.designs] == pytest.approx([16, 10, 7, 4], rel=0.001)
+    one = 2 * 3 / 4 * 4 * params  # bytes of an all-reduce, from each of four ranks
+    assert [d.sent / one for d in found.designs] == pytest.approx([1, 1, 1, 11 / 8], rel=0.001)
+        [4 * params * 2 * 3 / 4 * k for k in (1, 1, 1, 11 / 8)], rel=0.001
+    )
+    assert found[0].exposed > found[2].exposed > found[3].exposed
+    assert f"{found[3].sent:,}" in repr(found)
 
 
 def test_a_guess_is_drawn_as_the_end_of_the_last_step():

@@ -269,7 +269,7 @@ class ZeRO1(Strategy):
         self.parts = [Unit(name, module, self.flats_of(comm, own)) for name, module, own in groups]
         self.trainable = [f for unit in self.parts for f in unit.flats if f.params[0].requires_grad]
         self.pieces = self.pieces_of(wide)
-        self.reducer = Reducer(cast(Any, self.trainable[::-1]), self.reduce_scatter)
+        self.reducer = Reducer(cast(Any, self.trainable[::-1]), self.scatter)
         self.version = {id(p): p._version for p in model.parameters()}
         for param in self.params:
             if type(param) is nn.Parameter:
@@ -277,6 +277,11 @@ class ZeRO1(Strategy):
         self.drop_gradients()
         self.hook(register_optimizer_step_pre_hook(self.require_not_before))
         self.follow(comm)
+
+    def scatter(self, comm: Comm, x: Tensor) -> Tensor:
+        """Return chunk r of the sum of flat `x` in memory of its own, so that `x` can be freed."""
+        total = self.reduce_scatter(comm, x)
+        return total.clone() if total.untyped_storage().nbytes() > total.nbytes else total
 
     def follow(self, comm: Comm) -> None:
         """Hang what a stage does during forward and backward on the model."""
