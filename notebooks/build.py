@@ -113,7 +113,9 @@ def quoted(text):
 
     def function(mark):
         found = re.findall(
-            rf"(?:^//.*\n)*^\S.*\b{re.escape(mark[2])}\(.*\{{\n(?:.*\n)*?}}\n", (ROOT / mark[1]).read_text(), re.M
+            rf"(?:^//.*\n)*(?:^template.*\n)?^\S.*\b{re.escape(mark[2])}\(.*\{{\n(?:.*\n)*?}}\n",
+            (ROOT / mark[1]).read_text(),
+            re.M,
         )
         if len(found) != 1:
             raise LookupError(f"{mark[1]} has {len(found)} functions {mark[2]}, which a notebook quotes")

@@ -28,7 +28,7 @@ def bytes_moved(algorithm: str, p: int, n: float) -> tuple[float, float]:
                             buffer of its receiver, and where a sum is due that buffer is added to the tensor
         ring, two copies    the same ring; a message is copied into memory of the library, and from there on
 
-    Who copies counts for nothing: all ranks do the same, and each byte is read once and written once by one of them.
+    Which rank makes a copy does not matter: all do the same, and a copy reads each byte once and writes it once.
 
     Args:    algorithm: one of these four names; p: ranks, at least 2; n: bytes of each rank's tensor.
     Returns: (bytes read, bytes written).

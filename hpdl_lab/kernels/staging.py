@@ -57,7 +57,7 @@ class Device(ABC):
         """The values of a vector of the device."""
 
 
-class OnDevice:
+class DeviceVector:
     """A vector in the memory of an EmulatedDevice: a length, a dtype, slices, and no values that the host can read."""
 
     def __init__(self, values: Tensor) -> None:
@@ -66,10 +66,10 @@ class OnDevice:
     def __len__(self) -> int:
         return len(self._values)
 
-    def __getitem__(self, part: slice) -> OnDevice:
+    def __getitem__(self, part: slice) -> DeviceVector:
         if not isinstance(part, slice):
             raise TypeError("the host cannot read an element on the device: copy_out brings a slice to pinned memory")
-        return OnDevice(self._values[part])
+        return DeviceVector(self._values[part])
 
     @property
     def dtype(self) -> Any:
@@ -97,25 +97,25 @@ class EmulatedDevice(Device):
             self._pinned[-1].fill_(STALE)
         return self._pinned[-1]
 
-    def copy_out(self, x: OnDevice, host: Tensor) -> Work:
+    def copy_out(self, x: DeviceVector, host: Tensor) -> Work:
         self._require("copy_out", x, host)
         return self.out.background(self._copy_out, x._values, host)
 
-    def copy_in(self, host: Tensor, x: OnDevice) -> Work:
+    def copy_in(self, host: Tensor, x: DeviceVector) -> Work:
         self._require("copy_in", x, host)
         return self.into.background(self._copy_in, host, x._values)
 
-    def put(self, values: Tensor) -> OnDevice:
-        return OnDevice(values.clone())
+    def put(self, values: Tensor) -> DeviceVector:
+        return DeviceVector(values.clone())
 
-    def get(self, x: OnDevice) -> Tensor:
+    def get(self, x: DeviceVector) -> Tensor:
         return x._values.clone()
 
     def _require(self, what: str, x: Any, host: Any) -> None:
         """Raise TypeError, ValueError unless `x` is on the device, and `host` a part of a pinned buffer as long."""
         import torch
 
-        if not isinstance(x, OnDevice) or not isinstance(host, torch.Tensor):
+        if not isinstance(x, DeviceVector) or not isinstance(host, torch.Tensor):
             order = "(x, host)" if what == "copy_out" else "(host, x)"
             raise TypeError(f"device.{what}{order} needs a slice of x, on the device, and a pinned tensor")
         if not any(0 <= host.data_ptr() - buffer.data_ptr() <= buffer.nbytes - host.nbytes for buffer in self._pinned):

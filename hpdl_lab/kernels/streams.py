@@ -53,6 +53,8 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """What is launched here from now on begins when `event` has come. Nobody else waits."""
+        if not isinstance(event, Event):
+            raise TypeError(f"wait_event needs what record_event() returns, got {type(event).__name__}")
         self._after += event._works
 
     def synchronize(self) -> None:

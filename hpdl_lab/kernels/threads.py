@@ -91,6 +91,12 @@ class Array:
         self.note("read", index, sys._getframe(1))
         return self.values[index]
 
+    def __iter__(self) -> Iterator[Any]:
+        kernel = sys._getframe(1)
+        for i in range(len(self)):
+            self.note("read", i, kernel)
+            yield self.values[i]
+
     def __setitem__(self, index: Any, value: Any) -> None:
         self.note("write", index, sys._getframe(1))
         self.values[index] = value

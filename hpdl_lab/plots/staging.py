@@ -13,21 +13,23 @@ from .style import Axes, Figure, Rows, amounts, heading, legend, log_axis, note,
 
 NAMES = ("copy out", "wire", "copy in")
 MOST_BARS = 1000  # more are too narrow to be seen
+NARROWEST = 1 / 250  # of the axis: about a pixel, so that a short stage is seen
 Times = Sequence[tuple[Sequence[float], Sequence[float]]]  # of each stage: when each block begins, and when it ends
 Curve = Callable[[np.ndarray], list[float]]  # s for each size of a block
 
 
 def draw_stages(ax: Axes, times: Times, end: float = 0.0) -> None:
     """The three stages of every block over time, one block in two shades after the other; the axis ends at `end` s."""
-    boxes, faces = [], []
+    boxes, faces, end = [], [], max(end, times[-1][1][-1])
     for row, (begins, ends) in enumerate(times):
         if len(begins) * len(times) > MOST_BARS:
             begins, ends = [begins[0]], [ends[-1]]
         for k, (begin, until) in enumerate(zip(begins, ends, strict=True)):
+            until = max(until, begin + NARROWEST * end)
             boxes.append([(begin, row - 0.38), (until, row - 0.38), (until, row + 0.38), (begin, row + 0.38)])
             faces.append((BLUE, SKY)[k % 2] if row == 1 else (ORANGE, "#F0B97D")[k % 2])
     ax.add_collection(PolyCollection(boxes, facecolors=faces, linewidths=0))
-    ax.set_xlim(0, max(end, times[-1][1][-1]))
+    ax.set_xlim(0, end)
     rows_only(ax, len(times), NAMES)
     ax.xaxis.set_major_formatter(amounts("s"))
     ax.xaxis.set_major_locator(MaxNLocator(4))

@@ -559,7 +559,7 @@ EXPLORERS: dict[str, Explorer] = {
     ),
     "blocks": (
         {
-            "block": Control(BLOCKS, STAGED, bytes_text),
+            "block": Control(BLOCKS, 2**22, bytes_text),
             "alpha": ALPHA,
             "bandwidth": Control(BANDWIDTH.values, 10.0, BANDWIDTH.text),
             "copies": Control(BANDWIDTH.values, 10.0, BANDWIDTH.text),

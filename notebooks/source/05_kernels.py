@@ -46,8 +46,8 @@ my_times = lab.guess("times as long as one pass", {"staged": ..., "ring": ...})
 # %% [markdown]
 # ## Exercise 5.1 ★ Count bytes
 #
-# Take a pencil: one rank, n bytes, every arrow from memory to the core and back. Nobody wants the shortest code. The
-# check knows no formula: it runs each algorithm on simulated ranks and counts what every operation reads and writes.
+# Take a pencil: one rank, n bytes, and every arrow from memory to the core and back. The check knows no formula: it
+# runs each algorithm on simulated ranks and counts what every operation reads and writes.
 
 # %% exercise="hpdl_lab.collectives.memory:bytes_moved"
 
@@ -68,9 +68,9 @@ roof
 
 # %% [markdown]
 # On the right each all-reduce stands above the bytes that you counted for it. Nothing can be below the line, and the
-# bytes do **not** explain how far above it something stands. One pass comes close if the tensors are long. The others
-# move two to three times as many bytes: how many times as long do they take? Something else costs time there, and the
-# last measurement of part one finds out what.
+# bytes do **not** explain how far above it something stands. One pass comes closest; on short tensors it mostly waits
+# in its barriers. The others move two to three times as many bytes: how many times as long do they take? Something else
+# costs time there, and the last measurement of part one finds out what.
 #
 # Which ring is this MPI's, that with one copy of each message or that with two?
 #
@@ -148,8 +148,8 @@ lab.replay("write_again_amd_epyc_2_cores", over=again)
 #
 # ## Exercise 5.3 ★★★ A CUDA reduction
 #
-# All adding so far was done by cores. A GPU adds with ten thousands of **threads**, and a **kernel** is the function
-# that each of them executes. Threads are numbered, and each finds its part of the work by its number:
+# All adding so far was done by cores. A GPU adds with tens of thousands of **threads**, and a **kernel** is the
+# function that each of them executes. Threads are numbered, and each finds its part of the work by its number:
 #
 # | who | how many | what they share | how they wait for each other |
 # |---|---|---|---|
@@ -204,11 +204,16 @@ lab.show(interleaved, prediction=my_turns)
 lab.show("ladder", gpu_sum)
 
 # %% [markdown]
-# Where a GPU is, the table has two more columns, microseconds and GB/s, and below yours the same ladder in CUDA, from
-# `csrc/cuda/reduction_kernels.cuh`. Its upper rungs go on: loads of 16 bytes, and four of them at once. They are for
-# the GPU's memory, which is what a sum waits for in the end.
+# The same ladder in CUDA is `csrc/cuda/reduction_kernels.cuh`. Its sixth rung is closest to yours: `sum_of_block` adds
+# up each warp by shuffles, and the sums of the warps by shuffles again, so that one barrier is enough.
 #
-# The last rung is 5.2 once more. GPUs that can reach each other's memory need no messages: each takes its slice, of
+# <!-- csrc/cuda/reduction_kernels.cuh: strided -->
+#
+# Two rungs are above it: loads of 16 bytes, and four of them at once. They keep the GPU's memory busy, which is what a
+# sum waits for in the end. Where a GPU is, the table has two more columns, microseconds and GB/s, and the rungs in CUDA
+# below yours.
+#
+# One kernel more is 5.2 again. GPUs that can reach each other's memory need no messages: each takes its slice, of
 # all tensors, and stores the sum to all of them. `csrc/cuda/one_pass_kernels.cuh` has it in CUDA.
 
 # %% shown="hpdl_lab.kernels.ladder:add_slices"
@@ -350,9 +355,9 @@ lab.show([event for event in steps.events if event.rank == 0 and event.op in str
 # This is what PyTorch does for you. A process group of NCCL has a stream of its own. `dist.all_reduce(x,
 # async_op=True)` records an event on your current stream, lets its own stream wait for it, and launches NCCL's kernel;
 # `work.wait()` makes your **current stream** wait, not the host. DDP's reducer does it for every bucket while backward
-# goes on, and waits for all of them at the end of backward. What is left out is dangerous: if x is freed meanwhile,
-# the memory may be given to another tensor, so the process group holds on to x, or tells the allocator
-# (`record_stream`). On gloo there is no stream, and `wait()` blocks the host.
+# goes on, and waits for all of them at the end of backward. It also does what your function need not: if x were freed
+# before its all-reduce is done, another tensor might get its memory, so the process group holds on to x, or tells the
+# allocator (`record_stream`). On gloo there is no stream, and `wait()` blocks the host.
 
 # %% [markdown]
 # ## Take it home
@@ -428,8 +433,9 @@ with torch.cuda.stream(stream) if cuda else contextlib.nullcontext():
     work.wait()  # this stream waits for an event of NCCL's, and the host goes on; of gloo the host waits
     waited = time.perf_counter() - began
     x /= dist.get_world_size()
+    mean = float(x[-1])  # in this stream; for a number that it prints, the host has to wait
 if dist.get_rank() == 0:
-    print(f"returned after {1e6 * returned:.0f} us, waited until {1e6 * waited:.0f} us; mean: {float(x[-1])}")
+    print(f"returned after {1e6 * returned:.0f} us, waited until {1e6 * waited:.0f} us; mean: {mean}")
 dist.destroy_process_group()
 
 # %% tags=["take-home"]

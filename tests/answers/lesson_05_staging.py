@@ -74,6 +74,14 @@ early: sends a block before its copy has ended
     +             copying = device.copy_out(piece, staged[k])
     +             works.append(comm.isend(staged[k], dst))
     +             copying.wait()
+early: never waited for device.copy_out
+    device.copy_out(piece, staged[k]).wait() => device.copy_out(piece, staged[k])
+reuse: never waited for device.copy_in
+    device.copy_in(staged[k], piece).wait() => device.copy_in(staged[k], piece)
+arrival: never waited for its receive
+    -             works[k].wait()
+    -             device.copy_in(staged[k], piece).wait()
+    +             device.copy_in(staged[k], piece).wait()
 arrival: before the message has arrived
     -             works[k].wait()
     -             device.copy_in(staged[k], piece).wait()

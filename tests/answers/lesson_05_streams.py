@@ -46,6 +46,8 @@ twice: With 2 ranks, rank 0 calls all_reduce 4 times for 2 vectors
 launch: nothing is added up
     comm_stream.wait_event(stream.record_event())
     stream.wait_event(comm_stream.record_event())
+raises: needs what record_event() returns
+    comm_stream.wait_event(stream.record_event()) => comm_stream.wait_event(stream)
 raises: missing 1 required positional argument
     -     comm_stream.launch(all_reduce, x)
     +     comm_stream.launch(all_reduce)

@@ -68,7 +68,7 @@ def check_bytes_moved(fn: Callable) -> Passed:
     return Passed(
         f"""counted while they ran: {len(ALGORITHMS)} algorithms on {min(COUNTED_RANKS)} to {max(COUNTED_RANKS)}
         simulated ranks""",
-        "with 4 ranks, for each byte of a tensor: " + ", ".join(f"{name} {sum_:g}" for name, sum_ in four.items()),
+        "with 4 ranks, for each byte of a tensor: " + "; ".join(f"{name}: {sum_:g}" for name, sum_ in four.items()),
         f"""if the memory is all that counts, {max(four, key=lambda name: four[name])} takes
         {number(max(four.values()) / least)} times as long as {min(four, key=lambda name: four[name])}""",
     )
@@ -179,8 +179,8 @@ def check_one_pass(fn: Callable, runner: Runner = None) -> Passed:
     facts = [
         f"sums in the order of ranks, odd sizes, guard elements: right in {len(CASES)} cases on 1 to 8 simulated ranks",
         "races: none; between two barriers no rank touches what another one writes",
-        f"""bytes: with {p} ranks each reads and writes {moved:,} in all for a tensor of {4 * n:,}: every element once
-        and once. If every rank added everything, it would be {4 * n * (p + 1):,}""",
+        f"""bytes: with {p} ranks each reads and writes {moved:,} in all for a tensor of {4 * n:,}: every element is
+        read once and written once. If every rank added everything, it would be {4 * n * (p + 1):,}""",
     ]
     facts += engine_facts(runner, check_engines, call_many, fn, ENGINE_SIZES)
     return Passed(*facts, run=run)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ...comm import Results
 from ...comm.base import Comm
+from ...comm.errors import ForgottenWait
 from ...comm.network import Switch
 from ...kernels import staging
 from ...kernels.staging import pipelined_copy
@@ -17,7 +18,7 @@ from ...trace import Event
 from ...units import counted
 from ..checkers import engine_facts, in_all_cases
 from ..ranks import SENTINEL, number, off_by, simulate
-from ..record import Broken, Exercise, Passed, Runner
+from ..record import Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits, in_barriers
 
 MOST_BLOCKS = 3  # of pinned memory on a rank
@@ -42,6 +43,11 @@ SPEEDS = {
     (0.25, 4.0): "copies in are slower than messages",
 }
 LATE = 100.0  # s
+UNWAITED = {  # what a rank never waited for: the invariant that this breaks, and why
+    "copy_out": ("early", "until its wait() returns, the buffer does not hold the block"),
+    "copy_in": ("reuse", "until its wait() returns, the buffer is being read, and x does not hold the block"),
+    "receive": ("arrival", "until its wait() returns, the buffer does not hold the block"),
+}
 
 
 Speeds = tuple[float, float]
@@ -86,7 +92,7 @@ def staging_case(p: int, n: int, block: int, src: int, dst: int, copies: Speeds 
 
 
 def check_pipelined_copy(fn: Callable, runner: Runner = None) -> Passed:
-    in_all_cases(fn, move, CASES, staging_case, check_moved, network=UNIT)
+    in_all_cases(fn, move, CASES, staging_case, check_moved, why_unwaited, network=UNIT)
     in_all_cases(fn, move, [(*TIMED, FAST, LATE)], staging_case, check_moved, network=UNIT)
     runs = [in_all_cases(fn, move, [(*TIMED, copies)], staging_case, check_moved, network=UNIT) for copies in SPEEDS]
     took = [check_time(run, *TIMED, copies) for run, copies in zip(runs, SPEEDS, strict=True)]
@@ -101,6 +107,16 @@ def check_pipelined_copy(fn: Callable, runner: Runner = None) -> Passed:
     ]
     facts += engine_facts(runner, check_moved, move_on_engines, fn, *ENGINES, company=True)
     return Passed(*facts, run=Results(equal, staged(equal)))
+
+
+def why_unwaited(broken: Broken, where: str, *given: Any) -> Reason | None:
+    """The sentence about a copy or a receive that nobody waited for; None where another error ended the run."""
+    if not isinstance(broken.__cause__, ForgottenWait):
+        return None
+    text = str(broken.__cause__).partition(": ")[0]
+    what = next(name for name in UNWAITED if name in text)
+    failed, why = UNWAITED[what]
+    return f"{failed}: {where}, {text.replace(f'_{what} in the background', f'device.{what}')}: {why}."
 
 
 def staged(run: Results) -> list[Event]:

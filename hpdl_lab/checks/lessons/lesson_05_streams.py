@@ -151,8 +151,8 @@ def why_wrong(left: Streamed, parts: list[np.ndarray], i: int, r: int, where: st
             ran among fewer ranks. Work of `stream` is given a communicator of this rank alone, that of comm_stream one
             of all ranks."""
     return f"""early: {where}, the {name} vector of rank {r} does not hold the sum at the end: all_reduce began after
-        {number(left.begun)} s, and a vector is produced after {number(PRODUCE)}. Let comm_stream wait for an event that
-        `stream` has recorded behind the work that produces x."""
+        {number(left.begun)} s, and a vector is produced after {number(PRODUCE)} s. Let comm_stream wait for an event
+        that `stream` has recorded behind the work that produces x."""
 
 
 def check_host(run: Results, where: str) -> None:
