@@ -170,7 +170,8 @@ TABLE = """
     1 homework     5  Measure: the ledger of four ranks
     1 homework    12  Exercise 8.2
     2 homework    14  Exercise 8.3
-    2 homework    24  Exercise 8.4
+    2 homework    20  Exercise 8.4
+    2 homework     4  Measure: what four strategies hold, send and expose
     2 homework    15  Exercise 8.5
     2 homework     8  Take it home
 09_tensor_parallel  Tensor parallelism

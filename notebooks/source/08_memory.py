@@ -256,6 +256,7 @@ assert state < 0.51 * 16 * sum(p.numel() for p in alone.model.parameters())  # A
 # ## Where to read the real code
 #
 # - `hpdl_lab/parallel/grid/memory.py`: what a rank holds, by formula.
+# - `hpdl_lab/parallel/sharding.py`: your two functions; `hpdl_lab/parallel/zero.py`: the same by hooks, for any module.
 
 # %% [markdown]
 # ## Recap
