@@ -197,6 +197,11 @@ class Strategy(ABC):
         """Return the loss that backward starts from: times the loss scale, if there is one."""
         return loss if self.precision is None else self.precision.scaled(loss)
 
+    def facts(self) -> dict[str, float]:
+        """Return {name: number} of what changes from step to step, which a training reports."""
+        scaler = self.precision.scaler if self.precision else None
+        return {"loss_scale": scaler.scale} if scaler else {}
+
     def require_sums(self, comm: Comm) -> None:
         """Raise ValueError on every rank unless `all_reduce` adds what it should. Collective, after `start`."""
         require_sums_of(comm, self.all_reduce, [bucket.flat.dtype for bucket in self.require_begun().buckets])

@@ -12,12 +12,17 @@ Ref: Chen et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.051
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry
 
 
 def recomputed(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -51,11 +56,39 @@ def recomputed(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], 
     ### END SOLUTION
 
 
-def recompute(model: nn.Module, *kinds: type[nn.Module]) -> int:
-    """Let every module of these classes keep only its inputs, by torch.utils.checkpoint; returns how many there are.
+class Again(torch.autograd.Function):
+    """`recomputed`, or another function like it, as one operation of autograd: (by, block, x, anchor) -> y.
 
-        recompute(gpt, Block)          whole blocks
-        recompute(gpt, Attention)      selective
+    anchor: a parameter of the block, through which the output needs a gradient even where x needs none.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, by: Callable, block: nn.Module, x: Tensor, anchor: Tensor) -> Tensor:
+        y, ctx.backward_of_block = by(block, x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, Tensor, None]:
+        return None, None, ctx.backward_of_block(dy), None
+
+
+class Inner(nn.Module):
+    """What a module computes, though its `forward` is another by now; its parameters are those of the module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.run = module, module.forward
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.run(*inputs)
+
+
+def recompute(model: nn.Module, *kinds: type[nn.Module], by: Callable | None = None) -> int:
+    """Let every module of these classes keep only its inputs; returns how many modules that are.
+
+        recompute(gpt, Block)                    whole blocks
+        recompute(gpt, Attention)                selective
+        recompute(gpt, Block, by=recomputed)     by your function, in place of torch.utils.checkpoint
 
     In place; names of parameters and state_dict stay what they are. Gradients are bit-equal, dropout included. torch
     stops the second forward at the last tensor that backward needs, so it costs less than a whole forward.
@@ -70,5 +103,72 @@ def recompute(model: nn.Module, *kinds: type[nn.Module]) -> int:
     for module in modules:
         if any(isinstance(inner, kinds) for inner in list(module.modules())[1:]):
             raise ValueError(f"{type(module).__name__} contains another {names}, which would be computed three times")
-        module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+        if by is None:
+            forward = partial(checkpoint, module.forward, use_reentrant=False)
+        else:
+            inner, anchor = Inner(module), next(p for p in module.parameters() if p.requires_grad)
+            forward = partial(applied, by, inner, anchor)
+        module.forward = forward  # type: ignore[method-assign]
     return len(modules)
+
+
+def applied(by: Callable, block: nn.Module, anchor: Tensor, x: Tensor) -> Tensor:
+    return Again.apply(by, block, x, anchor)
+
+
+class Watch(TorchDispatchMode):
+    """Sees every operation of torch within it, in forward and in backward.
+
+    flops:  of all of them, as torch.utils.flop_counter counts; most: bytes of what they have computed and is held.
+    course: [(flops so far, bytes held)] after each.   keep: tensors that are not counted, such as parameters.
+    """
+
+    def __init__(self, *keep: Tensor) -> None:
+        super().__init__()
+        self.flops, self.most = 0, 0
+        self.course: list[tuple[int, int]] = []
+        self.known = {tensor.untyped_storage()._cdata for tensor in keep}
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._overloadpacket in flop_registry:
+            self.flops += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self.known:
+                storage = tensor.untyped_storage()
+                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.course.append((self.flops, held := self.held()))
+        self.most = max(self.most, held)
+        return out
+
+    def held(self, *but: Tensor) -> int:
+        """Bytes of what was computed and still exists, without that of the tensors `but`."""
+        self.storages = {key: (ref, n) for key, (ref, n) in self.storages.items() if not ref.expired()}
+        left_out = {tensor.untyped_storage()._cdata for tensor in but}
+        return sum(n for key, (_, n) in self.storages.items() if key not in left_out)
+
+
+class Costs(dict[str, Watch]):
+    """{what is recomputed: the Watch of a forward and a backward}; `lab.show` draws it."""
+
+
+def compare(model: nn.Module, x: Tensor, choices: dict[str, Any]) -> Costs:
+    """Watch one step of the model for each choice of what is recomputed; the loss is the sum of what it returns.
+
+        compare(gpt, tokens, {"all kept": (), "attention again": (Attention,), "blocks again": (Block,)})
+
+    Args:    choices: {name: classes, as of `recompute`, or none}; a function in place of a class is its `by`.
+    """
+    costs = Costs()
+    for name, kinds in choices.items():
+        mine = copy.deepcopy(model)
+        functions = [kind for kind in kinds if not isinstance(kind, type)]
+        if kinds:
+            recompute(mine, *(kind for kind in kinds if isinstance(kind, type)), by=next(iter(functions), None))
+        for param in mine.parameters():
+            param.grad = torch.zeros_like(param)
+        with Watch(x, *mine.parameters(), *(p.grad for p in mine.parameters() if p.grad is not None)) as watch:
+            mine(x).sum().backward()
+        costs[name] = watch
+    return costs

@@ -166,7 +166,7 @@ def train(
             def save(steps: int) -> None:
                 checkpoint.save(comm, recipe.checkpoint, strategy.stateful(model), optimizer, steps, facts)
 
-            losses, samples, seconds = run_steps(comm, recipe, first, step, save)
+            losses, samples, seconds = run_steps(comm, recipe, first, step, save, strategy.facts)
         strategy.finish(comm, model)
     finally:
         strategy.stop()
@@ -189,10 +189,13 @@ def steps_taken(
     return first
 
 
-def run_steps(comm: Comm, recipe: Recipe, first: int, step: Callable, save: Callable) -> tuple[list[float], int, float]:
+def run_steps(
+    comm: Comm, recipe: Recipe, first: int, step: Callable, save: Callable, more: Callable = dict
+) -> tuple[list[float], int, float]:
     """Take the steps of `recipe` from number `first` on, report each from rank 0, and save checkpoints.
 
     Args:    step: f() -> (loss, the loss as this rank knows it, examples); save: f(steps taken).
+             more: f() -> {name: number} to report as well.
     Returns: losses, samples, and seconds of all steps.
     """
     losses, samples, clock = [], 0, comm.trace.clock
@@ -204,7 +207,7 @@ def run_steps(comm: Comm, recipe: Recipe, first: int, step: Callable, save: Call
         now = clock()
         if comm.rank == 0:
             rate = batch * 1e9 / (now - before) if now > before else 0.0
-            comm.report(step=number, loss=seen, samples_per_s=rate)
+            comm.report(step=number, loss=seen, samples_per_s=rate, **more())
         before = now
         if recipe.checkpoint_every and (number + 1) % recipe.checkpoint_every == 0:
             save(number + 1)
@@ -237,7 +240,7 @@ def train_step(
                 logits = model(some_x)  # (b, classes) or (b, positions, classes)
                 loss = cross_entropy(logits.flatten(0, -2), some_y.flatten(), reduction="sum") / answers
             with comm.trace.span("backward"):
-                loss.backward()
+                strategy.scaled(loss).backward()
         part += loss.item()
     with comm.trace.span("add gradients"):
         strategy.add_gradients(comm, model)

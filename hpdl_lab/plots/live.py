@@ -151,6 +151,7 @@ SMOOTH = 20  # steps over which samples/s are averaged: single steps show the op
 def draw(figure: Figure, rows: Rows, steps: int, title: str = "", foot: str = "", lowest: float = 0.1) -> None:
     """Fill `figure` from the rows that a training reports: dicts with step, loss, samples_per_s; `steps` in all.
 
+    Rows with a loss_scale show that in the place of samples per second.
     lowest: a loss that is good to reach; the axis goes down to it from the beginning, so that it stands still.
     """
     left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
@@ -162,12 +163,17 @@ def draw(figure: Figure, rows: Rows, steps: int, title: str = "", foot: str = ""
     left.set_title("loss of the global batch")
 
     rates = smoothed([r["samples_per_s"] for r in rows])
-    highest = max(rates, default=0.0)
-    right.plot(x, rates, color=GREEN)
-    right.set_ylim(0, max(1.0, highest * 1.25))
-    right.yaxis.set_major_locator(MaxNLocator(4))
-    right.yaxis.set_major_formatter(EngFormatter(sep=""))
-    right.set_title("samples per second")
+    shown = [r["loss_scale"] for r in rows if "loss_scale" in r] or rates
+    if shown is rates:
+        right.plot(x, rates, color=GREEN)
+        right.set_ylim(0, max(1.0, max(rates, default=0.0) * 1.25))
+        right.yaxis.set_major_locator(MaxNLocator(4))
+        right.yaxis.set_major_formatter(EngFormatter(sep=""))
+        right.set_title("samples per second")
+    else:
+        right.step(x, shown, color=GREEN)
+        right.set_yscale("log", base=2)
+        right.set_title("loss scale")
     for ax in (left, right):
         ax.set_xlim(0, max(steps - 1, 1))
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=(1, 2, 5, 10)))
@@ -175,7 +181,7 @@ def draw(figure: Figure, rows: Rows, steps: int, title: str = "", foot: str = ""
     now = "waiting for the first step"
     if rows:
         left.plot(x[-1:], losses[-1:], "o", color=BLUE, clip_on=False)
-        right.plot(x[-1:], rates[-1:], "o", color=GREEN, clip_on=False)
+        right.plot(x[-1:], shown[-1:], "o", color=GREEN, clip_on=False)
         now = f"step {x[-1] + 1} of {steps}   loss {number_text(losses[-1])}   {rates[-1]:,.0f} samples/s at the moment"
     heading(figure, title, now)
     note(figure, foot)
