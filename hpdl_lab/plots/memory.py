@@ -1,10 +1,11 @@
-"""What memory can do and what all-reduces make of it; how long a store waits for another core."""
+"""What memory can do and what all-reduces make of it; how long a store waits for another core; what a step holds."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..trace import number_text
 from ..units import bytes_text
-from .colors import BLUE, GRAY, INK, ORANGE, VERMILION
+from .colors import BLUE, GRAY, GREEN, INK, ORANGE, VERMILION
 from .measure import DASHDOT, DASHES, DOTS
 from .style import Figure, Rows, amounts, heading, label_ends, log_axis, note, size_axis, x_label
 
@@ -119,3 +120,39 @@ def draw_write_again(figure: Figure, rows: Rows, chunk: int, prediction: float |
     heading(figure, f"Time to write {bytes_text(chunk)} of a buffer", subtitle)
     guess = " Star: your guess." if prediction else ""
     note(figure, f"One core writes, then the other one reads or does not; never both at once.{guess}")
+
+
+def draw_held(
+    figure: Figure,
+    courses: dict[str, Sequence[tuple[float, float]]],
+    title: str = "",
+    prediction: tuple[float, float] | None = None,
+) -> None:
+    """Fill `figure` with the bytes that are held over the arithmetic that is done.
+
+    Args:    courses: {name: [(FLOPs so far, bytes)]}; the first one is what the others are compared with.
+             prediction: (times its FLOPs, share of its most bytes) that are expected of one of the others.
+    """
+    ax = figure.subplots()
+    figure.subplots_adjust(left=LEFT, right=0.79, bottom=0.2, top=0.785)
+    (name, first), *_ = courses.items()
+    flops, most = first[-1][0], max(nbytes for _, nbytes in first)
+    ends = []
+    for (label, course), color in zip(courses.items(), (INK, ORANGE, BLUE, GREEN, VERMILION), strict=False):
+        done, held = zip(*course, strict=True)
+        ax.plot([x / flops for x in done], held, color=color, linewidth=1.4)
+        peak = max(range(len(held)), key=held.__getitem__)
+        ax.plot([done[peak] / flops], [held[peak]], "o", color=color, zorder=4)
+        ends.append((held[peak], label, color, label == name))
+    if prediction:
+        ax.plot([prediction[0]], [prediction[1] * most], "*", color=INK, markersize=12, zorder=5, clip_on=False)
+    ax.set_ylim(0)
+    ax.set_xlim(0)
+    ax.yaxis.set_major_formatter(amounts("B"))
+    ax.set_title("bytes held")
+    x_label(ax, f"arithmetic done, of that of a step with {name}")
+    label_ends(ax, ends)
+    heading(figure, title, "points: the most that is held" + ("; star: your guess" if prediction else ""))
+    note(
+        figure, "All tensors that forward and backward compute and somebody still holds, without parameters' gradients."
+    )

@@ -22,18 +22,20 @@ from ..mesh import Grid
 from ..models.shapes import shapes
 from ..parallel import gossip, horovod
 from ..parallel.gossip import Graph
+from ..parallel.recompute import Costs
 from ..plain_source import plain_source
 from ..plots import collective as panels
 from ..plots import graph as graphs
 from ..plots import kernel as banks
 from ..plots import live
+from ..plots import memory as memories
 from ..plots import mesh as meshes
 from ..plots import model as models
 from ..plots import network as cables
 from ..plots import schedule as bars
 from ..plots import timeline as lanes
 from ..schedules import Evaluation, Schedule
-from ..units import counted, require_int, require_number
+from ..units import amount_text, counted, require_int, require_number
 from .cluster import last_run, running
 from .explore import step_through
 from .pipeline import asked_schedule
@@ -70,6 +72,7 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
         lab.show(gossip.graph("wheel", 8))            a graph, and how fast gossip on it mixes
         lab.show(FatTree(4), ranks=16)                a network
         lab.show(model, x)                            what a batch becomes in a model, operation by operation
+        lab.show(recompute.compare(model, x, ...))    bytes that are held in a step, with and without recomputation
         lab.show("parallelism")                       three ways to share a model and its batch among ranks
         lab.show("ladder")                            kernels that add a vector on a GPU: what each costs, and yours
         lab.show(gpu_sum)                             a kernel f(x, out): which banks of shared memory a warp asks
@@ -305,6 +308,17 @@ def show_network(x: Any, ranks: int = 16) -> Picture:
 # -- models -----------------------------------------------------------------------------------------------------------
 
 
+def show_costs(costs: Costs, prediction: dict[str, float] | None = None) -> Picture:
+    """Bytes held over the arithmetic of a step, for each choice of what is recomputed."""
+    first, *others = costs.items()
+    text = f"{first[0]}: {amount_text(first[1].most)} at most"
+    for name, watch in others:
+        text += f"; {name}: {amount_text(watch.most)}, {watch.flops / first[1].flops:.3f} times the FLOPs"
+    guess = None if prediction is None else tuple(prediction.values())[:2]
+    courses = {name: watch.course for name, watch in costs.items()}
+    return picture(memories.draw_held, courses, "What a step holds", guess, text=text, data=costs)
+
+
 def show_model(x: nn.Module, batch: Tensor) -> Picture:
     """Every operation of a model on a batch, with its shapes; `data` is the list of models.shapes.Step."""
     if not isinstance(batch, Tensor):
@@ -407,6 +421,7 @@ BY_TYPE: dict[type, Drawer] = {
     Network: show_network,
     zoo.Program: show_programs,
     nn.Module: show_model,
+    Costs: show_costs,
 }
 LISTS: dict[str, Drawer] = {
     "collectives": show_collectives,
@@ -427,5 +442,6 @@ KINDS: dict[Drawer, str] = {
     show_kernel: "a kernel",
     show_ladder: "the ladder of kernels",
     show_model: "a model",
+    show_costs: "the costs of recomputation",
     show_parallelism: "ways to share a model",
 }

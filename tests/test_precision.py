@@ -1,0 +1,193 @@
+"""Mixed precision: float32 masters, 16 bits on the wire, and a loss scale on which all ranks agree."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hpdl_lab.comm import sim
+from hpdl_lab.models import cnn, gpt, mlp
+from hpdl_lab.parallel import checkpoint
+from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelNaive, DataParallelOverlapped
+from hpdl_lab.parallel.precision import LossScale, Precision, unscale_together
+from hpdl_lab.parallel.training import train_step
+from tests.house import raises
+
+SIZES = [16, 32, 10]
+SGD = lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9)  # noqa: E731
+
+
+def batch(step, shape=(12, 16), classes=10):
+    random = torch.Generator().manual_seed(step)
+    return torch.randn(shape, generator=random), torch.randint(classes, shape[:1], generator=random)
+
+
+def steps_of(comm, model, strategy, steps=4, trouble=(), make=SGD):
+    """(parameters after each step, scales, the strategy's optimizer) of one rank; trouble: {(step, rank)} with NaN."""
+    model = copy.deepcopy(model)
+    strategy.start(comm, model)
+    optimizer, course, scales = strategy.optimizer(model, make), [], []
+    for step in range(steps):
+        x, y = batch(step)
+        mine = slice(comm.rank, None, comm.size)
+        x, y = x[mine].clone(), y[mine]
+        if (step, comm.rank) in trouble:
+            x[0, 0] = float("inf")
+        train_step(comm, model, strategy, optimizer, x, y, 12)
+        course.append(torch.cat([p.detach().float().flatten() for p in model.parameters()]))
+        scales.append(strategy.precision.scaler.scale if strategy.precision and strategy.precision.scaler else 1.0)
+    strategy.stop()
+    course.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    return course, scales
+
+
+def by_hand(dtype, scale=1.0, steps=4):
+    """Masters of one rank after each step, without this package: a 16-bit copy computes, float32 is updated."""
+    model = mlp.build(SIZES, seed=1)
+    masters = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
+    low, optimizer = copy.deepcopy(model).to(dtype), SGD(masters)
+    for step in range(steps):
+        x, y = batch(step)
+        low.zero_grad()
+        loss = nn.functional.cross_entropy(low(x.to(dtype)).float(), y, reduction="sum") / 12
+        (loss * scale).backward()
+        for master, param in zip(masters, low.parameters(), strict=True):
+            master.grad = param.grad.float() / scale
+        optimizer.step()
+        with torch.no_grad():
+            for master, param in zip(masters, low.parameters(), strict=True):
+                param.copy_(master)
+    return torch.cat([master.detach().flatten() for master in masters])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_one_rank_takes_the_steps_of_a_loop_written_by_hand(dtype):
+    precision = Precision(dtype, LossScale(256.0) if dtype == "float16" else None)
+    ((course, _),) = sim.run(1, steps_of, mlp.build(SIZES, seed=1), DataParallel(precision=precision))
+    assert torch.equal(course[-1], by_hand(getattr(torch, dtype), 256.0 if dtype == "float16" else 1.0))
+    assert torch.equal(course[-1].to(getattr(torch, dtype)).float(), course[-2])  # what computes is the rounded master
+
+
+@pytest.mark.parametrize("strategy", [DataParallel, DataParallelNaive, DataParallelOverlapped])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_ranks_stay_equal_and_near_float32(strategy, dtype):
+    model = mlp.build(SIZES, seed=1)
+    wide = sim.run(1, steps_of, model, DataParallel())[0][0][-1]
+    found = sim.run(3, steps_of, model, strategy(precision=Precision(dtype, LossScale(128.0))))
+    assert all(torch.equal(course[-1], found[0][0][-1]) for course, _ in found)
+    assert (found[0][0][-1] - wide).abs().max() < 0.02 * (wide - by_start(model)).abs().max()
+
+
+def by_start(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_small_steps_add_up_in_the_masters_and_are_lost_without():
+    model, make = mlp.build(SIZES, seed=1), lambda params: torch.optim.SGD(params, lr=1e-5)
+    ((course, _),) = sim.run(1, steps_of, model, DataParallel(precision="bfloat16"), 4, (), make)
+    moved, low = (course[-1] - by_start(model)).abs(), by_start(model).bfloat16().float()
+    assert (moved > 0).float().mean() > 0.9  # the masters
+    assert (course[-2] != low).float().mean() < 0.02  # their roundings
+
+
+def test_half_the_bytes_travel_and_the_decision_is_one_number():
+    model, n = mlp.build(SIZES, seed=1), sum(p.numel() for p in mlp.build(SIZES, seed=1).parameters())
+
+    def sent(precision, steps):
+        run = sim.run(2, steps_of, model, DataParallel(precision=precision), steps)
+        return sum(e.nbytes for e in run.events if e.rank == 0 and e.op in ("send", "isend"))
+
+    wide, bf16, fp16 = (sent(precision, 2) - sent(precision, 1) for precision in (None, "bfloat16", "float16"))
+    assert 0 < wide - bf16 - 2 * n < 16  # a ring of two sends each of the n gradients once, and a flag
+    assert fp16 - bf16 == 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_step_with_infinity_on_one_rank_is_skipped_by_all_and_halves_the_scale(size):
+    precision = Precision("float16", LossScale(64.0, interval=2))
+    strategy = DataParallel(precision=precision)
+    found = sim.run(size, steps_of, mlp.build(SIZES, seed=1), strategy, 6, {(1, size - 1)})
+    for course, scales in found:
+        assert scales == [64, 32, 32, 64, 64, 128]
+        assert torch.equal(course[0], course[1]) and not torch.equal(course[1], course[2])
+        assert torch.equal(course[-1], found[0][0][-1])
+
+
+def test_bfloat16_without_a_scale_raises_as_float32_does():
+    with raises(FloatingPointError, "NaN", "No rank has taken this step"):
+        sim.run(2, steps_of, mlp.build(SIZES, seed=1), DataParallel(precision="bfloat16"), 2, {(1, 0)})
+
+
+def test_a_scale_that_comes_down_in_vain_is_an_error_on_every_rank():
+    every = {(step, 0) for step in range(4)}
+    strategy = DataParallel(precision=Precision("float16", LossScale(4.0)))
+    with raises(FloatingPointError, "scale 1", "learning rate"):
+        sim.run(2, steps_of, mlp.build(SIZES, seed=1), strategy, 4, every)
+
+
+def test_shards_that_differ_take_one_decision():
+    def decide(comm):
+        scaler, grads = LossScale(8.0, interval=1), [torch.full((2,), 8.0)] * (comm.rank < 2)
+        good = unscale_together(comm, grads, scaler)
+        if comm.rank == 1:
+            grads[0][1] = float("nan")
+        return good, scaler.scale, unscale_together(comm, grads, scaler), scaler.scale, [g.tolist() for g in grads][:1]
+
+    found = sim.run(3, decide)
+    assert {row[:4] for row in found} == {(True, 16.0, False, 8.0)}
+    assert found[0][4] == [[1 / 16, 1 / 16]] and found[2][4] == []
+
+
+@pytest.mark.parametrize("build", [lambda: cnn.build(seed=1), lambda: gpt.build(20, 8, 2, 2, 16, seed=1)])
+def test_norms_with_statistics_stay_in_float32_and_the_model_comes_back(build):
+    model, precision = build(), Precision("bfloat16")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def look(comm):
+        strategy = DataParallel(precision=precision)
+        strategy.start(comm, model)
+        dtypes = {name: p.dtype for name, p in model.named_parameters()}
+        strategy.stop()
+        return dtypes
+
+    (dtypes,) = sim.run(1, look)
+    owners = {
+        name for name, module in model.named_modules() if any(b.is_floating_point() for b in module.buffers(False))
+    }
+    for name, dtype in dtypes.items():
+        assert dtype == (torch.float32 if name.rpartition(".")[0] in owners else torch.bfloat16)
+    assert all(torch.equal(p, before[name]) and p.dtype == torch.float32 for name, p in model.named_parameters())
+
+
+def test_a_run_goes_on_from_a_checkpoint_bit_by_bit(tmp_path):
+    path = str(tmp_path / "run.ckpt")
+
+    def run(comm, first, steps, save):
+        model = mlp.build(SIZES, seed=1)
+        strategy = DataParallel(precision=Precision("float16", LossScale(64.0, interval=2)))
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, lambda params: torch.optim.AdamW(params, lr=0.01))
+        if first:
+            assert checkpoint.restore(comm, path, model, optimizer) == first
+        for step in range(first, steps):
+            x, y = batch(step)
+            train_step(comm, model, strategy, optimizer, x[comm.rank :: comm.size], y[comm.rank :: comm.size], 12)
+            if step + 1 == save:
+                checkpoint.save(comm, path, model, optimizer, save)
+        scale = strategy.precision.scaler.scale
+        strategy.stop()
+        return by_start(model), scale
+
+    whole = sim.run(2, run, 0, 5, 3)[0]
+    again = sim.run(2, run, 3, 5, 0)[0]
+    assert torch.equal(whole[0], again[0]) and whole[1] == again[1] == 256.0
+
+
+def test_what_cannot_be_is_said():
+    with raises(ValueError, "float32", "bfloat16", "float16"):
+        DataParallel(precision="float32")
+    with raises(ValueError, "scale", "0"):
+        LossScale(0.0)
+    with raises(ValueError, "float64", "float32"):
+        sim.run(1, steps_of, mlp.build(SIZES, seed=1).double(), DataParallel(precision="bfloat16"))
