@@ -10,7 +10,7 @@ from hpdl_lab.models import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.offload import Bandwidth, Offloaded, measure_bandwidth, seconds_of_step
 from hpdl_lab.parallel.training import train_step
-from tests.house import raises
+from tests.wording import raises
 
 MAKERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
@@ -24,7 +24,7 @@ STATES = {"adamw": 2, "amsgrad": 3, "momentum": 1, "sgd": 0, "rmsprop": 1}
 
 def stepped(make, steps=4, through=None):
     """Parameters after some steps on random gradients, without one for the first parameter in step 1."""
-    model = mlp.build([30, 50, 10], seed=1)
+    model = mlp.mlp([30, 50, 10], seed=1)
     optimizer, random = make(model.parameters()), torch.Generator().manual_seed(0)
     for step in range(steps):
         optimizer.zero_grad()
@@ -72,7 +72,7 @@ def test_a_run_goes_on_from_its_state_dict(tmp_path):
 
 def test_it_is_the_optimizer_of_a_strategy_with_masters():
     def trained(comm, offload):
-        model, strategy = mlp.build([16, 32, 10], seed=1), DataParallel(precision="bfloat16")
+        model, strategy = mlp.mlp([16, 32, 10], seed=1), DataParallel(precision="bfloat16")
         strategy.start(comm, model)
         make = (lambda params: Offloaded(params, MAKERS["adamw"])) if offload else MAKERS["adamw"]
         optimizer = strategy.optimizer(model, make)

@@ -12,7 +12,7 @@ from hpdl_lab.parallel import checkpoint
 from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelNaive, DataParallelOverlapped
 from hpdl_lab.parallel.precision import LossScale, Precision, unscale_together
 from hpdl_lab.parallel.training import train_step
-from tests.house import raises
+from tests.wording import raises
 
 SIZES = [16, 32, 10]
 SGD = lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9)  # noqa: E731
@@ -44,7 +44,7 @@ def steps_of(comm, model, strategy, steps=4, trouble=(), make=SGD):
 
 def by_hand(dtype, scale=1.0, steps=4):
     """Masters of one rank after each step, without this package: a 16-bit copy computes, float32 is updated."""
-    model = mlp.build(SIZES, seed=1)
+    model = mlp.mlp(SIZES, seed=1)
     masters = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
     low, optimizer = copy.deepcopy(model).to(dtype), SGD(masters)
     for step in range(steps):
@@ -64,7 +64,7 @@ def by_hand(dtype, scale=1.0, steps=4):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_one_rank_takes_the_steps_of_a_loop_written_by_hand(dtype):
     precision = Precision(dtype, LossScale(256.0) if dtype == "float16" else None)
-    ((course, _),) = sim.run(1, steps_of, mlp.build(SIZES, seed=1), DataParallel(precision=precision))
+    ((course, _),) = sim.run(1, steps_of, mlp.mlp(SIZES, seed=1), DataParallel(precision=precision))
     assert torch.equal(course[-1], by_hand(getattr(torch, dtype), 256.0 if dtype == "float16" else 1.0))
     assert torch.equal(course[-1].to(getattr(torch, dtype)).float(), course[-2])  # what computes is the rounded master
 
@@ -72,11 +72,12 @@ def test_one_rank_takes_the_steps_of_a_loop_written_by_hand(dtype):
 @pytest.mark.parametrize("strategy", [DataParallel, DataParallelNaive, DataParallelOverlapped])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_ranks_stay_equal_and_near_float32(strategy, dtype):
-    model = mlp.build(SIZES, seed=1)
+    model = mlp.mlp(SIZES, seed=1)
     wide = sim.run(1, steps_of, model, DataParallel())[0][0][-1]
     found = sim.run(3, steps_of, model, strategy(precision=Precision(dtype, LossScale(128.0))))
     assert all(torch.equal(course[-1], found[0][0][-1]) for course, _ in found)
-    assert (found[0][0][-1] - wide).abs().max() < 0.02 * (wide - by_start(model)).abs().max()
+    near = 0.05 if dtype == "bfloat16" else 0.01  # of the largest change
+    assert (found[0][0][-1] - wide).abs().max() < near * (wide - by_start(model)).abs().max()
 
 
 def by_start(model):
@@ -84,7 +85,7 @@ def by_start(model):
 
 
 def test_small_steps_add_up_in_the_masters_and_are_lost_without():
-    model, make = mlp.build(SIZES, seed=1), lambda params: torch.optim.SGD(params, lr=1e-5)
+    model, make = mlp.mlp(SIZES, seed=1), lambda params: torch.optim.SGD(params, lr=1e-5)
     ((course, _),) = sim.run(1, steps_of, model, DataParallel(precision="bfloat16"), 4, (), make)
     moved, low = (course[-1] - by_start(model)).abs(), by_start(model).bfloat16().float()
     assert (moved > 0).float().mean() > 0.9  # the masters
@@ -92,7 +93,7 @@ def test_small_steps_add_up_in_the_masters_and_are_lost_without():
 
 
 def test_half_the_bytes_travel_and_the_decision_is_one_number():
-    model, n = mlp.build(SIZES, seed=1), sum(p.numel() for p in mlp.build(SIZES, seed=1).parameters())
+    model, n = mlp.mlp(SIZES, seed=1), sum(p.numel() for p in mlp.mlp(SIZES, seed=1).parameters())
 
     def sent(precision, steps):
         run = sim.run(2, steps_of, model, DataParallel(precision=precision), steps)
@@ -107,7 +108,7 @@ def test_half_the_bytes_travel_and_the_decision_is_one_number():
 def test_a_step_with_infinity_on_one_rank_is_skipped_by_all_and_halves_the_scale(size):
     precision = Precision("float16", LossScale(64.0, interval=2))
     strategy = DataParallel(precision=precision)
-    found = sim.run(size, steps_of, mlp.build(SIZES, seed=1), strategy, 6, {(1, size - 1)})
+    found = sim.run(size, steps_of, mlp.mlp(SIZES, seed=1), strategy, 6, {(1, size - 1)})
     for course, scales in found:
         assert scales == [64, 32, 32, 64, 64, 128]
         assert torch.equal(course[0], course[1]) and not torch.equal(course[1], course[2])
@@ -116,14 +117,14 @@ def test_a_step_with_infinity_on_one_rank_is_skipped_by_all_and_halves_the_scale
 
 def test_bfloat16_without_a_scale_raises_as_float32_does():
     with raises(FloatingPointError, "NaN", "No rank has taken this step"):
-        sim.run(2, steps_of, mlp.build(SIZES, seed=1), DataParallel(precision="bfloat16"), 2, {(1, 0)})
+        sim.run(2, steps_of, mlp.mlp(SIZES, seed=1), DataParallel(precision="bfloat16"), 2, {(1, 0)})
 
 
 def test_a_scale_that_comes_down_in_vain_is_an_error_on_every_rank():
     every = {(step, 0) for step in range(4)}
     strategy = DataParallel(precision=Precision("float16", LossScale(4.0)))
     with raises(FloatingPointError, "scale 1", "learning rate"):
-        sim.run(2, steps_of, mlp.build(SIZES, seed=1), strategy, 4, every)
+        sim.run(2, steps_of, mlp.mlp(SIZES, seed=1), strategy, 4, every)
 
 
 def test_shards_that_differ_take_one_decision():
@@ -139,7 +140,9 @@ def test_shards_that_differ_take_one_decision():
     assert found[0][4] == [[1 / 16, 1 / 16]] and found[2][4] == []
 
 
-@pytest.mark.parametrize("build", [lambda: cnn.build(seed=1), lambda: gpt.build(20, 8, 2, 2, 16, seed=1)])
+@pytest.mark.parametrize(
+    "build", [lambda: cnn.build(1, 10, (4, 8), 1, norm="batch", seed=1), lambda: gpt.build(20, 8, 2, 2, 16, seed=1)]
+)
 def test_norms_with_statistics_stay_in_float32_and_the_model_comes_back(build):
     model, precision = build(), Precision("bfloat16")
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -164,7 +167,7 @@ def test_a_run_goes_on_from_a_checkpoint_bit_by_bit(tmp_path):
     path = str(tmp_path / "run.ckpt")
 
     def run(comm, first, steps, save):
-        model = mlp.build(SIZES, seed=1)
+        model = mlp.mlp(SIZES, seed=1)
         strategy = DataParallel(precision=Precision("float16", LossScale(64.0, interval=2)))
         strategy.start(comm, model)
         optimizer = strategy.optimizer(model, lambda params: torch.optim.AdamW(params, lr=0.01))
@@ -189,5 +192,5 @@ def test_what_cannot_be_is_said():
         DataParallel(precision="float32")
     with raises(ValueError, "scale", "0"):
         LossScale(0.0)
-    with raises(ValueError, "float64", "float32"):
-        sim.run(1, steps_of, mlp.build(SIZES, seed=1).double(), DataParallel(precision="bfloat16"))
+    with raises(ValueError, "float32", "float64"):
+        sim.run(1, steps_of, mlp.mlp(SIZES, seed=1).double(), DataParallel(precision="bfloat16"))

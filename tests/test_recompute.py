@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from hpdl_lab.comm import sim
-from hpdl_lab.mesh import Grid, Mesh
+from hpdl_lab.mesh import DeviceMesh
 from hpdl_lab.models import gpt
 from hpdl_lab.models.transformer import Attention, Block
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.hybrid.model import HybridParallel
 from hpdl_lab.parallel.recompute import Watch, compare, recompute, recomputed
 from hpdl_lab.parallel.training import train_step
-from tests.house import raises
+from tests.wording import raises
 
 TOKENS = torch.randint(20, (4, 8), generator=torch.Generator().manual_seed(0))
 
@@ -85,7 +85,7 @@ def test_it_composes_with_data_parallel_and_pipelines():
         model = small()
         if again:
             recompute(model, Attention)
-        hybrid = HybridParallel(model, Mesh(comm, Grid(pp=2)), TOKENS, micro_batches=2, recompute=again)
+        hybrid = HybridParallel(model, DeviceMesh(comm, pp=2), TOKENS, micro_batches=2, costs=[1] * 7, recompute=again)
         hybrid.step(TOKENS, TOKENS)
         return [p.grad.clone() for p in hybrid.parameters() if p.grad is not None]
 

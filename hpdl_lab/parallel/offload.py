@@ -81,7 +81,9 @@ class Offloaded:
         self.params = [p for p in params if p.requires_grad]
         for param in self.params:
             if not (param.is_cpu and param.is_contiguous()):
-                raise ValueError(f"a parameter of shape {tuple(param.shape)} on {param.device} is not plain CPU memory")
+                raise ValueError(
+                    f"a parameter of shape {tuple(param.shape)} on {param.device} is not contiguous memory of the CPU"
+                )
         self.parts = [(p, slice(i, i + block)) for p in self.params for i in range(0, p.numel(), block)]
         self.blocks = [nn.Parameter(p.data.view(-1)[part]) for p, part in self.parts]
         self.optimizers = [make([mine]) for mine in self.blocks]

@@ -44,7 +44,7 @@ class LossScale:
     good_steps: int = 0
 
     def __post_init__(self) -> None:
-        require_number("scale", self.scale, 0)
+        require_number("scale", self.scale, above=0)
         require_int("interval", self.interval, 1)
 
 

@@ -153,6 +153,4 @@ def draw_held(
     x_label(ax, f"arithmetic done, of that of a step with {name}")
     label_ends(ax, ends)
     heading(figure, title, "points: the most that is held" + ("; star: your guess" if prediction else ""))
-    note(
-        figure, "All tensors that forward and backward compute and somebody still holds, without parameters' gradients."
-    )
+    note(figure, "What forward and backward have computed and still hold, without the gradients of parameters.")

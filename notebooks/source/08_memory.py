@@ -61,7 +61,8 @@ my_ledger = lab.guess("GB of a 7B model's state, on 1 rank and on each of 64", {
 # %% [markdown]
 # ### Predict, then measure: a GPT of six blocks
 #
-# With all blocks computed again: how many times the FLOPs of a step, and which share of the bytes at the fullest moment?
+# With all blocks computed again: how many times the FLOPs of a step, and which share of the bytes at the fullest
+# moment?
 
 # %% guess=[1.33, 0.25]
 my_recomputation = lab.guess("times the FLOPs, and share of the bytes, of blocks again", {"FLOPs": ..., "bytes": ...})
@@ -83,10 +84,10 @@ costs = recompute.compare(model, tokens, choices)
 lab.show(costs, prediction=my_recomputation)
 
 # %% [markdown]
-# To the right goes arithmetic, not time. Forward climbs, block by block; backward comes down. With recomputation forward
-# hardly climbs, and each block has a peak of its own on the way back. Yours does a little less than 4/3: embeddings and
-# logits are in no block. `torch.utils.checkpoint` ("blocks again") does less: it stops the second forward as soon as it
-# has the last tensor that backward needs, and the last linear's output is not one.
+# To the right goes arithmetic, not time. Forward climbs, block by block; backward comes down. With recomputation
+# forward hardly climbs, and each block has a peak of its own on the way back. Yours does a little less than 4/3:
+# embeddings and logits are in no block. `torch.utils.checkpoint` ("blocks again") does less: it stops the second
+# forward as soon as it has the last tensor that backward needs, and the last linear's output is not one.
 #
 # *Selective* recomputation drops what is large and cheap to compute. In Korthikanti et al. (2022) that is the inside of
 # attention, 5 a s / h of the 34 + 5 a s / h bytes per token and layer. Attention in one kernel, as FlashAttention and
@@ -173,10 +174,10 @@ print(f"ZeRO-3 on your engines: losses differ by {off:.0e} from those of a singl
 # %% [markdown]
 # ## Exercise 8.5 ★★ Loss scaling that agrees
 #
-# float16 has 5 bits of exponent: a gradient below 6e-8 becomes zero, one above 65504 infinity. So the loss is multiplied
-# by a **scale** before backward, and with it, by the chain rule, every gradient; before clipping and the update they are
-# divided by it. The best scale is the largest that does not overflow, and nobody knows it. So try: halve it whenever a
-# gradient is infinite, and skip that step; double it after 2,000 good steps in a row.
+# float16 has 5 bits of exponent: a gradient below 6e-8 becomes zero, one above 65504 infinity. So the loss is
+# multiplied by a **scale** before backward, and with it, by the chain rule, every gradient; before clipping and the
+# update they are divided by it. The best scale is the largest that does not overflow, and nobody knows it. So try:
+# halve it whenever a gradient is infinite, and skip that step; double it after 2,000 good steps in a row.
 #
 # Now there are ranks. After ZeRO's reduce-scatter each rank has its own shard of the gradients, and infinity may be in
 # one shard only. What if its rank skips the step, and the others do not?
@@ -189,8 +190,8 @@ print(f"ZeRO-3 on your engines: losses differ by {off:.0e} from those of a singl
 # ### Predict, then measure: where does the scale go?
 #
 # The digits in float16, with a scale that begins far too high, at 2^24, and is doubled after 20 good steps. Parameters
-# and gradients have 16 bits, and so have the bytes on the wire; the optimizer updates **masters** in float32, from which
-# the 16 bits are rounded after each step. At which power of two does the scale end after 200 steps?
+# and gradients have 16 bits, and so have the bytes on the wire; the optimizer updates **masters** in float32, from
+# which the 16 bits are rounded after each step. At which power of two does the scale end after 200 steps?
 
 # %% guess=[18]
 my_power = lab.guess("the exponent x of the loss scale 2^x after 200 steps", ...)
@@ -203,9 +204,9 @@ half = Precision("float16", LossScale(2.0**24, interval=20))
 lab.train(strategy=DataParallel(precision=half), steps=200)
 
 # %% [markdown]
-# Steps that are skipped cost no accuracy, if they are few. bfloat16 has float32's 8 bits of exponent and needs no scale,
-# and only 7 bits of fraction: numbers near 1 are 1/128 apart. `DataParallel(precision="bfloat16")` does it; without
-# float32 masters a step of a thousandth of a weight would be rounded away.
+# Steps that are skipped cost no accuracy, if they are few. bfloat16 has float32's 8 bits of exponent and needs no
+# scale, and only 7 bits of fraction: numbers near 1 are 1/128 apart. `DataParallel(precision="bfloat16")` does it;
+# without float32 masters a step of a thousandth of a weight would be rounded away.
 #
 # ## When ranks are not enough: offload
 #
@@ -218,9 +219,7 @@ from hpdl_lab.parallel import offload
 
 disk = offload.measure_bandwidth()
 print(f"read {disk.read / 1e9:.2f} GB/s, write {disk.write / 1e9:.2f} GB/s")
-print(
-    f"{offload.seconds_of_step(8 * 7_000_000_000, disk):.0f} s for the states of 7B parameters to come and go, each step"
-)
+print(f"{offload.seconds_of_step(8 * 7_000_000_000, disk):.0f} s a step for the states of 7 billion parameters")
 
 # %% [markdown]
 # ## Take it home
