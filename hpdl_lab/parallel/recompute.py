@@ -44,7 +44,7 @@ def recomputed(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], 
     with torch.no_grad():
         y = block(x)
 
-    def backward(dy):
+    def backward(dy: torch.Tensor) -> torch.Tensor:
         again = x.detach().requires_grad_()
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.set_rng_state(random)
