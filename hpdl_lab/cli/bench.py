@@ -95,6 +95,15 @@ def add(commands: Any) -> None:
         device=(("cpu", "cuda"), "cpu", "of the tensors"),
     )
     bench(
+        "memory",
+        memory,
+        "a training step with sharded parameters: PyTorch's FSDP2 and our ZeRO3, on gloo and on ours",
+        many=2,
+        **gpt,
+        batch=(ranks, 8, "examples a step over all ranks"),
+        rounds=(ranks, 25, "in which each candidate takes a step"),
+    )
+    bench(
         "pipeline",
         pipeline,
         "a step of the same pipeline: torch.distributed.pipelining and ours",
@@ -197,6 +206,13 @@ def ddp(arguments: argparse.Namespace) -> int:
     task = arguments.ranks, arguments.size, arguments.batch, arguments.rounds
     rows = ddp.ddp(*task, report_of(arguments), arguments.device)
     return code_of(rows, "parameters differ from those of DDP on gloo")
+
+
+def memory(arguments: argparse.Namespace) -> int:
+    from ..bench import fsdp
+
+    rows = fsdp.memory(arguments.ranks, arguments.size, arguments.batch, arguments.rounds, report_of(arguments))
+    return code_of(rows, "parameters differ from those of FSDP2 on gloo")
 
 
 def pipeline(arguments: argparse.Namespace) -> int:

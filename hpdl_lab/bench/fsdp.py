@@ -1,0 +1,198 @@
+"""`hpdl bench memory`: one step of training the same GPT with sharded parameters, by PyTorch's FSDP2 and by our ZeRO3.
+
+Both shard the same units, the blocks and what is left, and run on the same back ends: gloo and "hpdl". First all take a
+few steps from the same parameters, and must come to the same; then they take turns, and are compared round by round.
+Memory is measured in processes of its own for each, as what was in use once stays in the books.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.functional import cross_entropy
+
+from .. import models
+from ..comm.torch.transport import from_process_group
+from ..data.loading import shard
+from ..parallel.data_parallel import DataParallelOverlapped, Strategy
+from ..parallel.zero import ZeRO3
+from . import launch
+from .ddp import groups
+from .report import Column, Report, Row, Table, field, with_memory
+from .timing import quartiles, sample, slowest
+
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+
+CHECKED_STEPS = 3
+TOLERANCE = 1e-5  # of a parameter: AdamW divides by square roots of small numbers, and ranks add in another order
+BACKENDS = ("gloo", "hpdl")
+WHOLE = "not sharded"  # our data parallelism, whose memory is what sharding is compared with
+NAMES = (*(f"{who} on {backend}" for backend in BACKENDS for who in ("FSDP2", "ZeRO3")), WHOLE)
+TABLE = Table(
+    [
+        field("name", width=14, left=True),
+        *(Column(n, lambda row, i=i: f"{row['step_ms'][i]:.2f}", "ms") for i, n in enumerate(("step", "p25", "p75"))),
+        *(
+            Column(n, lambda row, i=i: f"{row['of_fsdp2'][i]:.2f}" if row["of_fsdp2"] else "")
+            for i, n in enumerate(("of FSDP2", "p25", "p75"))
+        ),
+        Column("peak memory", lambda row: f"{row['peak_MiB']:.0f}", "MiB", 12),
+        Column("of the step", lambda row: f"{row['own_MiB']:.0f}", "MiB", 12),
+        field("loss", "loss", ".6f", width=9),
+        field("#wrong", "wrong", width=7),
+    ]
+)
+
+
+def memory(ranks: int, size: str, batch: int, rounds: int, report: Report = Report()) -> list[Row]:  # noqa: B008
+    """Race the candidates, print the table; returns the rows.
+
+    Args:    ranks: number; size: of the GPT, a name in models/gpt.py; batch: examples over all ranks;
+             rounds: in which every candidate takes one step.
+    Raises:  ValueError for arguments that make no sense; RuntimeError if the ranks end with an error.
+    """
+    if batch < ranks:
+        raise ValueError(f"a batch of {batch} has no example for some of {ranks} ranks")
+    launch.warn_of_too_many(ranks)
+
+    def peak(row: Any) -> Any:
+        messages = launch.on_ranks(ranks, "fsdp_memory", [[size, batch, row["name"]]])
+        return next(message for message in messages if "peak_MiB" in message)
+
+    messages = launch.on_ranks(ranks, "fsdp", [[size, batch, rounds]])
+    title = f"gpt {size} with sharded parameters, {batch} examples a step on {ranks} ranks"
+    return TABLE.tell(title, with_memory(messages, peak), verdicts, report)
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    """A sentence for each of ours: how it compares with FSDP2 on the same back end."""
+    named = {row["name"]: row for row in rows}
+    lines = [f"{rows[0]['parameters']:,} parameters, AdamW: 16 bytes each, {rows[0]['parameters'] / 2**16:.0f} MiB."]
+    for backend in BACKENDS:
+        ours, theirs = named[f"ZeRO3 on {backend}"], named[f"FSDP2 on {backend}"]
+        lines.append(
+            f"{backend}: our step takes {ours['of_fsdp2'][0]:.2f} times as long as FSDP2's, median of the rounds, "
+            f"and {ours['own_MiB'] / theirs['own_MiB']:.2f} times its memory."
+        )
+    return lines
+
+
+# -- on every rank ---------------------------------------------------------------------------------------------------
+
+
+def on_ranks(comm: Comm, size: str, batch: int, rounds: Any) -> None:
+    """Check, then time all candidates in turns; rank 0 reports a row for each."""
+    with groups(comm) as made:
+        steps = {name: Step(comm, name, size, batch, made) for name in NAMES}
+        wrong = check(comm, steps)
+        times: dict[str, Any] = {name: [] for name in steps}
+        for i in range(rounds):
+            for name in NAMES if i % 2 else reversed(NAMES):  # who is first changes
+                times[name].append(sample(comm, steps[name]) / 1e6)
+        for name, step in steps.items():
+            times[name] = slowest(comm, times[name]).tolist()
+        for name, step in steps.items():
+            loss = float(comm.all_reduce(torch.tensor([step.first], dtype=torch.float64)))
+            theirs = times[name.replace("ZeRO3", "FSDP2")]
+            ratios = [a / b for a, b in zip(times[name], theirs, strict=True)] if name.startswith("ZeRO3") else None
+            if comm.rank == 0:
+                found = {"name": name, "parameters": step.parameters, "wrong": wrong[name], "loss": loss}
+                comm.report(**found, step_ms=quartiles(times[name]), of_fsdp2=ratios and quartiles(ratios))
+            step.stop()
+
+
+def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
+    """Rank 0 reports the most memory that a rank had while the candidate took steps, in all and without the start."""
+    with groups(comm) as made:
+        warm_up()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        step = Step(comm, name, size, batch, made)
+        for _ in range(CHECKED_STEPS):
+            step()
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        step.stop()
+    peak, own = (float(slowest(comm, [mib])[0]) for mib in (after, after - before))
+    if comm.rank == 0:
+        comm.report(peak_MiB=round(peak, 1), own_MiB=round(own, 1))
+
+
+def warm_up() -> None:
+    """Take a step without other ranks, so that what torch takes at the first one is not counted."""
+    model = models.build("gpt", "tiny")
+    optimizer = adamw(model.parameters())
+    model(torch.zeros(1, model.block, dtype=torch.int64)).sum().backward()
+    optimizer.step()
+
+
+class Step:
+    """One candidate's step of training, always on the same examples. made: {back end: process group}."""
+
+    def __init__(self, comm: Comm, name: str, size: str, batch: int, made: Any) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.comm, self.name, self.model = comm, name, models.build("gpt", size)
+        tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
+        mine = tokens[shard(torch.arange(batch), comm.rank, comm.size)]
+        self.x, self.y, self.answers = mine[:, :-1], mine[:, 1:], batch * self.model.block
+        self.parameters, self.first = sum(p.numel() for p in self.model.parameters()), 0.0
+        self.closing = contextlib.ExitStack()
+        self.strategy: Strategy | None = None
+        group = made.get(name.rpartition(" ")[2])
+        if name.startswith("FSDP2"):
+            mesh = DeviceMesh.from_group(group, "cpu")
+            for unit in (*self.model.blocks, self.model):
+                fully_shard(unit, mesh=mesh)
+                whole = cast(FSDPModule, unit)
+                whole.set_gradient_divide_factor(1.0)  # the loss is divided, as ours
+                whole.set_force_sum_reduction_for_comms(True)  # what gloo has
+            self.optimizer: Any = adamw(self.model.parameters())
+        else:
+            self.on = self.closing.enter_context(from_process_group(group)) if name.endswith("gloo") else comm
+            self.strategy = DataParallelOverlapped() if name == WHOLE else ZeRO3()
+            self.strategy.start(self.on, self.model)
+            self.optimizer = self.strategy.optimizer(self.model, adamw)
+
+    def __call__(self) -> None:
+        self.optimizer.zero_grad()
+        logits = self.model(self.x)
+        loss = cross_entropy(logits.flatten(0, -2), self.y.flatten(), reduction="sum") / self.answers
+        loss.backward()
+        if self.strategy:
+            self.strategy.add_gradients(self.on, self.model)
+        self.optimizer.step()
+        self.first = self.first or loss.item()
+
+    def flat(self) -> Any:
+        """All parameters (N,), a copy. Collective."""
+        if self.strategy:
+            state = self.strategy.stateful(self.model).state_dict()
+            return torch.cat([state[name].reshape(-1) for name, _ in self.model.named_parameters()])
+        return torch.cat([cast(Any, p).full_tensor().detach().reshape(-1) for p in self.model.parameters()])
+
+    def stop(self) -> None:
+        if self.strategy:
+            self.strategy.stop()
+        self.closing.close()
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-3)
+
+
+def check(comm: Comm, steps: dict[str, Step]) -> dict[str, int]:
+    """{name: parameters, on all ranks together, that are not those of FSDP2 on gloo after a few steps}."""
+    for step in steps.values():
+        for _ in range(CHECKED_STEPS):
+            step()
+    want = steps[NAMES[0]].flat()
+    found = {}
+    for name, step in steps.items():
+        count = int(((step.flat() - want).abs() > TOLERANCE).sum())
+        found[name] = int(comm.all_reduce(torch.tensor([count])))
+    return found
