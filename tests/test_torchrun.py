@@ -13,7 +13,7 @@ from hpdl_lab.comm.torch.transport import from_process_group
 from tests.wording import raises
 
 MPI = os.path.join(os.path.dirname(__file__), "mpi")
-WANTED = [os.path.join(MPI, name) for name in ("test_messages.py", "test_torch_backend.py")]
+WANTED = [os.path.join(MPI, name) for name in ("test_messages.py", "test_torch_backend.py", "test_zero.py")]
 SOME = "not (posting_is_interrupted or gloo_adds)"  # the one patches MPI's own, the other is of gloo alone
 # All of it on one start of three ranks: torch is imported by each of them, and by torchrun.
 SCRIPT = """
