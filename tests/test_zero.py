@@ -13,11 +13,14 @@ from hpdl_lab.collectives import ring
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.data.loading import shard
+from hpdl_lab.mesh import DeviceMesh
 from hpdl_lab.models.batch_norm import synchronized
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel import training
 from hpdl_lab.parallel.data_parallel import DataParallel
+from hpdl_lab.parallel.hybrid.model import HybridParallel
 from hpdl_lab.parallel.scaling.accounting import account, spending
+from hpdl_lab.parallel.tensor import model as tensor
 from hpdl_lab.parallel.training import Recipe, train_step
 from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
 from tests.wording import raises
@@ -274,6 +277,41 @@ def test_two_units_are_whole_at_a_time_and_gathers_hide_behind_computing():
     events = sim.run(2, steps, model, network=Switch(20e-6, 1e-9), threads=True).events
     assert max(most) == 2
     assert account(events).overlap > 0.6
+
+
+# -- with other kinds of parallelism ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_that_tp_has_cut_is_sharded_over_dp(stage):
+    model, x, y = examples("gpt")
+    trained = copy.deepcopy(model)
+    losses, _ = train(None, trained, None, adamw, x, y)
+
+    def on_mesh(comm, model, trained):
+        mesh = DeviceMesh(comm, dp=2, tp=2)
+        found, parameters = train(mesh["dp"], tensor.shard(mesh["tp"], model), stage(), adamw, x, y)
+        return found, (parameters - flat_of(tensor.shard(mesh["tp"], trained))).abs().max()
+
+    for found, difference in sim.run(4, on_mesh, model, trained, threads=True):
+        assert found == pytest.approx(losses, abs=1e-10)
+        assert difference < 1e-10
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_ranks_of_a_pipeline_hold_shares_of_the_optimizer(zero):
+    """With stages 1 and 2 every parameter is updated once over all ranks, else once on each replica."""
+    model, x, y = examples("gpt")
+    tied = model.tokens.weight.numel()
+
+    def updated(comm, model):
+        hybrid = HybridParallel(model, DeviceMesh(comm, dp=2, pp=2), x[:8], micro_batches=2, costs=[1] * 6, zero=zero)
+        hybrid.step(x[:8], y[:8])
+        return sum(p.numel() for p in hybrid.parameters()), sum(p.grad.numel() for p in hybrid.parameters())
+
+    counts = sim.run(4, updated, model)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert {sum(n) for n in zip(*counts, strict=True)} == {parameters if zero else 2 * parameters + 2 * tied}
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -96,7 +95,7 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: Any) -> None:
         for i in range(rounds):
             for name in NAMES if i % 2 else reversed(NAMES):  # who is first changes
                 times[name].append(sample(comm, steps[name]) / 1e6)
-        for name, step in steps.items():
+        for name in steps:
             times[name] = slowest(comm, times[name]).tolist()
         for name, step in steps.items():
             loss = float(comm.all_reduce(torch.tensor([step.first], dtype=torch.float64)))

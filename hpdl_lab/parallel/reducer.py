@@ -193,10 +193,13 @@ class Reducer:
         Raises what results_of raises, and ValueError where all_reduce has returned something else than a sum: a step
         that failed leaves nothing under way, unless other ranks do not answer.
         """
+        return [checked(out, comm, bucket.flat) for out, bucket in zip(self.results(), self.buckets, strict=True)]
+
+    def results(self) -> list[Any]:
+        """Wait for all buckets, and begin a new step. Returns [what all_reduce has returned] for every bucket."""
         works, abandoned, self.abandoned = self.works, self.abandoned, []
         self.begin()
-        results = results_of([*abandoned, *works])[len(abandoned) :]
-        return [checked(out, comm, bucket.flat) for out, bucket in zip(results, self.buckets, strict=True)]
+        return results_of([*abandoned, *works])[len(abandoned) :]
 
 
 def results_of(works: Iterable[Work]) -> list[Any]:

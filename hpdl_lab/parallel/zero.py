@@ -75,8 +75,8 @@ class Flat:
     """
 
     def __init__(self, comm: Comm, params: Sequence[nn.Parameter], indices: Sequence[int], sharded: bool) -> None:
-        self.params, self.indices, self.sharded = params, indices, sharded
-        self.rank, self.sizes = comm.rank, [p.numel() for p in params]
+        self.comm, self.params, self.indices, self.sharded = comm, params, indices, sharded
+        self.sizes = [p.numel() for p in params]
         self.n = -(-sum(self.sizes) // comm.size)
         self.full = params[0].detach().new_zeros(comm.size * self.n)
         self.views = self.views_of(self.full)
@@ -98,7 +98,7 @@ class Flat:
 
     def own(self, full: Tensor) -> Tensor:
         """The chunk of this rank."""
-        return full[self.rank * self.n : (self.rank + 1) * self.n]
+        return full[self.comm.rank * self.n : (self.comm.rank + 1) * self.n]
 
     def views_of(self, full: Tensor) -> list[Tensor]:
         """Cut a vector (P n,) into parts that have the shapes of the parameters."""
@@ -108,6 +108,19 @@ class Flat:
     def slices(self, shard: Tensor) -> list[Tensor]:
         """Cut a vector (n,) into this rank's pieces."""
         return [shard[place : place + end - begin] for _, begin, end, place in self.pieces]
+
+    def whole(self, values: Sequence[Any], dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Return tensors in the shapes of the parameters, of which `values` are this rank's pieces. Collective.
+
+        Args:    values: of each piece a tensor like it, a number, or None, which counts as zeros; dtype: of what is
+                 returned, by default that of the parameters.
+        Steps: one all_gather.   Bytes per rank: those of it for these parameters.
+        """
+        mine = self.shard.new_zeros(self.n, dtype=dtype or self.shard.dtype)
+        for part, value in zip(self.slices(mine), values, strict=True):
+            if value is not None:
+                part.copy_(torch.as_tensor(value))
+        return self.views_of(self.comm.all_gather(mine).view(-1))
 
     def attach(self) -> None:
         """Make the parts of `full` the parameters."""
@@ -133,11 +146,15 @@ class Flat:
         self.missing: list[int] = []  # indices of parameters without a gradient
         self.bad: list[tuple[int, str]] = []  # (index, NaN or infinity) of gradients that are not finite
 
+    def expect(self) -> None:
+        """Make room for gradients: zeros."""
+        self.grad = self.full.new_zeros(len(self.full))
+        self.grads = self.views_of(self.grad)
+
     def put(self, i: int) -> None:
         """Move the gradient of params[i] into its place, or zeros: every rank sends the same sizes."""
         if self.grad is None:
-            self.grad = self.full.new_zeros(len(self.full))
-            self.grads = self.views_of(self.grad)
+            self.expect()
         grad = grad_of(self.params[i])
         if grad is None:
             self.missing.append(self.indices[i])
@@ -145,7 +162,7 @@ class Flat:
             raise ValueError(
                 f"a gradient of layout {grad.layout} cannot be sharded: make it dense, as sparse=False does"
             )
-        else:
+        elif grad.data_ptr() != self.grads[i].data_ptr():
             self.grads[i].copy_(grad)
         self.params[i].grad = None
 
@@ -519,20 +536,17 @@ class ZeRO1(Strategy):
         return [(flat.indices[i], begin, end) for flat in self.trainable for i, begin, end, _ in flat.pieces]
 
     def whole(self, values: Sequence[Any], dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Return the whole tensors of which all ranks' `values` are pieces, in the order of the parameters.
+        """Return the whole tensors of which all ranks' `values` are pieces, in the order of the parameters: Flat.whole.
 
-        Args:    values: of each piece a tensor like it, a number, or None; dtype: by default that of the pieces.
-        Steps: one all_gather per unit.   Bytes per rank: those of each for its parameters.
+        dtype: by default that of the pieces. Collective: an all_gather per unit.
         """
         found: dict[int, Tensor] = {}
         rest = iter(values)
         for flat in self.trainable:
-            of_pieces = flat.shard.dtype if self.precision is None else torch.float32
-            mine = flat.shard.new_zeros(flat.n, dtype=dtype or of_pieces)
-            for part in flat.slices(mine):
-                if (value := next(rest)) is not None:
-                    part.copy_(torch.as_tensor(value))
-            found |= zip(flat.indices, flat.views_of(self.comm.all_gather(mine).view(-1)), strict=True)
+            own = [next(rest) for _ in flat.pieces]
+            found |= zip(
+                flat.indices, flat.whole(own, dtype or (torch.float32 if self.precision else None)), strict=True
+            )
         return [found[index] for index in range(len(self.params))]
 
     def stop(self) -> None:
@@ -568,9 +582,7 @@ class ZeRO2(ZeRO1):
         for index in reversed(range(len(self.params))):
             if not reducer.collected[index]:
                 gradient_ready(comm, reducer, index)
-        works, abandoned, reducer.abandoned = reducer.works, reducer.abandoned, []
-        reducer.begin()
-        totals = results_of([*abandoned, *works])[len(abandoned) :]
+        totals = reducer.results()
         self.require_unchanged()
         self.hand_out(comm, totals)
 

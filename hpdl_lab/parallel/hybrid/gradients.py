@@ -14,7 +14,7 @@ the same without overlap.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -26,7 +26,8 @@ from ...units import MIB
 from ..consensus import require_sums_of
 from ..pipeline.run_schedule import routes
 from ..pipeline.stage import Stage
-from ..reducer import Bucket, Reducer, gradient_ready, parts_of, require_function
+from ..reducer import Bucket, Reducer, gradient_ready, parts_of, require_function, results_of
+from ..zero import Flat, own_all_gather, own_reduce_scatter
 
 
 class Placed(NamedTuple):
@@ -76,37 +77,79 @@ LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: those o
 
 
 class Group:
-    """The gradients that are added over one communicator, in buckets and in an order that all of its ranks have."""
+    """The gradients that are added over one communicator, in buckets and in an order that all of its ranks have.
 
-    def __init__(self, comm: Comm, parts: list[list[nn.Parameter]], all_reduce: Callable) -> None:
+    zero: of stage 1 or 2 the ranks of the communicator, which hold the same parameters, share out their update.
+    pieces: {id of a parameter: (this rank's piece of it, begin, end)}, flat: what the optimizer updates here.
+    """
+
+    def __init__(self, comm: Comm, parts: list[list[nn.Parameter]], all_reduce: Callable, zero: int = 0) -> None:
         """parts: lists of parameters that become ready one after the other. Collective over `comm`."""
-        self.comm, self.params = comm, [param for part in parts for param in part]
+        self.comm, self.params, self.zero = comm, [param for part in parts for param in part], zero
         self.index_of = {id(p): i for i, p in enumerate(self.params)}
+        self.pieces = {} if zero and comm.size > 1 else {id(p): (p, 0, p.numel()) for p in self.params}
+        self.flats: list[Flat] = []
+        self.updated = False  # may pieces be newer than parameters?
         buckets: list[Bucket] = []
         for part in parts if comm.size > 1 else ():
             for indices in parts_of(part, LIMIT, LIMIT if buckets else FIRST):
                 params = [part[i] for i in indices]
                 of_all = [self.index_of[id(p)] for p in params]
-                buckets.append(Bucket(comm, params, of_all, background=True, flag=False))
-        self.reducer = Reducer(buckets, all_reduce)
+                if zero:
+                    self.flats.append(Flat(comm, params, of_all, sharded=False))
+                else:
+                    buckets.append(Bucket(comm, params, of_all, background=True, flag=False))
+        for flat in self.flats:
+            for (i, begin, end, _), part in zip(flat.pieces, flat.slices(flat.shard), strict=True):
+                self.pieces[id(flat.params[i])] = nn.Parameter(part), begin, end
+        self.reducer = Reducer(cast(Any, self.flats) or buckets, own_reduce_scatter if zero else all_reduce)
 
     def begin(self) -> None:
         """Begin a new step: autograd adds to zeros, in place, where gradients travel."""
         self.reducer.begin()
         for param in self.params:
             param.grad = None
-        for bucket in self.reducer.buckets:
+        for flat in self.flats:
+            flat.begin()
+            flat.expect()
+            for param, grad in zip(flat.params, flat.grads, strict=True):
+                param.grad = grad
+        for bucket in [] if self.flats else self.reducer.buckets:
             bucket.attach()
 
     def ready(self, param: nn.Parameter) -> None:
         """Send what can be sent, now that the gradient of `param` is complete."""
-        if self.comm.size > 1:
+        if self.comm.size > 1 and self.zero != 1:
             gradient_ready(self.comm, self.reducer, self.index_of[id(param)])
 
     def end(self) -> None:
-        """Wait until all sums are here. Raises what Reducer.end raises."""
+        """Wait until all sums are here, or this rank's chunks of them. Raises what Reducer.end raises."""
+        if self.flats:
+            for index in range(len(self.params)) if self.zero == 1 else ():
+                gradient_ready(self.comm, self.reducer, index)
+            for flat, total in zip(self.flats, self.reducer.results(), strict=True):
+                for (i, *_), grad in zip(flat.pieces, flat.slices(total), strict=True):
+                    self.pieces[id(flat.params[i])][0].grad = grad
+            self.updated = True
+            return
         for bucket, total in zip(self.reducer.buckets, self.reducer.end(self.comm), strict=True):
             bucket.hand_back(total)
+
+    def publish(self) -> None:
+        """Give all ranks the parameters that their pieces have become, if there has been a step. Collective."""
+        if self.updated:
+            results_of([self.comm.background(own_all_gather, flat.full) for flat in self.flats])
+            self.updated = False
+
+    def whole(self, values: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return {id of a parameter: tensor like it} from `values`, {id: this rank's piece}; zeros where none is."""
+        if not self.flats:
+            return {id(p): values.get(id(p), torch.zeros_like(p)) for p in self.params}
+        found: dict[int, torch.Tensor] = {}
+        for flat in self.flats:
+            mine = [values.get(id(flat.params[i])) for i, *_ in flat.pieces]
+            found |= zip(map(id, flat.params), flat.whole(mine), strict=True)
+        return found
 
 
 class Gradients:
@@ -114,7 +157,7 @@ class Gradients:
 
     Args:    mesh: a DeviceMesh; plan: the Schedule; names: names[s] of the trainable parameters of stage s of the
              model; stages: {number: Stage} of this rank; params: {name: parameter} of these; partial: names of those
-             whose gradient is in parts over tp, too; all_reduce: f(comm, x), which adds over ranks.
+             whose gradient is in parts over tp, too; all_reduce: f(comm, x), which adds over ranks; zero: see Group.
     """
 
     def __init__(
@@ -126,8 +169,9 @@ class Gradients:
         params: dict[str, nn.Parameter],
         partial: Collection[str] = (),
         all_reduce: Callable | None = None,
+        zero: int = 0,
     ) -> None:
-        self.stages = stages
+        self.stages, self.zero = stages, zero
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
         if mesh["dp"].size > 1:
             require_sums_of(mesh["dp"], self.all_reduce, [p.dtype for p in params.values()])
@@ -183,6 +227,23 @@ class Gradients:
         # a layer that does its forward again inside may be added to more often than once in a backward
         self.expected = {key: max(self.usual[key], times) for key, times in self.added.items()}
 
+    def pieces(self) -> dict[str, tuple[nn.Parameter, int, int]]:
+        """{name: (what the optimizer updates of this parameter here, its begin and end in it)}."""
+        pieces = {key: piece for group in self.groups for key, piece in group.pieces.items()}
+        return {name: pieces[key] for key, name in self.names.items() if key in pieces}
+
+    def whole(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return {name: tensor like this rank's parameter} from `values`, {name: like its piece}. Collective."""
+        ids = {name: key for key, name in self.names.items()}
+        mine = {ids[name]: value for name, value in values.items()}
+        found = {key: value for group in self.groups for key, value in group.whole(mine).items()}
+        return {name: found[key] for key, name in self.names.items()}
+
+    def publish(self) -> None:
+        """Give all ranks the parameters of the latest update. Collective."""
+        for group in self.groups:
+            group.publish()
+
     def _added(self, param: nn.Parameter) -> None:
         """Autograd has added to a gradient."""
         key = id(param)
@@ -201,7 +262,7 @@ class Gradients:
 
     def _add(self, comm: Comm, parts: list[list[nn.Parameter]]) -> None:
         if any(parts):
-            self.groups.append(Group(comm, [part for part in parts if part], self.all_reduce))
+            self.groups.append(Group(comm, [part for part in parts if part], self.all_reduce, self.zero))
 
 
 def holders(schedule: Schedule, names: list[list[str]]) -> dict[str, tuple[int, ...]]:

@@ -65,6 +65,8 @@ class HybridParallel:
              costs: of each layer (split.Layers), by which stages are balanced; by default s that rank 0 measures.
              partition: f(costs, stages) -> layers of each stage.
              loss: f(output, y) -> mean loss of some examples; by default cross-entropy per answer.
+             zero: 1 or 2: the ranks that hold a parameter share out its update, and with 2 the sum of its gradient, as
+             ZeRO1 and ZeRO2 of zero.py do; then the optimizer gets flat pieces of parameters.
     Raises:  ValueError on every rank: the batch, heads, layers or schedule cannot be shared out like this, the model
              cannot be cut (which module), the ranks' models differ, or all_reduce does not add up; TypeError for what
              is no mesh, model or tensor.
@@ -84,8 +86,10 @@ class HybridParallel:
         costs: Sequence[float] | None = None,
         loss: Callable | None = None,
         partition: Callable = balanced,
+        zero: int = 0,
     ) -> None:
         require_axes(mesh)
+        require_stage(zero)
         if not isinstance(model, nn.Module):
             raise TypeError(f"a model is an nn.Module; got something of {type(model).__name__}")
         require_tensor("example", example)
@@ -100,7 +104,7 @@ class HybridParallel:
         (some,) = micro_batches_of(mesh, self.plan, example)[:1]
         self.shape, self.dtype = tuple(example.shape), example.dtype
         rows = zlib.crc32(repr(self.plan.rows).encode())
-        plan = f"{self.plan.name} {rows:08x} {recompute} {sequence} {costs} {name_of(self.loss)}"
+        plan = f"{self.plan.name} {rows:08x} {recompute} {sequence} {costs} {name_of(self.loss)} {zero}"
         require_same_model(mesh.comm, model, plan)
         whole = copy.deepcopy(model).to(mesh.comm.device)
         replicate(mesh.comm, whole)
@@ -122,7 +126,9 @@ class HybridParallel:
         self.state = State(aliases, whole, self.plan, parts, mesh["pp"].rank)
         in_parts = {name for name, cut in self.state.cuts.items() if cut.partial}
         params = self.named_parameters()
-        self.gradients = Gradients(mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce)
+        self.gradients = Gradients(
+            mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce, zero
+        )
         self.nothing = nn.Parameter(torch.zeros(0))  # as no optimizer of torch takes an empty list
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -130,11 +136,15 @@ class HybridParallel:
         return {name: p for name, p in self.state.held.items() if p.requires_grad}
 
     def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters of this rank, for its optimizer; one without numbers where all are frozen."""
-        return list(self.named_parameters().values()) or [self.nothing]
+        """The trainable parameters of this rank, or its pieces of them, for its optimizer; one without numbers if none.
+
+        Pieces that the optimizer has updated reach the other ranks in the next step, or state_dict.
+        """
+        return [piece for piece, *_ in self.gradients.pieces().values()] or [self.nothing]
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole model's state, {name: tensor}, on every rank, as its own state_dict() would be. Collective."""
+        self.gradients.publish()
         return self.state.whole(self.mesh)
 
     def load_state_dict(self, whole: dict[str, Tensor]) -> None:
@@ -160,6 +170,7 @@ class HybridParallel:
         self._require_batch(x, y)
         xs, ys = (micro_batches_of(self.mesh, self.plan, tensor) for tensor in (x, y))
         share = self.mesh["dp"].size * len(ys)
+        self.gradients.publish()
         self.gradients.begin()
         losses = run_schedule(
             self.mesh["pp"],
@@ -174,7 +185,8 @@ class HybridParallel:
             self.gradients.end()
         checksum = zlib.crc32(bytes_of(y), zlib.crc32(bytes_of(x))) & 0xFFFF
         info = {i: loss / self.mesh["tp"].size for i, loss in losses.items()}  # each tp rank has the whole of it
-        return loss_of_all(self.mesh.comm, info, self.named_parameters(), checksum)
+        pieces = {name: piece for name, (piece, *_) in self.gradients.pieces().items()}
+        return loss_of_all(self.mesh.comm, info, pieces, checksum)
 
     def _require_batch(self, x: Tensor, y: Tensor) -> None:
         """Raise ValueError unless x is like the example, and y has as many answers."""
@@ -216,6 +228,13 @@ def one_number(loss: Any) -> Tensor:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"type {type(loss).__name__}"
         raise ValueError(f"the loss of a micro-batch is its mean, a tensor with one number, and this one is of {got}")
     return loss
+
+
+def require_stage(zero: int) -> None:
+    """Raise ValueError for a stage of ZeRO that does not go with pipelines."""
+    if zero not in (0, 1, 2):
+        why = ": stage 3 would gather each unit anew for every micro-batch of a pipeline" if zero == 3 else ""
+        raise ValueError(f"zero={zero!r}: 0, 1 or 2 is needed{why}; without pp, ZeRO3 takes a model that tp has cut")
 
 
 def require_axes(mesh: Any) -> None:
@@ -355,13 +374,13 @@ class WholeOptimizer:
         Raises:  ValueError on every rank for an optimizer whose state is neither like a parameter nor one number.
         """
         state, rows = self.hybrid.state, self.optimizer.state
-        mine = self.hybrid.named_parameters()
+        mine = {name: piece for name, (piece, *_) in self.hybrid.gradients.pieces().items()}
         kinds = self._kinds({name: (p, rows[p]) for name, p in mine.items()})
         found: dict[str, dict[str, Tensor]] = {}
         for key, kind in kinds.items():
             if kind == LIKE:
-                values = {name: rows[p].get(key, torch.zeros_like(p)) for name, p in mine.items()}
-                found[key] = state.gather(self.hybrid.mesh, values, state.parameters)
+                values = {name: rows[p][key] for name, p in mine.items() if rows[p].get(key) is not None}
+                found[key] = state.gather(self.hybrid.mesh, self.hybrid.gradients.whole(values), state.parameters)
             else:  # a tensor for each, as torch counts in it
                 found[key] = {name: torch.tensor(float(kind)) for name in state.parameters}
         whole = {i: {key: found[key][name] for key in kinds} for i, name in enumerate(state.parameters) if kinds}
@@ -375,12 +394,13 @@ class WholeOptimizer:
         if len(group["params"]) != len(state.parameters):
             raise ValueError(f"its optimizer has {len(group['params'])} parameters, this model {len(state.parameters)}")
         rows = {}
-        for i, name in enumerate(self.hybrid.named_parameters()):
+        for i, (name, (piece, begin, end)) in enumerate(self.hybrid.gradients.pieces().items()):
             row = whole["state"].get(state.parameters.index(name), {})
             cut, (shape, _) = state.cuts[name], state.forms[name]
             shape = tuple(cut.size if dim == cut.dim else n for dim, n in enumerate(shape))
             if row:
-                rows[i] = {key: state.part(name, v) if shape_of(v) == shape else v for key, v in row.items()}
+                like = {key: state.part(name, v) for key, v in row.items() if shape_of(v) == shape}
+                rows[i] = row | {key: v.reshape(-1)[begin:end].view(piece.shape) for key, v in like.items()}
         (ours,) = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": rows, "param_groups": [group | {"params": ours["params"]}]})
 
