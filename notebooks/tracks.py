@@ -171,7 +171,7 @@ TABLE = """
     1 homework    12  Exercise 8.2
     2 homework    14  Exercise 8.3
     2 homework    20  Exercise 8.4
-    2 homework     4  Measure: what four strategies hold, send and expose
+    2 homework     4  Measure: what ZeRO-3 holds, sends and exposes
     2 homework    15  Exercise 8.5
     2 homework     8  Take it home
 09_tensor_parallel  Tensor parallelism

@@ -74,7 +74,7 @@ def test_any_number_of_engines_will_do(exercise, n):
     assert re.search(rf"\b{n} (MPI rank|engine)|engines: only one", " ".join(result.facts))
 
 
-@pytest.mark.parametrize("number", ["2.2", "2.3", "3.1", "3.5", "9.1", "9.7", "11.3"])
+@pytest.mark.parametrize("number", ["2.2", "2.3", "3.1", "3.5", "8.4", "9.1", "9.7", "11.3"])
 def test_what_is_right_on_simulated_ranks_may_be_wrong_on_engines(number):
     def runner(fn, *args):
         results = engines(4)(fn, *args)

@@ -37,7 +37,7 @@ TRAFFIC = {  # whose messages are shown: what the picture says
     "halo_exchange": "Your halos: rows for the neighbors, and for nobody else",
     "reduce_gradients": "Your sums: each rank with those that hold the same parameters",
     "do_backward": "Activations to the next rank, gradients to the one before",
-    "sharded_step": "Your three steps on a ring: each sends as much as one all-reduce",
+    "sharded_step": "Your three steps: the bytes of three all-reduces",
 }
 TIMELINES = {  # whose events are shown in virtual time
     "broadcast": "Your segments along the chain, in virtual time",

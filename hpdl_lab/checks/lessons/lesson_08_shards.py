@@ -109,8 +109,8 @@ def check_sharded_step(fn: Callable, runner: Runner = None) -> Passed:
     run = [in_all_cases(fn, take_steps, [c], case, judge) for c in CASES][0]
     p, n = CASES[0]
     facts = [
-        f"{counted(STEPS, 'step')} on 1, 2, 3, 4 and 5 simulated ranks, with sizes that these do not divide: "
-        "parameters of a single rank",
+        f"{counted(STEPS, 'step')} on 1 to 5 simulated ranks, also with sizes that they do not divide: the parameters "
+        "of a single rank",
         f"optimizer state: with {p} ranks {run[0].state_nbytes} bytes on each, where a single rank keeps "
         f"{COPIES * n * ITEM}",
         f"bytes: with {p} ranks each sends {bytes_sent(run.events)[0] // STEPS} per step, those of one all-reduce",
@@ -220,7 +220,7 @@ def check_bytes(run: Results, where: str, n: int) -> None:
         why = """an all-reduce is a reduce-scatter and an all-gather already, of the gradient. The gradient of other
             chunks is of no use here: leave out its all-gather."""
     raise Broken(f"""bytes: {where}, parameters and state are right, but all ranks together send {number(total)} bytes
-        per step, rank {worst} most; 2(p - 1)N = {number(best)} are enough: {why}""")
+        per step, where 2(p - 1)N = {number(best)} are enough: {why}""")
 
 
 SIZES = (5, 4, 6, 3, 2)  # of the layers: 24, 30, 21 and 8 parameters
@@ -270,7 +270,8 @@ class WatchedLayer(ShardedLayer):
             raise Misused(f"""order: use was called for layer {self.i}, and layer {due} comes next. Use each layer of
                 `layers` once, in the order in which they are given: backward gives the last layer first.""")
         if self.whole is None and self.released:
-            raise Misused(f"early: layer {self.i} was released before use was called for it.")
+            raise Misused(f"""early: layer {self.i} was released before use was called for it: its parameters are gone
+                by then. Release a layer after its use.""")
         if self.whole is None:
             raise Misused(f"allocate: use was called for layer {self.i}, of which there is only this rank's chunk.")
         right = layer_of(self.i)
