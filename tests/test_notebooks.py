@@ -87,7 +87,7 @@ def test_notebooks_hold_no_plotting_no_pip_and_no_function_but_the_exercises(pat
         if is_script(cell) or (goes_home(cell) and file_of(cell)):
             continue
         assert not re.search(r"matplotlib|plt\.|plotly|pip install|%pip|conda", cell.source)
-        kinds = [type(node) for node in ast.walk(magic_free(cell))]
+        kinds = [type(node) for node in magic_free(cell).body]
         definitions = [kind for kind in kinds if kind in (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)]
         assert len(definitions) == (1 if is_exercise(cell) else 0), cell.source
 

@@ -12,6 +12,7 @@ from hpdl_lab.parallel import checkpoint
 from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelNaive, DataParallelOverlapped
 from hpdl_lab.parallel.precision import LossScale, Precision, unscale_together
 from hpdl_lab.parallel.training import train_step
+from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
 from tests.wording import raises
 
 SIZES = [16, 32, 10]
@@ -113,6 +114,29 @@ def test_a_step_with_infinity_on_one_rank_is_skipped_by_all_and_halves_the_scale
         assert scales == [64, 32, 32, 64, 64, 128]
         assert torch.equal(course[0], course[1]) and not torch.equal(course[1], course[2])
         assert torch.equal(course[-1], found[0][0][-1])
+
+
+@pytest.mark.parametrize("kind", [ZeRO1, ZeRO2, ZeRO3])
+def test_shards_of_zero_skip_the_same_steps_and_end_as_data_parallel_does(kind):
+    def trained(comm, strategy):
+        model = mlp.mlp(SIZES, seed=1)
+        strategy.start(comm, model)
+        optimizer, scales = strategy.optimizer(model, SGD), []
+        for step in range(5):
+            x, y = (part[comm.rank :: comm.size].clone() for part in batch(step))
+            if (step, comm.rank) == (1, 2):
+                x[0, 0] = float("inf")
+            train_step(comm, model, strategy, optimizer, x, y, 12)
+            scales.append(strategy.precision.scaler.scale)
+        strategy.finish(comm, model)
+        strategy.stop()
+        return by_start(model), scales
+
+    precision = Precision("float16", LossScale(64.0, interval=2))
+    whole = sim.run(3, trained, DataParallel(precision=precision))[0]
+    for found, scales in sim.run(3, trained, kind(precision=precision), threads=True):
+        assert scales == whole[1] == [64, 32, 32, 64, 64]
+        assert (found - whole[0]).abs().max() < 1e-4  # sums of 16 bits, in another order
 
 
 def test_bfloat16_without_a_scale_raises_as_float32_does():

@@ -15,6 +15,7 @@ from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.hybrid.model import HybridParallel
 from hpdl_lab.parallel.recompute import Watch, compare, recompute, recomputed
 from hpdl_lab.parallel.training import train_step
+from hpdl_lab.parallel.zero import ZeRO3
 from tests.wording import raises
 
 TOKENS = torch.randint(20, (4, 8), generator=torch.Generator().manual_seed(0))
@@ -93,6 +94,25 @@ def test_it_composes_with_data_parallel_and_pipelines():
         plain, again = sim.run(2, fn, False), sim.run(2, fn, True)
         for want, got in zip(plain, again, strict=True):
             assert all(map(torch.equal, want, got)) and len(want)
+
+
+def test_the_second_forward_uses_what_zero_has_gathered_for_backward():
+    def trained(comm, again):
+        model, strategy = small(), ZeRO3()
+        if again:
+            recompute(model, Block)
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+        for _ in range(2):
+            train_step(comm, model, strategy, optimizer, TOKENS, TOKENS, 8)
+        strategy.finish(comm, model)
+        strategy.stop()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    plain, again = (sim.run(2, trained, again, threads=True) for again in (False, True))
+    sent = [sum(e.nbytes for e in run.events if e.rank == 0 and "send" in e.op) for run in (plain, again)]
+    assert sent[0] == sent[1] > 0
+    assert torch.equal(plain[0], again[0]) and torch.equal(again[0], again[1])
 
 
 def test_what_cannot_be_is_said():

@@ -30,7 +30,7 @@ class TrainResult(Result):
     """losses: of the global batch at every step; test_loss: mean cross-entropy per answer; test_accuracy: 0 to 1.
 
     learned: the same in words; perplexity: exp(test_loss); seconds: in steps; drift: between the ranks' parameters.
-    model: a copy with rank 0's parameters after the last step.
+    model: a copy with rank 0's parameters after the last step. loss_scale: after that step, 1 where there is none.
     """
 
     where: str
@@ -42,6 +42,7 @@ class TrainResult(Result):
     seconds: float
     samples_per_s: float
     drift: float
+    loss_scale: float
     model: nn.Module = field(repr=False)
     events: list[Any] = field(repr=False)
     figure: Any = field(repr=False)
@@ -54,6 +55,7 @@ class TrainResult(Result):
         seconds = f"{seconds_text(self.seconds)}{' of virtual time' if self.simulated else ''}"
         text = f"{self.where}: {len(self.losses)} steps in {seconds}, {self.samples_per_s:,.0f} samples/s on average, "
         text += f"loss {self.losses[0]:.3g} -> {self.losses[-1]:.3g}, {self.learned}"
+        text += f", loss scale {self.loss_scale:,.0f}" if self.loss_scale != 1 else ""
         if self.drift > SAME:
             text += f"\nThe ranks' models have drifted apart, by {self.drift:.2g} of their largest parameter: "
             text += "the all-reduce leaves different sums on different ranks. lab.check finds out where."
@@ -138,6 +140,7 @@ def train(
         seconds=first.seconds,
         samples_per_s=first.samples / first.seconds if first.seconds else 0.0,
         drift=max(float((rank.parameters - first.parameters).abs().max()) for rank in results) / scale,
+        loss_scale=rows[-1].get("loss_scale", 1.0) if rows else 1.0,
         model=finished,
         events=results.events,
         figure=plot.finish(rows, options.steps, f"{title}: {learned}", where.remark, lowest),

@@ -213,7 +213,8 @@ from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.precision import LossScale, Precision
 
 half = Precision("float16", LossScale(2.0**24, interval=20))
-lab.train(strategy=DataParallel(precision=half), steps=200)
+scaled = lab.train(strategy=DataParallel(precision=half), steps=200)
+print(f"the scale at the end: {scaled.loss_scale:,.0f}, predicted: {2.0**my_power:,.0f}")
 
 # %% [markdown]
 # Steps that are skipped cost no accuracy, if they are few. bfloat16 has float32's 8 bits of exponent and needs no
