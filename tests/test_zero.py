@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint as recomputed
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from hpdl_lab import data, models
 from hpdl_lab.collectives import ring
@@ -16,9 +16,12 @@ from hpdl_lab.data.loading import shard
 from hpdl_lab.mesh import DeviceMesh
 from hpdl_lab.models.batch_norm import synchronized
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.parallel import training
+from hpdl_lab.models.transformer import Block
+from hpdl_lab.parallel import checkpoint, training
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.hybrid.model import HybridParallel
+from hpdl_lab.parallel.precision import LossScale, Precision
+from hpdl_lab.parallel.recompute import recompute, recomputed
 from hpdl_lab.parallel.scaling.accounting import account, spending
 from hpdl_lab.parallel.tensor import model as tensor
 from hpdl_lab.parallel.training import Recipe, train_step
@@ -119,7 +122,7 @@ class Odd(nn.Module):
         self.steps += 1
         x = self.blocks[0](self.first(x.double()))
         x = self.twice(torch.tanh(self.twice(x)))
-        x = recomputed(self.blocks[2], x, use_reentrant=False) if x.requires_grad else self.blocks[2](x)
+        x = torch_checkpoint(self.blocks[2], x, use_reentrant=False) if x.requires_grad else self.blocks[2](x)
         return (x + self.adapter[1](self.adapter[0](x))) * self.scale.mean()
 
 
@@ -176,11 +179,10 @@ class Unstepped:
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
-def a_step(comm, strategy, model, x, y, make=sgd):
+def a_step(comm, strategy, model, x, y, optimizer):
     """The gradients of one batch, and an update."""
-    optimizer = strategy.optimizer(model, make)
-    train_step(comm, model, strategy, optimizer, x, y, BATCH)
-    return optimizer
+    mine = shard(torch.arange(BATCH), comm.rank, comm.size)
+    train_step(comm, model, strategy, optimizer, x[mine], y[mine], BATCH)
 
 
 def sent(p, strategy, model, x, y):
@@ -225,6 +227,44 @@ def test_the_last_unit_is_not_gathered_twice():
     assert saved == 4 * (512 + 16) * (p - 1) / p
 
 
+@pytest.mark.parametrize("by", [None, recomputed])
+def test_recomputation_gathers_a_unit_no_more_often(by):
+    """Blocks that are computed again in backward are there already: the same bytes, the same course."""
+    model, x, y = examples("gpt", "float32")
+    plain, again = copy.deepcopy(model), copy.deepcopy(model)
+    recompute(again, Block, by=by)
+    assert sent(3, ZeRO3(**RING), again, x[:4], y[:4]) == sent(3, ZeRO3(**RING), plain, x[:4], y[:4])
+    want = sim.run(3, train, plain, ZeRO3(), sgd, x, y, threads=True)
+    found = sim.run(3, train, again, ZeRO3(), sgd, x, y, threads=True)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(found, want, strict=True))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_infinity_on_one_rank_skips_the_step_on_all(stage):
+    """In float16: gradients of a loss that is scaled too much overflow on the rank with large inputs."""
+    model = mlp((6, 4, 3))
+
+    def steps(comm, model):
+        strategy = stage(precision=Precision("float16", LossScale(scale=2.0**12)))
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, sgd)
+        course = []
+        for size in (1e4, 1e-1):
+            optimizer.zero_grad()
+            out = model(torch.full((2, 6), size if comm.rank == 1 else 0.1))
+            strategy.scaled(out.sum()).backward()
+            strategy.add_gradients(comm, model)
+            optimizer.step()
+            course.append((strategy.precision.skipped, strategy.precision.scaler.scale))
+        strategy.finish(comm, model)
+        return course, flat_of(model)
+
+    found = sim.run(3, steps, model, threads=True)
+    assert [course for course, _ in found] == [[(True, 2.0**11), (False, 2.0**11)]] * 3
+    assert all(torch.equal(parameters, found[0][1]) for _, parameters in found)
+    assert torch.isfinite(found[0][1]).all() and not torch.equal(found[0][1], flat_of(model))
+
+
 @pytest.mark.parametrize("p", [2, 4])
 @pytest.mark.parametrize(
     ("kind", "per_parameter"),
@@ -243,7 +283,8 @@ def test_bytes_held_are_those_of_the_paper(kind, per_parameter, p):
     def steps(comm, model):
         strategy = kind(precision="bfloat16")
         strategy.start(comm, model)
-        optimizer = a_step(comm, strategy, model, x, x, adamw)
+        optimizer = strategy.optimizer(model, adamw)
+        train_step(comm, model, strategy, optimizer, x, x, BATCH)
         model(x).sum().backward()
         held = [strategy.held(model, optimizer)]
         strategy.add_gradients(comm, model)
@@ -337,6 +378,47 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_another_stage(tmp_path, 
     for one in found:
         assert one.losses == pytest.approx(want.losses[3:], abs=1e-5)
         assert (one.parameters - want.parameters).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("precision", [None, "bfloat16"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_shards_of_every_rank_are_put_together(tmp_path, stage, precision):
+    """What three ranks have written, each its own, is what two go on with; an older one goes away."""
+    model, x, y = examples("gpt", "float32")
+    path = str(tmp_path / "run.pt")
+
+    def body(comm, model, strategy, steps, resume):
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, adamw)
+        saved = strategy.stateful(model)
+        first = checkpoint.restore(comm, path, saved, optimizer) if resume else 0
+        for step in range(first, first + steps):
+            a_step(comm, strategy, model, x, y, optimizer)
+            if not resume:
+                checkpoint.save_shards(comm, path, saved, optimizer, step + 1)
+        return first, optimizer.state_dict(), strategy.stateful(model).state_dict()
+
+    def kept():
+        return sorted(file.name for file in tmp_path.iterdir())
+
+    (_, optimizer, state), *_ = sim.run(3, body, model, stage(precision=precision), 2, False, threads=True)
+    assert kept() == ["run.pt", *(f"run.pt.2.{rank}-of-3" for rank in range(3))]
+    for other in (stage(precision=precision), DataParallel(precision=precision)):
+        first, found, its_state = sim.run(2, body, model, other, 0, True, threads=True)[0]
+        assert first == 2
+        assert_same(its_state, state)
+        assert_same(found, optimizer)
+
+
+def assert_same(a, b):
+    """Two states of optimizers are the same."""
+    if isinstance(a, dict | list):
+        assert len(a) == len(b)
+        assert isinstance(a, list) or {*a} == {*b}
+        for key in a if isinstance(a, dict) else range(len(a)):
+            assert_same(a[key], b[key])
+    else:
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 @pytest.mark.parametrize(("before", "after"), [(ZeRO3, ZeRO1), (ZeRO1, DataParallel), (DataParallel, ZeRO3)])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..comm.base import Comm
 
 CHECKED_STEPS = 3
-TOLERANCE = 1e-5  # of a parameter: AdamW divides by square roots of small numbers, and ranks add in another order
+TOLERANCE = 1e-5  # of a parameter: three ranks or more add in different orders
 BACKENDS = ("gloo", "hpdl")
 WHOLE = "not sharded"  # our data parallelism, whose memory is what sharding is compared with
 NAMES = (*(f"{who} on {backend}" for backend in BACKENDS for who in ("FSDP2", "ZeRO3")), WHOLE)
@@ -181,7 +181,8 @@ class Step:
 
 
 def adamw(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=1e-3)
+    # eps: Adam divides by the size of a gradient, and one that is all rounding errors would decide on a whole step.
+    return torch.optim.AdamW(params, lr=1e-3, eps=1e-5)
 
 
 def check(comm: Comm, steps: dict[str, Step]) -> dict[str, int]:

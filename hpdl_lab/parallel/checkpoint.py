@@ -8,6 +8,11 @@
 The file holds the whole model and the whole optimizer. Those of a HybridParallel and its WholeOptimizer put themselves
 together from all ranks when they are saved, and take their parts when they are loaded.
 
+Of ZeRO every rank can write what it holds (`save_shards`), without a message; the file then names those of the ranks:
+
+    rank r   its shards -> file.STEP.r-of-P      rank 0, when all are written: [names of these] -> file
+    resume   rank 0 reads them all, puts them together, and goes on as above: on any number of ranks, in any stage
+
 What a step does depends on the seed and the number of the step, never on the number of ranks (data/loading.py). So a
 run that goes on with another number of ranks has the loss curve that it would have had without a break.
 """
@@ -16,6 +21,8 @@ import hashlib
 import io
 import os
 import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +48,33 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
+class Sharded(Stateful, Protocol):
+    """One of which every rank holds shards."""
+
+    def shards(self) -> dict[str, Any]:
+        """Its state_dict() with a `Shard` in place of each tensor that is in shards."""
+        ...
+
+
+def shard_of(shape: Sequence[int], pieces: Iterable[tuple[int, Tensor]]) -> dict[str, Any]:
+    """What stands for a tensor of this shape of which a rank has flat pieces, [(begin, elements from there on)]."""
+    return {"shape": tuple(shape), "pieces": [(begin, piece.detach().clone()) for begin, piece in pieces]}
+
+
+def merged(parts: Sequence[Any]) -> Any:
+    """Put together what `shards` has returned on the ranks, in order; what is not in shards is taken of the first."""
+    if isinstance(parts[0], list):
+        return [merged(items) for items in zip(*parts, strict=True)]
+    if not isinstance(parts[0], dict):
+        return parts[0]
+    if {*parts[0]} == {"shape", "pieces"}:
+        pieces = sorted((piece for part in parts for piece in part["pieces"]), key=lambda piece: piece[0])
+        shape = parts[0]["shape"]
+        return torch.cat([elements for _, elements in pieces]).view(shape) if pieces else torch.zeros(shape)
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: merged([part[name] for part in parts if name in part]) for name in names}
+
+
 def facts_of(data: Dataset, model: nn.Module) -> Facts:
     """Return what a step depends on besides the recipe: {name: number or word} of data set and parameters."""
     x, y = data.train_x, data.train_y
@@ -63,10 +97,46 @@ def save(comm: Comm, path: str, model: Stateful, optimizer: Stateful, step: int,
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "facts": facts or {}}
     with together(comm):
         if comm.rank == 0:
-            content = io.BytesIO()
-            torch.save(state, content)
-            digest = hashlib.sha256(content.getbuffer()).digest()
-            write_file(path, MAGIC + digest + content.getvalue(), sync=True)
+            write_file(path, sealed(state), sync=True)
+
+
+def save_shards(
+    comm: Comm, path: str, model: Sharded, optimizer: Sharded, step: int, facts: Facts | None = None
+) -> None:
+    """Do what `save` does, but let every rank write its own shards, to files beside `path` that rank 0 can read.
+
+    Those of the checkpoint before are removed once this one is whole.
+    Raises:  OSError on every rank where one cannot write; the checkpoint that was there before stays whole.
+    """
+    names = [f"{path}.{step}.{rank}-of-{comm.size}" for rank in range(comm.size)]
+    with together(comm):
+        state = {"model": model.shards(), "optimizer": optimizer.shards()}
+        write_file(names[comm.rank], sealed(state), sync=True)
+    with together(comm):
+        if comm.rank == 0:
+            before = opened(contents(path)).get("shards", []) if os.path.exists(path) else []
+            files = [os.path.basename(name) for name in names]
+            write_file(path, sealed({"shards": files, "step": step, "facts": facts or {}}), sync=True)
+            for name in {*before} - {*files}:
+                with suppress(FileNotFoundError):
+                    os.unlink(beside(path, name))
+
+
+def beside(path: str, name: str) -> str:
+    """The file called `name` in the folder of the file `path`."""
+    return os.path.join(os.path.dirname(path), os.path.basename(name))
+
+
+def sealed(state: dict[str, Any]) -> bytes:
+    """The contents of a file that holds `state`."""
+    content = io.BytesIO()
+    torch.save(state, content)
+    return MAGIC + hashlib.sha256(content.getbuffer()).digest() + content.getvalue()
+
+
+def opened(content: bytes) -> dict[str, Any]:
+    """The state in the contents of a file."""
+    return torch.load(io.BytesIO(content[HEAD:]), weights_only=True)
 
 
 def require_writable(comm: Comm, path: str) -> None:
@@ -110,9 +180,13 @@ def received(comm: Comm, path: str) -> dict[str, Any]:
     with together(comm):
         if comm.rank == 0:
             content = contents(path)
+            state = opened(content)
+            if "shards" in state:
+                parts = [opened(contents(beside(path, name))) for name in state.pop("shards")]
+                content = sealed(merged(parts) | state)
     length = int(comm.broadcast(torch.tensor([len(content)])))
     buffer: Tensor = torch.frombuffer(bytearray(content) if comm.rank == 0 else bytearray(length), dtype=torch.uint8)
-    return torch.load(io.BytesIO(comm.broadcast(buffer).numpy().tobytes()[HEAD:]), weights_only=True)
+    return opened(comm.broadcast(buffer).numpy().tobytes())
 
 
 def contents(path: str) -> bytes:

@@ -59,7 +59,8 @@ def recomputed(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], 
 class Again(torch.autograd.Function):
     """`recomputed`, or another function like it, as one operation of autograd: (by, block, x, anchor) -> y.
 
-    anchor: a parameter of the block, through which the output needs a gradient even where x needs none.
+    anchor: a tensor without numbers, through which the output needs a gradient even where x needs none. A parameter
+    would do, but be told twice that its gradient is complete.
     """
 
     @staticmethod
@@ -106,7 +107,7 @@ def recompute(model: nn.Module, *kinds: type[nn.Module], by: Callable | None = N
         if by is None:
             forward = partial(checkpoint, module.forward, use_reentrant=False)
         else:
-            inner, anchor = Inner(module), next(p for p in module.parameters() if p.requires_grad)
+            inner, anchor = Inner(module), torch.zeros(0, requires_grad=True)
             forward = partial(applied, by, inner, anchor)
         module.forward = forward  # type: ignore[method-assign]
     return len(modules)

@@ -33,6 +33,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..comm.base import Comm, Work
+from .checkpoint import shard_of
 from .consensus import Verdict, gather_integers, gather_items, is_finite, require_same_model
 from .data_parallel import Strategy, replicate
 from .precision import OptimizerOf, Precision
@@ -507,6 +508,21 @@ class ZeRO1(Strategy):
         self.release()
         return state
 
+    def shards(self) -> dict[str, Any]:
+        """This rank's shards of `state_dict`, as checkpoint.save_shards writes them; rank 0 has the buffers as well."""
+        mine: dict[int, list[tuple[int, Tensor]]] = {}
+        for flat in (flat for unit in self.parts for flat in unit.flats):
+            mine |= {id(param): [] for param in flat.params}
+            for (i, begin, *_), part in zip(flat.pieces, flat.slices(flat.shard), strict=True):
+                mine[id(flat.params[i])] = [(begin, part)]
+        found: dict[str, Any] = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            if id(tensor) in mine:
+                found[name] = shard_of(tensor.shape, mine[id(tensor)])
+            elif self.comm.rank == 0:
+                found[name] = tensor.detach()
+        return found
+
     def load_state_dict(self, whole: dict[str, Tensor]) -> None:
         """Take this rank's chunks of `whole`, the state_dict() of the model, saved on any number of ranks. Collective.
 
@@ -782,6 +798,24 @@ class ShardedOptimizer:
         if strategy.precision is None:
             return inner
         masters = strategy.whole([piece.detach() for piece in strategy.pieces])
+        return {"masters": masters, "inner": inner, "precision": strategy.precision.state_dict()}
+
+    def shards(self) -> dict[str, Any]:
+        """This rank's shards of `state_dict`, as checkpoint.save_shards writes them. No messages."""
+        strategy = self.strategy
+        state: dict[int, dict[str, Any]] = {}
+        pieces: list[list[tuple[int, Tensor]]] = [[] for _ in strategy.params]
+        for piece, (index, begin, _) in zip(strategy.pieces, strategy.pieces_in(), strict=True):
+            shape = strategy.params[index].shape
+            pieces[index] = [(begin, piece)]
+            for key, value in self.optimizer.state.get(piece, {}).items():
+                like = kind_of(value, piece) == LIKE
+                row = state.setdefault(self.numbers[index], {})
+                row[key] = shard_of(shape, [(begin, value)]) if like else value
+        inner = {"state": state, "param_groups": [self.group() | {"params": list(range(self.count))}]}
+        if strategy.precision is None:
+            return inner
+        masters = [shard_of(param.shape, own) for param, own in zip(strategy.params, pieces, strict=True)]
         return {"masters": masters, "inner": inner, "precision": strategy.precision.state_dict()}
 
     @torch.no_grad()

@@ -3,7 +3,9 @@
 import copy
 
 import pytest
+import torch
 
+from hpdl_lab.bench import fsdp
 from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
 from tests.test_zero import adamw, examples, train
 
@@ -17,3 +19,13 @@ def test_losses_and_parameters_are_those_of_one_rank(comm, name, strategy):
     found, its_parameters = train(comm, model, strategy, adamw, x, y, 2)
     assert found == pytest.approx(losses, abs=1e-10)
     assert (its_parameters - parameters).abs().max() < 1e-10
+
+
+def test_fsdp2_comes_to_the_same_on_both_back_ends(comm, ranks):
+    """What `hpdl bench memory` compares, before it takes the time."""
+    with fsdp.groups(comm) as made:
+        steps = {name: fsdp.Step(comm, name, "tiny", 8, made) for name in fsdp.NAMES}
+        assert fsdp.check(comm, steps) == dict.fromkeys(fsdp.NAMES, 0)
+        assert len({round(comm.all_reduce(torch.tensor([s.first])).item(), 4) for s in steps.values()}) == 1
+        for step in steps.values():
+            step.stop()
