@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 VERBS = {  # where they are
     "engines.doctor": ("doctor",),
+    "verbs.batches": ("batches",),
     "verbs.cluster": ("cluster", "inject", "restart", "run", "running", "start", "stop"),
     "verbs.designs": ("designs",),
     "verbs.exercises": ("catch_up", "check", "check_script", "hint", "solution"),
@@ -32,6 +33,7 @@ __all__ = sorted(HOMES)
 
 if TYPE_CHECKING:  # the same for editors and type checkers
     from ..engines.doctor import doctor
+    from ..verbs.batches import batches
     from ..verbs.cluster import cluster, inject, restart, run, running, start, stop
     from ..verbs.designs import designs
     from ..verbs.exercises import catch_up, check, check_script, hint, solution

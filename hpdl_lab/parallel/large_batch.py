@@ -1,0 +1,168 @@
+"""One training after another with different batches: a sweep, of which every rank takes whole trainings of its own.
+
+rank 0   | batch 32, seed 0 ................. | batch 1024, seed 0 |
+rank 1   | batch 32, seed 1 ................. | batch 1024, seed 1 |       no message between them
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from .. import models
+from ..comm.base import Comm
+from ..data.dataset import Dataset
+from ..data.loading import batches, shard
+from ..optim.large_batch import LAMB, LARS, Noise, learning_rate, noise_of_ranks, schedule, trust_ratio
+
+WARMUP = 0.5  # of all steps: with the largest batch there are 28 in 20 epochs of the digits
+TESTED = 512  # examples
+
+
+class Method(NamedTuple):
+    """How a training answers to a larger batch.
+
+    optimizer: "sgd", "adamw", "lars" or "lamb"; rate: that of the base batch; power: of the batch, in the rate.
+    warmup: the share of the steps until the full rate.
+    """
+
+    optimizer: str
+    rate: float
+    power: float = 0.0
+    warmup: float = 0.0
+
+
+class Sweep(NamedTuple):
+    """What the trainings of a sweep have in common: the model, the batch that the rates are for, epochs, methods."""
+
+    model: str
+    batches: tuple[int, ...]
+    base_batch: int
+    epochs: float
+    methods: dict[str, Method]
+
+
+SWEEPS = {  # the base rates are tuned for the base batch, by hand
+    "digits": Sweep(
+        "mlp",
+        (32, 128, 256, 512, 1024),
+        32,
+        20,
+        {
+            "plain": Method("sgd", 0.02),
+            "linear": Method("sgd", 0.02, 1.0),
+            "warm-up": Method("sgd", 0.02, 1.0, WARMUP),
+            "LARS": Method("lars", 0.5, 0.5, WARMUP / 2),
+            "LAMB": Method("lamb", 0.02, 0.5, WARMUP / 2),
+        },
+    ),
+    "text": Sweep(
+        "gpt",
+        (8, 32, 128),
+        8,
+        0.12,
+        {
+            "plain": Method("sgd", 0.05),
+            "linear": Method("sgd", 0.05, 1.0),
+            "warm-up": Method("sgd", 0.05, 1.0, WARMUP),
+            "LARS": Method("lars", 0.5, 0.5, WARMUP / 2),
+            "LAMB": Method("lamb", 0.02, 0.5, WARMUP / 2),
+        },
+    ),
+}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9),
+    "adamw": lambda params, lr: torch.optim.AdamW(params, lr=lr),
+    "lamb": lambda params, lr: LAMB(params, lr=lr),
+}
+
+
+class Training(NamedTuple):
+    """One training of a sweep."""
+
+    name: str
+    batch: int
+    seed: int
+
+
+def train_all(
+    comm: Comm,
+    sweep: Sweep,
+    data: Dataset,
+    trainings: Sequence[Training],
+    rate: Callable = learning_rate,
+    ratio: Callable = trust_ratio,
+) -> None:
+    """Report {name, batch, seed, steps, seconds, accuracy, loss} of every training, each made by one rank."""
+    for training in trainings[comm.rank :: comm.size]:
+        comm.report(**training._asdict(), **train_one(sweep, data, training, rate, ratio))
+
+
+def train_one(sweep: Sweep, data: Dataset, training: Training, rate: Callable, ratio: Callable) -> dict[str, Any]:
+    """{steps, seconds, accuracy, loss}, the last two of the test set; the rate falls to 0 as a cosine."""
+    method, batch, n = sweep.methods[training.name], training.batch, len(data.train_y)
+    steps = max(1, round(sweep.epochs * n / batch))
+    model = models.build_for(data, sweep.model, seed=training.seed)
+    if method.optimizer == "lars":
+        optimizer: torch.optim.Optimizer = LARS(model.parameters(), lr=method.rate, ratio=ratio)
+    else:
+        optimizer = OPTIMIZERS[method.optimizer](model.parameters(), method.rate)
+    scaled = round(sweep.base_batch * (batch / sweep.base_batch) ** method.power)
+    rates = schedule(
+        optimizer, scaled, sweep.base_batch, round(method.warmup * steps), lambda step: cosine(step / steps), rate
+    )
+    begin = time.perf_counter()
+    for indices in islice(batches(n, batch, training.seed), steps):
+        optimizer.zero_grad()
+        loss_of(model, data.train_x[indices], data.train_y[indices]).backward()
+        optimizer.step()
+        rates.step()
+    seconds = time.perf_counter() - begin
+    accuracy, loss = judged(model, data)
+    return {"steps": steps, "seconds": seconds, "accuracy": accuracy, "loss": loss}
+
+
+def cosine(share: float) -> float:
+    """1 at the start, 0 at the end. Ref: Loshchilov & Hutter 2016, arXiv:1608.03983, without restarts."""
+    return 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+
+@torch.no_grad()
+def judged(model: nn.Module, data: Dataset) -> tuple[float, float]:
+    """(share of right answers, mean cross-entropy) on the test set, or the first TESTED examples of it."""
+    x, y = data.test_x[:TESTED], data.test_y[:TESTED].flatten()
+    logits = model(x).flatten(0, -2)
+    return float((logits.argmax(1) == y).double().mean()), float(cross_entropy(logits, y))
+
+
+def measure_noise(comm: Comm, model: nn.Module, data: Dataset, batch: int, steps: int, rate: float) -> list[Noise]:
+    """Train by plain SGD over all ranks, and estimate the noise at every step from gradients that are there anyway.
+
+    Args:    model: the same on every rank, overwritten; batch: examples per step over all ranks.
+    Returns: a Noise for each step, the same on every rank.
+    Steps: two all_reduces per step: of all gradients, and of a number.
+    """
+    found = []
+    each = batch // comm.size
+    params = list(model.parameters())
+    for indices in islice(batches(len(data.train_y), batch), steps):
+        if len(indices) < batch:
+            continue  # what remains of an epoch
+        mine = shard(indices, comm.rank, comm.size)
+        model.zero_grad()
+        loss_of(model, data.train_x[mine], data.train_y[mine]).backward()
+        grads = torch.cat([p.grad.reshape(-1) for p in params if p.grad is not None])
+        mean = comm.all_reduce(grads.clone()) / comm.size
+        found.append(noise_of_ranks(comm, grads, mean, each))
+        for p, grad in zip(params, mean.split([p.numel() for p in params]), strict=True):
+            p.data.sub_(rate * grad.view(p.shape))
+    return found
