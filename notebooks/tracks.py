@@ -156,8 +156,10 @@ TABLE = """
     what a batch is worth, how large batches fail and what rescues them; gradients of which fewer bytes travel
     [06](06_data_parallel.ipynb); four engines
     1 homework     6  The idea
+    1 homework     3  Measure: large batches fail
     1 homework    12  Exercise 7.1
     1 homework    12  Exercise 7.2
+    1 homework     5  Measure: what rescues them
     2 homework    20  Exercise 7.3
     2 homework    12  Exercise 7.4
     2 homework     7  Exercise 7.5

@@ -25,6 +25,7 @@ VERBS = {  # where they are
     "verbs.scaling": ("scaling",),
     "verbs.show": ("show",),
     "verbs.staging": ("staging",),
+    "verbs.target": ("time_to_target",),
     "verbs.tensor": ("tensor",),
     "verbs.train": ("train",),
 }
@@ -50,6 +51,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.scaling import scaling
     from ..verbs.show import show
     from ..verbs.staging import staging
+    from ..verbs.target import time_to_target
     from ..verbs.tensor import tensor
     from ..verbs.train import train
 else:

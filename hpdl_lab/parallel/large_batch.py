@@ -4,7 +4,9 @@ rank 0   | batch 32, seed 0 ................. | batch 1024, seed 0 |
 rank 1   | batch 32, seed 1 ................. | batch 1024, seed 1 |       no message between them
 """
 
+import copy
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -18,7 +20,7 @@ from .. import models
 from ..comm.base import Comm
 from ..data.dataset import Dataset
 from ..data.loading import batches, shard
-from ..optim.large_batch import LAMB, LARS, Noise, learning_rate, noise_of_ranks, schedule, trust_ratio
+from ..optim.large_batch import LAMB, LARS, Job, Noise, learning_rate, noise_of_ranks, schedule, trust_ratio
 
 WARMUP = 0.5  # of all steps: with the largest batch there are 28 in 20 epochs of the digits
 TESTED = 512  # examples
@@ -166,3 +168,67 @@ def measure_noise(comm: Comm, model: nn.Module, data: Dataset, batch: int, steps
         for p, grad in zip(params, mean.split([p.numel() for p in params]), strict=True):
             p.data.sub_(rate * grad.view(p.shape))
     return found
+
+
+# -- steps and seconds to a target ------------------------------------------------------------------------------------
+
+RATES = {8: 0.2, 32: 0.4, 128: 0.8, 512: 0.8}  # of SGD without momentum on the digits, tuned by hand for each batch
+MOST_EPOCHS = 200
+LOOK_EVERY = 64  # examples, at least, between two looks at the test set
+
+
+def train_until(
+    comm: Comm, model: nn.Module, data: Dataset, target: float, batches_: Sequence[int], seeds: int
+) -> None:
+    """Train over all ranks with each batch until the test accuracy is `target`; rank 0 reports every training.
+
+    Rows {ranks, batch, seed, steps, seconds}: of the steps alone; looking at the test set is not counted.
+    """
+    start = copy.deepcopy(model.state_dict())
+    until(comm, model, data, target, max(batches_), 0)  # the first messages between ranks take longer
+    for seed in range(seeds):
+        for batch in batches_:
+            model.load_state_dict(start)
+            steps, seconds = until(comm, model, data, target, batch, seed)
+            if comm.rank == 0:
+                comm.report(ranks=comm.size, batch=batch, seed=seed, steps=steps, seconds=seconds)
+
+
+def until(comm: Comm, model: nn.Module, data: Dataset, target: float, batch: int, seed: int) -> tuple[int, float]:
+    """(steps, s) until the target. Raises ValueError where it is not reached in MOST_EPOCHS."""
+    n, params, seconds = len(data.train_y), list(model.parameters()), 0.0
+    optimizer = torch.optim.SGD(params, lr=RATES[batch])
+    every, most = max(1, LOOK_EVERY // batch), MOST_EPOCHS * n // batch
+    for step, indices in enumerate(islice(batches(n, batch, seed), most), 1):
+        mine = shard(indices, comm.rank, comm.size)
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        (loss_of(model, data.train_x[mine], data.train_y[mine]) * (len(mine) / len(indices))).backward()
+        total = comm.all_reduce(torch.cat([p.grad.reshape(-1) for p in params if p.grad is not None]))
+        for p, grad in zip(params, total.split([p.numel() for p in params]), strict=True):
+            p.grad = grad.view(p.shape)
+        optimizer.step()
+        seconds += time.perf_counter() - begin
+        if step % every == 0 and judged(model, data)[0] >= target:
+            return step, seconds
+    raise ValueError(f"batch {batch:,} has not reached {target:.0%} in {most:,} steps: take a lower target")
+
+
+def fitted(rows: Sequence[dict[str, Any]]) -> Job:
+    """The Job that fits rows of `train_until`, some of them with 1 rank, by least squares of relative differences."""
+
+    def line(points: list[tuple[float, float]]) -> tuple[float, float]:
+        """(a, b), both at least 0, of a + b x."""
+        x, y = (torch.tensor(column, dtype=torch.float64) for column in zip(*points, strict=True))
+        a, b = torch.linalg.lstsq(torch.stack([1 / y, x / y], 1), torch.ones_like(y)).solution.tolist()
+        return max(a, 0.0), max(b, 0.0)
+
+    least, rest = line([(1 / r["batch"], r["steps"]) for r in rows])
+    fixed, example = line([(r["batch"], r["seconds"] / r["steps"]) for r in rows if r["ranks"] == 1])
+    sums: dict[int, float] = {}
+    for p in sorted({r["ranks"] for r in rows}):
+        over = [
+            r["seconds"] / r["steps"] - fixed - -(-r["batch"] // p) * example for r in rows if r["ranks"] == p and p > 1
+        ]
+        sums[p] = max(statistics.median(over), 0.0) if over else 0.0
+    return Job(max(least, 1.0), rest / max(least, 1.0), example, fixed, sums)

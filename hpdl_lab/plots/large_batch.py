@@ -1,12 +1,15 @@
 """What a batch is worth: the test set after the same epochs with larger and larger batches."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from .colors import INK, SERIES
-from .style import Axes, Figure, Rows, heading, label_ends, note, x_label
+from ..optim.large_batch import Job, seconds_to_target
+from .colors import GRAY, INK, SERIES
+from .measure import DOTS
+from .style import Axes, Figure, Rows, heading, label_ends, log_axis, note, x_label
 
 
 def batch_axis(ax: Axes, batches: Sequence[int], name: str = "batch (examples per step)") -> None:
@@ -65,3 +68,70 @@ def draw(
     label_ends(ax, ends)
     heading(figure, title, subtitle)
     note(figure, foot)
+
+
+def draw_target(
+    figure: Figure,
+    batches: Sequence[int],
+    job: Job | None,
+    ranks: Sequence[int],
+    rows: Rows = (),
+    asked: tuple[int, int] | None = None,
+    prediction: dict[str, int] | None = None,
+    title: str = "",
+    subtitle: str = "",
+    foot: str = "",
+) -> None:
+    """The steps that each batch needs, and the seconds that they take on several numbers of ranks.
+
+    Args:    batches: ascending, of the axes; job: the model, or None as long as there is none; ranks: keys of its
+             all_reduce_s; rows: dicts with batch, ranks, steps, seconds; asked, prediction: a batch and ranks.
+    """
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    figure.subplots_adjust(left=0.085, right=0.9, bottom=0.2, top=0.79, wspace=0.27)
+    left.set_title("steps to the target")
+    right.set_title("seconds to the target")
+    ticks = [b for k, b in enumerate(batches) if k % max(1, len(batches) // 6) == 0]
+    for ax in (left, right):
+        batch_axis(ax, ticks)
+        ax.set_xlim(batches[0] / 1.2, batches[-1] * 1.2)
+    steps, seconds, ends = [float(r["steps"]) for r in rows], [float(r["seconds"]) for r in rows], []
+    grid = np.geomspace(batches[0], batches[-1], 60).round()
+    if job is not None:
+        needed = job.least_steps * (1 + job.noise_scale / grid)
+        left.plot(grid, needed, color=GRAY, linestyle=DOTS)
+        left.axhline(job.least_steps, color=INK, linewidth=0.8)
+        left.axvline(job.noise_scale, color=INK, linewidth=0.8)
+        left.annotate(f"S_min {job.least_steps:,.0f}", (batches[-1], job.least_steps), (0, 3), **AT, ha="right")
+        left.annotate("noise scale", (job.noise_scale, 1), (3, -9), ("data", "axes fraction"), "offset points")
+        steps += [*needed, job.least_steps / 1.3]
+    for p, color in zip(ranks, SERIES, strict=False):
+        if job is not None:
+            curve = [seconds_to_target(int(b), p, job) for b in grid]
+            right.plot(grid, curve, color=color, linestyle=DOTS if rows else "-")
+            ends.append((curve[-1], f"{p:,} rank{'s' * (p > 1)}", color, bool(asked and p == asked[1])))
+            seconds += curve
+        for ax, what in ((left, "steps"), (right, "seconds")):
+            found = {b: [r[what] for r in rows if (r["batch"], r["ranks"]) == (b, p)] for b in batches}
+            for b, values in found.items():
+                ax.plot([b] * len(values), values, "o", color=color, alpha=0.35, markersize=4)
+            points = [(b, float(np.mean(values))) for b, values in found.items() if values]
+            ax.plot(*zip(*points, strict=True), "o", color=color, zorder=4) if points else None
+    if job is not None:
+        for at, look in ((asked, {"marker": "o", "markersize": 10}), (pair(prediction), {"marker": "*"})):
+            if at and at[1] in ranks:
+                color = SERIES[list(ranks).index(at[1])]
+                look = {"color": color, "mec": INK, "zorder": 6, "markersize": 13, **look}
+                right.plot([at[0]], [seconds_to_target(*at, job)], clip_on=False, **look)
+    log_axis(left, steps)
+    log_axis(right, seconds, "s")
+    label_ends(right, ends)
+    heading(figure, title, subtitle)
+    note(figure, foot)
+
+
+AT: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8.5}
+
+
+def pair(prediction: dict[str, int] | None) -> tuple[int, int] | None:
+    return (prediction["batch"], prediction["ranks"]) if prediction else None

@@ -20,6 +20,7 @@ from ..comm.network.presets import interconnect
 from ..data import diabetes
 from ..kernels import staging
 from ..optim.gradient_descent import descend_in_batches, loss
+from ..optim.large_batch import Job, seconds_to_target
 from ..parallel import gossip
 from ..parallel.grid.machine import EFFICIENCY, MACHINES, PEAKS, grid_of, message_cost
 from ..parallel.grid.memory import Memory, memory_of
@@ -31,6 +32,7 @@ from ..parallel.scripts import price
 from ..plots import explore as drawing
 from ..plots.graph import GUESSED, mixing
 from ..plots.landscape import Bowl
+from ..plots.large_batch import draw_target
 from ..plots.staging import draw_model
 from ..trace import number_text, seconds_text
 from ..units import amount_text, bytes_text, counted
@@ -308,6 +310,35 @@ def buckets(bucket: int, layers: int, ratio: float) -> Picture:
     return drawn(drawing.buckets, *args, text=text, height=drawing.HEIGHT)
 
 
+# -- 07: the time to a target -----------------------------------------------------------------------------------------
+
+LEAST_STEPS, EXAMPLE_S, FIXED_S = 10_000, 3e-3, 1e-3
+TRAINED_WITH = doublings(32, 2**17)
+TRAINED_ON = doublings(1, 4096)
+
+
+def target(batch: int, ranks: int, noise_scale: float, link: float) -> Picture:
+    """10,000 steps at least, 3 ms an example, and 100 MB of gradients over links of `link` GB/s, which nothing hides."""
+    alpha = OVERLAPPING[1].alpha
+    sums = {p: cost.all_reduce(p, GRADIENTS).seconds(alpha, 1 / (link * 1e9)) for p in TRAINED_ON}
+    job = Job(LEAST_STEPS, noise_scale, EXAMPLE_S, FIXED_S, sums)
+    took = seconds_to_target(batch, ranks, job)
+    best = min(TRAINED_WITH, key=lambda b: seconds_to_target(b, ranks, job))
+    steps = LEAST_STEPS * (1 + noise_scale / batch)
+    statistical, hardware = 1 / (1 + batch / noise_scale), batch * EXAMPLE_S / ranks / (took / steps)
+    text = (
+        f"batch {batch:,} on {counted(ranks, 'rank')}: {steps:,.0f} steps (statistical efficiency {statistical:.0%}) "
+    )
+    text += f"of {seconds_text(took / steps)} (hardware efficiency {hardware:.0%}), {number_text(took / 3600)} hours; "
+    text += f"fastest on so many: a batch of {best:,}, {number_text(seconds_to_target(best, ranks, job) / 3600)} hours."
+    shown = sorted({1, 64, 1024, ranks})
+    title = (
+        f"{LEAST_STEPS:,} steps at least, {seconds_text(EXAMPLE_S)} an example, {amount_text(GRADIENTS)} of gradients"
+    )
+    args = TRAINED_WITH, job, shown, (), (batch, ranks), None, title
+    return drawn(draw_target, *args, text=text, height=drawing.HEIGHT)
+
+
 # -- 08: memory -------------------------------------------------------------------------------------------------------
 
 SHAPES = {  # layers, width, heads, vocabulary; but for 7B and 175B: Narayanan et al. 2021, arXiv:2104.04473, table 1
@@ -535,6 +566,15 @@ EXPLORERS: dict[str, Explorer] = {
             "ratio": Control(logarithmic(0.1, 10), 1.0, number_text),
         },
         buckets,
+    ),
+    "target": (
+        {
+            "batch": Control(TRAINED_WITH, 1024, "{:,}".format),
+            "ranks": Control(TRAINED_ON, 64, "{:,}".format),
+            "noise_scale": Control(logarithmic(10, 1e6, (1, 3)), 1000.0, "{:,.0f}".format),
+            "link": BANDWIDTH._replace(start=3.0),
+        },
+        target,
     ),
     "memory": (
         {
