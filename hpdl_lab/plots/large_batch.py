@@ -26,7 +26,7 @@ def draw(
     figure: Figure,
     rows: Rows,
     batches: Sequence[int],
-    names: Sequence[str],
+    colors: dict[str, str],
     score: str = "accuracy",
     chance: float | None = None,
     prediction: dict[str, float] | None = None,
@@ -36,22 +36,22 @@ def draw(
 ) -> None:
     """Fill `figure` from rows: dicts with name, batch, seed and `score`, "accuracy" or "loss" of the test set.
 
-    Args:    batches: ascending; names: of the methods; chance: the score of a guess; prediction: {name: score at the
-             largest batch}.
+    Args:    batches: ascending; colors: of the methods, by name; chance: the score of a guess.
+             prediction: {name: score at the largest batch}.
     """
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.84, bottom=0.2, top=0.8)
     batch_axis(ax, batches)
     worst = chance if chance is not None else 0.0
-    ax.set_ylim((0, 1.02) if score == "accuracy" else (0, 1.3 * worst))
+    ax.set_ylim((0, 1.02) if score == "accuracy" else (0.5 * worst, 1.15 * worst))
     if score == "accuracy":
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0%}"))
     if chance is not None:
         ax.axhline(chance, color=INK, linewidth=0.8, linestyle=(0, (1, 1.2)))
         ax.annotate("guessing", (batches[0], chance), (0, 3), textcoords="offset points", fontsize=8.5)
     ends = []
-    shift = np.linspace(-0.04, 0.04, max(len(names), 2))  # side by side, so that bars do not hide each other
-    for name, color, aside in zip(names, SERIES, shift, strict=False):
+    shift = np.linspace(-0.04, 0.04, max(len(colors), 2))  # side by side, so that bars do not hide each other
+    for (name, color), aside in zip(colors.items(), shift, strict=False):
         found = {b: [r[score] for r in rows if (r["name"], r["batch"]) == (name, b)] for b in batches}
         at = [b for b in batches if found[b]]
         means = [float(np.mean(found[b])) for b in at]
@@ -88,26 +88,27 @@ def draw_target(
              all_reduce_s; rows: dicts with batch, ranks, steps, seconds; asked, prediction: a batch and ranks.
     """
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    figure.subplots_adjust(left=0.085, right=0.9, bottom=0.2, top=0.79, wspace=0.27)
+    figure.subplots_adjust(left=0.085, right=0.87, bottom=0.2, top=0.79, wspace=0.27)
     left.set_title("steps to the target")
-    right.set_title("seconds to the target")
-    ticks = [b for k, b in enumerate(batches) if k % max(1, len(batches) // 6) == 0]
+    ticks = [b for k, b in enumerate(batches) if k % max(1, len(batches) // 4) == 0]
     for ax in (left, right):
         batch_axis(ax, ticks)
         ax.set_xlim(batches[0] / 1.2, batches[-1] * 1.2)
     steps, seconds, ends = [float(r["steps"]) for r in rows], [float(r["seconds"]) for r in rows], []
     grid = np.geomspace(batches[0], batches[-1], 60).round()
+    hour = 3600.0 if not rows else 1.0  # a model of a large job, or what was measured here
+    right.set_title("hours to the target" if hour > 1 else "seconds to the target")
     if job is not None:
         needed = job.least_steps * (1 + job.noise_scale / grid)
         left.plot(grid, needed, color=GRAY, linestyle=DOTS)
         left.axhline(job.least_steps, color=INK, linewidth=0.8)
         left.axvline(job.noise_scale, color=INK, linewidth=0.8)
-        left.annotate(f"S_min {job.least_steps:,.0f}", (batches[-1], job.least_steps), (0, 3), **AT, ha="right")
+        left.annotate(f"S_min {job.least_steps:,.0f}", (batches[-1], job.least_steps), (0, -11), **AT, ha="right")
         left.annotate("noise scale", (job.noise_scale, 1), (3, -9), ("data", "axes fraction"), "offset points")
-        steps += [*needed, job.least_steps / 1.3]
+        steps += [*needed, job.least_steps / 1.5]
     for p, color in zip(ranks, SERIES, strict=False):
         if job is not None:
-            curve = [seconds_to_target(int(b), p, job) for b in grid]
+            curve = [seconds_to_target(int(b), p, job) / hour for b in grid]
             right.plot(grid, curve, color=color, linestyle=DOTS if rows else "-")
             ends.append((curve[-1], f"{p:,} rank{'s' * (p > 1)}", color, bool(asked and p == asked[1])))
             seconds += curve
@@ -122,9 +123,9 @@ def draw_target(
             if at and at[1] in ranks:
                 color = SERIES[list(ranks).index(at[1])]
                 look = {"color": color, "mec": INK, "zorder": 6, "markersize": 13, **look}
-                right.plot([at[0]], [seconds_to_target(*at, job)], clip_on=False, **look)
+                right.plot([at[0]], [seconds_to_target(*at, job) / hour], clip_on=False, **look)
     log_axis(left, steps)
-    log_axis(right, seconds, "s")
+    log_axis(right, seconds, "" if hour > 1 else "s")
     label_ends(right, ends)
     heading(figure, title, subtitle)
     note(figure, foot)

@@ -11,6 +11,7 @@ from .. import data as sets
 from ..optim import large_batch as optim
 from ..parallel.large_batch import SWEEPS, Sweep, Training, train_all
 from ..plots import live
+from ..plots.colors import SERIES
 from ..plots.large_batch import draw
 from ..units import counted, require_int, require_number
 from .place import place
@@ -87,15 +88,18 @@ def batches(
     kinds = [(name, b) for b in several for name in asked if b != sweep.base_batch or name == twins[name][0]]
     trainings = [Training(name, b, seed) for name, b in kinds for seed in range(seeds)]
     score, chance = ("accuracy", 1 / loaded.classes) if loaded.positions == 1 else ("loss", math.log(loaded.classes))
+    colors = {name: color for name, color in zip(sweep.methods, SERIES, strict=False) if name in asked}
     rows: list[dict[str, Any]] = []
     plot = live.Live(draw, alt=f"test {score} against batch")
 
     def state() -> tuple[Any, ...]:
         title = f"{sweep.model} on {data}: {counted_epochs(sweep.epochs)} with any batch, {where}"
-        said = f"test {score}: mean of {counted(seeds, 'seed')}, and all between the best and the worst"
+        said = f"test {score}"
+        if seeds > 1:
+            said += f": mean of {counted(seeds, 'seed')}, and all between the best and the worst"
         steps = f"{max(1, round(sweep.epochs * len(loaded.train_y) / several[-1])):,} steps"
         foot = f"{steps} with the largest batch. The rate of every training falls to 0 as a cosine."
-        return rows, several, asked, score, chance, prediction, title, said, foot
+        return rows, several, colors, score, chance, prediction, title, said, foot
 
     def on_row(row: dict[str, Any]) -> None:
         names = twins[row["name"]] if row["batch"] == sweep.base_batch else [row["name"]]

@@ -318,7 +318,7 @@ TRAINED_ON = doublings(1, 4096)
 
 
 def target(batch: int, ranks: int, noise_scale: float, link: float) -> Picture:
-    """10,000 steps at least, 3 ms an example, and 100 MB of gradients over links of `link` GB/s, which nothing hides."""
+    """Steps of a batch times the seconds of a step, whose all-reduce over links of `link` GB/s nothing hides."""
     alpha = OVERLAPPING[1].alpha
     sums = {p: cost.all_reduce(p, GRADIENTS).seconds(alpha, 1 / (link * 1e9)) for p in TRAINED_ON}
     job = Job(LEAST_STEPS, noise_scale, EXAMPLE_S, FIXED_S, sums)

@@ -100,7 +100,7 @@ rescued
 
 # %% [markdown]
 # From a fifth to nine tenths, in the same 28 steps; and yet not to the 97% of a batch of 32. The rates were tuned by
-# hand for 32, one for each method; `lab.batches(rate=0.1)` shows how much hangs on that. At 0.1 a batch of 32 reads more
+# hand, one for each method; `lab.batches(rate=0.1)` shows how much hangs on that. At 0.1 a batch of 32 reads more
 # digits, and linear scaling ends at 256.
 #
 # The same with a GPT on Moby-Dick, 2,000 windows of text: 251 steps of 8 windows, or 16 of 128. Lower is better, and
@@ -114,8 +114,8 @@ assert large["LAMB"] < large["plain"] - 0.1 and large["linear"] > large["plain"]
 gpt
 
 # %% [markdown]
-# A transformer bears 16 times the rate of SGD even less. LAMB was made for such models: its paper reports that LARS does
-# poorly on them.
+# A transformer bears 16 times the rate of SGD even less. LAMB was made for such models: its paper reports that LARS
+# does poorly on them.
 #
 # # Part two: fewer bytes
 #
