@@ -32,8 +32,9 @@ class BatchesResult(Result):
     figure: Any = field(repr=False)
 
     def scores(self, name: str, batch: int) -> list[float]:
-        """The score of every seed."""
-        return [row[self.score] for row in self.rows if (row["name"], row["batch"]) == (name, batch)]
+        """The score of every seed, in their order."""
+        rows = sorted(self.rows, key=lambda row: row["seed"])
+        return [row[self.score] for row in rows if (row["name"], row["batch"]) == (name, batch)]
 
     def __repr__(self) -> str:
         found = sorted({row["batch"] for row in self.rows})
