@@ -17,6 +17,7 @@ VERBS = {  # where they are
     "verbs.grid": ("search",),
     "verbs.guess": ("guess",),
     "verbs.landscape": ("landscape",),
+    "verbs.memory": ("memory",),
     "verbs.measure": ("measure", "ping_pong", "tune"),
     "verbs.picker": ("grid",),
     "verbs.pipeline": ("pipeline",),
@@ -44,6 +45,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.guess import guess
     from ..verbs.landscape import landscape
     from ..verbs.measure import measure, ping_pong, tune
+    from ..verbs.memory import memory
     from ..verbs.picker import grid
     from ..verbs.pipeline import pipeline
     from ..verbs.replay import replay

@@ -255,19 +255,31 @@ class Taken(NamedTuple):
     sums: dict[int, int]
 
 
+def momentum(params: Iterable[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=LR, momentum=MOMENTUM)
+
+
 def grid_steps(
-    comm: Comm, model: torch.nn.Module, grid: Grid, x: Tensor, y: Tensor, options: dict[str, Any], steps: int
+    comm: Comm,
+    model: torch.nn.Module,
+    grid: Grid,
+    x: Tensor,
+    y: Tensor,
+    options: dict[str, Any],
+    steps: int,
+    optimizer_of: Callable[..., torch.optim.Optimizer] = momentum,
 ) -> Taken:
     """Train `model` on `grid` for `steps` steps, and one step before and one after them.
 
     Args:    model, x, y: of the whole batch, the same on every rank. options: of HybridParallel, such as schedule.
+             optimizer_of: f(parameters) -> a torch optimizer.
     Returns: Taken. Rank 0 reports {step, seconds} of each of the `steps`.
     Raises:  as HybridParallel.
     """
     mesh = DeviceMesh(comm, grid)
     hybrid = HybridParallel(model, mesh, x, **options)
     params = hybrid.parameters()
-    optimizer = torch.optim.SGD(params, lr=LR, momentum=MOMENTUM)
+    optimizer = optimizer_of(params)
     with SavedBytes([*params, x, y]) as kept:
         hybrid.step(x, y)
         optimizer.step()

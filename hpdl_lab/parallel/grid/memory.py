@@ -238,7 +238,7 @@ class SavedBytes:
     """The most bytes that autograd has kept for backward at once, within it; parameters are not counted."""
 
     def __init__(self, params: Iterable[Tensor]) -> None:
-        self.params = {p.untyped_storage().data_ptr() for p in params}
+        self.params = {p.untyped_storage()._cdata for p in params}  # also of one whose memory is taken away and back
         self.live, self.now, self.most = {}, 0, 0
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda kept: kept.tensor)
 
@@ -254,7 +254,7 @@ class SavedBytes:
 
     def add(self, storage: Any, sign: int) -> None:
         """One more tensor, or one less, needs this storage."""
-        key, nbytes = storage.data_ptr(), storage.nbytes()
+        key, nbytes = storage._cdata, storage.nbytes()
         if key in self.params:
             return
         before = self.live.get(key, 0)

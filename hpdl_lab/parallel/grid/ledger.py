@@ -1,0 +1,198 @@
+"""The ledger of a rank in ways to train one model on the same ranks, by formula and counted in a real step.
+
+parameters, gradients, optimizer    bytes of the memory behind these tensors, when gradients have been added
+activations                         the most that autograd has kept for backward at once, and inputs of blocks
+temporaries                         what forward and backward of a single token take more than gradients
+most                                all of that at once, by torch's memory profiler, over a whole step
+process                             how much the peak of the process has grown since before the model was there
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.profiler import profile
+from torch.nn.functional import cross_entropy
+
+from ...comm.base import Comm
+from ...mesh import Grid
+from ...models.transformer import Block
+from ..data_parallel import DataParallel, Strategy
+from ..recompute import recompute
+from ..zero import ZeRO1, ZeRO2, ZeRO3
+from .machine import grid_of
+from .measure import grid_steps
+from .memory import Memory, SavedBytes, memory_of
+from .spec import Spec
+
+STRATEGIES: tuple[type[Strategy], ...] = (DataParallel, ZeRO1, ZeRO2, ZeRO3)
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Way(NamedTuple):
+    """One way to train. training: "adam" or "mixed adam"; stage: of ZeRO; recompute: "blocks" or False.
+
+    axis: along which all ranks lie, "dp", "tp" or "pp".
+    """
+
+    name: str
+    training: str = "mixed adam"
+    stage: int = 0
+    recompute: bool | str = False
+    axis: str = "dp"
+
+    def grid(self, ranks: int) -> Grid:
+        return grid_of(**{self.axis: ranks})
+
+    def micro_batches(self, ranks: int) -> int:
+        return ranks if self.axis == "pp" else 1
+
+
+WAYS = (
+    Way("32 bits", "adam"),
+    Way("32 bits, tp", "adam", axis="tp"),
+    Way("32 bits, pp", "adam", axis="pp"),
+    Way("16 bits"),
+    Way("16 bits, recomputed", recompute="blocks"),
+    Way("ZeRO-1", stage=1),
+    Way("ZeRO-2", stage=2),
+    Way("ZeRO-3", stage=3),
+    Way("ZeRO-3, recomputed", stage=3, recompute="blocks"),
+)
+
+
+class Counted(NamedTuple):
+    """What one rank held. most, process: bytes, None where ranks are not processes of their own."""
+
+    held: Memory
+    most: int | None = None
+    process: int | None = None
+
+
+def predicted(spec: Spec, way: Way, ranks: int, batch: int) -> Memory:
+    """What the fullest of `ranks` ranks holds. Args: spec: of any training; batch: examples of all ranks."""
+    grid, micro_batches = way.grid(ranks), way.micro_batches(ranks)
+    each = batch // (grid["dp"] * micro_batches)
+    how: dict[str, Any] = {"recompute": way.recompute, "stage": way.stage}
+    rows = memory_of(replace(spec, training=way.training), grid, "1f1b", micro_batches, each, **how)
+    return max(rows, key=lambda held: held.total)
+
+
+def can_be(spec: Spec, way: Way, ranks: int) -> bool:
+    """Whether `ranks` ranks can share the model in this way: all heads, a layer for each, blocks to recompute."""
+    if way.axis == "tp":
+        return ranks > 1 and spec.heads > 0 and spec.heads % ranks == 0
+    return 1 < ranks <= len(spec.layers) if way.axis == "pp" else not way.recompute or spec.heads > 0
+
+
+def adam(params: Iterable[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-3, foreach=False)
+
+
+def count(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor, costs: list[float]) -> Counted:
+    """Take three steps of `way` and count in the last, when the optimizer has its state. Collective.
+
+    Args:    model: is empty afterwards; x, y: the whole batch, the same on every rank; costs: see HybridParallel.
+    """
+    free_memory(comm)
+    counted = count_replica(comm, model, way, x, y) if way.axis == "dp" else count_part(comm, model, way, x, y, costs)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data, tensor.grad = tensor.new_empty(0), None
+    return counted._replace(process=free_memory(comm))
+
+
+def count_part(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor, costs: list[float]) -> Counted:
+    options = {"schedule": "1f1b", "micro_batches": way.micro_batches(comm.size), "costs": costs}
+    return Counted(grid_steps(comm, model, way.grid(comm.size), x, y, options, 0, adam).held)
+
+
+def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) -> Counted:
+    if way.recompute:
+        recompute(model, Block)
+    strategy = STRATEGIES[way.stage](precision="bfloat16" if way.training == "mixed adam" else None)
+    strategy.start(comm, model)
+    mine = slice(comm.rank * len(x) // comm.size, (comm.rank + 1) * len(x) // comm.size)
+    try:
+        optimizer = strategy.optimizer(model, adam)
+
+        def step(x: Tensor, y: Tensor) -> tuple[dict[str, int], int]:
+            """(bytes held when gradients are there, bytes more than before that forward and backward took)."""
+            if way.stage == 0:
+                for bucket in strategy.require_begun().buckets:
+                    bucket.attach()
+            with peak(comm) as found:
+                strategy.scaled(cross_entropy(model(x).flatten(0, -2), y.flatten())).backward()
+            held = [strategy.held(model, optimizer)]
+            strategy.add_gradients(comm, model)
+            held.append(strategy.held(model, optimizer))
+            optimizer.step()
+            return max(held, key=lambda kinds: sum(kinds.values())), found[0]
+
+        step(x[mine], y[mine])
+        held, grew = step(x[:1, :1], y[:1, :1])
+        passing = max(0, grew - held["gradients"]) if way.stage else 0
+        kept = SavedBytes([*strategy.tensors(model)["parameters"], x, y])
+        inputs, graphs = [0], [0]
+
+        def look(block: nn.Module, args: tuple[Tensor]) -> None:
+            """What torch.utils.checkpoint keeps, and what it will keep for a while, no other hook sees."""
+            with SavedBytes([*strategy.tensors(model)["parameters"], *args]) as graph:
+                Block.forward(cast(Block, block), args[0].detach().requires_grad_())
+            graphs.append(graph.most)
+            inputs.append(args[0].nbytes)
+            kept.add(args[0].untyped_storage(), 1)
+
+        for block in (module for module in model.modules() if way.recompute and isinstance(module, Block)):
+            strategy.hook(block.register_forward_pre_hook(look))
+        with kept:
+            held, grew = step(x[mine], y[mine])
+    finally:
+        strategy.stop()
+    most = held["parameters"] + held["optimizer"] + grew + (held["gradients"] if way.stage == 0 else 0)
+    activations = max(kept.most, sum(inputs) + max(graphs))
+    return Counted(Memory(**held, activations=activations, temporaries=passing), None if comm.simulated else most)
+
+
+@contextmanager
+def peak(comm: Comm) -> Iterator[list[int]]:
+    """A list of one number: the most bytes that torch has allocated within, less those that it has freed.
+
+    0 on simulated ranks, which share a process.
+    """
+    found = [0]
+    if comm.simulated:
+        yield found
+        return
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else torch's profiler says that it begins and ends
+    with profile(profile_memory=True) as profiler:
+        yield found
+    now = 0
+    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        found[0] = max(found[0], now)
+
+
+def free_memory(comm: Comm) -> int | None:
+    """Give all free memory back to the system; returns by how much the peak since the last call is above what is left.
+
+    None on simulated ranks, which share a process, and off Linux.
+    """
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        if not comm.simulated:
+            ctypes.CDLL(None).malloc_trim(0)
+            status = STATUS.read_text()
+            highest, now = (1024 * int(status.partition(f"{name}:")[2].split()[0]) for name in ("VmHWM", "VmRSS"))
+            CLEAR.write_text("5")  # the peak begins anew
+            return highest - now
+    return None

@@ -1,0 +1,129 @@
+"""`lab.memory`: the ledger of a rank, predicted and counted, in ways to train one model on the same ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from .. import data as sets
+from .. import models
+from ..parallel.grid import ledger
+from ..parallel.grid.ledger import WAYS, Counted, Way
+from ..parallel.grid.measure import spec_of
+from ..parallel.grid.memory import Memory
+from ..plots import ledger as drawing
+from ..plots import live
+from ..units import amount_text, parse_bytes, require_int
+from .choice import model_and_data
+from .grid import PER_RANK
+from .place import place
+from .result import Result, table
+
+DEADLINE = 60.0  # s: engines that share few cores import what torch recomputes with first
+KINDS = Memory._fields
+SIZE = {"layers": 4, "heads": 4, "width": 192}  # large enough that its state is seen in a process
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryResult(Result):
+    """predicted, held: {way: grid.memory.Memory} of the fullest rank; most, process: {way: bytes, or None}: the most at
+    once by torch's memory profiler, and by how much the peak of the process is above what it holds afterwards.
+
+    limit: bytes that a rank may hold, or None.
+    """
+
+    where: str
+    predicted: dict[str, Memory]
+    held: dict[str, Memory]
+    most: dict[str, int | None]
+    process: dict[str, int | None]
+    limit: int | None
+    figure: Any = field(repr=False)
+
+    def __getitem__(self, way: str) -> Memory:
+        """What was counted for one way: result["ZeRO-1"].optimizer."""
+        if way not in self.held:
+            raise LookupError(f"no way is called {way!r}: {', '.join(map(repr, self.held))}")
+        return self.held[way]
+
+    @property
+    def off(self) -> dict[str, float]:
+        """{way: how far what was counted is from the prediction, temporaries apart, as a share of it}."""
+        return {way: lasting(held) / lasting(self.predicted[way]) - 1 for way, held in self.held.items()}
+
+    def __repr__(self) -> str:
+        rows = []
+        for way, held in self.held.items():
+            cells = [amount_text(nbytes) if nbytes else "-" for nbytes in held]
+            peaks = ["" if found[way] is None else amount_text(found[way]) for found in (self.most, self.process)]
+            over = "" if self.limit is None or held.total <= self.limit else "too much"
+            rows.append([way, *cells, amount_text(held.total), f"{self.off[way]:+.1%}", *peaks, over])
+        head = ("", *KINDS, "total", "to model", "most at once", "process", "")
+        return "\n".join([f"{self.where}: what the fullest rank holds", *table(head, rows)])
+
+
+def lasting(held: Memory) -> int:
+    """Bytes without temporaries, of which ranks that are late have more at once."""
+    return held.total - held.temporaries
+
+
+def memory(
+    model: str | nn.Module | None = None,
+    ways: Sequence[Way] = WAYS,
+    *,
+    ranks: int | None = None,
+    batch: int | None = None,
+    limit: int | str | None = None,
+    prediction: dict[str, float] | None = None,
+) -> MemoryResult:
+    """Train a model in several ways for three steps each, and count what a rank holds, over what formulas say.
+
+        lab.memory()                                    in 32 and in 16 bits, recomputed, ZeRO 1 to 3, tp, pp
+        lab.memory(limit="3 MB")["ZeRO-3"].optimizer
+
+    Args:    model: a name of models.MODELS, or an nn.Module; by default a GPT of four blocks, 192 wide.
+             ways: of grid.ledger, by default all; those in which the ranks cannot share the model are left out.
+             ranks: default all engines, or 4 simulated ranks; batch: examples of a step, default 8 per rank.
+             limit: what a rank may hold, in bytes or as "3 MB", drawn as a line.
+             prediction: {way: bytes} that you expect a rank to hold in all, such as {"ZeRO-3": 1e6}.
+    Returns: MemoryResult.
+    Raises:  ValueError for a model that the ranks cannot share, or a guess about a way that is none.
+    """
+    where = place(ranks)
+    p = where.ranks
+    total = PER_RANK * p if batch is None else require_int("batch", batch, p)
+    nbytes = None if limit is None else parse_bytes(limit, "limit")
+    if unknown := set(prediction or {}) - {way.name for way in ways}:
+        raise ValueError(f"a prediction is about {', '.join(way.name for way in ways)}, got {', '.join(unknown)}")
+    choice = model_and_data(models.build_for(sets.load("text"), "gpt", **SIZE) if model is None else model)
+    there = len(choice.data.train_x)
+    if there < total or total % p:
+        raise ValueError(f"a batch of {total:,} must be a multiple of {p} ranks, and at most {there:,} examples")
+    x, y = (t[:total].clone() for t in (choice.data.train_x, choice.data.train_y))
+    spec = spec_of(choice.model, x[:2], name=choice.words)
+    costs = [layer.flops for layer in spec.layers]
+    title = f"{choice.words}, {spec.parameters:,} parameters, {total} examples, {where}"
+    expected: dict[str, Memory] = {}
+    found: dict[str, Counted] = {}
+    plot = live.Live(drawing.draw, height=drawing.HEIGHT, alt="what a rank holds in several ways to train")
+
+    def state() -> tuple[Any, ...]:
+        return expected, found, nbytes, prediction, title
+
+    for way in ways:
+        if not ledger.can_be(spec, way, p):
+            continue
+        expected[way.name] = ledger.predicted(spec, way, p, total)
+        ranks_held = where.run(ledger.count, choice.model, way, x, y, costs, deadline=DEADLINE, threads=True)
+        found[way.name] = max(ranks_held, key=lambda counted: counted.held.total)
+        plot.update(*state())
+    return MemoryResult(
+        str(where),
+        expected,
+        {way: counted.held for way, counted in found.items()},
+        {way: counted.most for way, counted in found.items()},
+        {way: counted.process for way, counted in found.items()},
+        nbytes,
+        plot.finish(*state()),
+    )
