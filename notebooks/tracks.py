@@ -167,14 +167,15 @@ TABLE = """
 08_memory  What fits: memory and ZeRO
     16 bytes for each parameter, and how ZeRO 1, 2 and 3 divide them; activations that are computed twice; 16 bits
     [06](06_data_parallel.ipynb); four engines
-    1 homework     7  The idea
-    1 homework     5  Exercise 8.1
-    1 homework     5  Measure: the ledger of four ranks
+    1 homework     6  The idea
+    1 homework     6  Exercise 8.1
+    1 homework     6  Measure: the ledger of four ranks
     1 homework    12  Exercise 8.2
     2 homework    14  Exercise 8.3
     2 homework    20  Exercise 8.4
     2 homework     4  Measure: what ZeRO-3 holds, sends and exposes
-    2 homework    15  Exercise 8.5
+    2 homework    13  Exercise 8.5
+    2 homework     3  When ranks are not enough
     2 homework     8  Take it home
 09_tensor_parallel  Tensor parallelism
     one layer on several ranks: columns and rows, attention by heads, sequences and images that are cut; a GPT of which

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 08 · What fits: memory and ZeRO
 #
-# **The number to reach:** 16 bytes for each parameter on one rank, 4 + 12/N, 2 + 14/N and 16/N on N, measured within
-# 2% of these formulas; and the same losses as a single rank.
+# **The number to reach:** what a rank holds, predicted within 5% of what is counted, in nine ways to train one model;
+# from 16 bytes for each parameter down to 16/N on N ranks, with the losses of a single rank, to 10⁻¹⁰.
 #
 # <!-- tracks -->
 #
-# In 06 every rank held the whole model, and its gradients, and the optimizer's state. Here you count what that costs,
-# and then take it apart.
+# In 06 every rank held the whole model, its gradients and the optimizer's state. Part one counts what that takes, and
+# what activations add to it. Part two takes it apart: ZeRO in three stages, which PyTorch calls FSDP.
 
 # %%
 from hpdl_lab import lab
@@ -19,17 +19,30 @@ lab.start(4)
 #
 # ## The idea
 #
-# A rank that trains holds parameters, their gradients, the optimizer's state, and the activations that forward keeps
-# for backward.
+# "Out of memory" is the first error of everybody who trains something large, and mostly it comes before the first step.
+# Five things share the memory of a rank:
+#
+#     parameters      |                                                              there all the time
+#     gradients       |    from backward to the update                               as many as parameters
+#     optimizer       |    averages of all earlier gradients, and master weights     there all the time
+#     activations     |    what forward keeps for backward                           grow with the batch
+#     temporaries     |    what is whole for a while: a gathered layer, a bucket     two layers' worth
+#
+# In **mixed precision** forward and backward compute with 16-bit numbers, on GPUs many times as fast as with 32. An
+# update in 16 bits would be lost: it changes a weight by a thousandth or less, and bfloat16 has two to three digits. So
+# the optimizer keeps a copy of the weights in 32 bits, the **master weights**.
+#
+# Data parallelism keeps N copies of all that on N ranks. **ZeRO** (zero redundancy optimizer) divides it among them, in
+# three stages: first the optimizer's state, then gradients as well, then parameters too.
 
 # %% [markdown]
 # ## Predict
 #
-# A model of 7 billion parameters in mixed precision with Adam: how many GB does one rank hold before it has seen an
-# example, and how many does each of 64 ranks hold that share all of it?
+# A model of 7 billion parameters, mixed precision, Adam, 64 ranks: how many GB (10⁹ bytes) does each of them hold
+# before it has seen an example? As data parallelism keeps it (stage 0), and if all of it is divided (stage 3)?
 
 # %% guess=[100, 2]
-my_ledger = lab.guess("GB of a 7B model's state, on 1 rank and on each of 64", {"1": ..., "64": ...})
+my_ledger = lab.guess("GB of a 7B model's state on each of 64 ranks", {"stage 0": ..., "stage 3": ...})
 
 # %% [markdown]
 # ## Exercise 8.1 ★ The ledger of a 7B model
@@ -44,7 +57,35 @@ my_ledger = lab.guess("GB of a 7B model's state, on 1 rank and on each of 64", {
 # %% [markdown]
 # ## Measure: the ledger of four ranks
 #
-# Predicted and measured, in one stacked bar for each way to train.
+# A GPT of 1.8 million parameters, in nine ways, three real steps each. The upper bar is the formula, the dotted one
+# below it is counted: the memory behind all tensors, and what autograd keeps (`saved_tensors_hooks`). Diamonds are the
+# most at once, by torch's memory profiler. Stars are **your** function of 8.1: what lies to the right of them is
+# activations, which grow with the batch, and temporaries, which do not.
+
+# %%
+n = 1_807_680
+mine = {name: sum(state_bytes(n, 4, stage)) for stage, name in enumerate(("16 bits", "ZeRO-1", "ZeRO-2", "ZeRO-3"))}
+ledger = lab.memory(limit="40 MB", prediction=mine)
+assert max(map(abs, ledger.off.values())) < 0.05
+ledger
+
+# %% [markdown]
+# Look at three things. Going from 32 to 16 bits saves nothing of the state: 4 + 4 + 8 bytes are as many as 2 + 2 + 12.
+# It halves the activations, and the bytes on the wire. ZeRO leaves activations as they are, which is why it comes
+# together with recomputation. And tensor parallelism (09) and pipelines (10) divide everything by four, but here each
+# rank computes the whole batch of 32, where data parallelism gives it 8: that is why tp keeps so many activations.
+#
+# `process` in the table is what the operating system sees: by how much the peak of the process is above what it holds
+# afterwards. It has what no ledger has: buffers of messages, workspaces of products, memory that was freed and not
+# given back.
+#
+# Now the models that you read about, on GPUs of 16 to 192 GB. A block keeps s b h (34 + 5 a s / h) bytes of
+# activations (Korthikanti et al. 2022): s positions, b sequences, h the width, a heads. In `recompute`, "attention"
+# drops the second term, which attention in one kernel never keeps, and "blocks" keeps 2 s b h. Which settings make
+# GPT-3 fit into 80 GB? And 1T, without tp and pp, on any number of ranks: what stands in the way?
+
+# %%
+lab.explore("memory", prediction=my_ledger)
 
 # %% [markdown]
 # ## Exercise 8.2 ★★ Recompute a block
@@ -351,27 +392,43 @@ assert state < 0.51 * 16 * sum(p.numel() for p in alone.model.parameters())  # A
 # %% [markdown]
 # ## Question to discuss
 #
-# ZeRO-3 and tensor parallelism both leave 1/N of the parameters on a rank. What does each of them send, and when?
+# ZeRO-3 and tensor parallelism both leave 1/N of each layer's parameters on a rank. What does each of them send, when,
+# and what hides it? What if each rank has only one sequence to work on, and what if it has many? Which of the two would
+# you use inside a node, and which between nodes?
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/grid/memory.py`: what a rank holds, by formula.
+# - `hpdl_lab/parallel/grid/memory.py`: what a rank holds, by formula; `hpdl_lab/parallel/grid/ledger.py`: counted.
+# - `hpdl_lab/parallel/recompute.py`, `hpdl_lab/parallel/precision.py`: your functions, and what is made of them;
+#   `hpdl_lab/parallel/offload.py`: the optimizer's state in a file.
 # - `hpdl_lab/parallel/sharding.py`: your two functions; `hpdl_lab/parallel/zero.py`: the same by hooks, for any module.
+# - `torch/distributed/fsdp/_fully_shard` in PyTorch; DeepSpeed, `deepspeed/runtime/zero/stage3.py`.
+# - Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054; Zhao et al. 2023 (PyTorch FSDP), arXiv:2304.11277; Korthikanti et
+#   al. 2022, arXiv:2205.05198; Micikevicius et al. 2018 (mixed precision), arXiv:1710.03740; Chen et al. 2016
+#   (recomputation), arXiv:1604.06174.
 
 # %% [markdown]
 # ## Recap
 #
-# 1. Mixed precision with Adam keeps 16 bytes for each parameter, 12 of them for the optimizer.
-# 2. ZeRO 1, 2, 3 divide the optimizer's state, then gradients, then parameters: 4 + 12/N, 2 + 14/N, 16/N bytes.
-# 3. Stages 1 and 2 send what data parallelism sends; stage 3 sends half as much again.
-# 4. Activations grow with the batch, not with the model's state; recomputation keeps a block's input only, for a
-#    third more arithmetic.
-# 5. 16-bit gradients need a scaled loss, and all ranks decide together whether a step is skipped.
+# 1. Mixed precision with Adam takes 16 bytes for each parameter: 2 for it, 2 for its gradient, 12 for the optimizer.
+# 2. ZeRO 1, 2 and 3 divide the optimizer's state, then gradients, then parameters: 4 + 12/N, 2 + 14/N, 16/N bytes.
+# 3. Stages 1 and 2 send what data parallelism sends; stage 3 sends half as much again, most of it while layers compute.
+# 4. Activations grow with the batch, whatever ZeRO does; recomputation keeps a block's input only, for a third more
+#    arithmetic.
+# 5. float16 gradients need a scaled loss, and all ranks decide together whether a step is skipped.
 #
 # | term | what it means |
 # |---|---|
-# | ZeRO | data parallelism whose state is divided among the ranks in place of copied |
+# | mixed precision | forward and backward in 16 bits, the update in 32 |
+# | master weights | the 32-bit copy of the parameters that the optimizer updates |
+# | activations | what forward keeps for backward; they grow with the batch |
+# | recomputation, activation checkpointing | keep the input of a block, and do its forward again in backward |
+# | ZeRO, FSDP | data parallelism whose optimizer state, gradients and parameters are divided, not copied |
+# | unit | the layers whose parameters are gathered and released together |
+# | loss scale | what the loss is multiplied by, so that small gradients do not become zero in float16 |
+# | offload | keep the optimizer's state in another memory, such as the host's or a file |
 #
-# **What you can do now:** say what fits on a GPU before you ask for it.
+# **What you can do now:** say before you ask for a GPU what fits on it, and choose between recomputation, ZeRO, tp and
+# pp for what does not.
 #
 # <!-- links -->
