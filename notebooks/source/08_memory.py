@@ -65,7 +65,7 @@ my_ledger = lab.guess("GB of a 7B model's state on each of 64 ranks", {"stage 0"
 # %%
 n = 1_807_680
 mine = {name: sum(state_bytes(n, 4, stage)) for stage, name in enumerate(("16 bits", "ZeRO-1", "ZeRO-2", "ZeRO-3"))}
-ledger = lab.memory(limit="40 MB", prediction=mine)
+ledger = lab.memory(batch=16, limit="32 MB", prediction=mine)
 assert max(map(abs, ledger.off.values())) < 0.05
 ledger
 
@@ -73,7 +73,7 @@ ledger
 # Look at three things. Going from 32 to 16 bits saves nothing of the state: 4 + 4 + 8 bytes are as many as 2 + 2 + 12.
 # It halves the activations, and the bytes on the wire. ZeRO leaves activations as they are, which is why it comes
 # together with recomputation. And tensor parallelism (09) and pipelines (10) divide everything by four, but here each
-# rank computes the whole batch of 32, where data parallelism gives it 8: that is why tp keeps so many activations.
+# rank computes the whole batch of 16, where data parallelism gives it 4: that is why tp keeps so many activations.
 #
 # `process` in the table is what the operating system sees: by how much the peak of the process is above what it holds
 # afterwards. It has what no ledger has: buffers of messages, workspaces of products, memory that was freed and not
