@@ -169,9 +169,9 @@ TABLE = """
     [06](06_data_parallel.ipynb); four engines
     1 homework     6  The idea
     1 homework     6  Exercise 8.1
-    1 homework     6  Measure: the ledger of four ranks
+    1 homework     5  Measure: the ledger of four ranks
     1 homework    12  Exercise 8.2
-    2 homework    14  Exercise 8.3
+    2 homework    13  Exercise 8.3
     2 homework    20  Exercise 8.4
     2 homework     4  Measure: what ZeRO-3 holds, sends and exposes
     2 homework    13  Exercise 8.5
