@@ -22,7 +22,7 @@ from .result import Result, table
 
 DEADLINE = 60.0  # s: engines that share few cores import what torch recomputes with first
 KINDS = Memory._fields
-SIZE = {"layers": 4, "heads": 4, "width": 192}  # large enough that its state is seen in a process
+SIZE: dict[str, Any] = {"layers": 4, "heads": 4, "width": 192}  # large enough that its state is seen in a process
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,7 +56,7 @@ class MemoryResult(Result):
         rows = []
         for way, held in self.held.items():
             cells = [amount_text(nbytes) if nbytes else "-" for nbytes in held]
-            peaks = ["" if found[way] is None else amount_text(found[way]) for found in (self.most, self.process)]
+            peaks = ["" if n is None else amount_text(n) for n in (self.most[way], self.process[way])]
             over = "" if self.limit is None or held.total <= self.limit else "too much"
             rows.append([way, *cells, amount_text(held.total), f"{self.off[way]:+.1%}", *peaks, over])
         head = ("", *KINDS, "total", "to model", "most at once", "process", "")
