@@ -1,11 +1,13 @@
 """Training on real MPI ranks: transformers, batch norm and an input pipeline, each the losses of one process."""
 
 import pytest
+import torch
 
 from hpdl_lab import data, models
 from hpdl_lab.comm import sim, world
 from hpdl_lab.data.loading import Reader, shifted
-from hpdl_lab.parallel.data_parallel import DataParallel
+from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelOverlapped
+from hpdl_lab.parallel.precision import LossScale, Precision
 from hpdl_lab.parallel.training import Recipe, train
 
 
@@ -44,3 +46,20 @@ def test_input_waits_are_in_the_log_of_real_ranks(comm):
     waits = [e for e in comm.trace.events[before:] if e.op == "input"]
     assert len(waits) == 3
     assert all(e.t1_ns - e.t0_ns >= 1_000_000 * (30 // comm.size) for e in waits)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision_takes_the_same_steps_on_these_ranks_as_on_simulated_ones(comm, dtype):
+    held, recipe = data.load("digits"), Recipe(steps=5, batch=53, lr=0.1)
+    precision = Precision(
+        dtype, LossScale(2.0**22, interval=2) if dtype == "float16" else None
+    )  # it overflows at first
+    strategy = DataParallelOverlapped(precision=precision)
+    simulated = sim.run(comm.size, train, models.build_for(held, "mlp"), strategy, held, recipe)[0]
+    mine = train(comm, models.build_for(held, "mlp"), strategy, held, recipe)
+    assert mine.losses == pytest.approx(simulated.losses, rel=2e-3)  # sums of 16 bits, in another order
+    rows = comm.all_gather(mine.parameters)
+    assert (rows == rows[0]).all() and mine.parameters.dtype == rows.dtype
+    if dtype == "float16":
+        scales = comm.all_gather(torch.tensor([strategy.precision.scaler.scale]))
+        assert 0 < float(scales[0]) < 2.0**22 and (scales == scales[0]).all()
