@@ -179,7 +179,7 @@ SAID = {  # guesses about what no later picture measures: most are printed besid
     "00_engines": {"my_guess_ms"},
     "02_parallel_gradient_descent": {"my_guess"},
     "04_ring_all_reduce": {"my_bytes"},
-    "08_memory": {"my_traffic"},
+    "08_memory": {"my_power", "my_traffic"},
     "09_tensor_parallel": {"my_all_reduces"},
     "10_pipeline_parallel": {"my_cut"},  # is drawn as a schedule of its own
     "11_hybrid_parallel": {"my_grid"},  # the picker is set to it

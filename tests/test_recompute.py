@@ -120,3 +120,5 @@ def test_what_cannot_be_is_said():
         recompute(small(), nn.Conv2d)
     with raises(ValueError, "Block", "three times"):
         recompute(small(), Block, Attention)
+    with raises(ValueError, "Sequential", "statistics"):
+        recompute(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Sequential)
