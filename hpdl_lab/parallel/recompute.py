@@ -95,7 +95,7 @@ def recompute(model: nn.Module, *kinds: type[nn.Module], by: Callable | None = N
     stops the second forward at the last tensor that backward needs, so it costs less than a whole forward.
     What wraps the call of a module, such as the gather of ZeRO-3, happens once in backward: the second forward begins
     inside it.
-    Raises:  ValueError where `model` has no such module, or one inside another, or with a batch norm in it, whose running
+    Raises:  ValueError where `model` has no such module, one inside another, or one with a batch norm, whose running
              statistics a second forward would change again.
     """
     modules = [module for module in model.modules() if isinstance(module, kinds)]
@@ -106,7 +106,7 @@ def recompute(model: nn.Module, *kinds: type[nn.Module], by: Callable | None = N
         if any(isinstance(inner, kinds) for inner in list(module.modules())[1:]):
             raise ValueError(f"{type(module).__name__} contains another {names}, which would be computed three times")
         if any(buffer.is_floating_point() for buffer in module.buffers()):
-            raise ValueError(f"{type(module).__name__} has running statistics, which a second forward would change again")
+            raise ValueError(f"{type(module).__name__} has running statistics: a second forward would change them again")
         if by is None:
             forward = partial(checkpoint, module.forward, use_reentrant=False)
         else:

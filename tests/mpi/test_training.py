@@ -51,10 +51,8 @@ def test_input_waits_are_in_the_log_of_real_ranks(comm):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_mixed_precision_takes_the_same_steps_on_these_ranks_as_on_simulated_ones(comm, dtype):
     held, recipe = data.load("digits"), Recipe(steps=5, batch=53, lr=0.1)
-    precision = Precision(
-        dtype, LossScale(2.0**22, interval=2) if dtype == "float16" else None
-    )  # it overflows at first
-    strategy = DataParallelOverlapped(precision=precision)
+    scale = LossScale(2.0**22, interval=2) if dtype == "float16" else None  # which overflows at first
+    strategy = DataParallelOverlapped(precision=Precision(dtype, scale))
     simulated = sim.run(comm.size, train, models.build_for(held, "mlp"), strategy, held, recipe)[0]
     mine = train(comm, models.build_for(held, "mlp"), strategy, held, recipe)
     assert mine.losses == pytest.approx(simulated.losses, rel=2e-3)  # sums of 16 bits, in another order
