@@ -106,7 +106,9 @@ def recompute(model: nn.Module, *kinds: type[nn.Module], by: Callable | None = N
         if any(isinstance(inner, kinds) for inner in list(module.modules())[1:]):
             raise ValueError(f"{type(module).__name__} contains another {names}, which would be computed three times")
         if any(buffer.is_floating_point() for buffer in module.buffers()):
-            raise ValueError(f"{type(module).__name__} has running statistics: a second forward would change them again")
+            raise ValueError(
+                f"{type(module).__name__} has running statistics: another forward would change these again"
+            )
         if by is None:
             forward = partial(checkpoint, module.forward, use_reentrant=False)
         else:
