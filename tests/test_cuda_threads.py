@@ -56,6 +56,16 @@ def test_numbas_own_simulator_agrees():
     assert done.stdout == "True\n", done.stderr
 
 
+def test_a_kernel_that_goes_through_an_array_reads_its_elements_and_no_other():
+    def add(x, out):
+        out[0] = sum(x)
+
+    out = np.zeros(1, np.float32)
+    launch = Launch(add, 1, 1, vector(20), out)
+    assert out[0] == vector(20).sum()
+    assert [access.element for access in launch.log if access.kind == "read"] == list(range(20))
+
+
 def test_one_pass_reads_and_writes_every_element_once():
     tensors = [np.full(100, rank + 1.0, np.float32) for rank in range(3)]
     launch = Launch(ladder.add_slices, 2, 32, tensors, 32, 64)

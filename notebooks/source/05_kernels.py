@@ -154,7 +154,7 @@ lab.replay("write_again_amd_epyc_2_cores", over=again)
 # | who | how many | what they share | how they wait for each other |
 # |---|---|---|---|
 # | thread `cuda.threadIdx.x` | 1 | nothing: its variables are registers | |
-# | warp | 32 | instructions, which they take in step; registers, by shuffles | in each shuffle |
+# | warp | 32 | instructions, mostly taken in step; registers, by shuffles | in each shuffle, in `cuda.syncwarp()` |
 # | block | `THREADS`, here 128 | what `cuda.shared.array` makes, on the chip | `cuda.syncthreads()` |
 # | grid | all blocks | the GPU's memory: `x` and `out` | never: blocks come in any order |
 #
@@ -477,13 +477,14 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # | registered memory | what all ranks have mapped before, so that nothing is copied |
 # | roofline | the best that the hardware allows: bytes over the bandwidth of the memory |
 # | cache coherence | that all cores see one value; a store takes the line away from the others first |
-# | warp, block | 32 threads that take instructions in step; up to 32 warps that share memory on the chip and barriers |
+# | warp, block | 32 threads, mostly in step; up to 32 warps that share memory on the chip and barriers |
 # | bank conflict | threads of a warp want different words of one bank of shared memory, and get them in turns |
 # | race | two threads touch an element, one of them writes, and nothing says who comes first |
 # | pinned memory | memory of the host that is never moved: asynchronous copies and adapters reach it |
 # | GPUDirect RDMA | the network adapter reads and writes GPU memory itself |
 # | stream, event | a queue of work of a GPU; a place in it for which another stream can wait |
 #
-# **What you can do now:** count the bytes of an algorithm, and say how fast it can be at best.
+# **What you can do now:** count the bytes of an algorithm, and say how fast it can be at best; write a sum for a GPU
+# without races; hide copies behind messages, and an all-reduce behind a stream.
 #
 # <!-- links -->
