@@ -1,14 +1,8 @@
 """ZeRO in two functions: each rank keeps 1/p of what data parallelism keeps p times, and gathers it when it is needed.
 
-    stage           parameters    gradients    optimizer state      bytes per rank and step
-    0 (DDP)         whole         whole        whole                2 N (p-1)/p elements
-    1               whole         whole        chunk                2 N (p-1)/p
-    2               whole         chunk        chunk                2 N (p-1)/p
-    3 (FSDP)        chunk         chunk        chunk                3 N (p-1)/p
-
 An all-reduce is a reduce-scatter and an all-gather. Stages 1 and 2 update between the two, each rank its own chunk, and
 gather parameters in the place of gradients. Stage 3 gathers parameters twice, before forward and before backward.
-zero.py has the strategies, for any module and optimizer.
+zero.py has the strategies, for any module and optimizer, and what each stage holds and sends.
 """
 
 from __future__ import annotations
