@@ -65,6 +65,21 @@ def looking_back(comm, layers, use):
     before.release()
 
 
+def taken_in_the_background(comm, layers, use):
+    """Memory is taken when the gather begins, and all gathers are functions."""
+
+    def gather(comm, layer):
+        all_gather(comm, layer.allocate())
+
+    works = {0: comm.background(gather, layers[0])}
+    for i, layer in enumerate(layers):
+        works.pop(i).wait()
+        if layer is not layers[-1]:
+            works[i + 1] = comm.background(gather, layers[i + 1])
+        use(layer)
+        layer.release()
+
+
 WRONG = {
     "8.3": """
 memory: as much as a single rank: nothing is saved
@@ -231,5 +246,5 @@ raises: index out of range
 }
 RIGHT = {
     "8.3": (in_the_background, with_its_own_cut),
-    "8.4": (by_rows, looking_back),
+    "8.4": (by_rows, looking_back, taken_in_the_background),
 }
