@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hpdl_lab import data, lab, models
 from hpdl_lab.comm import sim
 from hpdl_lab.optim.large_batch import LAMB, LARS, Job, noise, noise_of_ranks, schedule, seconds_to_target, trust_ratio
-from hpdl_lab.parallel.large_batch import SWEEPS, cosine, measure_noise
+from hpdl_lab.parallel.large_batch import SWEEPS, cosine, fitted, measure_noise, until
+from hpdl_lab.parallel.zero import ZeRO1
 from tests.wording import raises
 
 LAYERWISE = {
@@ -122,6 +123,38 @@ def test_steps_times_seconds():
     job = Job(100, 50, 0.01, 0.1, {1: 0.0, 4: 0.2})
     assert seconds_to_target(50, 4, job) == pytest.approx(200 * (13 * 0.01 + 0.1 + 0.2))
     assert seconds_to_target(10**9, 1, job) > seconds_to_target(50, 1, job) > 0
+
+
+def test_the_fit_finds_the_job_that_made_the_rows():
+    job = Job(100.0, 40.0, 2e-5, 3e-4, {1: 0.0, 2: 1e-4})
+    rows = [
+        {"batch": b, "ranks": p, "steps": 100 * (1 + 40 / b), "seconds": seconds_to_target(b, p, job)}
+        for b in (8, 32, 128, 512)
+        for p in (1, 2)
+    ]
+    found = fitted(rows)
+    assert found[:4] == pytest.approx(job[:4], rel=1e-6) and found.all_reduce_s == pytest.approx(job.all_reduce_s)
+
+
+def test_a_training_to_a_target_takes_the_same_steps_on_one_rank_and_on_three():
+    digits = data.load("digits")
+    steps = [sim.run(p, until, models.build("mlp"), digits, 0.8, 128, 0)[0][0] for p in (1, 3)]
+    assert steps[0] == steps[1] and 5 < steps[0] < 100
+    few = digits._replace(train_x=digits.train_x[:32], train_y=digits.train_y[:32])
+    with raises(ValueError, "32", "99%", "200"):
+        sim.run(1, until, models.build("mlp"), few, 0.99, 32, 0)
+
+
+@pytest.mark.parametrize("optimizer", ["lars", "lamb"])
+def test_lab_train_takes_the_same_steps_with_them_on_one_rank_and_on_three(optimizer):
+    course = {"model": "mlp", "data": "digits", "dtype": "float64", "optimizer": optimizer, "lr": 0.1, "steps": 4}
+    one, three = (lab.train(**course, ranks=p).losses for p in (1, 3))
+    assert one == pytest.approx(three, rel=1e-10) and one[-1] < one[0]
+    assert one[1:] != lab.train(**{**course, "optimizer": "sgd"}, ranks=1).losses[1:]
+    with raises(ValueError, optimizer, "ZeRO"):
+        lab.train(**course, strategy=ZeRO1(), ranks=2)
+    with raises(ValueError, optimizer, "tp=2"):
+        lab.train(**course, mesh={"tp": 2})
 
 
 def test_large_batches_fail_and_are_rescued():

@@ -29,6 +29,7 @@ def unfinished(w, x, y, rate):
 """
 
 CLUMSY = {
+    "batches": ("'many'", "32, 'lion'", "data='copy'", "prediction={'plain': 'much'}"),
     "explore": ("3", "'lion'", "'tensor', prediction=3"),
     "check_script": ("3", "'nowhere.py'"),
     "catch_up": ("99", "'ring'"),
@@ -58,6 +59,7 @@ CLUMSY = {
     "start": ("'four'", "4, 'here'", "4, size=3", "4, link='fast'"),
     "stop": ("4",),
     "tensor": ("7", "model=7"),
+    "time_to_target": ("3", "target=2", "prediction=3"),
     "train": ("all_reduce=3", "'lion'", "step=3", "torch.nn.Linear(3, 3)", "steps='many'", "all_reduce=len"),
     "tune": ("3", "'x', 'y'"),
     "write_again": ("3", "prediction='much'"),

@@ -21,13 +21,15 @@ from ..comm.base import Comm
 from ..data.dataset import Dataset
 from ..data.loading import Reader, batches, check_batch, shard
 from ..models.batch_norm import synchronized
+from ..optim.large_batch import LAMB, LARS
 from ..units import require_int, require_number
 from . import checkpoint
 from .consensus import require_same
 from .data_parallel import Strategy
 from .reducer import name_of
 
-OPTIMIZERS = ("sgd", "adamw")
+LAYERWISE = ("lars", "lamb")  # which take the length of whole tensors
+OPTIMIZERS = ("sgd", "adamw", *LAYERWISE)
 SEEDS = 1 << 40  # times the million that data/loading.py multiplies a seed by: what torch can take
 TYPES: dict[Any, tuple[Any, str]] = {  # of an option: what it may be, and the same in words
     int: (Integral, "a whole number"),
@@ -49,9 +51,9 @@ class Recipe:
     steps: int = 300
     batch: int = 128  # examples per step over all ranks
     lr: float = 0.2
-    momentum: float = 0.9  # of SGD; AdamW has its usual ones
+    momentum: float = 0.9  # of SGD and LARS; AdamW and LAMB have their usual ones
     seed: int = 0  # of the shuffling
-    optimizer: str = "sgd"  # or "adamw", which transformers are trained with
+    optimizer: str = "sgd"  # or "adamw", which transformers are trained with; "lars", "lamb" for large batches
     micro_batches: int = 1  # parts of a shard whose gradients are added up before they travel
     checkpoint: str = ""
     checkpoint_every: int = 0  # steps; 0: never
@@ -86,7 +88,17 @@ class Recipe:
         """The torch optimizer of these parameters."""
         if self.optimizer == "adamw":
             return torch.optim.AdamW(params, lr=self.lr)
+        if self.optimizer == "lamb":
+            return LAMB(params, lr=self.lr)
+        if self.optimizer == "lars":
+            return LARS(params, lr=self.lr, momentum=self.momentum)
         return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum)
+
+    def require_elementwise(self, sharded: str) -> None:
+        """Raise ValueError if the optimizer needs whole tensors, of which `sharded` gives each rank a part."""
+        if self.optimizer in LAYERWISE:
+            got = f"optimizer={self.optimizer!r} takes the length of whole tensors"
+            raise ValueError(f"{got}, and with {sharded} each rank has parts of them: sgd or adamw is needed")
 
     def facts(self) -> dict[str, Any]:
         """What of it a step depends on, so that a checkpoint and a run that goes on from it must have it in common.
@@ -141,6 +153,8 @@ def train(
     check_batch(n, recipe.batch, comm.size)
     reader = Reader() if reader is None else reader
     require_trainable(model)
+    if type(strategy).optimizer is not Strategy.optimizer:
+        recipe.require_elementwise(repr(strategy))
     if recipe.checkpoint_every:
         checkpoint.require_writable(comm, recipe.checkpoint)
     strategy.start(comm, model)

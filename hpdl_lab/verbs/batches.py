@@ -125,14 +125,15 @@ def asked_sweep(data: str, batches: Any, methods: Any, rate: float | None, epoch
     if data not in SWEEPS:
         raise LookupError(f"data={data!r}: lab.batches knows rates for {', '.join(SWEEPS)}")
     sweep: Sweep = SWEEPS[data]
-    several = [batches] if isinstance(batches, int) else sorted(set(sweep.batches if batches is None else batches))
+    wanted = sweep.batches if batches is None else [batches] if isinstance(batches, int | str) else batches
+    for batch in wanted:
+        require_int("a batch", batch, 1)
+    several = sorted(set(wanted))
     names = [methods] if isinstance(methods, str) else list(dict.fromkeys(methods or sweep.methods))
     if unknown := [name for name in names if name not in sweep.methods]:
         raise ValueError(f"no method is called {unknown[0]!r}: {', '.join(sweep.methods)}")
     if not several:
         raise ValueError("no batch to train with: give some, such as (32, 1024)")
-    for batch in several:
-        require_int("a batch", batch, 1)
     if rate is not None:
         require_number("rate", rate, above=0)
         plain = sweep.methods["plain"].optimizer

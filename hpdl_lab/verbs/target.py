@@ -84,7 +84,9 @@ def time_to_target(
     if here.simulated:
         raise ValueError("lab.time_to_target measures engines, and simulated ranks compute in no time: lab.start(2)")
     counts = sorted({1, *([min(2, here.ranks, cores())] if ranks is None else ranks)})
-    if prediction is not None and set(prediction) != {"batch", "ranks"}:
+    if not callable(seconds_to_target):
+        raise TypeError(f"seconds_to_target={seconds_to_target!r}: a function f(batch, ranks, job) is needed")
+    if prediction is not None and (not isinstance(prediction, dict) or set(prediction) != {"batch", "ranks"}):
         raise ValueError(f'a prediction is {{"batch": 32, "ranks": 2}}, got {prediction!r}')
     data, several = sets.load("digits"), sorted(RATES)
     rows: list[dict[str, Any]] = []

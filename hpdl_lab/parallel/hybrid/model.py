@@ -463,6 +463,8 @@ def train_on_mesh(
     require_same(comm, "recipe", f"{recipe} on {grid!r} for {n:,} examples of shape {tuple(data.train_x.shape[1:])}")
     if n < recipe.batch:
         raise ValueError(f"a batch of {recipe.batch} is more than the {n} examples that there are")
+    if grid["tp"] > 1:
+        recipe.require_elementwise(repr(grid))
     mesh, example = DeviceMesh(comm, grid), data.train_x[: recipe.batch]
     how: dict[str, Any] = {
         "schedule": schedule,
