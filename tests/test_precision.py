@@ -85,6 +85,24 @@ def by_start(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def test_gradients_are_clipped_without_the_scale():
+    def clipped(comm, precision):
+        model, strategy = mlp.mlp(SIZES, seed=1), DataParallel(precision=precision)
+        strategy.start(comm, model)
+        x, y = (part[comm.rank :: comm.size] for part in batch(0))
+        strategy.scaled(nn.functional.cross_entropy(model(x), y, reduction="sum") / 12).backward()
+        strategy.add_gradients(comm, model)
+        grads = [p.grad for p in (strategy.masters if precision else strategy.params)]
+        before, after = strategy.clip_gradients(0.5), torch.stack([g.norm() for g in grads]).norm()
+        strategy.stop()
+        return before, float(after)
+
+    plain = sim.run(2, clipped, None)
+    scaled = sim.run(2, clipped, Precision("float16", LossScale(128.0)))
+    assert scaled[0] == scaled[1] and scaled[0][0] == pytest.approx(plain[0][0], rel=2e-3) and plain[0][0] > 0.5
+    assert scaled[0][1] == pytest.approx(0.5, rel=1e-4)
+
+
 def test_small_steps_add_up_in_the_masters_and_are_lost_without():
     model, make = mlp.mlp(SIZES, seed=1), lambda params: torch.optim.SGD(params, lr=1e-5)
     ((course, _),) = sim.run(1, steps_of, model, DataParallel(precision="bfloat16"), 4, (), make)

@@ -197,6 +197,15 @@ class Strategy(ABC):
         """Return the loss that backward starts from: times the loss scale, if there is one."""
         return loss if self.precision is None else self.precision.scaled(loss)
 
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scale all gradients down if their norm is larger than `max_norm`; returns the norm before.
+
+        After add_gradients. With masters these are the gradients of the masters, which hold no loss scale any more.
+        Ref: torch.nn.utils.clip_grad_norm_.
+        """
+        self.require_begun()
+        return float(nn.utils.clip_grad_norm_(self.params if self.precision is None else self.masters, max_norm))
+
     def facts(self) -> dict[str, float]:
         """Return {name: number} of what changes from step to step, which a training reports."""
         scaler = self.precision.scaler if self.precision else None

@@ -73,8 +73,10 @@ order: divided by the scale of the next step
 bytes: one number is enough
     good = True
     for i in range(2):
-        whole = torch.zeros(500) if not grads else grads[i].clone()
-        good = good and bool(torch.isfinite(comm.all_reduce(whole.resize_(500) if len(whole) < 500 else whole)).all())
+        whole = torch.zeros(500)
+        if grads:
+            whole[: len(grads[i])] = grads[i]
+        good = bool(torch.isfinite(comm.all_reduce(whole)).all()) and good
     for grad in grads:
         grad /= scaler.scale
     scaler.good_steps = scaler.good_steps + 1 if good else 0
