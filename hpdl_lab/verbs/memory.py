@@ -57,10 +57,10 @@ class MemoryResult(Result):
         for way, held in self.held.items():
             cells = [amount_text(nbytes) if nbytes else "-" for nbytes in held]
             peaks = ["" if n is None else amount_text(n) for n in (self.most[way], self.process[way])]
-            over = "" if self.limit is None or held.total <= self.limit else "too much"
+            over = "" if self.limit is None or held.total <= self.limit else "over"
             rows.append([way, *cells, amount_text(held.total), f"{self.off[way]:+.1%}", *peaks, over])
-        head = ("", *KINDS, "total", "to model", "most at once", "process", "")
-        return "\n".join([f"{self.where}: what the fullest rank holds", *table(head, rows)])
+        head = ("", *KINDS, "total", "off by", "at most", "process", "")
+        return "\n".join([f"{self.where}: what the fullest rank holds", *table(head, rows, gap=1)])
 
 
 def lasting(held: Memory) -> int:

@@ -75,9 +75,10 @@ ledger
 # together with recomputation. And tensor parallelism (09) and pipelines (10) divide everything by four, but here each
 # rank computes the whole batch of 16, where data parallelism gives it 4: that is why tp keeps so many activations.
 #
-# `process` in the table is what the operating system sees: by how much the peak of the process is above what it holds
-# afterwards. It has what no ledger has: buffers of messages, workspaces of products, memory that was freed and not
-# given back.
+# In the table `off by` is how far what was counted is from the formula, temporaries apart; `at most` is the diamond;
+# and `process` is what the operating system sees: by how much the peak of the process is above what it holds
+# afterwards. That has in it what no ledger has: buffers of messages, workspaces of products, memory that was freed and
+# not given back.
 #
 # Now the models that you read about, on GPUs of 16 to 192 GB. A block keeps s b h (34 + 5 a s / h) bytes of
 # activations (Korthikanti et al. 2022): s positions, b sequences, h the width, a heads. In `recompute`, "attention"

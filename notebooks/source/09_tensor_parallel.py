@@ -19,8 +19,8 @@ lab.start(4)
 #
 # One layer of GPT-3 has 12 d² weights with d = 12,288: 4 d² in its attention (q, k, v and out, d × d each) and 8 d²
 # in its MLP (d × 4d and 4d × d). Training with Adam in mixed precision keeps 2 + 2 + 4 + 4 + 4 = 16 bytes for each:
-# the weight and its gradient in 16 bits, and in 32 bits a copy of the weight and Adam's two averages. A transformer
-# block in shapes is drawn in [00](00_why.ipynb).
+# the weight and its gradient in 16 bits, and in 32 bits a copy of the weight and Adam's two averages
+# ([08](08_memory.ipynb)). A transformer block in shapes is drawn in [00](00_why.ipynb).
 
 # %%
 layer = 12 * 12_288**2 * 16 / 1e9  # GB
