@@ -47,9 +47,7 @@ def test_the_verb_draws_both_and_says_what_is_too_much(small, monkeypatch):
     assert list(result.held) == ["16 bits", "ZeRO-1"] and all(abs(off) < 0.04 for off in result.off.values())
     assert result["16 bits"].optimizer == pytest.approx(2 * result["ZeRO-1"].optimizer, rel=0.001)
     rows = str(result).split("\n")[2:]
-    assert [row.endswith("over") for row in rows] == [
-        result[way].total > parse_bytes("2.5 MB") for way in result.held
-    ]
+    assert [row.endswith("over") for row in rows] == [result[way].total > parse_bytes("2.5 MB") for way in result.held]
     (axes,) = result.figure.axes
     assert len(axes.patches) == 2 * 2 * 5 and axes.lines[0].get_xdata() == [2e6]
     with pytest.raises(LookupError, match="16 bits"):
