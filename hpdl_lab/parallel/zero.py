@@ -34,24 +34,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..comm.base import Comm, Work
 from .checkpoint import shard_of
-from .consensus import Verdict, gather_integers, gather_items, is_finite, require_same_model
+from .consensus import Verdict, gather_integers, gather_items, require_same_model
 from .data_parallel import Strategy, replicate
+from .flat import Flat, grad_of, own_all_gather, own_reduce_scatter
 from .precision import OptimizerOf, Precision
 from .reducer import Reducer, gradient_ready, require_function, results_of
 
-# -- where the parts of a model are ------------------------------------------------------------------------------------
-
-
-def own_reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
-    """Return chunk r, on rank r, of the sum over ranks of flat `x`, by the communicator's own reduce-scatter."""
-    return comm.reduce_scatter(x.view(comm.size, -1))
-
-
-def own_all_gather(comm: Comm, x: Tensor) -> Tensor:
-    """Give every rank every chunk of flat `x`, of which rank r holds chunk r, by the communicator's own all-gather."""
-    rows = x.view(comm.size, -1)
-    rows.copy_(comm.all_gather(rows[comm.rank].clone()))
-    return x
+# -- the units of a model ---------------------------------------------------------------------------------------------
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
@@ -63,119 +52,6 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     if isinstance(model, nn.Sequential | nn.ModuleList):
         return [item for item in model if any(True for _ in item.parameters())]
     return [unit for child in model.children() for unit in units_of(child)]
-
-
-class Flat:
-    """Parameters of one unit, of one dtype, in one vector padded to equal chunks, one for each rank.
-
-        full    [ w1 ........ | b1 | w2 .... | b2 | pad ]   (P n,)   views[i]: the part of params[i], in its shape
-        shard                 [..............]              (n,)     chunk r; a part of `full` unless `sharded`
-        pieces                [ w1 | b1 | w2 ]                       (i, begin, end, place in shard) of each parameter
-
-    indices: which parameters of the model these are. grad: (P n,) while gradients of this rank come in.
-    """
-
-    def __init__(self, comm: Comm, params: Sequence[nn.Parameter], indices: Sequence[int], sharded: bool) -> None:
-        self.comm, self.params, self.indices, self.sharded = comm, params, indices, sharded
-        self.sizes = [p.numel() for p in params]
-        self.n = -(-sum(self.sizes) // comm.size)
-        self.full = params[0].detach().new_zeros(comm.size * self.n)
-        self.views = self.views_of(self.full)
-        with torch.no_grad():
-            for param, view in zip(params, self.views, strict=True):
-                view.copy_(param)
-        self.shard = self.own(self.full).clone() if sharded else self.own(self.full)
-        self.pieces = []
-        first, place = comm.rank * self.n, 0
-        for i, size in enumerate(self.sizes):
-            begin, end = (min(max(edge - place, 0), size) for edge in (first, first + self.n))
-            if end > begin:
-                self.pieces.append((i, begin, end, place + begin - first))
-            place += size
-        value = float("nan") if self.full.is_floating_point() else 0
-        self.nothing = self.full.new_full((), value)  # what a released parameter shows, in its own shape
-        self.begin()
-        self.attach()
-
-    def own(self, full: Tensor) -> Tensor:
-        """The chunk of this rank."""
-        return full[self.comm.rank * self.n : (self.comm.rank + 1) * self.n]
-
-    def views_of(self, full: Tensor) -> list[Tensor]:
-        """Cut a vector (P n,) into parts that have the shapes of the parameters."""
-        parts = full[: sum(self.sizes)].split(self.sizes)
-        return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
-
-    def slices(self, shard: Tensor) -> list[Tensor]:
-        """Cut a vector (n,) into this rank's pieces."""
-        return [shard[place : place + end - begin] for _, begin, end, place in self.pieces]
-
-    def whole(self, values: Sequence[Any], dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Return tensors in the shapes of the parameters, of which `values` are this rank's pieces. Collective.
-
-        Args:    values: of each piece a tensor like it, a number, or None, which counts as zeros; dtype: of what is
-                 returned, by default that of the parameters.
-        Steps: one all_gather.   Bytes per rank: those of it for these parameters.
-        """
-        mine = self.shard.new_zeros(self.n, dtype=dtype or self.shard.dtype)
-        for part, value in zip(self.slices(mine), values, strict=True):
-            if value is not None:
-                part.copy_(torch.as_tensor(value))
-        return self.views_of(self.comm.all_gather(mine).view(-1))
-
-    def attach(self) -> None:
-        """Make the parts of `full` the parameters."""
-        for param, view in zip(self.params, self.views, strict=True):
-            param.data = view
-
-    def release(self) -> None:
-        """Give the memory of `full` back. What autograd has saved of it is there again after the next `allocate`."""
-        for param in self.params:
-            param.data = self.nothing.expand(param.shape)
-        self.full.untyped_storage().resize_(0)
-
-    def allocate(self) -> None:
-        """Take memory for `full`, and put this rank's chunk into it."""
-        self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
-        self.own(self.full).copy_(self.shard)
-
-    # what a Reducer asks of a bucket
-
-    def begin(self) -> None:
-        """Forget the gradients of the step before."""
-        self.grad: Tensor | None = None
-        self.missing: list[int] = []  # indices of parameters without a gradient
-        self.bad: list[tuple[int, str]] = []  # (index, NaN or infinity) of gradients that are not finite
-
-    def expect(self) -> None:
-        """Make room for gradients: zeros."""
-        self.grad = self.full.new_zeros(len(self.full))
-        self.grads = self.views_of(self.grad)
-
-    def put(self, i: int) -> None:
-        """Move the gradient of params[i] into its place, or zeros: every rank sends the same sizes."""
-        if self.grad is None:
-            self.expect()
-        grad = grad_of(self.params[i])
-        if grad is None:
-            self.missing.append(self.indices[i])
-        elif grad.layout is not torch.strided:
-            raise ValueError(
-                f"a gradient of layout {grad.layout} cannot be sharded: make it dense, as sparse=False does"
-            )
-        elif grad.data_ptr() != self.grads[i].data_ptr():
-            self.grads[i].copy_(grad)
-        self.params[i].grad = None
-
-    def packed(self) -> Tensor:
-        """Return the gradients of this rank (P n,), which are forgotten here; `bad` says if one is not finite."""
-        flat, self.grad = cast(Tensor, self.grad), None
-        if not is_finite(flat.sum()):
-            for index, grad in zip(self.indices, self.grads, strict=True):
-                if not is_finite(grad):
-                    self.bad.append((index, "NaN" if torch.isnan(grad).any() else "infinity"))
-        self.grads = []
-        return flat
 
 
 class Unit:
@@ -217,11 +93,6 @@ class ShardedParameter(nn.Parameter):
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         torch.Tensor.grad.__set__(self, value)
-
-
-def grad_of(param: Tensor) -> Tensor | None:
-    """The whole gradient of a parameter on this rank, if there is one."""
-    return torch.Tensor.grad.__get__(param)
 
 
 # -- the strategies ----------------------------------------------------------------------------------------------------

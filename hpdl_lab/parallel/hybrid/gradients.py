@@ -24,10 +24,10 @@ from ...mesh import DeviceMesh
 from ...schedules import Schedule
 from ...units import MIB
 from ..consensus import require_sums_of
+from ..flat import Flat, own_all_gather, own_reduce_scatter
 from ..pipeline.run_schedule import routes
 from ..pipeline.stage import Stage
 from ..reducer import Bucket, Reducer, gradient_ready, parts_of, require_function, results_of
-from ..zero import Flat, own_all_gather, own_reduce_scatter
 
 
 class Placed(NamedTuple):
