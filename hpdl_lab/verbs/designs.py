@@ -60,7 +60,8 @@ class Designs(Result):
 
     def __repr__(self) -> str:
         names = ("strategy", "a step", "exposed", "bytes sent", "bytes held", "by its formula")
-        return "\n".join(table(names, map(row_of, self.designs)))
+        shown = len(names) if any(d.predicted for d in self.designs) else -1
+        return "\n".join(table(names[:shown], [row_of(d)[:shown] for d in self.designs]))
 
 
 def row_of(d: Design) -> tuple[str, ...]:

@@ -178,9 +178,9 @@ assert max(abs(a - b) for a, b in zip(held, [16, 8 + 8 / 4, 4 + 12 / 4], strict=
 #
 # Parameters exist while a layer computes, and are prefetched: ZeRO stage 3, which PyTorch calls FSDP. A rank keeps a
 # chunk of each layer. To compute with a layer it needs all of it, for as long as that takes; and while it computes, the
-# next layer can come: `all_gather(comm, whole)`, that of 04, fills in the chunks of the other ranks, and
-# `comm.background(all_gather, whole)` begins it, returns a Work at once, and is done when `wait()` of that returns.
-# Your loop is given the layers in the order of their use, so that it serves forward and backward.
+# next layer can come. `all_gather(comm, whole)`, that of 04, fills in the chunks of the other ranks.
+# `comm.background(all_gather, whole)` begins it and returns a Work at once; the gather has ended when the `wait()` of
+# this Work returns. Your loop is given the layers in the order of their use, so that it serves forward and backward.
 
 # %% exercise="hpdl_lab.parallel.sharding:gather_and_release"
 
@@ -361,7 +361,7 @@ state = sum(t.nbytes for state in optimizer.optim.state.values() for t in state.
 dist.all_reduce(state := torch.tensor(state), dist.ReduceOp.MAX)
 if rank == 0:
     print(f"a rank holds {state} bytes of optimizer state")
-del model
+del model  # while DDP still holds the group, gloo can hang in destroy_process_group or after it
 dist.destroy_process_group()
 
 # %% tags=["take-home"]
