@@ -77,7 +77,7 @@ def test_power_sgd_of_full_rank_is_exact(shape, more):
         (PowerSGD(2), lambda p: 2 * (p - 1) * 4 * (2 * (32 + 64) + 2 * (10 + 32) + 42)),
         (PowerSGD(5), lambda p: 2 * (p - 1) * 4 * (5 * (32 + 64) + 320 + 42)),  # 5 (10 + 32) * 2 are not less than 320
     ],
-    ids=repr,
+    ids=["float16", "bfloat16", "top_k", "rank 2", "rank 5"],
 )
 @pytest.mark.parametrize("p", [2, 5])
 def test_bytes_are_counted(compressor, nbytes, p):
@@ -110,7 +110,7 @@ def a_step(comm, strategy, bad=None):
     return said, torch.cat([p.grad.reshape(-1) for p in model.parameters()])
 
 
-@pytest.mark.parametrize("compressor", [Cast("float16"), TopK(0.1), PowerSGD(2)], ids=repr)
+@pytest.mark.parametrize("compressor", [Cast("float16"), TopK(0.1), PowerSGD(2)], ids=["float16", "top_k", "rank 2"])
 def test_a_bad_gradient_is_named_and_leaves_nothing_behind(compressor):
     run = sim.run(3, a_step, DataParallelCompressed(compressor), float("nan"))
     right = sim.run(3, a_step, DataParallelCompressed(compressor))
