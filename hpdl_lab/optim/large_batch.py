@@ -58,7 +58,7 @@ def trust_ratio(w: Tensor, grad: Tensor, trust: float, weight_decay: float) -> f
     Returns: float; 1 if w or grad is all zeros: weights that start at zero have to be able to leave it.
     Ref: You, Gitman & Ginsburg 2017, arXiv:1708.03888, equation 6.
     """
-    length, slope = float(w.norm()), float(grad.norm())
+    length, slope = float(w.detach().norm()), float(grad.norm())
     ### BEGIN SOLUTION
     if length == 0 or slope == 0:
         return 1.0
