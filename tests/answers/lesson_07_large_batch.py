@@ -82,9 +82,9 @@ inverse: w and grad have changed places
 norm: Those are squares of lengths
     trust * length / (slope + weight_decay * length) => trust * length ** 2 / (slope ** 2 + weight_decay * length ** 2)
 norm: the root of the sum of all squares
-    (float(w.norm()), float(grad.norm())) => float(w.norm(1)), float(grad.norm(1))
+    (float(w.detach().norm()), float(grad.norm())) => float(w.norm(1)), float(grad.norm(1))
 norm: the root of the sum of all squares
-    (float(w.norm()), float(grad.norm())) => float(w.abs().max()), float(grad.abs().max())
+    (float(w.detach().norm()), float(grad.norm())) => float(w.abs().max()), float(grad.abs().max())
 ratio: That is plain SGD
     return trust * length / (slope + weight_decay * length) => return 1.0
 zero: stay there forever
@@ -95,7 +95,7 @@ zero: stay there forever
     return trust * w.norm() / (grad.norm() + weight_decay * w.norm())
 input: changed grad
     grad += weight_decay * w
-    return trust * float(w.norm()) / float(grad.norm())
+    return trust * float(w.detach().norm()) / float(grad.norm())
 """,
     "7.5": """
 steps: this one needs more
