@@ -10,6 +10,7 @@ VERBS = {  # where they are
     "engines.doctor": ("doctor",),
     "verbs.batches": ("batches",),
     "verbs.cluster": ("cluster", "inject", "restart", "run", "running", "start", "stop"),
+    "verbs.compare": ("compare",),
     "verbs.designs": ("designs",),
     "verbs.exercises": ("catch_up", "check", "check_script", "hint", "solution"),
     "verbs.explorers": ("explore",),
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..engines.doctor import doctor
     from ..verbs.batches import batches
     from ..verbs.cluster import cluster, inject, restart, run, running, start, stop
+    from ..verbs.compare import compare
     from ..verbs.designs import designs
     from ..verbs.exercises import catch_up, check, check_script, hint, solution
     from ..verbs.explorers import explore

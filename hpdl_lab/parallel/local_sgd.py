@@ -92,10 +92,9 @@ class LocalSteps(DataParallel):
 
     def finish(self, comm: Comm, model: nn.Module) -> None:
         """Make all replicas one model: their mean, and rank 0's buffers."""
-        self.require_begun()
-        with torch.no_grad():
+        with comm.trace.span("finish"), torch.no_grad():
             self.unpack(self.means(comm))
-        broadcast_buffers(comm, model)
+            broadcast_buffers(comm, model)
 
     def packed(self) -> list[Tensor]:
         """The parameters of this rank, (N,) for each dtype, in memory that the ranks share where they can."""
@@ -232,7 +231,7 @@ class Tournament(LocalSteps):
     def finish(self, comm: Comm, model: nn.Module) -> None:
         """Give every rank the model, buffers too, of the rank that is best on all held-out examples."""
         self.require_begun()
-        with torch.no_grad():
+        with comm.trace.span("finish"), torch.no_grad():
             loss = self.loss(model, torch.arange(len(self.x)))
             best = int(comm.all_gather(torch.tensor([loss], dtype=torch.float64)).argmin())
             for tensor in (*model.parameters(), *model.buffers()):
