@@ -138,10 +138,11 @@ def compare(
 
 def sent_in_steps(events: list[Event]) -> int:
     """Bytes that all ranks send while strategies add gradients or meet: the latest span that a send begins in."""
-    total, within = 0, {}
+    total = 0
+    within: dict[int, str] = {}
     for e in sorted(events, key=lambda e: (e.rank, e.step)):
         if e.op == "send":
-            total += e.nbytes * (within.get(e.rank) in TALKS)
+            total += e.nbytes * (within.get(e.rank, "") in TALKS)
         elif e.peer < 0 and e.op != "barrier":
             within[e.rank] = e.op
     return total

@@ -148,6 +148,43 @@ gpt
 # %% check="hpdl_lab.parallel.local_sgd:local_sgd"
 
 # %% [markdown]
+# ## Measure: bytes, steps and accuracy
+#
+# Twelve ways to train the same model in the same 120 steps, with the same batches, on eight simulated ranks. Their bytes
+# are counted, and the training is real. Besides yours:
+#
+# - **fp16, bf16:** every number travels with 16 bits.
+# - **PowerSGD:** a gradient matrix of n × m numbers travels as two thin ones, r(n + m) numbers, with error feedback.
+# - **DiLoCo:** local SGD, whose mean is a gradient for an outer optimizer with Nesterov's momentum.
+# - **Gossip:** after each step a rank averages its parameters with its neighbors on a graph only (notebook 02); on the
+#   exponential one with a single rank, 1, 2 and 4 places further on, in turn.
+# - **Tournament**, LBANN's LTFB: every ten steps two ranks exchange their models, and each keeps the one that is better
+#   on examples that it has held out. In the end the best model is taken.
+#
+# Plain data parallelism reaches about 92% here. What do you expect of these three?
+
+# %% guess=[0.9, 0.9, 0.85]
+my_accuracy = lab.guess("test accuracy, 0 to 1", {"top-k, 1%": ..., "local SGD, H = 10": ..., "tournament, K = 10": ...})
+
+# %%
+compared = lab.compare(prediction=my_accuracy)
+dense = compared["data parallel"]
+assert compared["PowerSGD, rank 2"].nbytes < 0.1 * dense.nbytes
+assert compared["PowerSGD, rank 2"].test_accuracy > dense.test_accuracy - 0.05
+assert abs(compared["local SGD, H = 10"].nbytes / dense.nbytes - 0.1) < 0.001
+compared
+
+# %% [markdown]
+# Read it with care. All have the same rate, and none is tuned. DiLoCo learns faster because its outer momentum takes
+# longer steps; momentum would make the others faster, too. Top-k sends 1% of the numbers and 9% of the bytes: a place
+# costs as much as a value, and every rank gets those of all others, so that its share grows with the ranks. Gossip
+# saves no bytes: on a ring it sends as much as a ring all-reduce, but waits for two neighbors instead of for all. And
+# each model of the tournament has learned from an eighth of each batch only: its steps are noisier.
+#
+# Error feedback delays small numbers. With SGD's momentum of 0.9 what comes late is multiplied for a long time, and the
+# same rate can be too large: deep gradient compression (Lin et al. 2018) corrects the momentum for that.
+
+# %% [markdown]
 # ## Exercise 7.5 ★ The time to 97%
 #
 # How large should a batch be? Gradients of a few examples differ: that is noise, and a larger batch averages it out.
