@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..comm import sim
+from ..comm.sim.torch_state import one_thread
 from ..data.dataset import Dataset
 from ..models import batch_norm
 from ..parallel.compression import Cast, DataParallelCompressed, PowerSGD, TopK
@@ -130,7 +132,8 @@ def compare(
     for name, strategy in strategies.items():
         threads = batch_norm.talks(model) or asked_strategy(strategy, None).talks_in_backward
         how: dict[str, Any] = {"deadline": SIMULATED_DEADLINE, "threads": threads}
-        run = sim.run(ranks, train_on_rank, model, strategy, data, options, **how)
+        with one_thread(torch):  # of which the small tensors of eight ranks that take turns need no more
+            run = sim.run(ranks, train_on_rank, model, strategy, data, options, **how)
         rows[name] = Compared(name, sent_in_steps(run.events) / ranks, run[0].losses, run[0].test_accuracy)
         plot.update(*state())
     return CompareResult(rows, plot.finish(*state()))

@@ -14,6 +14,7 @@ from ... import data
 from ...collectives import cost
 from ...comm import Results
 from ...comm.base import Comm
+from ...comm.sim.torch_state import one_thread
 from ...data.dataset import Dataset
 from ...models.mlp import mlp
 from ...parallel.compression import DataParallelCompressed, TopK, top_k_all_reduce
@@ -190,8 +191,9 @@ def check_few_bytes(run: Results, p: int, n: int, k: int) -> str:
 def check_learns(fn: Callable) -> str:
     """Train a small model with few numbers and with all of them; raises Broken where that is much worse."""
     load_optimizers()
-    dense = with_all_numbers()
-    few = simulate(3, learn, DataParallelCompressed(TopK(SHARE, fn)), where="in a training", evidence=False)[0]
+    with one_thread(torch):
+        dense = with_all_numbers()
+        few = simulate(3, learn, DataParallelCompressed(TopK(SHARE, fn)), where="in a training", evidence=False)[0]
     text = f"after {STEPS} steps the loss is {few:.3f} with {SHARE:.0%} of the numbers, {dense:.3f} with all of them"
     if not few < AS_GOOD * dense:
         raise Broken(f"trains: {text}.")
