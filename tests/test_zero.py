@@ -339,6 +339,31 @@ def test_a_model_that_tp_has_cut_is_sharded_over_dp(stage):
         assert difference < 1e-10
 
 
+def test_clipping_counts_what_every_tp_rank_holds_once():
+    model, x, y = examples("gpt")
+
+    def clipped(comm, model):
+        mesh, strategy = DeviceMesh(comm, dp=2, tp=2), ZeRO2()
+        part = tensor.shard(mesh["tp"], model)
+        strategy.start(mesh["dp"], part)
+        mine = shard(torch.arange(BATCH), mesh["dp"].rank, 2)
+        optimizer = strategy.optimizer(part, sgd)
+        train_step(mesh["dp"], part, strategy, Unstepped(optimizer), x[mine], y[mine], BATCH)
+        return strategy.clip_gradients(1e-3, mesh["tp"])
+
+    found = sim.run(4, clipped, model, threads=True)
+    cross_entropy(model(x[:BATCH]).flatten(0, -2), y[:BATCH].flatten()).backward()
+    assert found == pytest.approx([float(nn.utils.clip_grad_norm_(model.parameters(), 1e-3))] * 4, rel=1e-9)
+
+
+def test_gradients_in_parts_over_tp_are_refused():
+    def start(comm):
+        ZeRO1().start(comm.split(comm.rank), tensor.shard(comm, examples("gpt")[0], sequence=True))
+
+    with raises(ValueError, "in parts over tp", "HybridParallel"):
+        sim.run(2, start)
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_ranks_of_a_pipeline_hold_shares_of_the_optimizer(zero):
     """With stages 1 and 2 every parameter is updated once over all ranks, else once on each replica."""
@@ -466,10 +491,21 @@ def test_changes_behind_its_back_are_named(stage):
         begun(stage(), then=in_place)
 
 
+def test_what_is_changed_while_it_is_released_is_named():
+    def between(comm, strategy, model, before):
+        strategy.add_gradients(comm, model)
+        model[0].weight.data = torch.ones(4, 6)
+        model(torch.randn(4, 6))
+
+    with raises(ValueError, "0.weight", "ZeRO3", "replaced"):
+        begun(ZeRO3(), then=between)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_gradients_that_are_in_shards_are_not_read_as_none(stage):
     def clip(comm, strategy, model, before):
-        strategy.add_gradients(comm, model)
+        if stage is ZeRO1:  # the others have them in shards by now
+            strategy.add_gradients(comm, model)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
     with raises(ValueError, "0.weight", "in shards", "clip_gradients"):

@@ -39,6 +39,7 @@ from .data_parallel import Strategy, replicate
 from .flat import Flat, grad_of, own_all_gather, own_reduce_scatter
 from .precision import OptimizerOf, Precision
 from .reducer import Reducer, gradient_ready, require_function, results_of
+from .tensor.cuts import cuts_of
 
 # -- the units of a model ---------------------------------------------------------------------------------------------
 
@@ -142,6 +143,12 @@ class ZeRO1(Strategy):
         self.stop()
         if not any(p.requires_grad for p in model.parameters()):
             raise ValueError(f"{type(model).__name__} owns no parameter that needs a gradient: nothing to shard")
+        partial = [name for name, cut in cuts_of(model).items() if cut.partial]
+        if partial:
+            raise ValueError(
+                f"the gradients of {partial[0]} and {len(partial) - 1} more are in parts over tp, as sequence parallel "
+                "leaves them: HybridParallel(..., sequence=True, zero=2) adds them"
+            )
         groups = self.groups(model)  # before ranks meet, as it may raise
         self.owner, self.comm, self.model = (id(self), comm.rank), comm, model
         require_same_model(comm, model, repr(self))
@@ -237,9 +244,9 @@ class ZeRO1(Strategy):
                 f"more, whose gradients are in shards: after strategy.start, make it by strategy.optimizer(model, make)"
             )
 
-    def require_unchanged(self) -> None:
-        """Raise ValueError where somebody has changed a parameter since `start`, who is not this strategy."""
-        for unit in self.parts:
+    def require_unchanged(self, *units: Unit) -> None:
+        """Raise ValueError where somebody else has changed a parameter of these units, or of any."""
+        for unit in units or self.parts:
             for flat in unit.flats:
                 for param, view in zip(flat.params, flat.views, strict=True):
                     shown = view if unit.whole else flat.nothing
@@ -283,11 +290,15 @@ class ZeRO1(Strategy):
         if self.precision is None:
             for piece, grad in zip(self.pieces, grads, strict=True):
                 piece.grad = grad
-        for name, param in zip(self.names, self.params, strict=True):
-            param.__dict__["gradient_is"] = (
-                f"the gradient of {name} is in shards, which strategy.add_gradients has made, until optimizer.step(): "
-                "clip by strategy.clip_gradients(max_norm)"
-            )
+        for index in range(len(self.params)):
+            self.mark(index)
+
+    def mark(self, index: int) -> None:
+        """Let nobody read the gradient of parameter `index` as None, which is in shards now."""
+        self.params[index].__dict__["gradient_is"] = (
+            f"the gradient of {self.names[index]} is in shards from backward to optimizer.step(): clip by "
+            "strategy.clip_gradients(max_norm), which knows all of them"
+        )
 
     def take(self) -> None:
         """Give the masters, if there are any, the gradients that have come, in float32. Collective; once in a step."""
@@ -296,26 +307,28 @@ class ZeRO1(Strategy):
             self.precision.take(self.comm, self.pieces, grads)
 
     @torch.no_grad()
-    def clip_gradients(self, max_norm: float, *over: Comm) -> float:
+    def clip_gradients(self, max_norm: float, tp: Comm | None = None) -> float:
         """Scale all gradients down if their norm, of all shards together, is larger than `max_norm`. Collective.
 
-        Args:    over: communicators along which the model itself is cut, such as mesh["tp"] and mesh["pp"].
+        Args:    tp: the communicator along which the model itself is cut, such as mesh["tp"], if it is.
         Returns: the norm before; the same on every rank.
-        Steps: one all_reduce of 8 bytes.   Ref: torch.nn.utils.clip_grad_norm_.
+        Steps: one all_reduce of 8 bytes, and one over tp.   Ref: torch.nn.utils.clip_grad_norm_.
         """
         self.require_begun()
         self.take()
-        grads = [piece.grad for piece in self.pieces if piece.grad is not None]
+        cuts = cuts_of(self.model)
         square = torch.zeros(1, dtype=torch.float64, device=self.comm.device)
-        for grad in grads:
-            square += grad.double().square().sum()
-        for comm in (self.comm, *over):
+        for piece, (index, *_) in zip(self.pieces, self.pieces_in(), strict=True):
+            of_one = tp is not None and tp.rank > 0 and cuts[self.names[index]].dim is None  # each tp rank has it whole
+            if piece.grad is not None and not of_one:
+                square += piece.grad.double().square().sum()
+        for comm in (self.comm,) if tp is None else (self.comm, tp):
             comm.all_reduce(square)
         norm = float(square.sqrt())
         factor = max_norm / (norm + 1e-6)  # as torch has it
-        if factor < 1:
-            for grad in grads:
-                grad.mul_(factor)
+        for piece in self.pieces if factor < 1 else ():
+            if piece.grad is not None:
+                piece.grad.mul_(factor)
         return norm
 
     @torch.no_grad()
@@ -462,6 +475,7 @@ class ZeRO2(ZeRO1):
         """Autograd has made the gradient of parameter `index`."""
         if not self.adds_up:
             gradient_ready(self.comm, self.require_begun(), index)
+            self.mark(index)
 
     def add_gradients(self, comm: Comm, model: nn.Module) -> None:
         """Send what backward has not reached, and wait until all sums are in shards. Collective; see Strategy."""
@@ -529,6 +543,7 @@ class ZeRO3(ZeRO2):
             self.gather(following)
         results_of(works)
         if not unit.whole:
+            self.require_unchanged(unit)
             unit.whole = True
             for flat in unit.flats:
                 flat.attach()

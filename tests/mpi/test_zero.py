@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hpdl_lab.bench import fsdp
+from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
 from tests.test_zero import adamw, examples, train
 
@@ -19,6 +20,14 @@ def test_losses_and_parameters_are_those_of_one_rank(comm, name, strategy):
     found, its_parameters = train(comm, model, strategy, adamw, x, y, 2)
     assert found == pytest.approx(losses, abs=1e-10)
     assert (its_parameters - parameters).abs().max() < 1e-10
+
+
+def test_the_same_bits_as_data_parallelism(comm):
+    """In float32: reduce-scatter adds in the order in which all-reduce adds, also in memory that the ranks share."""
+    model, x, y = examples("gpt", "float32")
+    _, want = train(comm, copy.deepcopy(model), DataParallel(), adamw, x, y)
+    for strategy in (ZeRO1(), ZeRO2(), ZeRO3()):
+        assert torch.equal(train(comm, copy.deepcopy(model), strategy, adamw, x, y)[1], want)
 
 
 def test_fsdp2_comes_to_the_same_on_both_back_ends(comm, ranks):
