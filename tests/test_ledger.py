@@ -42,8 +42,7 @@ def test_what_a_rank_holds_is_what_formulas_say(small, name, p):
 
 def test_the_verb_draws_both_and_says_what_is_too_much(small, monkeypatch):
     monkeypatch.setattr(memory, "SIZE", {"layers": 2, "heads": 4, "width": 64})
-    ways = [BY_NAME[name] for name in ("16 bits", "ZeRO-1")]
-    result = lab.memory(ways=ways, ranks=2, batch=BATCH, limit="2.5 MB", prediction={"ZeRO-1": 2e6})
+    result = lab.memory(ways=["16 bits", "ZeRO-1"], ranks=2, batch=BATCH, limit="2.5 MB", prediction={"ZeRO-1": 2e6})
     assert list(result.held) == ["16 bits", "ZeRO-1"] and all(abs(off) < 0.04 for off in result.off.values())
     assert result["16 bits"].optimizer == pytest.approx(2 * result["ZeRO-1"].optimizer, rel=0.001)
     rows = str(result).split("\n")[2:]
@@ -57,6 +56,8 @@ def test_the_verb_draws_both_and_says_what_is_too_much(small, monkeypatch):
 def test_what_cannot_be_counted_is_refused_in_a_sentence(small):
     with raises(ValueError, "ZeRO-4"):
         lab.memory(ranks=2, prediction={"ZeRO-4": 1})
+    with raises(TypeError, "ZeRO-3", "7"):
+        lab.memory(ranks=2, ways=7)
     with raises(ValueError, "9", "2 ranks"):
         lab.memory(ranks=2, batch=9)
     with raises(ValueError, "much"):

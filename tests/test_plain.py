@@ -42,6 +42,7 @@ CLUMSY = {
     "guess": ("'ms', ...", "'ms', 'many'", "'ms'"),
     "hint": ("3", "'4.99'"),
     "inject": ("rank='two', delay=1", "link=3, bandwidth=1e8"),
+    "memory": ("7", "ways=3", "batch=1", "limit='much'", "prediction={'ZeRO-4': 1}", "prediction=3"),
     "landscape": ("unfinished, x, y, [0.1]", "unfinished, 'x', y, 0.1", "3, x, y[:3], 0.1"),
     "measure": ("all_reduce, sizes='1XB'", "3", "'rings'", "lambda x: x", "all_reduce", "'ring', against=3"),
     "ping_pong": ("3", "prediction={None: 3}", "lambda x: x", "sizes='1MB'"),

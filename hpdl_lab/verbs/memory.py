@@ -9,7 +9,7 @@ from torch import nn
 from .. import data as sets
 from .. import models
 from ..parallel.grid import ledger
-from ..parallel.grid.ledger import WAYS, Counted, Way
+from ..parallel.grid.ledger import WAYS, Counted
 from ..parallel.grid.measure import spec_of
 from ..parallel.grid.memory import Memory
 from ..plots import ledger as drawing
@@ -22,6 +22,7 @@ from .result import Result, table
 
 DEADLINE = 60.0  # s: engines that share few cores import what torch recomputes with first
 KINDS = Memory._fields
+NAMES = tuple(way.name for way in WAYS)
 SIZE: dict[str, Any] = {"layers": 4, "heads": 4, "width": 192}  # large enough that its state is seen in a process
 
 
@@ -70,7 +71,7 @@ def lasting(held: Memory) -> int:
 
 def memory(
     model: str | nn.Module | None = None,
-    ways: Sequence[Way] = WAYS,
+    ways: Sequence[str] = NAMES,
     *,
     ranks: int | None = None,
     batch: int | None = None,
@@ -83,19 +84,20 @@ def memory(
         lab.memory(limit="3 MB")["ZeRO-3"].optimizer
 
     Args:    model: a name of models.MODELS, or an nn.Module; by default a GPT of four blocks, 192 wide.
-             ways: of grid.ledger, by default all; those in which the ranks cannot share the model are left out.
+             ways: their names; those in which the ranks cannot share the model are left out.
              ranks: default all engines, or 4 simulated ranks; batch: examples of a step, default 8 per rank.
              limit: what a rank may hold, in bytes or as "3 MB", drawn as a line.
              prediction: {way: bytes} that you expect a rank to hold in all, such as {"ZeRO-3": 1e6}.
     Returns: MemoryResult.
-    Raises:  ValueError for a model that the ranks cannot share, or a guess about a way that is none.
+    Raises:  ValueError for a way that is none, or a batch that the ranks cannot share.
     """
     where = place(ranks)
     p = where.ranks
     total = PER_RANK * p if batch is None else require_int("batch", batch, p)
     nbytes = None if limit is None else parse_bytes(limit, "limit")
-    if unknown := set(prediction or {}) - {way.name for way in ways}:
-        raise ValueError(f"a prediction is about {', '.join(way.name for way in ways)}, got {', '.join(unknown)}")
+    for name in (*asked_names(ways), *asked_names(prediction or ())):
+        if name not in NAMES:
+            raise ValueError(f"no way to train is called {name!r}: {', '.join(NAMES)}")
     choice = model_and_data(models.build_for(sets.load("text"), "gpt", **SIZE) if model is None else model)
     there = len(choice.data.train_x)
     if there < total or total % p:
@@ -111,8 +113,8 @@ def memory(
     def state() -> tuple[Any, ...]:
         return expected, found, nbytes, prediction, title
 
-    for way in ways:
-        if not ledger.can_be(spec, way, p):
+    for way in WAYS:
+        if way.name not in ways or not ledger.can_be(spec, way, p):
             continue
         expected[way.name] = ledger.predicted(spec, way, p, total)
         ranks_held = where.run(ledger.count, choice.model, way, x, y, costs, deadline=DEADLINE, threads=True)
@@ -127,3 +129,10 @@ def memory(
         nbytes,
         plot.finish(*state()),
     )
+
+
+def asked_names(names: Any) -> list[str]:
+    """The names, of a list or of the keys of a dict. Raises TypeError for anything else."""
+    if isinstance(names, str) or not isinstance(names, Sequence | dict):
+        raise TypeError(f"a list of ways to train, such as {NAMES[-2:]!r}, or a dict of them is needed, got {names!r}")
+    return list(names)
