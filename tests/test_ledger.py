@@ -40,6 +40,14 @@ def test_what_a_rank_holds_is_what_formulas_say(small, name, p):
     assert [rank.most for rank in counted] == [rank.process for rank in counted] == [None] * p
 
 
+@pytest.mark.parametrize("name", ["mlp", "cnn", "vit"])
+def test_other_models_are_counted_too(name):
+    """Of a classifier the smallest step has one example; batch norms stay in 32 bits."""
+    result = lab.memory(name, ways=["ZeRO-3", "16 bits, recomputed"], ranks=2, batch=4)
+    assert ("16 bits, recomputed" in result.held) == (name == "vit")
+    assert all(abs(off) < 0.04 for off in result.off.values())
+
+
 def test_the_verb_draws_both_and_says_what_is_too_much(small, monkeypatch):
     monkeypatch.setattr(memory, "SIZE", {"layers": 2, "heads": 4, "width": 64})
     result = lab.memory(ways=["16 bits", "ZeRO-1"], ranks=2, batch=BATCH, limit="2.5 MB", prediction={"ZeRO-1": 2e6})

@@ -14,7 +14,7 @@ from ..parallel.grid.measure import spec_of
 from ..parallel.grid.memory import Memory
 from ..plots import ledger as drawing
 from ..plots import live
-from ..units import amount_text, parse_bytes, require_int
+from ..units import amount_text, parse_bytes, require_int, require_number
 from .choice import model_and_data
 from .grid import PER_RANK
 from .place import place
@@ -98,6 +98,8 @@ def memory(
     for name in (*asked_names(ways), *asked_names(prediction or ())):
         if name not in NAMES:
             raise ValueError(f"no way to train is called {name!r}: {', '.join(NAMES)}")
+    for name, guessed in (prediction or {}).items():
+        require_number(f"your guess for {name}", guessed, 0)
     choice = model_and_data(models.build_for(sets.load("text"), "gpt", **SIZE) if model is None else model)
     there = len(choice.data.train_x)
     if there < total or total % p:

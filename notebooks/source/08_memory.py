@@ -78,7 +78,8 @@ ledger
 # In the table `off by` is how far what was counted is from the formula, temporaries apart; `at most` is the diamond;
 # and `process` is what the operating system sees: by how much the peak of the process is above what it holds
 # afterwards. That has in it what no ledger has: buffers of messages, workspaces of products, memory that was freed and
-# not given back.
+# not given back. Temporaries are counted in a step of one token, in which backward is faster than the network: more
+# layers are on their way then than the two of the formula.
 #
 # Now the models that you read about, on GPUs of 16 to 192 GB. A block keeps s b h (34 + 5 a s / h) bytes of
 # activations (Korthikanti et al. 2022): s positions, b sequences, h the width, a heads. In `recompute`, "attention"

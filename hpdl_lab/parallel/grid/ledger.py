@@ -2,9 +2,9 @@
 
 parameters, gradients, optimizer    bytes of the memory behind these tensors, when gradients have been added
 activations                         the most that autograd has kept for backward at once, and inputs of blocks
-temporaries                         what forward and backward of a single token take more than gradients
-most                                all of that at once, by torch's memory profiler, over a whole step
-process                             how much the peak of the process has grown since before the model was there
+temporaries                         what forward and backward of one token, or example, take more than gradients
+most                                all of that at once, by torch's memory profiler, in forward and backward
+process                             by how much the peak of the process is above what it has when all is gone
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) 
             return max(held, key=lambda kinds: sum(kinds.values())), found[0]
 
         step(x[mine], y[mine])
-        held, grew = step(x[:1, :1], y[:1, :1])
+        held, grew = step(x[:1, :1], y[:1, :1]) if y.ndim > 1 else step(x[:1], y[:1])
         passing = max(0, grew - held["gradients"]) if way.stage else 0
         kept = SavedBytes([*strategy.tensors(model)["parameters"], x, y])
         inputs, graphs = [0], [0]
