@@ -1,6 +1,7 @@
 """Optimizer states in a file: bits of an optimizer in memory, and nothing left behind."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from hpdl_lab.comm import sim
 from hpdl_lab.models import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel
-from hpdl_lab.parallel.offload import Bandwidth, Offloaded, measure_bandwidth, seconds_of_step
+from hpdl_lab.parallel.offload import Bandwidth, Offloaded, measure_bandwidth, measure_steps, seconds_of_step
 from hpdl_lab.parallel.training import train_step
 from tests.wording import raises
 
@@ -49,15 +50,36 @@ def test_parameters_are_bit_equal(kind, block, tmp_path):
 
 def test_states_are_in_the_file_and_not_in_memory(tmp_path):
     _, optimizer = stepped(lambda params: Offloaded(params, MAKERS["adamw"], str(tmp_path), 512))
-    begin = torch.frombuffer(optimizer.map, dtype=torch.uint8).data_ptr()
+    begin = torch.frombuffer(optimizer.file.map, dtype=torch.uint8).data_ptr()
     inside = [
-        begin <= state.data_ptr() < begin + len(optimizer.map)
+        begin <= state.data_ptr() < begin + len(optimizer.file.map)
         for each in optimizer.optimizers
         for name, state in each.state[each.param_groups[0]["params"][0]].items()
         if name != "step"
     ]
     assert inside and all(inside)
-    assert os.fstat(optimizer.file.fileno()).st_size == len(optimizer.map)
+    assert os.fstat(optimizer.file.file.fileno()).st_size == len(optimizer.file.map)
+
+
+def test_memory_holds_the_states_of_about_one_block(tmp_path):
+    param, block = torch.nn.Parameter(torch.zeros(1 << 18)), 1 << 15
+    optimizer, param.grad = Offloaded([param], MAKERS["adamw"], str(tmp_path), block), torch.ones(1 << 18)
+    for _ in range(2):
+        optimizer.step()
+    assert optimizer.state_nbytes == 8 << 18
+    begin = torch.frombuffer(optimizer.file.map, dtype=torch.uint8).data_ptr()
+    assert resident(begin) <= 8 * block  # an eighth
+
+
+def resident(address):
+    """Bytes of the mapping at this address that are in memory."""
+    found = False
+    for line in open("/proc/self/smaps"):
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            found = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif found and line.startswith("Rss:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(f"nothing is mapped at {address:#x}")
 
 
 def test_a_run_goes_on_from_its_state_dict(tmp_path):
@@ -87,7 +109,8 @@ def test_it_is_the_optimizer_of_a_strategy_with_masters():
 
 def test_the_model_of_its_time_and_a_measured_bandwidth(tmp_path):
     assert seconds_of_step(8 * 7_000_000_000, Bandwidth(5e9, 5e9)) == pytest.approx(22.4)
-    assert all(0 < speed < 1e13 for speed in measure_bandwidth(str(tmp_path), 1 << 20))
+    assert all(0 < speed < 1e13 for speed in measure_bandwidth(str(tmp_path), 1))
+    assert all(0 < seconds < 10 for seconds in measure_steps(1000, str(tmp_path)))
     assert not os.listdir(tmp_path)
 
 

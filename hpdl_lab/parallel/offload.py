@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import mmap
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..units import MIB, require_int
+from ..units import require_int
 
+BLOCK = 1 << 20  # elements
 OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -44,20 +47,43 @@ def seconds_of_step(state_nbytes: int, bandwidth: Bandwidth) -> float:
     return state_nbytes / bandwidth.read + state_nbytes / bandwidth.write
 
 
-def measure_bandwidth(directory: str | None = None, nbytes: int = 64 * MIB) -> Bandwidth:
-    """Write a file of `nbytes` to storage and read it back, past the cache of the operating system where it lets us."""
-    with tempfile.TemporaryFile(dir=directory) as file:
-        content = os.urandom(MIB) * (nbytes // MIB)
-        begin = time.perf_counter()
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-        written = time.perf_counter()
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        file.seek(0)
-        again = time.perf_counter()
-        file.read()
-        return Bandwidth(len(content) / (time.perf_counter() - again), len(content) / (written - begin))
+class Mapped:
+    """A file of `nbytes` without a name, mapped into memory; it goes away with this object, or with the process."""
+
+    def __init__(self, nbytes: int, directory: str | None) -> None:
+        self.file = tempfile.TemporaryFile(dir=directory)
+        self.file.truncate(max(1, nbytes))
+        self.map = mmap.mmap(self.file.fileno(), 0)
+
+    def tensor(self, offset: int, n: int, dtype: torch.dtype) -> Tensor:
+        """The n numbers at these bytes."""
+        return torch.frombuffer(self.map, dtype=dtype, count=n, offset=offset)
+
+    def release(self, begin: int, end: int) -> None:
+        """Write these bytes, whole pages, to storage, and give their memory back."""
+        self.map.flush(begin, end - begin)
+        self.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        os.posix_fadvise(self.file.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
+
+
+def measure_bandwidth(directory: str | None = None, blocks: int = 8) -> Bandwidth:
+    """Read and write `blocks` of AdamW's states of BLOCK elements, one after the other as `Offloaded` does.
+
+    Past the cache of the operating system, where it lets us.
+    """
+    n, seconds = 2 * BLOCK, {"read": 0.0, "write": 0.0}
+    file, values, clock = Mapped(4 * n * blocks, directory), torch.rand(n), time.perf_counter
+    for first in (True, False):  # what the file does not hold yet cannot be read from storage
+        for begin in range(0, 4 * n * blocks, 4 * n):
+            states, start = file.tensor(begin, n, torch.float32), clock()
+            states.sum()
+            middle = clock()
+            states.copy_(values)
+            file.release(begin, begin + 4 * n)
+            if not first:
+                seconds["read"] += middle - start
+                seconds["write"] += clock() - middle
+    return Bandwidth(*(4 * n * blocks / spent for spent in seconds.values()))
 
 
 class Offloaded:
@@ -75,7 +101,7 @@ class Offloaded:
         params: Iterable[nn.Parameter],
         make: OptimizerOf = torch.optim.AdamW,
         directory: str | None = None,
-        block: int = 1 << 20,
+        block: int = BLOCK,
     ) -> None:
         require_int("block", block, 1)
         self.params = [p for p in params if p.requires_grad]
@@ -91,9 +117,7 @@ class Offloaded:
         ends = [0, *accumulate(len(self.names) * in_pages(mine.nbytes) for mine in self.blocks)]
         self.spans = list(pairwise(ends))  # bytes of each block in the file
         self.state_nbytes = len(self.names) * sum(mine.nbytes for mine in self.blocks)
-        self.file = tempfile.TemporaryFile(dir=directory)
-        self.file.truncate(max(1, ends[-1]))
-        self.map = mmap.mmap(self.file.fileno(), 0)
+        self.file = Mapped(ends[-1], directory)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -117,14 +141,11 @@ class Offloaded:
         mine, (begin, end) = self.blocks[i], self.spans[i]
         state = self.optimizers[i].state[mine]
         for k, name in enumerate(self.names):
-            offset = begin + k * in_pages(mine.nbytes)
-            kept = torch.frombuffer(self.map, dtype=mine.dtype, count=mine.numel(), offset=offset)
+            kept = self.file.tensor(begin + k * in_pages(mine.nbytes), mine.numel(), mine.dtype)
             if state[name].data_ptr() != kept.data_ptr():
                 state[name] = kept.copy_(state[name])
         if end > begin:
-            self.map.flush(begin, end - begin)
-            self.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
-            os.posix_fadvise(self.file.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
+            self.file.release(begin, end)
 
     def state_dict(self) -> dict[str, Any]:
         return {"blocks": [optimizer.state_dict() for optimizer in self.optimizers]}
@@ -135,6 +156,20 @@ class Offloaded:
             optimizer.load_state_dict(block)
             if optimizer.state:
                 self._put_away(i)
+
+
+def measure_steps(n: int = 1 << 22, directory: str | None = None, steps: int = 3) -> tuple[float, float]:
+    """Return the median seconds of a step of AdamW on n parameters: with its states in memory, and in a file."""
+    medians = []
+    for make in (torch.optim.AdamW, partial(Offloaded, directory=directory)):
+        param, seconds = nn.Parameter(torch.zeros(n)), []
+        optimizer, param.grad = make([param]), torch.ones(n)
+        for _ in range(steps + 1):  # in the first one states are made
+            begin = time.perf_counter()
+            optimizer.step()
+            seconds.append(time.perf_counter() - begin)
+        medians.append(statistics.median(seconds[1:]))
+    return medians[0], medians[1]
 
 
 def states_of(make: OptimizerOf) -> list[str]:

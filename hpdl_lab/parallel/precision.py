@@ -9,9 +9,10 @@
     bytes per parameter: 2 (p) + 2 (g) + 4 (m) + 8 (AdamW's moments of m) = 16; float32 alone has 4 + 4 + 8 = 16, too:
     what is saved is bytes on the wire, activations and time, and, with ZeRO, whatever of the 12 is sharded
 
-A step of SGD of 1e-4 times a parameter is lost in bfloat16, whose numbers near 1 are 2^-8 apart: it adds up in m.
-float16 has 5 bits of exponent: what is below 6e-8 becomes zero, and what is above 65504 infinity. So the loss, and by
-the chain rule every gradient, is multiplied by a scale as large as gradients allow. bfloat16 has the range of float32.
+A step of SGD of 1e-4 times a parameter is lost in bfloat16, whose numbers above 1 are 2^-7 apart: it adds up in m.
+float16 has 5 bits of exponent: its smallest number is 6e-8, its largest 65504, and then comes infinity. So the
+loss, and by the chain rule every gradient, is multiplied by a scale as large as gradients allow. bfloat16 has the range
+of float32.
 Ref: Micikevicius et al. 2018, "Mixed precision training", arXiv:1710.03740; Rajbhandari et al. 2020 (ZeRO), section 3.
 """
 

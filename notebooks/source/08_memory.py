@@ -229,10 +229,11 @@ print(f"ZeRO-3 on your engines: losses differ by {off:.0e} from those of a singl
 # %% [markdown]
 # ## Exercise 8.5 ★★ Loss scaling that agrees
 #
-# float16 has 5 bits of exponent: a gradient below 6e-8 becomes zero, one above 65504 infinity. So the loss is
-# multiplied by a **scale** before backward, and with it, by the chain rule, every gradient; before clipping and the
-# update they are divided by it. The best scale is the largest that does not overflow, and nobody knows it. So try:
-# halve it whenever a gradient is infinite, and skip that step; double it after 2,000 good steps in a row.
+# float16 has 5 bits of exponent: its smallest number is 6e-8, its largest 65504. Smaller gradients become zero, larger
+# ones infinity. So the loss is multiplied by a **scale** before backward, and with it, by the chain rule, every
+# gradient; before clipping and the update they are divided by it. The best scale is the largest that does not overflow,
+# and nobody knows it. So try: halve it whenever a gradient is infinite, and skip that step; double it after 2,000 good
+# steps in a row.
 #
 # Now there are ranks. After ZeRO's reduce-scatter each rank has its own shard of the gradients, and infinity may be in
 # one shard only. What if its rank skips the step, and the others do not?
@@ -267,15 +268,18 @@ print(f"the scale at the end: {scaled.loss_scale:,.0f}, predicted: {2.0**my_powe
 # ## When ranks are not enough: offload
 #
 # The optimizer's state is read and written once in a step, in order, a block at a time. So it can lie in a file that is
-# mapped into memory: `Offloaded(params, torch.optim.AdamW)` takes the same steps bit by bit. What it costs is the
-# bandwidth of that file, here measured past the cache of the operating system, and for 7 billion parameters predicted.
+# mapped into memory: `Offloaded(params, torch.optim.AdamW)` takes the same steps bit by bit. What it costs follows from
+# the bandwidth of the storage, measured block by block past the cache of the operating system. Storage that others use
+# as well is slower at one moment than at the next.
 
 # %%
 from hpdl_lab.parallel import offload
 
-disk = offload.measure_bandwidth()
-print(f"read {disk.read / 1e9:.2f} GB/s, write {disk.write / 1e9:.2f} GB/s")
-print(f"{offload.seconds_of_step(8 * 7_000_000_000, disk):.0f} s a step for the states of 7 billion parameters")
+n, disk = 4_000_000, offload.measure_bandwidth()
+memory, file = offload.measure_steps(n)
+predicted = {n: offload.seconds_of_step(8 * n, disk) for n in (n, 7_000_000_000)}
+print(f"{n:,} parameters: {file - memory:.2f} s more than in memory, predicted {predicted[n]:.2f} s")
+print(f"7 billion parameters, predicted: {predicted[7_000_000_000]:,.0f} s more")
 
 # %% [markdown]
 # ## Take it home
