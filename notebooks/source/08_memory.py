@@ -70,10 +70,11 @@ assert max(map(abs, ledger.off.values())) < 0.05
 ledger
 
 # %% [markdown]
-# Look at three things. Going from 32 to 16 bits saves nothing of the state: 4 + 4 + 8 bytes are as many as 2 + 2 + 12.
+# Look at four things. Going from 32 to 16 bits saves nothing of the state: 4 + 4 + 8 bytes are as many as 2 + 2 + 12.
 # It halves the activations, and the bytes on the wire. ZeRO leaves activations as they are, which is why it comes
-# together with recomputation. And tensor parallelism (09) and pipelines (10) divide everything by four, but here each
-# rank computes the whole batch of 16, where data parallelism gives it 4: that is why tp keeps so many activations.
+# together with recomputation. Tensor parallelism (09) and pipelines (10) divide everything by four, but here each rank
+# computes the whole batch of 16, where data parallelism gives it 4: that is why tp keeps so many activations. And a
+# diamond may lie to the left of the bar's end: gradients are complete only when activations are gone.
 #
 # In the table `off by` is how far what was counted is from the formula, temporaries apart; `at most` is the diamond;
 # and `process` is what the operating system sees: by how much the peak of the process is above what it holds
