@@ -278,9 +278,8 @@ from hpdl_lab.parallel import offload
 
 n, disk = 4_000_000, offload.measure_bandwidth()
 memory, file = offload.measure_steps(n)
-predicted = {n: offload.seconds_of_step(8 * n, disk) for n in (n, 7_000_000_000)}
-print(f"{n:,} parameters: {file - memory:.2f} s more than in memory, predicted {predicted[n]:.2f} s")
-print(f"7 billion parameters, predicted: {predicted[7_000_000_000]:,.0f} s more")
+print(f"{n:,} parameters: {file - memory:.2f} s more a step, predicted {offload.seconds_of_step(8 * n, disk):.2f} s")
+print(f"7 billion parameters, predicted: {offload.seconds_of_step(8 * 7_000_000_000, disk):,.0f} s more a step")
 
 # %% [markdown]
 # ## Take it home
