@@ -162,6 +162,7 @@ TABLE = """
     1 homework     5  Measure: what rescues them
     2 homework    20  Exercise 7.3
     2 homework    12  Exercise 7.4
+    2 homework     6  Measure: bytes, steps and accuracy
     2 homework     7  Exercise 7.5
     2 homework     6  Take it home
 08_memory  What fits: memory and ZeRO

@@ -19,8 +19,21 @@ from hpdl_lab.optim import gradient_descent
 from hpdl_lab.parallel import gossip
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.scaffe import SCaffe
-from hpdl_lab.plots import collective, colors, graph, landscape, live, measure, scaling, style, tensor, timeline
+from hpdl_lab.plots import (
+    collective,
+    colors,
+    compare,
+    graph,
+    landscape,
+    live,
+    measure,
+    scaling,
+    style,
+    tensor,
+    timeline,
+)
 from hpdl_lab.trace import Event, bytes_sent
+from hpdl_lab.verbs.compare import Compared
 from hpdl_lab.verbs.scaling import fits_of, with_speedups
 from hpdl_lab.verbs.show import of_table
 
@@ -88,6 +101,16 @@ def paths(bowl, shares, steps=20):
     _, x, y = bowl
     top = gradient_descent.largest_stable_rate(x)
     return {s * top: np.array(list(gradient_descent.descend(x, y, s * top, steps))) for s in shares}
+
+
+def compared_rows():
+    """Twelve strategies, three of which are as good as each other."""
+    return [
+        Compared(
+            f"way {i}", 1e6 * (1 + i % 4) ** 2, [2.3 / (1 + 0.1 * step * (1 + i / 9)) for step in range(50)], reached
+        )
+        for i, reached in enumerate((0.925, 0.925, 0.925, *(0.8 + 0.01 * i for i in range(9))))
+    ]
 
 
 def filled(draw, *args, height=style.HEIGHT, **kwargs):
@@ -188,6 +211,9 @@ FIGURES = {
     "eight collectives, 6 ranks": lambda b: lab.show("collectives", ranks=6).figure,
     "graph, wheel": lambda b: lab.show(gossip.graph("wheel", 8)).figure,
     "graph, exponential": lambda b: lab.show(gossip.graph("exponential", 32)).figure,
+    "compare": lambda b: filled(compare.draw, compared_rows(), 50, "mlp on digits", {"way 3": 0.8}, height=4.2),
+    "compare, nothing yet": lambda b: filled(compare.draw, [], 50, "mlp on digits", {"way 3": 0.8}, height=4.2),
+    "compare, one": lambda b: filled(compare.draw, compared_rows()[:1], 50, "mlp on digits", height=4.2),
     "gossip": lambda b: lab.gossip().figure,
     "gossip, exact": lambda b: lab.gossip(("ring", "complete", "one_peer"), n=8, steps=3).figure,
     "gossip, first frame": lambda b: filled(graph.draw_gossip, {"ring": [1.0]}, {"ring": 0.9}, 20, "Gossip"),

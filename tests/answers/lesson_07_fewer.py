@@ -45,7 +45,7 @@ def block_by_block(comm, w, gradient, steps, lr, every):
 
 WRONG = {
     "7.3": """
-feedback: error[0] of rank 0
+feedback: a new tensor of that name is gone
     -     error += grad
     +     error = error + grad
 feedback: What was held back in earlier steps is no longer in it
@@ -122,7 +122,7 @@ dense: That is the sum of all numbers
     +     grad.copy_(error)
     +     grad[places] = values
     +     return comm.all_reduce(grad)
-bytes: all numbers
+bytes: and so would all numbers
     -     all_values, all_places = (comm.all_gather(values), comm.all_gather(places.int()))
     -     grad.zero_()
     -     return grad.index_add_(0, all_places.view(-1), all_values.view(-1))
