@@ -1,13 +1,16 @@
 """lab.memory: what a rank holds in ways to train, counted in real steps, is what formulas say."""
 
+from dataclasses import replace
+
 import pytest
 
 from hpdl_lab import data as sets
 from hpdl_lab import lab, models
 from hpdl_lab.comm import sim
 from hpdl_lab.parallel.grid import ledger
-from hpdl_lab.parallel.grid.measure import spec_of
-from hpdl_lab.parallel.grid.memory import state_bytes
+from hpdl_lab.parallel.grid.machine import grid_of
+from hpdl_lab.parallel.grid.measure import grid_steps, spec_of
+from hpdl_lab.parallel.grid.memory import memory_of, state_bytes
 from hpdl_lab.units import parse_bytes
 from hpdl_lab.verbs import memory
 from tests.wording import raises
@@ -38,6 +41,21 @@ def test_what_a_rank_holds_is_what_formulas_say(small, name, p):
     if way.axis == "dp":
         assert right[:3] == pytest.approx(state_bytes(spec.parameters, p, way.stage, way.training != "adam"), rel=1e-4)
     assert [rank.most for rank in counted] == [rank.process for rank in counted] == [None] * p
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+@pytest.mark.parametrize("sizes", [(2, 2, 1), (2, 1, 2)], ids=str)
+def test_zero_on_a_grid_holds_what_formulas_say(small, sizes, zero):
+    """Within 5%: the token embedding of both ends of a pipeline is shared by more ranks than dp has."""
+    model, x, y = small
+    spec, grid = spec_of(model, x[:2]), grid_of(*sizes)
+    options = {"micro_batches": 2, "costs": [layer.flops for layer in spec.layers], "zero": zero}
+    ranks = sim.run(grid.size, grid_steps, model, grid, x, y, options, 0, ledger.adam, threads=True)
+    held = max((rank.held for rank in ranks), key=lambda held: held.total)
+    right = max(memory_of(replace(spec, training="adam"), grid, "1f1b", 2, BATCH // 4, stage=zero), key=sum)
+    assert held.optimizer == pytest.approx(right.optimizer, rel=0.05)
+    assert held.activations == pytest.approx(right.activations, rel=0.01)
+    assert zero == 1 or held.gradients == pytest.approx(right.gradients, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "vit"])

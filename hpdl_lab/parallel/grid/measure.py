@@ -250,7 +250,7 @@ class Taken(NamedTuple):
     sums: {bytes of a bucket of gradients: among how many ranks it is added}.
     """
 
-    held: Memory  # activations: the most that autograd kept at once, without inputs
+    held: Memory  # activations: the most that autograd kept at once, without inputs; with zero: this rank's pieces
     begin_ns: int
     sums: dict[int, int]
 
@@ -299,7 +299,9 @@ def grid_steps(
     nbytes = (sum(t.nbytes for t in tensors) for tensors in (params, gradients, state))
     held = Memory(*nbytes, activations=kept.most)
     sums = {
-        bucket.flat.nbytes: group.comm.size for group in hybrid.gradients.groups for bucket in group.reducer.buckets
+        bucket.flat.nbytes: group.comm.size
+        for group in hybrid.gradients.groups
+        for bucket in (() if options.get("zero") else group.reducer.buckets)
     }
     return Taken(held, begin, sums)
 
