@@ -23,7 +23,7 @@ def own_reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
 def own_all_gather(comm: Comm, x: Tensor) -> Tensor:
     """Give every rank every chunk of flat `x`, of which rank r holds chunk r, by the communicator's own all-gather."""
     rows = x.view(comm.size, -1)
-    rows.copy_(comm.all_gather(rows[comm.rank].clone()))
+    rows.copy_(comm.all_gather(rows[comm.rank]))
     return x
 
 
@@ -62,7 +62,10 @@ class Flat:
         value = float("nan") if self.full.is_floating_point() else 0
         self.nothing = self.full.new_full((), value)  # what a released parameter shows, in its own shape
         self.begin()
-        self.attach()
+        if sharded:
+            self.release()
+        else:
+            self.attach()
 
     def own(self, full: Tensor) -> Tensor:
         """The chunk of this rank."""

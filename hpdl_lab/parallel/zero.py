@@ -61,7 +61,7 @@ class Unit:
     def __init__(self, name: str, module: nn.Module, flats: list[Flat]) -> None:
         self.name, self.module, self.flats = name, module, flats
         self.works: list[Work] = []  # gathers under way
-        self.whole = True
+        self.whole = not any(flat.sharded for flat in flats)
         self.trainable = sum(p.requires_grad for flat in flats for p in flat.params)
         self.has_frozen = any(not p.requires_grad for flat in flats for p in flat.params)
         self.begin()
@@ -157,8 +157,8 @@ class ZeRO1(Strategy):
         self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
         self.verdict = Verdict(self.names)
         self.index_of = {id(p): i for i, p in enumerate(self.params)}
-        wide = {id(p): p.detach() for p in model.parameters()}
-        self.dtypes = {key: tensor.dtype for key, tensor in wide.items()}
+        self.dtypes = {id(p): p.dtype for p in model.parameters()}
+        wide = {} if self.precision is None else {id(p): p.detach() for p in self.params}
         if self.precision is not None:
             for handle in self.precision.lower(model):
                 self.hook(handle)
@@ -523,7 +523,6 @@ class ZeRO3(ZeRO2):
         self.taping = False  # is it one that backward follows?
         self.unit_of = {id(p): unit for unit in self.parts for flat in unit.flats for p in flat.params}
         for unit in self.parts:
-            unit.release()
             before, after = partial(self.before_forward, unit), partial(self.after_forward, unit)
             self.hook(unit.module.register_forward_pre_hook(before, prepend=True))
             self.hook(unit.module.register_forward_hook(after, with_kwargs=True))
