@@ -42,6 +42,7 @@ TABLE = Table(
             Column(n, lambda row, i=i: f"{row['of_fsdp2'][i]:.2f}" if row["of_fsdp2"] else "")
             for i, n in enumerate(("of FSDP2", "p25", "p75"))
         ),
+        Column("held", lambda row: f"{row['held_MiB']:.1f}", "MiB"),
         Column("peak memory", lambda row: f"{row['peak_MiB']:.0f}", "MiB", 12),
         Column("of the step", lambda row: f"{row['own_MiB']:.0f}", "MiB", 12),
         field("loss", "loss", ".6f", width=9),
@@ -99,10 +100,12 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: Any) -> None:
             times[name] = slowest(comm, times[name]).tolist()
         for name, step in steps.items():
             loss = float(comm.all_reduce(torch.tensor([step.first], dtype=torch.float64)))
+            held_MiB = float(slowest(comm, [step.held() / 2**20])[0])
             theirs = times[name.replace("ZeRO3", "FSDP2")]
             ratios = [a / b for a, b in zip(times[name], theirs, strict=True)] if name.startswith("ZeRO3") else None
             if comm.rank == 0:
                 found = {"name": name, "parameters": step.parameters, "wrong": wrong[name], "loss": loss}
+                found["held_MiB"] = held_MiB
                 comm.report(**found, step_ms=quartiles(times[name]), of_fsdp2=ratios and quartiles(ratios))
             step.stop()
 
@@ -173,6 +176,15 @@ class Step:
             state = self.strategy.stateful(self.model).state_dict()
             return torch.cat([state[name].reshape(-1) for name, _ in self.model.named_parameters()])
         return torch.cat([cast(Any, p).full_tensor().detach().reshape(-1) for p in self.model.parameters()])
+
+    def held(self) -> int:
+        """Bytes of parameters and of the optimizer's states that this rank holds between two steps."""
+        if self.strategy:
+            found = self.strategy.held(self.model, self.optimizer)
+            return found["parameters"] + found["optimizer"]
+        states = [value for row in self.optimizer.state.values() for value in row.values()]
+        tensors = [cast(Any, tensor) for tensor in (*self.model.parameters(), *states)]
+        return sum((tensor.to_local() if hasattr(tensor, "to_local") else tensor).nbytes for tensor in tensors)
 
     def stop(self) -> None:
         if self.strategy:
