@@ -35,6 +35,7 @@ CLUMSY = {
     "catch_up": ("99", "'ring'"),
     "check": ("my_all_reduce", "3"),
     "cluster": ("", "4"),
+    "compare": ("3", "{'ring': 3}", "ranks='four'", "{'plain': lab.train}"),
     "designs": ("3",),
     "doctor": ("3",),
     "gossip": ("3", "'lion'"),
