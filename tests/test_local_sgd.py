@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab.comm import sim
 from hpdl_lab.data.loading import shard
 from hpdl_lab.models.mlp import mlp
+from hpdl_lab.parallel.compression import DataParallelCompressed, PowerSGD, TopK
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.local_sgd import ONE_PEER, DiLoCo, Gossip, LocalSGD, Tournament, local_sgd
 from hpdl_lab.parallel.training import train_step
@@ -214,3 +215,22 @@ def test_a_bad_gradient_is_named():
 
     with raises(FloatingPointError, "rank 1", "0.weight"):
         sim.run(2, work)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        DataParallelCompressed(TopK(0.1)),
+        DataParallelCompressed(PowerSGD(1)),
+        DiLoCo(every=2),
+        Gossip("ring"),
+        Gossip(ONE_PEER),
+        Tournament(*examples(12, 99), every=2),
+    ],
+    ids=repr,
+)
+def test_engines_do_what_simulated_ranks_do(cluster, strategy):
+    want, got = sim.run(3, course, strategy, 4), cluster.run(course, strategy, 4, ranks=[0, 1, 2])
+    for rank in range(3):
+        assert max(float((a - b).abs().max()) for a, b in zip(got[rank], want[rank], strict=True)) < 1e-12

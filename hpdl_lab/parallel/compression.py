@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..comm.base import Comm
 from ..units import MIB, require_int, require_number
 from .data_parallel import DataParallelBucketed
-from .reducer import Bucket, require_function, result_of
+from .reducer import Bucket, name_of, require_function, result_of
 
 Shapes = Sequence[torch.Size]
 WIRE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -129,7 +129,7 @@ class Cast(Compressor):
         return result_of(all_reduce, comm, wire).to(flat.dtype) * comm.size
 
 
-@dataclass
+@dataclass(repr=False)
 class TopK(Compressor):
     """The largest `share` of a bucket, with error feedback.
 
@@ -138,13 +138,17 @@ class TopK(Compressor):
 
     share: float = 0.01
     add_up: Callable = top_k_all_reduce
-    error: Tensor | None = field(default=None, init=False, repr=False)
+    error: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         require_number("share", self.share, above=0)
         if self.share > 1:
             raise ValueError(f"share={self.share:g}: at most 1 is needed, which sends everything")
         require_function("add_up(comm, grad, error, k)", self.add_up)
+
+    def __repr__(self) -> str:  # the same on every rank, where a function's own would be its address in memory
+        mine = "" if self.add_up is top_k_all_reduce else f", add_up={name_of(self.add_up)}"
+        return f"TopK(share={self.share:g}{mine})"
 
     def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: Callable) -> Tensor:
         if self.error is None:
