@@ -21,8 +21,8 @@ lab.start(4)
 #
 # In weak scaling every rank keeps its share, so that the batch grows with the ranks. An epoch then has fewer steps:
 #
-#     batch    32    | | | | | | | | | | | | | | | |      45 steps per epoch of 1,437 digits
-#     batch 1,024    |               |                    2
+#     batch    32    | | | | | | | | | | | | | | | |   45 steps per epoch
+#     batch 1,024    |               |                 2 steps per epoch
 #
 # Each of these steps follows a better gradient, but it is no longer for that. The same epochs cost the same
 # computation; the question is what they teach. Three remedies, each made for what the one before it could not do:
@@ -38,7 +38,7 @@ lab.start(4)
 # | ResNet-50 | 256 | 76.4% | Goyal et al. 2017, arXiv:1706.02677 |
 # | the same with linear scaling and warm-up, in one hour on 256 GPUs | 8,192 | 76.3% | the same |
 # | ResNet-50, LARS | 32K | no loss of accuracy | You et al. 2017, arXiv:1708.03888 |
-# | BERT, LAMB | 32K | 76 minutes in place of 3 days | You et al. 2019, arXiv:1904.00962 |
+# | BERT, LAMB | 32K and more | 76 minutes in place of 3 days | You et al. 2019, arXiv:1904.00962 |
 #
 # ## Predict
 #
@@ -86,7 +86,8 @@ failing
 
 # %% [markdown]
 # Scale all gradients by 1,000, and the steps stay as they are: whoever forgets to divide by the number of ranks does
-# not notice. LAMB divides Adam's step by its length in the same way. Both grow with the square root of the batch here.
+# not notice. LAMB divides Adam's step by its length in the same way. The rates of both grow with the root of the batch
+# here.
 #
 # ## Measure: what rescues them
 #
@@ -101,7 +102,7 @@ rescued
 # %% [markdown]
 # From a fifth to nine tenths, in the same 28 steps; and yet not to the 97% of a batch of 32. The rates were tuned by
 # hand, one for each method; `lab.batches(rate=0.1)` shows how much hangs on that. At 0.1 a batch of 32 reads more
-# digits, and linear scaling ends at 256.
+# digits, and linear scaling fails at 512 already.
 #
 # The same with a GPT on Moby-Dick, 2,000 windows of text: 251 steps of 8 windows, or 16 of 128. Lower is better, and
 # guessing among 81 characters costs ln 81 = 4.4.
@@ -219,7 +220,7 @@ my_best = lab.guess("the fastest pair", {"batch": ..., "ranks": ...})
 
 # %% [markdown]
 # Now measured: SGD until 97% of the test digits are read rightly, with a rate tuned for each batch. Points are
-# trainings, the dotted lines are your function, for the job that fits them.
+# trainings, the dotted lines the model that fits them. In brackets: what your function says about that model.
 
 # %%
 raced = lab.time_to_target(seconds_to_target, prediction=my_best)

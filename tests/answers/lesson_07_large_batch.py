@@ -125,6 +125,8 @@ share: round up
     -(-batch // ranks) => batch / ranks
 share: not the whole time of it
     return steps * => return steps / ranks *
+seconds: One of the two, or both, is off
+    return job.least_steps * (batch + job.noise_scale) * job.example_s
 share: computing of the examples
     share * job.example_s + => +
 """,

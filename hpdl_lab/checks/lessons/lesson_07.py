@@ -188,7 +188,7 @@ def check_seconds_to_target(fn: Callable) -> Passed:
             right = reference.seconds_to_target(batch, ranks, job)
             if not np.isclose(got, right, rtol=1e-9):
                 text = f"{capital(where)}, the time should be {number(right)} s and is {number(got)} s."
-                raise because(reason(got, seconds(batch, ranks, job), np.isclose) or "seconds: ", text)
+                raise because(reason(got, seconds(batch, ranks, job), np.isclose) or BOTH, text)
     job = JOBS[1]
     best = min(ASKED, key=lambda at: reference.seconds_to_target(at[0], at[1], job))
     least, most = (reference.seconds_to_target(batch, ranks, job) for batch, ranks in (best, (10, 1)))
@@ -228,6 +228,7 @@ def seconds(batch: int, ranks: int, job: Job) -> Rows:
     )
 
 
+BOTH = "seconds: How many steps are these, and how long does each of them take? One of the two, or both, is off."
 DIVIDED = "share: More ranks divide the computing; the fixed part and the all-reduce are paid by every rank."
 
 EXERCISES = (
