@@ -165,12 +165,12 @@ gpt
 # Plain data parallelism reaches about 92% here. What do you expect of these three?
 
 # %% guess=[0.88, 0.91, 0.86]
-my_accuracy = lab.guess(
+my_scores = lab.guess(
     "test accuracy after 120 steps, 0 to 1", {"top-k, 1%": ..., "local SGD, H = 10": ..., "tournament, K = 10": ...}
 )
 
 # %%
-compared = lab.compare(prediction=my_accuracy)
+compared = lab.compare(prediction=my_scores)
 dense = compared["data parallel"]
 assert compared["PowerSGD, rank 2"].nbytes < 0.1 * dense.nbytes
 assert compared["PowerSGD, rank 2"].test_accuracy > dense.test_accuracy - 0.05
