@@ -116,7 +116,7 @@ def test_every_schedule_equals_the_sequential_model(schedule):
         ("gpt", 2, {"zero": 1}),
         ("gpt", 2, {"zero": 2, "sequence": True, "schedule": "gems_master", "micro_batches": 4}),
     ],
-    ids=repr,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value),
 )
 def test_options_change_no_gradient(name, dp, options):
     assert_equals_sequential(name, {"dp": dp, "pp": 2, "tp": 2}, **options)
