@@ -83,10 +83,10 @@ def turns():
     ]
     return [
         [
-            Step("unit tests", pytest(python, *NO_CELLS, *WORKERS, "-m", "not quiet", "tests"), 840),
+            Step("unit tests", pytest(python, *NO_CELLS, *WORKERS, "-m", "not quiet", "tests"), 1020),
             Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 600),
             Step("Slurm", pytest(python, *NO_CELLS, "tests/slurm"), 480),
-            Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 600),
+            Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 900),
             Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 240, RANKS),
             Step("notebook 04", pytest(python, *CELLS, REPLACES_ENGINES), 240),
             Step("other MPI: tests on 3 ranks", on_ranks(other.with_name("mpiexec"), other, *ABOUT_MPI), 240, RANKS),
