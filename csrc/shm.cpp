@@ -384,18 +384,18 @@ ShmGroup::Steps ShmGroup::in_chunks(int chunks, Stage stage, Use use) {
 
 // One rank copies in, the others wait for its first chunk: with chunks of 64 KiB in place of 256, and cores that share
 // a cache, 1 MiB takes 0.55 times as long. For collectives in which all ranks copy in, that gains nothing.
-constexpr int kShortened = 4;
+constexpr int kBroadcastParts = 4;
 
 void ShmGroup::start_broadcast(const Buffer& x, int root) {
     require_root(root, size_);
     start(Call::of("broadcast", x.count, x.dtype, root), x);
     const auto stage = [=, this](int k) {
-        if (rank_ == root) copy(inbox(root, k), chunk_of(x, k, kShortened));
+        if (rank_ == root) copy(inbox(root, k), chunk_of(x, k, kBroadcastParts));
     };
     const auto use = [=, this](int k) {
-        if (rank_ != root) copy(chunk_of(x, k, kShortened), inbox(root, k));
+        if (rank_ != root) copy(chunk_of(x, k, kBroadcastParts), inbox(root, k));
     };
-    steps_ = in_chunks(chunks_in(x, kShortened), stage, use);
+    steps_ = in_chunks(chunks_in(x, kBroadcastParts), stage, use);
 }
 
 void ShmGroup::start_all_gather(const Buffer& x, const Buffer& out) {

@@ -280,11 +280,8 @@ def best_block(costs: Costs, nbytes: float) -> float:
     return min((b for b in candidates if 0 < b <= nbytes), key=lambda b: seconds(costs, nbytes, b))
 
 
-STAGES = ("copy out", "wire", "copy in")
-
-
 def stages(costs: Costs, nbytes: int, block: int) -> list[tuple[list[float], list[float]]]:
-    """([when each block begins], [when it ends]) in each of STAGES, in s, exactly: with BUFFERS on both ranks."""
+    """([when each block begins], [when it ends]) of copy out, wire, copy in, in s, exactly: BUFFERS on both ranks."""
     graph, blocks = Graph(), [min(block, nbytes - first) for first in range(0, nbytes, block)]
     for k, size in enumerate(blocks):
         before = 3 * (k - BUFFERS)  # the number of the copy out of the block that had the same buffer

@@ -60,7 +60,7 @@ class Again(torch.autograd.Function):
     """`recomputed`, or another function like it, as one operation of autograd: (by, block, x, anchor) -> y.
 
     anchor: a tensor without numbers, through which the output needs a gradient even where x needs none. A parameter
-    would do, but be told twice that its gradient is complete.
+    would do, but the hooks that say that its gradient is complete would run twice.
     """
 
     @staticmethod

@@ -125,9 +125,9 @@ gpt
 # Data parallelism sends a number for every parameter in every step. Most of them are small. What if only the k largest
 # travel?
 #
-#     grad + error     0.1  -2.0   0.3   1.0            k = 2
-#     sent                  -2.0         1.0            two values and their two places
-#     error            0.1    0    0.3    0             what is held back, for the next step
+#     grad + error     0.1  -2.0   0.3   1.0      k = 2
+#     sent                  -2.0         1.0      two values and their places
+#     error            0.1    0    0.3    0       held back for the next step
 #
 # The small ones must not be lost. What a rank has not sent, it adds to its next gradient: **error feedback**. At every
 # step, over all ranks, all that was sent and all that is held back add up to all gradients. Ranks choose different

@@ -22,11 +22,13 @@ lab.start(4)
 # "Out of memory" is the first error of everybody who trains something large, and mostly it comes before the first step.
 # Five things share the memory of a rank:
 #
-#     parameters      |                                                              there all the time
-#     gradients       |    from backward to the update                               as many as parameters
-#     optimizer       |    averages of all earlier gradients, and master weights     there all the time
-#     activations     |    what forward keeps for backward                           grow with the batch
-#     temporaries     |    what is whole for a while: a gathered layer, a bucket     two layers' worth
+# | | when it is there | how much |
+# |---|---|---|
+# | parameters | all the time | the model |
+# | gradients | from backward to the update | as many as parameters |
+# | optimizer | all the time | averages of all earlier gradients, and master weights |
+# | activations | from forward to backward | what backward needs; it grows with the batch |
+# | temporaries | for a moment | what is whole for a while: two gathered layers, a bucket |
 #
 # In **mixed precision** forward and backward compute with 16-bit numbers, on GPUs many times as fast as with 32. An
 # update in 16 bits would be lost: it changes a weight by a thousandth or less, and bfloat16 has two to three digits. So
@@ -427,7 +429,7 @@ assert state < 0.51 * 16 * sum(p.numel() for p in alone.model.parameters())  # A
 # |---|---|
 # | mixed precision | forward and backward in 16 bits, the update in 32 |
 # | master weights | the 32-bit copy of the parameters that the optimizer updates |
-# | activations | what forward keeps for backward; they grow with the batch |
+# | activations | from forward to backward | what backward needs; it grows with the batch |
 # | recomputation, activation checkpointing | keep the input of a block, and do its forward again in backward |
 # | ZeRO, FSDP | data parallelism whose optimizer state, gradients and parameters are divided, not copied |
 # | unit | the layers whose parameters are gathered and released together |
