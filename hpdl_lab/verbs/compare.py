@@ -129,8 +129,9 @@ def compare(
     def state() -> tuple[Any, ...]:
         return list(rows.values()), options.steps, f"{what}, {ranks} simulated ranks", guesses
 
-    for name, strategy in strategies.items():
-        threads = batch_norm.talks(model) or asked_strategy(strategy, None).talks_in_backward
+    for name, given in strategies.items():
+        strategy = asked_strategy(given, None)
+        threads = batch_norm.talks(model) or strategy.talks_in_backward
         how: dict[str, Any] = {"deadline": SIMULATED_DEADLINE, "threads": threads}
         with one_thread(torch):  # of which the small tensors of eight ranks that take turns need no more
             run = sim.run(ranks, train_on_rank, model, strategy, data, options, **how)

@@ -97,7 +97,7 @@ def memory(
     nbytes = None if limit is None else parse_bytes(limit, "limit")
     for name in (*asked_names(ways), *asked_names(prediction or ())):
         if name not in NAMES:
-            raise ValueError(f"no way to train is called {name!r}: {', '.join(NAMES)}")
+            raise ValueError(f"no way to train is called {name!r}: {', '.join(map(repr, NAMES))}")
     for name, guessed in (prediction or {}).items():
         require_number(f"your guess for {name}", guessed, 0)
     choice = model_and_data(models.build_for(sets.load("text"), "gpt", **SIZE) if model is None else model)
