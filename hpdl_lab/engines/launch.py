@@ -67,11 +67,14 @@ class Launching:
     def wait_for(self, files: list[str], seconds: float = START_SECONDS) -> None:
         """Return when all `files` are there, which the processes make that were started."""
         give_up = time.monotonic() + seconds
+        exits = [session_dir.exit_file(self.path, r) for r in range(self.layout.n)]
         while not until(lambda: all(map(os.path.exists, files)), 0.25):
             ended = self.ended()
             if text := slurm.ended(self.path):
                 raise EngineError(text)
-            dead = [r for r in range(self.layout.n) if os.path.exists(session_dir.exit_file(self.path, r))]
+            dead = any(map(os.path.exists, exits))
+            if dead:  # what one rank has ended of, the others mostly end of as well, a moment later
+                until(lambda: all(map(os.path.exists, exits)), 0.5)
             if ended or dead or time.monotonic() > give_up:
                 raise EngineError(self.failure(ended, seconds))
 
