@@ -14,6 +14,7 @@ LAYERS = [
     ["lab"],
     ["verbs"],
     ["engines", "classroom", "checks", "plots", "bench"],
+    ["inference"],
     ["parallel", "zoo", "release"],
     ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
     ["predict"],
