@@ -9,9 +9,9 @@ import shlex
 import sys
 from typing import Any
 
-from . import bench, check, cluster, doctor, hub, plan, record
+from . import bench, check, cluster, doctor, hub, plan, record, weights
 
-FAMILIES = (doctor, cluster, check, bench, record, hub, plan)
+FAMILIES = (doctor, cluster, check, bench, record, weights, hub, plan)
 
 
 def main(argv: list[str] | None = None) -> int:

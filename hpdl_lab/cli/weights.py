@@ -1,0 +1,31 @@
+"""`hpdl weights`: train the models of notebook 13."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from .arguments import folder, ranks
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("weights", help="train the Moby-Dick GPT and its draft, in about nine minutes")
+    command.add_argument("--steps", type=ranks, help="of each (those that the stored weights had)")
+    command.add_argument("--folder", type=folder, help="of the .safetensors files (that of the installed package)")
+    command.set_defaults(command=weights)
+
+
+def weights(arguments: argparse.Namespace) -> int:
+    from ..inference import weights  # here, because it takes torch along
+
+    trained = []
+    for name, training in weights.TRAINED.items():
+        begin = time.monotonic()
+        model = weights.train(name, arguments.steps, lambda step, loss: print(f"  step {step:5,}   loss {loss:.3f}"))
+        loss, seconds = weights.held_out_loss(model), time.monotonic() - begin
+        path = Path(arguments.folder or weights.FOLDER) / f"{name}.safetensors"
+        weights.save(model, path, training.fields, held_out_loss=loss)
+        print(f"{path}: {path.stat().st_size:,} bytes, held-out loss {loss:.3f} nats per character, {seconds:.0f} s")
+        trained.append(model)
+    print(f"the draft's tokens are accepted with probability {weights.acceptance(*trained):.3f}")
+    return 0
