@@ -122,7 +122,7 @@ class MixtureOfExperts(nn.Module):
     exchange: which rank computes which expert; parallel/experts.py replaces it.
     capacity: None: dropless. Else an expert takes at most ceil(capacity * n k / E) copies, n tokens of all ranks of the
     exchange; those that come later, in the order of ranks and tokens, add nothing.
-    chosen: (n, k), the experts of the last batch's tokens; loads: (p, E), how many copies each rank had for each expert.
+    chosen: (n, k), the experts of the last batch's tokens; loads: (p, E), copies that each rank had for each expert.
     counts: (E,), loads added over ranks and all batches of training since the last update_bias.
     """
 
@@ -193,7 +193,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def accepted(loads: Tensor, capacity: float) -> Tensor:
-    """loads (p, E) -> (p, E), what experts take of them: the first ceil(capacity * mean load), in the order of ranks."""
+    """loads (p, E) -> (p, E), what experts take: the first ceil(capacity * mean load), in the order of ranks."""
     room = math.ceil(capacity * int(loads.sum()) / loads.shape[1])
     before = loads.cumsum(0) - loads
     return (room - before).clamp_min(0).minimum(loads)
