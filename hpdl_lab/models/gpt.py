@@ -12,6 +12,7 @@ from torch.nn.functional import linear, softmax
 
 from ..units import require_int, require_number
 from . import mlp as initial
+from .attention import attentions_of
 from .transformer import Block, check_heads, std_of
 
 SIZES = {  # 12 layers of width 768 are "GPT-2 small": 124,439,808 parameters
@@ -43,7 +44,7 @@ class GPT(nn.Module):
         b, s = tokens.shape
         if s > self.block:
             raise ValueError(f"this gpt reads {self.block} tokens at once, got {s}: build it with block={s}")
-        places = torch.arange(s, device=tokens.device)
+        places = attentions_of(self)[0].attend.positions(s, tokens.device)  # (s,)
         x = self.tokens(tokens) + self.positions(places)  # (b, s, d) + (s, d) = (b, s, d)
         x = self.norm(self.blocks(x))  # (b, s, d)
         return self.logits(x)

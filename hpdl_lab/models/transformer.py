@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+
+from .attention import Attend, AttentionModule, Causal, Full
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Attention(nn.Module):
+class Attention(AttentionModule):
     """Every position takes a weighted mean of what all positions say; `causal`: of what those up to itself say.
 
     softmax(q k^T / sqrt(d / h)) v     for each head; 4 d^2 + 4 d parameters
@@ -23,20 +24,28 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads = heads
+        self.attend: Attend = Causal() if causal else Full()
         self.qkv = nn.Linear(width, 3 * width)  # what each position asks, offers and says, in one product
         self.out = nn.Linear(width, width)
 
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        head = self.out.in_features // self.heads
+        return self.heads, head, head
+
     def forward(self, x: Tensor) -> Tensor:
-        b, s, d = x.shape
-        qkv = self.qkv(x)  # (b, s, d) -> (b, s, 3d)
-        q, k, v = qkv.view(b, s, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)  # each (b, h, s, d/h)
-        # (b, h, s, d/h) @ (b, h, d/h, s) = (b, h, s, s) weights; @ (b, h, s, d/h) = (b, h, s, d/h)
-        heard = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.out(heard.transpose(1, 2).reshape(b, s, d))  # (b, s, d)
+        return self.out(heard(self.attend, self.qkv(x), self.heads))  # (b, s, d) -> (b, s, 3d) -> (b, s, d)
 
 
-class SeparateAttention(nn.Module):
+def heard(attend: Attend, qkv: Tensor, heads: int) -> Tensor:
+    """What each position hears by all heads: qkv (b, s, 3d), q of all heads, then k, then v -> (b, s, d)."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # each (b, h, s, d/h)
+    # (b, h, s, d/h) @ (b, h, d/h, s) = (b, h, s, s) weights; @ (b, h, s, d/h) = (b, h, s, d/h)
+    return attend(q, k, v).transpose(1, 2).flatten(-2)  # (b, s, d)
+
+
+class SeparateAttention(AttentionModule):
     """The same attention with q, k and v as three layers, so that each of them can be sharded by its outputs.
 
     How many heads there are follows from the width of q: with half of q's outputs a rank has half of the heads.
@@ -44,7 +53,7 @@ class SeparateAttention(nn.Module):
 
     def __init__(self, whole: Attention) -> None:
         super().__init__()
-        self.head, self.causal = whole.out.in_features // whole.heads, whole.causal
+        self.head, self.attend = whole.out.in_features // whole.heads, whole.attend
         self.q, self.k, self.v = (nn.Linear(whole.out.in_features, whole.out.in_features) for _ in range(3))
         for layer, weight, bias in zip(
             (self.q, self.k, self.v), whole.qkv.weight.chunk(3), whole.qkv.bias.chunk(3), strict=True
@@ -52,11 +61,14 @@ class SeparateAttention(nn.Module):
             layer.weight, layer.bias = nn.Parameter(weight.detach().clone()), nn.Parameter(bias.detach().clone())
         self.out = whole.out
 
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        return self.q.weight.shape[0] // self.head, self.head, self.head
+
     def forward(self, x: Tensor) -> Tensor:
         # (b, s, d) -> (b, s, d) -> (b, s, h, d/h) -> (b, h, s, d/h)
         q, k, v = (layer(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        heard = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.out(heard.transpose(1, 2).flatten(-2))  # (b, s, d)
+        return self.out(self.attend(q, k, v).transpose(1, 2).flatten(-2))  # (b, s, d)
 
 
 def separate_qkv(model: nn.Module) -> nn.Module:

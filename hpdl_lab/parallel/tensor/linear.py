@@ -35,15 +35,6 @@ from ...comm.base import Comm
 from .cuts import PARTIAL, WHOLE, Cut, equal_shares
 
 
-class Alone:
-    """Enough of a communicator for one rank that sends nothing: what a layer does to its part by itself."""
-
-    rank, size = 0, 1
-
-
-ALONE: Any = Alone()
-
-
 class Conjugate(torch.autograd.Function):
     """Two functions of plain tensors as one that autograd can go back through."""
 

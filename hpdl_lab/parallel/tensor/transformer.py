@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from ...comm.base import Comm
+from ...models.attention import AttentionModule
 from ...models.gpt import GPT
-from ...models.transformer import Attention, Block
+from ...models.transformer import Attention, Block, heard
 from .cuts import PARTIAL, WHOLE, Cut
 from .linear import (
-    ALONE,
     DIM,
     ColumnLinear,
     RowLinear,
@@ -87,9 +87,10 @@ def attention_heads(
     ### END SOLUTION
 
 
-class TensorAttention(nn.Module):
+class TensorAttention(AttentionModule):
     """This rank's heads of a models.transformer.Attention; (b, s, d) -> (b, s, d), the same on every rank.
 
+    What attention_heads computes for causal or full attention, for whatever `attend` says.
     sequence: x and the result are this rank's positions, (b, s/p, d) -> (b, s/p, d).
     """
 
@@ -97,21 +98,23 @@ class TensorAttention(nn.Module):
         super().__init__()
         width = whole.qkv.in_features
         places = torch.stack([rows_of_heads(rank, comm.size, whole.heads, width) for rank in range(comm.size)])
-        self.comm, self.sequence = comm, sequence
-        self.heads, self.causal = whole.heads // comm.size, whole.causal
+        self.comm, self.sequence, self.attend = comm, sequence, whole.attend
+        self.heads, self.head = whole.heads // comm.size, width // whole.heads
         self.qkv = ColumnLinear(comm, whole.qkv, Cut(comm.rank, 0, 3 * width, places))
         self.out = RowLinear(comm, whole.out, sequence)
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        return self.heads, self.head, self.head
 
     def forward(self, x: Tensor) -> Tensor:
         if self.sequence:
             return sequence_parallel(self.comm, x, self.part) + self.out.bias
-        qkv, out = self.qkv, self.out
-        return attention_heads(self.comm, x, qkv.weight, qkv.bias, out.weight, out.bias, self.heads, self.causal)
+        return self.out(heard(self.attend, self.qkv(x), self.heads))
 
     def part(self, x: Tensor) -> Tensor:
         """Without communication and bias: (b, s, d) -> (b, s, d), this rank's part of the sum."""
-        qkv, out = self.qkv, self.out
-        return attention_heads(ALONE, x, qkv.weight, qkv.bias, out.weight, None, self.heads, self.causal)
+        return self.out.part(heard(self.attend, self.qkv.part(x), self.heads))
 
 
 def require_heads(qkv_weight: Tensor, out_weight: Tensor, heads: int) -> None:
