@@ -1,0 +1,119 @@
+"""Memory of the cache in pages: a free list, holders of each page, and prefixes that requests share.
+
+    request A   "Call me Ishmael. Some"     pages 0 1 2      page 2 is its last, and not full
+    request B   "Call me Ishmael. Who"      pages 0 1 5      the full pages 0 and 1 hold equal tokens: kept once
+    free        3 4 6 7                     free + used = total, at every step
+
+Ref: Kwon et al. 2023, "PagedAttention", arXiv:2309.06180.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+
+def reserve(free: list[int], pages: list[int], tokens: int, page_size: int) -> bool:
+    """Extend the pages of a request so that they hold `tokens` tokens, or change nothing if too few are free.
+
+        page_size = 4, tokens = 9                 before                       after
+        pages of the request                      [7]                          [7, 2, 5]      4 + 4 + 1 tokens
+        free                                      [3, 0, 5, 2]                 [3, 0]
+
+    Pages need not follow each other in memory: any free page will do, so that no memory is too scattered to be used.
+    The last free page is taken first. A request that holds enough already gets nothing.
+
+    Args:    free: pages that nobody holds, changed in place; pages: those of the request, in order of its tokens,
+             extended in place; tokens: how many they have to hold, at least 0; page_size: tokens per page.
+    Returns: whether the pages hold `tokens` tokens now.
+    Waste: less than one page per request.   Ref: Kwon et al. 2023, section 4.2.
+    """
+    ### BEGIN SOLUTION
+    missing = -(-tokens // page_size) - len(pages)
+    if missing > len(free):
+        return False
+    for _ in range(missing):
+        pages.append(free.pop())
+    return True
+    ### END SOLUTION
+
+
+class Pages:
+    """Who holds which of `count` pages of `size` tokens; a full page is found again by the tokens up to its end.
+
+    A page that its last holder releases goes to the far end of the free list and keeps its contents until it is taken:
+    the least recently used prefix is lost first.
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size = count, size
+        self.free = [*range(count)][::-1]  # taken from the end: 0, 1, 2, ...
+        self.holders = [0] * count
+        self.digests = [b""] * count  # of the tokens up to the end of a full page; b"" of a page that is not full
+        self.found: dict[bytes, int] = {}  # digest -> page
+
+    @property
+    def used(self) -> int:
+        return self.count - len(self.free)
+
+    def match(self, tokens: Sequence[int], hold: bool = True) -> list[int]:
+        """The pages of the longest prefix of `tokens` that is in memory, in full pages. hold: share them."""
+        pages: list[int] = []
+        digest = b""
+        for start in range(0, len(tokens) - self.size + 1, self.size):
+            digest = chained(digest, tokens[start : start + self.size])
+            if digest not in self.found:
+                break
+            pages.append(self.found[digest])
+        for page in pages if hold else ():
+            if not self.holders[page]:
+                self.free.remove(page)
+            self.holders[page] += 1
+        return pages
+
+    def hold(self, pages: list[int], start: int, end: int) -> list[tuple[int, int]] | None:
+        """Make the tokens from `start` to `end` of a request writable: new pages, and copies of those it shares.
+
+        Args:    pages: of the request, changed in place.
+        Returns: (from, to) of pages to copy before they are written (copy-on-write); None, and nothing has changed, if
+                 there are too few free pages.
+        """
+        shared = [i for i in range(start // self.size, len(pages)) if self.holders[pages[i]] > 1]
+        before = len(pages)
+        if len(self.free) < len(shared) + -(-end // self.size) - before:
+            return None
+        copies: list[int] = []
+        reserve(self.free, pages, end, self.size)
+        reserve(self.free, copies, len(shared) * self.size, self.size)
+        for page in pages[before:] + copies:
+            self.holders[page] = 1
+            if self.found.get(self.digests[page]) == page:
+                del self.found[self.digests[page]]  # its tokens are about to be overwritten
+            self.digests[page] = b""
+        pairs = [(pages[i], copy) for i, copy in zip(shared, copies, strict=True)]
+        for i, (page, copy) in zip(shared, pairs, strict=True):
+            self.holders[page] -= 1
+            pages[i] = copy
+        return pairs
+
+    def filled(self, pages: list[int], tokens: Sequence[int], start: int, end: int) -> None:
+        """The tokens from `start` to `end` have been written: pages that are full now can be found by others."""
+        for i in range(start // self.size, end // self.size):
+            before = self.digests[pages[i - 1]] if i else b""
+            digest = chained(before, tokens[i * self.size : (i + 1) * self.size])
+            self.digests[pages[i]] = digest
+            self.found.setdefault(digest, pages[i])
+
+    def release(self, pages: list[int]) -> None:
+        """A request holds its pages no longer; those that nobody else holds are free. Empties `pages`."""
+        for page in reversed(pages):  # so that the end of a prefix is lost before its beginning
+            self.holders[page] -= 1
+            if not self.holders[page]:
+                self.free.insert(0, page)
+        pages.clear()
+
+
+def chained(before: bytes, tokens: Sequence[int]) -> bytes:
+    """The digest of a page of tokens that follows a page with the digest `before`."""
+    return blake2b(before + array("q", tokens).tobytes(), digest_size=16).digest()

@@ -1,0 +1,88 @@
+"""Who runs in the next step: iteration-level scheduling, with prompts read in chunks.
+
+Ref: Yu et al. 2022, "Orca", OSDI; Agrawal et al. 2023, "Sarathi", arXiv:2308.16369 (chunked prefill).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+def schedule(running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> list[int]:
+    """Choose how many tokens of each request the model reads in the next step.
+
+    A request is described by the number of tokens that it still has to read before the model says its next token: 1
+    while it decodes, more while it is in its prompt. A slot is free as soon as its request has ended, and whoever waits
+    may take it in the very next step, in the midst of the others:
+
+        slots = 3, budget = 8                        still to read          read in this step
+        running, in the midst of its prompt                9                       7      the rest of the budget
+        running, decodes                                   1                       1      decodes come first
+        waiting, came first                                4                       -      a slot is free, but no budget
+        waiting, came second                               1                       -      nobody overtakes
+
+    Requests that decode are served first, so that no long prompt makes them wait. What is left of the budget goes to
+    prompts, as much of each as fits: those of running requests, then those that wait, in order of arrival. A waiting
+    request is admitted if there is a slot and at least one token of the budget for it.
+
+    Args:    running: of each request with a slot, in order of admission, at most `slots` of them, each at least 1.
+             waiting: of each request without, in order of arrival; slots: requests that run at once; budget: tokens
+             that a step reads at most.
+    Returns: a number for each running request (0: it has to wait in this step), then one, at least 1, for each waiting
+             request that is admitted. Nothing is changed in place.
+    Tokens: at most the budget.   Idle slots: none while requests wait and the budget lasts.
+    """
+    ### BEGIN SOLUTION
+    left = [*running, *waiting[: slots - len(running)]]
+    decodes = [i for i in range(len(running)) if left[i] == 1]
+    prompts = [i for i in range(len(left)) if i not in decodes]
+    counts = [0] * len(left)
+    for i in decodes + prompts:
+        counts[i] = min(left[i], budget)
+        budget -= counts[i]
+    while len(counts) > len(running) and counts[-1] == 0:
+        counts.pop()
+    return counts
+    ### END SOLUTION
+
+
+class Lengths(NamedTuple):
+    """A request in virtual steps: tokens of its prompt, tokens to generate, and the step before which it arrives."""
+
+    prompt: int
+    new: int
+    arrival: int = 0
+
+
+def virtual_steps(
+    requests: Sequence[Lengths], slots: int, budget: int, choose: Callable[..., list[int]] = schedule
+) -> list[dict[int, int]]:
+    """What a scheduler does with requests of given lengths, without a model: {request: tokens read} of each step.
+
+    Args:    requests: in order of arrival; choose: a function such as `schedule`.
+    Returns: one dictionary a step, also of steps in which nobody is there; a request that has to wait has 0.
+    Raises:  ValueError if `choose` lets nobody run although somebody is there.
+    Steps: at least ceil(sum of new / slots).
+    """
+    left, new = [r.prompt for r in requests], [r.new for r in requests]
+    running: list[int] = []
+    steps: list[dict[int, int]] = []
+    arrived = admitted = 0
+    while admitted < len(requests) or running:
+        while arrived < len(requests) and requests[arrived].arrival <= len(steps):
+            arrived += 1
+        waiting = range(admitted, arrived)
+        counts = choose([left[i] for i in running], [left[i] for i in waiting], slots, budget)
+        if not any(counts) and (running or waiting):
+            raise ValueError(f"step {len(steps)}: nobody runs, and {len(running)} have a slot, {len(waiting)} wait")
+        more = len(counts) - len(running)
+        running += range(admitted, admitted + more)
+        admitted += more
+        steps.append(dict(zip(running, counts, strict=True)))
+        for i, count in steps[-1].items():
+            left[i] -= count
+            if not left[i]:
+                left[i], new[i] = 1, new[i] - 1
+        running = [i for i in running if new[i]]
+    return steps
