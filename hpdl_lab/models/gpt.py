@@ -39,18 +39,21 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.logits(self.blocks(self.embed(tokens)))
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What the first block is given: (b, s) -> (b, s, d)."""
         if len(tokens.shape) != 2:
             raise ValueError(f"a gpt reads tokens of shape (b, s), got {tuple(tokens.shape)}")
         b, s = tokens.shape
         if s > self.block:
             raise ValueError(f"this gpt reads {self.block} tokens at once, got {s}: build it with block={s}")
         places = attentions_of(self)[0].attend.positions(s, tokens.device)  # (s,)
-        x = self.tokens(tokens) + self.positions(places)  # (b, s, d) + (s, d) = (b, s, d)
-        x = self.norm(self.blocks(x))  # (b, s, d)
-        return self.logits(x)
+        return self.tokens(tokens) + self.positions(places)  # (b, s, d) + (s, d) = (b, s, d)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.tokens.weight)  # (b, s, d) @ (d, V) = (b, s, V)
+        """What the last block's output says: (b, s, d) -> (b, s, V)."""
+        return linear(self.norm(x), self.tokens.weight)  # (b, s, d) @ (d, V) = (b, s, V)
 
 
 def build(

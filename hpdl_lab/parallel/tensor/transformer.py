@@ -201,7 +201,7 @@ class TensorGPT(GPT):
         self.head = VocabularyLinear(comm, whole.tokens.num_embeddings, sequence, whole_logits)
 
     def logits(self, x: Tensor) -> Tensor:
-        return self.head(x, self.tokens.weight)
+        return self.head(self.norm(x), self.tokens.weight)
 
 
 class Positions(nn.Module):
