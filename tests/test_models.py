@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import data, models
 from hpdl_lab.data import text
-from hpdl_lab.models import batch_norm, cnn, gpt, vit
+from hpdl_lab.models import batch_norm, cnn, gpt, llama, vit
 from hpdl_lab.models.mlp import count, mlp
 from tests.wording import raises
 
@@ -14,6 +14,7 @@ EXAMPLES = {  # five of what each tiny model reads, and the shape of what it ans
     "mlp": (torch.zeros(5, 64), (5, 10)),
     "cnn": (torch.zeros(5, 1, 8, 8), (5, 10)),
     "gpt": (torch.zeros(5, 64, dtype=torch.int64), (5, 64, 80)),
+    "llama": (torch.zeros(5, 64, dtype=torch.int64), (5, 64, 80)),
     "vit": (torch.zeros(5, 1, 8, 8), (5, 10)),
 }
 
@@ -54,6 +55,7 @@ def on_paper(module, make):
 
 def test_as_many_parameters_as_the_papers_say():
     assert on_paper(gpt, gpt.GPT) == 124_439_808  # GPT-2 small
+    assert on_paper(llama, llama.Llama) == 8_030_261_248  # Llama 3 8B
     assert on_paper(vit, vit.ViT) == 86_567_656  # ViT-B/16 for 1,000 classes
     assert on_paper(cnn, cnn.CNN) == 269_722  # ResNet-20: "0.27M"
     assert count(models.build("mlp", "paper")) == 266_610  # LeNet-300-100

@@ -1,4 +1,4 @@
-"""Small networks by name, readable torch: mlp, cnn, gpt and vit, each tiny (for 2 cores), small, or as in its paper."""
+"""Small networks by name, readable torch: each tiny (for 2 cores), small, or as in its paper."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ MODELS = {  # name -> what it reads: the number of dimensions of an example, its
     "mlp": (1, "rows of numbers, (n, features)", "digits, synthetic"),
     "cnn": (3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)"),
     "gpt": (1, "windows of tokens, (n, block) int64", "text, copy"),
+    "llama": (1, "windows of tokens, (n, block) int64", "text, copy"),
     "vit": (3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)"),
 }
 
@@ -25,7 +26,7 @@ def build(name: str, size: str = "tiny", seed: int = 0, dtype: str = "float32", 
 
         build("gpt", size="small", vocabulary=83, block=128)
 
-    Args:    name: "mlp", "cnn", "gpt" or "vit"; size: "tiny", "small" or "paper"; fields: what shall differ from that
+    Args:    name: one of MODELS; size: "tiny", "small" or "paper"; fields: what shall differ from that
              size, see SIZES in the model's file.
     Returns: nn.Module.
     Raises:  LookupError for names that are none; ValueError for fields that the model does not have or
@@ -80,7 +81,9 @@ def build_for(
 
 def reads(name: str, data: Any) -> bool:
     """Whether the model of this name reads such data: the number of dimensions of an example, tokens or not."""
-    return data.train_x.ndim - 1 == MODELS[name][0] and data.train_x.is_floating_point() == (name != "gpt")
+    return data.train_x.ndim - 1 == MODELS[name][0] and data.train_x.is_floating_point() == (
+        "tokens" not in MODELS[name][1]
+    )
 
 
 def module_of(name: str) -> ModuleType:

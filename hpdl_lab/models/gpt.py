@@ -43,17 +43,22 @@ class GPT(nn.Module):
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """What the first block is given: (b, s) -> (b, s, d)."""
-        if len(tokens.shape) != 2:
-            raise ValueError(f"a gpt reads tokens of shape (b, s), got {tuple(tokens.shape)}")
-        b, s = tokens.shape
-        if s > self.block:
-            raise ValueError(f"this gpt reads {self.block} tokens at once, got {s}: build it with block={s}")
-        places = attentions_of(self)[0].attend.positions(s, tokens.device)  # (s,)
+        require_window("gpt", tokens, self.block)
+        places = attentions_of(self)[0].attend.positions(tokens.shape[1], tokens.device)  # (s,)
         return self.tokens(tokens) + self.positions(places)  # (b, s, d) + (s, d) = (b, s, d)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """What the last block's output says: (b, s, d) -> (b, s, V)."""
         return linear(self.norm(x), self.tokens.weight)  # (b, s, d) @ (d, V) = (b, s, V)
+
+
+def require_window(name: str, tokens: torch.Tensor, block: int) -> None:
+    """Raise ValueError unless `tokens` are (b, s) with s <= block."""
+    if len(tokens.shape) != 2:
+        raise ValueError(f"a {name} reads tokens of shape (b, s), got {tuple(tokens.shape)}")
+    s = tokens.shape[1]
+    if s > block:
+        raise ValueError(f"this {name} reads {block} tokens at once, got {s}: build it with block={s}")
 
 
 def build(

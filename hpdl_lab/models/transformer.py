@@ -79,26 +79,31 @@ def separate_qkv(model: nn.Module) -> nn.Module:
     return model
 
 
-class Block(nn.Module):
+class PreNorm(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): norms first, so that the sum itself runs through from end to end.
 
-    12 d^2 + 13 d parameters.   Ref: Radford et al. 2019 (GPT-2), section 2.3.
+    Ref: Radford et al. 2019 (GPT-2), section 2.3.
     """
 
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
+    def __init__(self, norm1: nn.Module, attention: nn.Module, norm2: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads, causal)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width),  # (b, s, d) -> (b, s, 4d)
-            nn.GELU(approximate="tanh"),
-            nn.Linear(4 * width, width),  # (b, s, 4d) -> (b, s, d)
-        )
+        self.norm1, self.attention, self.norm2, self.mlp = norm1, attention, norm2, mlp
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))  # (b, s, d)
         return x + self.mlp(self.norm2(x))  # (b, s, d)
+
+
+class Block(PreNorm):
+    """The block of GPT and ViT: 12 d^2 + 13 d parameters."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        mlp = nn.Sequential(
+            nn.Linear(width, 4 * width),  # (b, s, d) -> (b, s, 4d)
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * width, width),  # (b, s, 4d) -> (b, s, d)
+        )
+        super().__init__(nn.LayerNorm(width), Attention(width, heads, causal), nn.LayerNorm(width), mlp)
 
 
 def check_heads(width: int, heads: int) -> None:
@@ -115,7 +120,7 @@ def std_of(layers: int, width: int) -> Callable:
     """
 
     def std(name: str, shape: tuple[int, int]) -> float:
-        adds = name.endswith(("attention.out.weight", "mlp.2.weight"))
+        adds = name.endswith(("attention.out.weight", "mlp.2.weight", "down", "down.weight"))
         return 0.02 * (768 / width / (2 * layers if adds else 1)) ** 0.5
 
     return std
