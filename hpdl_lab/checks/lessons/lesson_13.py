@@ -1,0 +1,373 @@
+"""Notebook 13: one new token through a layer with a cache, and through layers that ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.utils.flop_counter import FlopCounterMode
+
+from ...comm import Results
+from ...comm.base import Comm
+from ...inference.decode import Shard, decode_step, norm, tensor_parallel_decode
+from ...units import counted
+from ..checkers import because, engine_facts, in_all_cases, with_ranks
+from ..layer import Sent, Watch, cut, difference, drawn, equal, ring_bytes, why_wrong
+from ..ranks import SENTINEL, alone, capital, number, type_text, unlike
+from ..record import Broken, Exercise, Passed, Rows, Runner
+from ..traffic import check_waits
+
+ROOM = 3  # positions that stay free in the cache
+SHAPES = ((2, 4, 24, 12), (1, 1, 6, 5), (3, 2, 8, 7))  # sequences, heads, width, tokens
+
+
+class Layer(NamedTuple):
+    """A layer of attention and what comes into it. x: (b, tokens, d); qkv: (3d, d); out: (d, d)."""
+
+    x: Tensor
+    qkv: Tensor
+    out: Tensor
+    heads: int
+
+    def room(self) -> tuple[int, int, int, int]:
+        """The shape of its cache."""
+        b, tokens, d = self.x.shape
+        return b, self.heads, tokens + ROOM, d // self.heads
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of all positions, each (b, heads, tokens, n)."""
+        q, k, v = (self.x @ self.qkv.T).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+
+class Step(NamedTuple):
+    """What an answer returned for one more token, the operations it took, and the cache that it left."""
+
+    y: Any
+    flops: int
+    keys: Tensor
+    values: Tensor
+    x: Tensor
+
+
+def layer_of(b: int, heads: int, width: int, tokens: int) -> Layer:
+    return Layer(drawn(1, b, tokens, width), drawn(2, 3 * width, width) / 2, drawn(3, width, width) / 2, heads)
+
+
+def decode(fn: Callable, layer: Layer) -> list[Step]:
+    """Call the answer for one token after the other."""
+    keys, values = (torch.full(layer.room(), SENTINEL, dtype=layer.x.dtype) for _ in range(2))
+    steps = []
+    for s in range(1, layer.x.shape[1] + 1):
+        x = layer.x[:, :s].clone()
+        with FlopCounterMode(display=False) as counter:
+            y = fn(x, layer.qkv, layer.out, keys, values)
+        y = y.detach().clone() if isinstance(y, Tensor) else y
+        steps.append(Step(y, counter.get_total_flops(), keys.clone(), values.clone(), x))
+    return steps
+
+
+def check_decode_step(fn: Callable) -> Passed:
+    for shape in SHAPES:
+        layer = layer_of(*shape)
+        where = f"with {counted(shape[0], 'sequence')}, {counted(shape[1], 'head')} and a width of {shape[2]}"
+        steps = alone(decode, fn, layer, where=where)
+        check_values(steps, layer, capital(where))
+        check_work(steps, layer, capital(where))
+        check_cache(steps, layer, capital(where))
+    layer = layer_of(*SHAPES[0])
+    steps, whole = decode(fn, layer), flops_without(layer)
+    return Passed(
+        f"output of attention over all positions, to 1e-10, token by token, in {len(SHAPES)} shapes",
+        f"""work: token {len(steps)} takes {steps[-1].flops / 2:,.0f} multiply-adds, token 1 {steps[0].flops / 2:,.0f};
+        without a cache token {len(steps)} takes {whole / 2:,.0f}""",
+        "cache: each call writes one row of keys and one of values, and leaves the others as they are",
+    )
+
+
+def right_of(layer: Layer) -> Tensor:
+    """(b, tokens, d): what attention says at each position."""
+    heard = scaled_dot_product_attention(*layer.parts(), is_causal=True)
+    return heard.transpose(1, 2).flatten(2) @ layer.out.T
+
+
+def check_values(steps: list[Step], layer: Layer, where: str) -> None:
+    """Raise Broken where what is returned for a token is wrong."""
+    right = right_of(layer)
+    for s, step in enumerate(steps, 1):
+        wanted = right[:, s - 1]
+        if wrong := unlike(step.y, wanted):
+            raise Broken(f"""returns: {where} your function returned {wrong} for token {s}: return what attention says
+                at the newest position, {tuple(wanted.shape)}, of the dtype of x.""")
+        if not torch.equal(step.x, layer.x[:, :s]):
+            raise Broken(f"input: {where} your function has written into x, which belongs to its caller.")
+        got = step.y.numpy()
+        if not equal(got, wanted.numpy()):
+            text = f"{where}, at token {s}, {difference('y', got, wanted.numpy())}."
+            raise because(why_wrong(got, wanted.numpy(), list(mistakes(layer, s)), "value"), text)
+
+
+def mistakes(layer: Layer, s: int) -> Iterator[tuple[np.ndarray, str]]:
+    """(what may be returned for token s, what is wrong with it)."""
+    parts = layer.parts()
+    d, n = layer.x.shape[-1], parts[0].shape[-1]
+    q, new = parts[0][:, :, s - 1], s - 1
+
+    def said(keys: Tensor, values: Tensor, q: Tensor = q, scale: float = n**-0.5, dim: int = -1) -> np.ndarray:
+        scores = (keys @ q[..., None]).squeeze(-1) * scale
+        return ((scores.softmax(dim)[:, :, None] @ values).flatten(1) @ layer.out.T).numpy()
+
+    k, v = (part[:, :, :s] for part in parts[1:])
+    empty = torch.full((*k.shape[:2], ROOM + layer.x.shape[1] - s, n), SENTINEL, dtype=k.dtype)
+    blank = torch.full_like(k[:, :, :1], SENTINEL)
+    rest = "room: The cache has room for more positions, and nobody has written there: attend to the first s only."
+    yield said(torch.cat([k, empty], 2), torch.cat([v, empty], 2)), rest
+    early = f"own: A position also hears itself. At token {s} the cache has to hold {counted(s, 'position')}."
+    yield said(k[:, :, :new], v[:, :, :new]), early
+    place = f"""place: A row was read that no call has written: the newest of {counted(s, "position")} is
+        position {new}, as Python counts."""
+    yield said(torch.cat([k[:, :, :new], blank], 2), torch.cat([v[:, :, :new], blank], 2)), place
+    yield said(torch.cat([blank, k[:, :, :new]], 2), torch.cat([blank, v[:, :, :new]], 2)), place
+    yield said(blank.expand_as(k), blank.expand_as(v)), place
+    yield said(k, v, parts[0][:, :, 0]), "newest: That is the answer to the query of position 0: the newest one asks."
+    yield said(k, v, scale=1.0), "scale: Scores are divided by the root of n, the numbers of a head."
+    yield said(k, v, scale=d**-0.5), f"scale: Scores are divided by the root of {n}, a head's width, not of {d}."
+    yield said(k, v, scale=1 / n), f"scale: Scores are divided by the root of {n}, not by {n}."
+    yield said(k, v, dim=1), "softmax: Weights add up to 1 over positions, for each head by itself: softmax(-1)."
+    yield said(v, k), "order: Keys and values have changed places: qkv has the rows of q, then of k, then of v."
+    yield (
+        said(parts[0][:, :, :s], v, k[:, :, new]),
+        "order: That asks with a key: qkv has the rows of q first, then of k, then of v.",
+    )
+    raw = (((k @ q[..., None]).squeeze(-1) * n**-0.5)[:, :, None] @ v).flatten(1) @ layer.out.T
+    yield raw.numpy(), "softmax: Scores become weights that add up to 1 by softmax."
+    heard = (((k @ q[..., None]).squeeze(-1) * n**-0.5).softmax(-1)[:, :, None] @ v).flatten(1)
+    yield heard.numpy(), "out: That is what the heads hear: `out` comes after them."
+    yield (heard @ layer.out).numpy(), "out: A weight is (outputs, inputs), as torch keeps it: multiply by out.T."
+    mixed = (layer.x @ layer.qkv.T).unflatten(-1, (layer.heads, 3, -1)).permute(3, 0, 2, 1, 4)
+    swapped = "heads: The rows of qkv are q of all heads, then k, then v: view(b, 3, heads, n)."
+    yield said(mixed[1][:, :, :s], mixed[2][:, :, :s], mixed[0][:, :, new]), swapped
+
+
+def flops_of(layer: Layer, positions: int) -> int:
+    """Operations of one token that is multiplied once and attends to so many positions."""
+    b, _, d = layer.x.shape
+    return 8 * b * d * d + 4 * b * positions * d
+
+
+def flops_without(layer: Layer) -> int:
+    """Operations of the last token without a cache: keys and values of all positions, one query."""
+    b, s, d = layer.x.shape
+    return flops_of(layer, s) + 4 * b * (s - 1) * d * d
+
+
+def check_work(steps: list[Step], layer: Layer, where: str) -> None:
+    """Raise Broken where a token costs more than one row of each product, and attention to all of the room."""
+    most = flops_of(layer, layer.room()[2])
+    for step in steps:
+        if step.flops <= most:
+            continue
+        grows = steps[-1].flops > 1.5 * most and steps[0].flops <= most
+        why = f"""token {len(steps)} takes {steps[-1].flops / 2:,.0f} multiply-adds, where
+            {flops_of(layer, len(steps)) / 2:,.0f} are enough: """
+        why += (
+            """the keys and values of all positions are computed again for each token, and they are in the cache: only
+            x[:, -1] has to be multiplied."""
+            if grows
+            else f"that is {number(round(step.flops / most, 1))} times as much: is something computed twice?"
+        )
+        raise Broken(f"work: {where} all numbers are right, but {why}")
+
+
+def check_cache(steps: list[Step], layer: Layer, where: str) -> None:
+    """Raise Broken where the cache is not what the next token needs."""
+    _, k, v = layer.parts()
+    for s, step in enumerate(steps, 1):
+        for name, got, right in (("keys", step.keys, k), ("values", step.values, v)):
+            if not torch.allclose(got[:, :, :s], right[:, :, :s], rtol=1e-10, atol=1e-10):
+                raise Broken(f"""cache: {where} what you return is right, but after token {s} {name}[:, :, :{s}] does
+                    not hold the {name} of {counted(s, "position")}: the caller's cache is what is kept between
+                    calls.""")
+            if (got[:, :, s:] != SENTINEL).any():
+                raise Broken(f"""cache: {where} what you return is right, but after token {s} {name} holds more than
+                    {counted(s, "position")}: this room belongs to later tokens.""")
+
+
+# -- on several ranks --------------------------------------------------------------------------------------------------
+
+RANKS = (2, 1, 3, 4)
+BATCH, WIDE, HEADS, TOKENS, LAYERS = 2, 24, 12, 3, 2
+
+
+class Whole(NamedTuple):
+    """A layer that nobody shares: qkv (3d, d), out (d, d), up (4d, d), down (d, 4d)."""
+
+    qkv: Tensor
+    out: Tensor
+    up: Tensor
+    down: Tensor
+
+
+class Heads:
+    """The cache of some heads, and attention to it; counts its calls."""
+
+    def __init__(self, heads: int) -> None:
+        self.heads, self.calls = heads, 0
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        width = self.heads * WIDE // HEADS
+        if any(part.shape != (BATCH, width) for part in (q, k, v)):
+            shapes = ", ".join(str(tuple(part.shape)) for part in (q, k, v))
+            raise ValueError(f"attend: q, k and v of this rank's heads have shape {(BATCH, width)} each, not {shapes}")
+        self.calls += 1
+        q, k, v = (part.detach().unflatten(-1, (self.heads, -1))[:, :, None] for part in (q, k, v))
+        self.keys.append(k)
+        self.values.append(v)
+        return scaled_dot_product_attention(q, torch.cat(self.keys, 2), torch.cat(self.values, 2)).flatten(1)
+
+
+class Decoded(NamedTuple):
+    """What a rank returned for each token, what that was, how often each cache was asked, and what was sent."""
+
+    ys: list
+    kinds: list
+    calls: list[int]
+    sent: Sent
+    changed: bool
+
+
+def wholes() -> list[Whole]:
+    scale = WIDE**-0.5
+    shapes = ((3 * WIDE, WIDE), (WIDE, WIDE), (4 * WIDE, WIDE), (WIDE, 4 * WIDE))
+    return [Whole(*(drawn(10 * i + j, *shape) * scale for j, shape in enumerate(shapes))) for i in range(LAYERS)]
+
+
+def shard_of(whole: Whole, p: int, r: int) -> Shard:
+    """A rank's part, with an empty cache."""
+    qkv = torch.cat([cut(part, p, 0)[r] for part in cut(whole.qkv, 3, 0)])
+    out, up, down = cut(whole.out, p, 1)[r], cut(whole.up, p, 0)[r], cut(whole.down, p, 1)[r]
+    return Shard(qkv, out, up, down, Heads(HEADS // p))
+
+
+def tokens() -> list[Tensor]:
+    return [drawn(90 + i, BATCH, WIDE) for i in range(TOKENS)]
+
+
+def decode_on(comm: Comm, fn: Callable) -> Decoded:
+    """Some tokens, one after the other, on one rank."""
+    shards, watch = [shard_of(whole, comm.size, comm.rank) for whole in wholes()], Watch(comm)
+    ys, kinds, changed = [], [], False
+    for x in tokens():
+        given = x.clone()
+        y = fn(comm, given, shards)
+        kinds.append(type(y).__name__)
+        ys.append(y.detach().numpy().copy() if isinstance(y, Tensor) else None)
+        changed |= not torch.equal(given, x)
+    return Decoded(ys, kinds, [shard.attend.calls for shard in shards], watch.phase(), changed)  # type: ignore[attr-defined]
+
+
+def variant(p: int, **how: bool) -> list[np.ndarray]:
+    """What p ranks say about each token on rank 0, with one mistake, if any."""
+    shards = [[shard_of(whole, p, r) for whole in wholes()] for r in range(p)]
+    ys = []
+    for x in tokens():
+        for parts in zip(*shards, strict=True):
+            inner = x if how.get("bare") else norm(x)
+            said = [part.attend(*(inner @ part.qkv.T).chunk(3, -1)) @ part.out.T for part in parts]
+            heard = said[0] if how.get("own") else sum(said) / (p if how.get("mean") else 1)
+            if how.get("one"):
+                heard, inner = heard + (p - 1) * x, inner
+            old, x = x, heard if how.get("plain") else x + heard
+            inner = norm(old) if how.get("beside") else x if how.get("bare") else norm(x)
+            wide = [inner @ part.up.T for part in parts]
+            said = [(w if how.get("linear") else gelu(w)) @ part.down.T for w, part in zip(wide, parts, strict=True)]
+            heard = said[0] if how.get("own") else sum(said) / (p if how.get("mean") else 1)
+            if how.get("one"):
+                heard = heard + (p - 1) * x
+            x = heard if how.get("plain") else x + heard
+            if how.get("first"):
+                break
+        ys.append(x.numpy())
+    return ys
+
+
+MISTAKES: Rows = (
+    ("own", "sum: That is what the heads and the columns of rank 0 say: the parts of all ranks are added."),
+    ("mean", "mean: That is the mean over ranks: the parts of a product add up."),
+    ("one", "residual: x was added on every rank before the sum, so it is in it once for each rank: add it after."),
+    ("plain", "residual: x itself is missing: both halves of a layer add to it."),
+    ("bare", "norm: A norm stands before attention, and one before the MLP."),
+    ("beside", "order: The MLP has seen x as it was before attention: it comes after it, and sees the sum."),
+    ("linear", "gelu: Between up and down stands gelu."),
+    ("first", "layers: Only the first layer has worked: there are more."),
+)
+
+
+def judge_decoded(run: Results, where: str) -> None:
+    """Raise Broken unless each rank returns what one rank alone does."""
+    p, right = len(run), variant(1)
+    for r, decoded in enumerate(run):
+        for i, wanted in enumerate(right):
+            got = decoded.ys[i]
+            if got is None:
+                raise Broken(f"""returns: {where} rank {r} returned {type_text(decoded.kinds[i])}: return (b, d), the
+                    same on every rank.""")
+            if got.shape != wanted.shape:
+                raise Broken(f"returns: {where} rank {r} returned shape {got.shape}, where {wanted.shape} is right.")
+            if not equal(got, wanted):
+                rows = [(variant(p, **{how: True})[i], why) for how, why in MISTAKES] if r == 0 else []
+                text = f"{where}, at token {i + 1}, {difference('y', got, wanted)} on rank {r}."
+                raise because(why_wrong(got, wanted, rows, "value"), text)
+        if decoded.changed:
+            raise Broken(
+                f"input: {where} all numbers are right, but rank {r} has written into x, which is its caller's."
+            )
+        if any(calls != TOKENS for calls in decoded.calls):
+            raise Broken(f"""cache: {where} attend of a layer was called {max(decoded.calls)} times for {TOKENS} tokens:
+                each call adds to the cache.""")
+
+
+def check_sent(run: Results, where: str) -> None:
+    """Raise Broken where ranks together send more than two all-reduces of b d numbers for each layer."""
+    p, nbytes = len(run), BATCH * WIDE * 8
+    total, most = sum(decoded.sent.nbytes for decoded in run), ring_bytes(p, nbytes, 2 * LAYERS * TOKENS)
+    sent = run[0].sent
+    if sent.barriers:
+        raise Broken(
+            f"messages: {where} all numbers are right, but rank 0 waits in {counted(sent.barriers, 'barrier')}."
+        )
+    if total > most:
+        raise Broken(f"""messages: {where} all numbers are right, but the ranks send {total // TOKENS:,} bytes for a
+            token, where {most // TOKENS:,.0f} are enough: two all-reduces of b d = {BATCH * WIDE} numbers for each of
+            {LAYERS} layers. Rank 0 {Sent(sent.calls[: len(sent.calls) // TOKENS], 0, 0).described()}. Keys, values,
+            heads and columns stay where they are; only what is added travels.""")
+
+
+def check_tensor_parallel_decode(fn: Callable, runner: Runner = None) -> Passed:
+    def judge(run: Results, where: str) -> None:
+        judge_decoded(run, where)
+        check_waits(run.events, len(run))
+        if len(run) > 1:
+            check_sent(run, where)
+
+    run = in_all_cases(fn, decode_on, [(p,) for p in RANKS], with_ranks, judge)
+    calls = run[0].sent.calls
+    return Passed(
+        f"{TOKENS} tokens through {LAYERS} layers: those of a single rank, to 1e-10, on 1, 2, 3 and 4 simulated ranks",
+        f"""messages: a rank calls {len(calls) // TOKENS // LAYERS} all-reduces of b d = {BATCH * WIDE} numbers for each
+        layer and token; its cache and its weights stay on it""",
+        *engine_facts(runner, judge_decoded, decode_on, fn),
+        run=run,
+    )
+
+
+EXERCISES = (
+    Exercise("13.1", "one token with a cache", decode_step, 2, check_decode_step),
+    Exercise("13.2", "decode on several ranks", tensor_parallel_decode, 2, check_tensor_parallel_decode),
+)

@@ -1,0 +1,86 @@
+"""Two steps of decoding, written out: one layer of attention with a cache, and a stack of layers on several ranks.
+
+    prefill   x (b, s, d) of a whole prompt at once: products of matrices, as in training
+    decode    x (b, d) of one new token, again and again: each weight is read for a vector, each old key for a score
+
+A token's key and value never change, so they are computed once and kept: 2 d numbers for each token and layer.
+The engine's own cache is in cache.py; it keeps them in pages (pages.py).   Ref: Shazeer 2019, arXiv:1911.02150.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm
+
+from ..comm.base import Comm
+
+
+def decode_step(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Compute causal attention for the newest position of a sequence, with a cache of keys and values.
+
+        position       0    1    2    3  ...            x of them all is there; 3 is the newest of s = 4
+        keys         [ k0 | k1 | k2 |    |    |    ]    room for more; yours are in it from earlier calls
+        values       [ v0 | v1 | v2 |    |    |    ]    and this call adds those of the newest position
+
+    A score is a query times a key over the root of n, the numbers of a head; softmax makes weights of the scores.
+
+    Args:    x: (b, s, d), what this layer is given for all s positions so far. Called for s = 1, 2, 3 ...
+             qkv: (3d, d), the rows of q, then of k, then of v, each head by head; out: (d, d).
+             keys, values: (b, heads, room, n), overwritten where the newest position belongs.
+    Returns: (b, d), what attention says at the newest position, after `out`.
+    Work: the same number of rows of x is multiplied by qkv and out, whatever s is.   Ref: Shazeer 2019, section 2.4.
+    """
+    ### BEGIN SOLUTION
+    b, heads, _, n = keys.shape
+    s = x.shape[1]
+    q, k, v = (x[:, -1] @ qkv.T).view(b, 3, heads, n).unbind(1)  # (b, d) @ (d, 3d), then each (b, heads, n)
+    keys[:, :, s - 1], values[:, :, s - 1] = k, v
+    scores = (keys[:, :, :s] @ q[..., None]).squeeze(-1) / n**0.5  # (b, heads, s, n) @ (b, heads, n, 1) = (.., s, 1)
+    heard = scores.softmax(-1)[:, :, None] @ values[:, :, :s]  # (b, heads, 1, s) @ (b, heads, s, n) = (.., 1, n)
+    return heard.flatten(1) @ out.T  # (b, d)
+    ### END SOLUTION
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a rank has of a layer: qkv (3d/p, d), out (d, d/p), up (4d/p, d), down (d, 4d/p), and its heads' cache.
+
+    attend: f(q, k, v), each (b, d/p) of one new token -> (b, d/p): adds k and v to the cache of this rank's heads, and
+    returns what these heads hear.
+    """
+
+    qkv: Tensor
+    out: Tensor
+    up: Tensor
+    down: Tensor
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def norm(x: Tensor) -> Tensor:
+    """Layer norm without parameters."""
+    return layer_norm(x, x.shape[-1:])
+
+
+def tensor_parallel_decode(comm: Comm, x: Tensor, layers: Sequence[Shard]) -> Tensor:
+    """Send one new token through layers of which every rank has some heads and a part of the MLP.
+
+        x -> norm -> [attention of my heads] -> add over ranks -> + x
+          -> norm -> [up, gelu, down: my part] -> add over ranks -> + x      and so on, layer by layer
+
+    Args:    x: (b, d), the same on every rank.
+             layers: each with .qkv (3d/p, d), .out (d, d/p), .up (4d/p, d), .down (d, 4d/p), as `linear` keeps weights,
+             and .attend(q, k, v), each (b, d/p), which puts k and v into this rank's cache and returns (b, d/p).
+    Returns: (b, d), the same on every rank. x stays as it is.
+    Steps: two all_reduce of b d elements for each layer; no key, value or weight travels.
+    Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3; Pope et al. 2022, arXiv:2211.05102.
+    """
+    ### BEGIN SOLUTION
+    for layer in layers:
+        q, k, v = (norm(x) @ layer.qkv.T).chunk(3, -1)  # each (b, d/p)
+        x = x + comm.all_reduce(layer.attend(q, k, v) @ layer.out.T)  # (b, d/p) @ (d/p, d) = (b, d)
+        x = x + comm.all_reduce(gelu(norm(x) @ layer.up.T) @ layer.down.T)  # (b, d) -> (b, 4d/p) -> (b, d)
+    return x
+    ### END SOLUTION
