@@ -36,7 +36,7 @@ Part = tuple[Tensor, Tensor]  # out (b, h, s, d_v) and the logarithm of what its
 HOWS = ("ring", "zigzag", "ulysses")
 
 
-# -- which positions, and which work ------------------------------------------------------------------------------------
+# -- which positions, and which work -----------------------------------------------------------------------------------
 
 
 def chunks_of(rank: int, ranks: int, zigzag: bool) -> tuple[int, ...]:
@@ -82,13 +82,13 @@ def utilization(ranks: int, zigzag: bool) -> float:
     return sum(map(sum, steps)) / ranks / sum(map(max, zip(*steps, strict=True)))
 
 
-# -- attention to some of the keys ----------------------------------------------------------------------------------------
+# -- attention to some of the keys -------------------------------------------------------------------------------------
 
 
 def scores_of(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> Tensor:
-    """(b, h, s, d), (b, h_kv, t, d) -> (b, h_kv, h/h_kv, s, t); causal: the t = s keys are at the queries' positions."""
+    """(b, h, s, d), (b, h_kv, t, d) -> (b, h_kv, h/h_kv, s, t); causal: keys lie at the queries' positions, t = s."""
     grouped = q.unflatten(1, (k.shape[1], -1)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = grouped @ k.unsqueeze(2).transpose(-1, -2)
+    scores = grouped @ k.unsqueeze(2).mT
     if not causal:
         return scores
     return scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf)
@@ -107,19 +107,7 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
     return out.flatten(1, 2), lse.flatten(1, 2)
 
 
-def merge(one: Part, other: Part) -> Part:
-    """Attention to two sets of keys, from attention to each of them (online softmax).
-
-        exp(lse) = exp(lse1) + exp(lse2)        out = out1 exp(lse1 - lse) + out2 exp(lse2 - lse)
-
-    No exponent is positive, however large the scores are.   Ref: Milakov, Gimelshein 2018, arXiv:1805.02867.
-    """
-    (out1, lse1), (out2, lse2) = one, other
-    lse = torch.logaddexp(lse1, lse2)
-    return out1 * (lse1 - lse).exp().unsqueeze(-1) + out2 * (lse2 - lse).exp().unsqueeze(-1), lse
-
-
-# -- the ring -------------------------------------------------------------------------------------------------------------
+# -- the ring ----------------------------------------------------------------------------------------------------------
 
 
 def attention_around_ring(
@@ -127,40 +115,44 @@ def attention_around_ring(
 ) -> dict[int, Part]:
     """Compute attention in a sequence of 2p chunks, of which this rank reads two: keys and values go around the ring.
 
-        rank r - 1           rank r                   rank r + 1          p steps, p - 1 messages
+        rank r - 1           rank r                   rank r + 1          p steps, p - 1 hops
         k, v of r - 1  -->   k, v of r         -->    k, v of r + 1       the next k, v come while these are computed
-                             merge(mine, heard)
+                             what was heard, and these
 
     A chunk of queries hears its own chunk of keys causally, all of each earlier chunk, and nothing of a later one. The
-    ranks share the chunks such that all of them compute as many blocks, in each step.
+    ranks share the chunks such that all of them compute as many blocks. Parts are merged as they come (online softmax),
+    with exponents that cannot overflow, however large the scores are.
 
     Args:    read: read(c) -> (q, k, v) of chunk c, each (b, h, n, d); a rank has room for its own two chunks.
-             attend: attend(q, k, v, causal) -> (out, lse): attention to these keys only, and the logarithm of the sum
-             of exp(scores), (b, h, n). It is all of the work: not for blocks that nobody hears.
-             causal, holds: other ways to use the ring; leave them alone. causal=False: every chunk hears all;
-             holds(rank): the chunks of a rank, in other shares than those that you choose.
-    Returns: {c: (out, lse)} of this rank's chunks: attention to all keys that they hear, and its lse.
-    Steps: p - 1 messages.   Bytes per rank: (p - 1) times those of its k and v.
-    Ref: Liu, Zaharia, Abbeel 2023, arXiv:2310.01889, algorithm 1.
+             attend: attend(q, k, v, causal) -> (out, lse): what q hears from these keys alone, (b, h, n, d), and the
+             logarithm of the sum of exp(scores) that its weights were divided by, (b, h, n). It is all of the work:
+             not for blocks that nobody hears. pass_on(comm, x) -> (arrives, works) starts a hop.
+             causal, holds: for other uses of the ring, which leave them as they are here. causal=False: every chunk
+             hears all; holds(rank): the chunks of a rank, where not you choose them.
+    Returns: {c: (out, lse)} of this rank's chunks: as attend would for all keys that c hears.
+    Steps: p - 1 hops.   Bytes per rank: (p - 1) times those of its k and v.
+    Ref: Liu, Zaharia, Abbeel 2023, arXiv:2310.01889; Milakov, Gimelshein 2018, arXiv:1805.02867.
     """
     ### BEGIN SOLUTION
-    p = comm.size
+    p, none = comm.size, (torch.zeros(()), torch.tensor(-torch.inf))
     holds = holds or (lambda rank: (rank, 2 * p - 1 - rank))
     mine = {c: read(c) for c in holds(comm.rank)}
+    heard = dict.fromkeys(mine, none)
     kv = torch.stack([torch.cat([k, v], -1) for _, k, v in mine.values()])  # (chunks, b, h, n, d + d_v)
-    done: dict[int, Part] = {}
     for step in range(p):
         following, works = pass_on(comm, kv) if step < p - 1 else (kv, [])
         for c, (q, k, v) in mine.items():
             for other, theirs in zip(holds((comm.rank - step) % p), kv, strict=True):
                 if other <= c or not causal:
-                    keys, values = theirs.split([k.shape[-1], v.shape[-1]], -1)
-                    heard = attend(q, keys, values, causal and other == c)
-                    done[c] = merge(done[c], heard) if c in done else heard
-        for started in works:
-            started.wait()
+                    more, weight = attend(q, *theirs.split([k.shape[-1], v.shape[-1]], -1), causal and other == c)
+                    out, lse = heard[c]
+                    both = torch.logaddexp(lse, weight)  # no exponent below is positive
+                    out = out * (lse - both).exp().unsqueeze(-1) + more * (weight - both).exp().unsqueeze(-1)
+                    heard[c] = out, both
+        for work in works:
+            work.wait()
         kv = following
-    return done
+    return heard
 
     ### END SOLUTION
 
@@ -193,53 +185,50 @@ class Ring(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
         q, k, v, out, lse = ctx.saved_tensors
         comm, p, mine = ctx.comm, ctx.comm.size, ctx.holds(ctx.comm.rank)
-        whole = (q, grad, lse, (grad * out).sum(-1))  # the last: what softmax takes from each row's gradient
-        rows = list(zip(*(x.chunk(len(mine), 2) for x in whole), strict=True))
+        queries = (q, grad, lse, (grad * out).sum(-1))  # the last: what softmax takes from the gradient of each score
+        rows = list(zip(*(x.chunk(len(mine), 2) for x in queries), strict=True))
         dq, widths = [torch.zeros_like(row[0]) for row in rows], [k.shape[-1], v.shape[-1]]
         kv = torch.stack(torch.cat([k, v], -1).chunk(len(mine), 2))  # (chunks, b, h_kv, n, d + d_v)
+        sums = torch.zeros_like(kv)  # what the ranks before have said about the keys and values that come next
+        on_the_way: list[Work] = []
         for step in range(p):
             following, works = pass_on(comm, kv) if step < p - 1 else (kv, [])
-            dkv = torch.zeros_like(kv)  # what my queries say about these keys and values
+            dkv = torch.zeros_like(kv)  # what this rank's queries say about these keys and values
             for i, c in enumerate(mine):
                 for j, other in enumerate(ctx.holds((comm.rank - step) % p)):
                     if other <= c or not ctx.causal:
                         keys, values = kv[j].split(widths, -1)
-                        more, theirs = attention_grads(*rows[i], keys, values, ctx.causal and other == c, ctx.scale)
+                        more, theirs = attention_grads(rows[i], keys, values, ctx.causal and other == c, ctx.scale)
                         dq[i] += more
                         dkv[j] += theirs
-            for started in works:
-                started.wait()
+            wait_for(works + on_the_way)
             kv = following
             if step == 0:
-                home = dkv  # stays here
+                own = dkv  # belongs here
             else:
-                if step > 1:
-                    dkv += arrived(sums, moving)
-                sums, moving = pass_on(comm, dkv)  # at last one hop more than k and v: to their owner
-        if p > 1:
-            home += arrived(sums, moving)
-        dk, dv = torch.cat(home.unbind(), 2).split(widths, -1)
+                sums, on_the_way = pass_on(comm, dkv.add_(sums))  # one hop behind k and v, and at last to their owner
+        wait_for(on_the_way)
+        dk, dv = torch.cat((own + sums).unbind(), 2).split(widths, -1)
         return None, torch.cat(dq, 2), dk, dv, None, None, None
 
 
-def arrived(x: Tensor, works: list[Work]) -> Tensor:
-    for started in works:
-        started.wait()
-    return x
+def wait_for(works: list[Work]) -> None:
+    for work in works:
+        work.wait()
 
 
 def attention_grads(
-    q: Tensor, grad: Tensor, lse: Tensor, offset: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+    queries: tuple[Tensor, ...], k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """What some keys contribute to the gradient of q (b, h, s, d); and that of k and v, side by side.
 
-    grad: of the whole output, whose lse is that of all keys; offset: (b, h, s), the row sums of grad times output.
+    queries: q, and of the output for all keys: its gradient, its lse, and the sums of gradient times output, (b, h, s).
     """
-    q, grad, lse, offset = (x.unflatten(1, (k.shape[1], -1)) for x in (q, grad, lse, offset))
-    weights = (scores_of(q.flatten(1, 2), k, causal, scale) - lse.unsqueeze(-1)).exp()  # (b, h_kv, g, s, t)
-    dscores = weights * (grad @ v.unsqueeze(2).transpose(-1, -2) - offset.unsqueeze(-1))
+    q, grad, lse, offset = (x.unflatten(1, (k.shape[1], -1)) for x in queries)
+    weights = (scores_of(queries[0], k, causal, scale) - lse.unsqueeze(-1)).exp()  # (b, h_kv, g, s, t)
+    dscores = weights * (grad @ v.unsqueeze(2).mT - offset.unsqueeze(-1))
     dscores = dscores * (q.shape[-1] ** -0.5 if scale is None else scale)
-    dk, dv = (dscores.transpose(-1, -2) @ q).sum(2), (weights.transpose(-1, -2) @ grad).sum(2)  # over queries' heads
+    dk, dv = (dscores.mT @ q).sum(2), (weights.mT @ grad).sum(2)  # over the heads that share a key
     return (dscores @ k.unsqueeze(2)).flatten(1, 2), torch.cat([dk, dv], -1)
 
 
@@ -277,7 +266,7 @@ def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     require_groups(q.shape[1], k.shape[1])
 
 
-# -- Ulysses --------------------------------------------------------------------------------------------------------------
+# -- Ulysses -----------------------------------------------------------------------------------------------------------
 
 
 def to_heads(comm: Comm, x: Tensor) -> Tensor:
@@ -319,7 +308,7 @@ def ulysses_attention(
     return conjugate(attend(*(conjugate(x, there, back) for x in (q, k, v)), scale=scale), back, there)
 
 
-# -- what queries hear, for models ----------------------------------------------------------------------------------------
+# -- what queries hear, for models -------------------------------------------------------------------------------------
 
 
 class RingAttention(Attend):
