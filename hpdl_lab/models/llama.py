@@ -97,8 +97,16 @@ class Decoder(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        return self.logits(self.blocks(self.embed(tokens)))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the first block is given: (b, s) -> (b, s, d)."""
         require_window(type(self).__name__.lower(), tokens, self.block)
-        return self.head(self.norm(self.blocks(self.tokens(tokens))))  # (b, s, d) @ (d, V) = (b, s, V)
+        return self.tokens(tokens)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What the last block's output says: (b, s, d) -> (b, s, V)."""
+        return self.head(self.norm(x))  # (b, s, d) @ (d, V) = (b, s, V)
 
 
 class Llama(Decoder):
