@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..comm.base import Comm
-from ..comm.buffers import new_like
+from ..comm.buffers import copy_into, new_like
 from .chunks import chunk
 from .steps import Round
 
@@ -37,6 +38,38 @@ def all_to_all(comm: Comm, x: Tensor) -> Tensor:
             theirs = chunk(x, p, peer)
             theirs[:] = comm.sendrecv(theirs, peer, new_like(x, len(theirs)), peer)
     return x
+
+
+def all_to_all_v(comm: Comm, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+    """Send another number of rows of `x` to each rank, and put the rows that come from each one below the other.
+
+        p = 2    rank 0: x = [ a | b c ], sent (1, 2)      ->  [ a | d e f ], received (1, 3)
+                 rank 1: x = [ d e f |  ], sent (3, 0)     ->  [ b c |  ],    received (2, 0)
+
+    Args:    x: (sum of sent, ...) contiguous tensor, different per rank, which stays as it is; sent[r]: how many rows
+             go to rank r, those for rank 0 first; received[r]: how many come from there, which rank r has as
+             sent[comm.rank]: all_to_all of the sizes tells.
+    Returns: (sum of received, ...) tensor.
+    Raises:  ValueError where x has other rows than are sent, or a message another size than is expected.
+    Steps: all messages are started at once; none where there are no rows.   Bytes per rank: of the rows for others.
+    Ref: MPI_Alltoallv; Hwang et al. 2023 (Tutel), arXiv:2206.03382.
+    """
+    if len(x) != sum(sent):
+        raise ValueError(f"rank {comm.rank} has {len(x):,} rows, and sends {sum(sent):,}: {list(sent)}")
+    out = new_like(x, (sum(received), *x.shape[1:]))
+    from_, to = offsets(received), offsets(sent)
+    copy_into(out[from_[comm.rank] : from_[comm.rank + 1]], x[to[comm.rank] : to[comm.rank + 1]])
+    others = [r for r in range(comm.size) if r != comm.rank]
+    works = [comm.irecv(out[from_[r] : from_[r + 1]], r) for r in others if received[r]]
+    works += [comm.isend(x[to[r] : to[r + 1]], r) for r in others if sent[r]]
+    for work in works:
+        work.wait()
+    return out
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Where each part begins, and the end of the last: (1, 3) -> [0, 1, 4]."""
+    return [0, *itertools.accumulate(sizes)]
 
 
 def rounds_of(p: int) -> int:

@@ -21,10 +21,12 @@ from ..kernels import ladder, on_gpu, reduction
 from ..mesh import Grid
 from ..models.shapes import shapes
 from ..parallel import gossip, horovod
+from ..parallel.experts import Balance, Routing
 from ..parallel.gossip import Graph
 from ..parallel.recompute import Costs
 from ..plain_source import plain_source
 from ..plots import collective as panels
+from ..plots import experts as routes
 from ..plots import graph as graphs
 from ..plots import kernel as banks
 from ..plots import live
@@ -73,6 +75,8 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
         lab.show(FatTree(4), ranks=16)                a network
         lab.show(model, x)                            what a batch becomes in a model, operation by operation
         lab.show(recompute.compare(model, x, ...))    bytes that are held in a step, with and without recomputation
+        lab.show(experts.routing(layer, x, ranks=4))  which token goes to which expert on which rank
+        lab.show(experts.balance(layer, x))           the load of experts before and after updates of the bias
         lab.show("parallelism")                       three ways to share a model and its batch among ranks
         lab.show("ladder")                            kernels that add a vector on a GPU: what each costs, and yours
         lab.show(gpu_sum)                             a kernel f(x, out): which banks of shared memory a warp asks
@@ -334,6 +338,19 @@ def show_model(x: nn.Module, batch: Tensor) -> Picture:
     return picture(models.draw_shapes, steps, text, text=text, data=steps, height=models.shapes_height(steps))
 
 
+def show_routing(x: Routing) -> Picture:
+    """Every copy of a token at its expert; `data` is a dict for each of them."""
+    rows = x.rows()
+    if not rows:
+        raise ValueError("no token to draw: experts.routing(layer, x) of at least one")
+    title, _, subtitle = str(x).partition("; ")
+    return picture(routes.draw, rows, x.experts, title, subtitle, text=str(x), data=rows, height=routes.HEIGHT)
+
+
+def show_balance(x: Balance) -> Picture:
+    return picture(routes.draw_balance, x.loads.tolist(), x.imbalances, str(x), text=str(x), data=x.imbalances)
+
+
 def show_parallelism(x: str) -> Picture:
     text = f"a model and its batch on one rank, and on four: {', '.join(name for name, _, _ in models.WAYS[1:])}"
     return picture(models.draw_parallelism, text=text)
@@ -422,6 +439,8 @@ BY_TYPE: dict[type, Drawer] = {
     zoo.Program: show_programs,
     nn.Module: show_model,
     Costs: show_costs,
+    Routing: show_routing,
+    Balance: show_balance,
 }
 LISTS: dict[str, Drawer] = {
     "collectives": show_collectives,
@@ -443,5 +462,7 @@ KINDS: dict[Drawer, str] = {
     show_ladder: "the ladder of kernels",
     show_model: "a model",
     show_costs: "the costs of recomputation",
+    show_routing: "the routing of tokens to experts",
+    show_balance: "the balance of experts",
     show_parallelism: "ways to share a model",
 }
