@@ -30,7 +30,7 @@ def message_cost(network: Network, grid: Grid, axis: str) -> tuple[float, float]
     """(alpha, beta): s per message and s per byte between neighbors on an axis, all of which send at the same time.
 
     The slowest pair counts, and where messages share a link, as with few adapters per node, each gets its share.
-    Args:    network: a Network; grid: a Grid with its ranks numbered as its axes say; axis: "dp", "pp" or "tp".
+    Args:    network: a Network; grid: a Grid with its ranks numbered as its axes say; axis: one of these.
     """
     size = grid[axis]
     if size == 1:
@@ -51,9 +51,14 @@ def message_cost(network: Network, grid: Grid, axis: str) -> tuple[float, float]
     return float(np.max(route.alpha)), float(np.max(route.beta * shared))
 
 
-def grid_of(dp: int = 1, pp: int = 1, tp: int = 1) -> Grid:
-    """The Grid in the order that all of this counts on: tp varies fastest, so that it stays inside a node."""
-    return Grid(dp=dp, pp=pp, tp=tp)
+def grid_of(dp: int = 1, pp: int = 1, tp: int = 1, cp: int = 1, ep: int = 1) -> Grid:
+    """The Grid in the order that all of this counts on: tp varies fastest, and stays inside a node; then cp, ep."""
+    return Grid(**{"dp": dp, "pp": pp} | {axis: n for axis, n in (("ep", ep), ("cp", cp)) if n > 1} | {"tp": tp})
+
+
+def replicas(grid: Grid) -> int:
+    """How many ranks see other examples or positions with the same dense parameters: those of dp, ep and cp."""
+    return grid["dp"] * grid["ep"] * grid["cp"]
 
 
 PEAKS = {  # flops/s in 16 bits, without sparsity

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from ...comm.base import Comm, Results, Work
 from ...comm.network import Switch
 from ...measure import measure
 from ...mesh import DeviceMesh, Grid
+from ...models.attention import Attend, attentions_of
+from ...models.experts import MixtureOfExperts
 from ...schedules import Timed
 from ...trace import Event, Trace, now_ns
 from ...units import GIB
@@ -38,6 +40,7 @@ class Reading(NamedTuple):
     """What was seen of one layer with a whole example batch; sums, gathers, returns: sizes of messages over tp.
 
     again: what it keeps as the layer before does, which is not part of `saved`.
+    experts, routed, keys, scores: as of Layer.
     """
 
     name: str
@@ -49,6 +52,25 @@ class Reading(NamedTuple):
     sums: tuple[int, ...]
     gathers: tuple[int, ...]
     returns: tuple[int, ...]
+    experts: int
+    routed: int
+    keys: int
+    scores: int
+
+
+class Watched(Attend):
+    """An attend that counts the numbers of k and v, and the flops of both products, that have gone through it."""
+
+    def __init__(self, attend: Attend) -> None:
+        self.attend, self.keys, self.scores = attend, 0, 0
+
+    def positions(self, s: int, device: torch.device) -> Tensor:
+        return self.attend.positions(s, device)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+        self.keys += k.numel() + v.numel()
+        self.scores += 2 * q.shape[:-1].numel() * k.shape[-2] * (k.shape[-1] + v.shape[-1])
+        return self.attend(q, k, v, scale)
 
 
 class Silent(Comm):
@@ -114,7 +136,19 @@ def spec_of(model: torch.nn.Module, example: Tensor, name: str | None = None, tr
     layers = [layer_of(w, p, s, ways, n) for w, p, s in zip(whole, part, narrow, strict=True)]
     tied = sum(layer.parameters for layer in layers) - sum(p.numel() for p in parameters)
     kind = type(model).__name__
-    return Spec(name or kind, tuple(layers), heads, positions, tied, training)
+    kv_heads = min((attention.cache_shape[0] for attention in attentions_of(model)), default=0)
+    routers = [module.router for module in model.modules() if isinstance(module, MixtureOfExperts)]
+    return Spec(
+        name or kind,
+        tuple(layers),
+        heads,
+        positions,
+        tied,
+        training,
+        kv_heads=kv_heads if kv_heads < heads else 0,
+        experts=len(routers[0].bias) if routers else 0,
+        top_k=routers[0].top_k if routers else 0,
+    )
 
 
 def layer_of(whole: Reading, part: Reading, narrow: Reading, ways: int, n: int) -> Layer:
@@ -138,6 +172,10 @@ def layer_of(whole: Reading, part: Reading, narrow: Reading, ways: int, n: int) 
         sums=tuple(size // n for size in part.sums),
         returns=tuple(size // n for size in part.returns),
         gathers=tuple(size // n for size in part.gathers),
+        experts=whole.experts,
+        routed=whole.routed // n,
+        keys=whole.keys // n,
+        scores=whole.scores / n,
     )
 
 
@@ -181,6 +219,9 @@ def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: Callab
             return tensor
 
         answers = on_zeros if i == len(stages) - 1 else None
+        attentions = attentions_of(stage.module)
+        for attention in attentions:
+            attention.attend = Watched(attention.attend)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept), flop_counter() as counter:
             x = stage.forward(0, x, answers)
         output = sum(torch.Size(spec.shape).numel() for spec in stage.gives)
@@ -189,7 +230,19 @@ def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: Callab
             sum(count for key, (count, _) in kept.items() if (key in before) == common) for common in (False, True)
         )
         flops, before = counter.get_total_flops(), kept
-        found.append(Reading(layers.names[i], parameters, flops, saved, again, output, *comm.taken(), returns=()))
+        seen = [cast(Watched, attention.attend) for attention in attentions]
+        for attention, watched in zip(attentions, seen, strict=True):
+            attention.attend = watched.attend
+        mixtures = [module for module in stage.module.modules() if isinstance(module, MixtureOfExperts)]
+        more = {
+            "experts": sum(p.numel() for mixture in mixtures for p in mixture.experts.parameters()),
+            "routed": sum(mixture.chosen.numel() * mixture.router.weight.shape[1] for mixture in mixtures),
+            "keys": sum(watched.keys for watched in seen),
+            "scores": sum(watched.scores for watched in seen),
+        }
+        found.append(
+            Reading(layers.names[i], parameters, flops, saved, again, output, *comm.taken(), returns=(), **more)
+        )
     for i, stage in reversed(list(enumerate(stages))):
         gradients = [torch.zeros(spec.shape, dtype=spec.dtype) for spec in stage.gives if spec.requires_grad]
         stage.backward(0, () if i == len(stages) - 1 else gradients)

@@ -2,7 +2,9 @@
 
 a GPT on dp=2, pp=2, tp=2                   held by one rank                   divided by
 parameters, gradients, optimizer            of its layers                      pp and tp; dp with ZeRO: state_bytes
+    experts                                 of its layers                      ep, too
 activations of one micro-batch              of its layers                      pp and partly tp; sequence: wholly
+    of a part of the sequences              of its layers                      cp
     times the micro-batches in flight       gpipe m, 1f1b min(m, pp - stage)   the schedule
 recomputed, a stage at a time               inputs of its stages only, and one micro-batch of one stage whole
 recomputed, a block at a time               inputs of its blocks, and one of them whole
@@ -22,6 +24,7 @@ from ... import schedules
 from ...mesh import Grid
 from ...schedules import Action
 from ..pipeline.split import partition
+from .machine import replicas
 from .spec import Layer, Spec
 
 Layers = tuple[Layer, ...]  # of a stage
@@ -171,13 +174,14 @@ def memory_of(
 
     Args:    spec: a Spec; grid: a Grid; schedule: its name; micro_batches: of one replica; micro_batch: its examples.
              recompute: activation checkpointing, True: a stage at a time, "blocks": a block at a time, "attention":
-             only the (s, s) weights of eager attention. sequence: sequence parallel. stage: of ZeRO along dp, 0 to 3.
+             only the (s, s) weights of eager attention. sequence: sequence parallel. stage: of ZeRO, 0 to 3, along dp,
+             ep and cp, experts along dp and cp.
     Returns: list of Memory. Gradients are those that all micro-batches are added up in; what a message needs on its way
              is not counted.
     Raises:  ValueError where the grid has more stages than the model has layers, or the schedule cannot be.
     """
     dealt = deal(schedule, grid["pp"], micro_batches, chunks)
-    parts, each, tp = stages_of(spec, dealt.stages), spec.bytes_each, grid["tp"]
+    parts, each, (tp, cp, ep) = stages_of(spec, dealt.stages), spec.bytes_each, (grid["tp"], grid["cp"], grid["ep"])
     inputs = [
         0,
         *(part[-1].output_on(tp, sequence) for part in parts[:-1]),
@@ -189,7 +193,8 @@ def memory_of(
         before, first = parts[place - 1][-1], parts[place][0]
         whole[place] += first.again * before.output_on(tp, sequence) // before.output
     blocks = [recomputed(part, tp, sequence) for part in parts]
-    parameters = [sum(layer.parameters_on(tp) for layer in part) for part in parts]
+    parameters = [sum(layer.parameters_on(tp, ep) for layer in part) for part in parts]
+    experts = [sum(layer.experts_on(tp, ep) for layer in part) for part in parts]
     rows = []
     for mine, moments in zip(dealt.held, dealt.fullest, strict=True):
         count = sum(parameters[place] for place in mine)
@@ -203,12 +208,16 @@ def memory_of(
             kept = max(sum(live * inputs[s] + graphs * whole[s] for s, live, graphs in moment) for moment in moments)
         else:
             kept = max(sum(live * whole[s] for s, live, _ in moment) for moment in moments)
-        bytes_of_all = (count * n for n in (*each[:3],))
-        held = Memory(*bytes_of_all, activations=kept * micro_batch * each.activations)
-        sizes = [layer.parameters_on(tp) for place in mine for layer in parts[place] if is_block(layer)]
-        gathered = (count - sum(sizes) + sum(sorted(sizes)[-2:])) * (grid["dp"] > 1)
+        dealt_out = sum(experts[place] for place in mine)
+        dense, routed = (
+            sharded(Memory(*(n * nbytes for nbytes in each[:3]), 0), ranks, stage)
+            for n, ranks in ((count - dealt_out, replicas(grid)), (dealt_out, replicas(grid) // ep))
+        )
+        sizes = [layer.parameters_on(tp, ep) for place in mine for layer in parts[place] if is_block(layer)]
+        gathered = (count - sum(sizes) + sum(sorted(sizes)[-2:])) * (replicas(grid) > 1)
         passing = gathered * ((stage >= 3) * each.parameters + (stage >= 2) * each.gradients)
-        rows.append(sharded(held._replace(temporaries=passing), grid["dp"], stage))
+        state = (a + b for a, b in zip(dense[:3], routed[:3], strict=True))
+        rows.append(Memory(*state, -(-kept * micro_batch * each.activations // cp), passing))
     return rows
 
 

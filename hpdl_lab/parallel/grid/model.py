@@ -1,8 +1,14 @@
 """What a grid costs before it runs: s per step, bubble, bytes per link, bytes per rank, as formulas.
 
     stage time     flops / (flops per s) + all-reduces over tp                              backward: twice the flops
+                   + keys and values around cp, as far as attention does not hide them      backward: twice the bytes
+                   + the all-to-alls over ep, to the experts and back                       backward: the same
     pipeline       the schedule's makespan with these times, and a message over pp between stages
-    step           makespan + what is left of the all-reduces over dp when backward has ended
+    step           makespan + what is left of the all-reduces over dp when backward has ended: of gradients over dp,
+                   ep and cp, of experts over dp and cp
+
+ZeRO sends gradients to their owners as they come (stage 1: when all are there) and gathers parameters before the next
+step; stage 3 gathers them for each forward and backward, and hides what it can behind the arithmetic of the stage.
 
 A test holds the seconds to those of the same grid on simulated ranks, and the bytes to those of a real step.
 Ref: Narayanan et al. 2021, arXiv:2104.04473, sections 3.2 and 3.3.
@@ -13,15 +19,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...collectives import cost
 from ...mesh import Grid
 from ...schedules.evaluation import PipelineTime, pipeline_time
 from . import memory as memories
-from .machine import MACHINES, Machine, message_cost
+from .machine import MACHINES, Machine, message_cost, replicas
 from .memory import Deal, Layers, Memory
-from .spec import Spec
+from .spec import Layer, Spec
 
 
 class Prediction(NamedTuple):
@@ -30,12 +36,13 @@ class Prediction(NamedTuple):
     grid, schedule, micro_batches, micro_batch, recompute, sequence: what was asked; micro_batch: examples in one.
     seconds:  of a step.   bubble: share of the pipeline's time in which its ranks wait, 0 to 1.
     memory:   Memory of the fullest rank; stages: of every rank along pp.
-    links:    {"dp": bytes, "pp": bytes, "tp": bytes, "shared": bytes} that the busiest rank sends in a step: along each
-              axis, and, for parameters of several stages, to the ranks that hold them along dp and pp together.
+    links:    {"dp": bytes, "pp": bytes, "tp": bytes, "cp": bytes, "ep": bytes, "shared": bytes} that the busiest rank
+              sends in a step: activations along each axis, gradients as "dp", and, for parameters of several stages,
+              to the ranks that hold them along dp and pp together.
     sent:     the same of every rank along pp: a tuple of such tables.
-    parts:    {"compute", "tp", "pp", "dp", "bubble", "cores": s} of the busiest rank, which add up to `seconds`;
-              bubble: it waits for other stages; cores: it waits for a core that it shares with other ranks.
-    limit:    bytes that a rank may hold.
+    parts:    {"compute", "tp", "cp", "ep", "pp", "dp", "bubble", "cores": s} of the busiest rank, which add up to
+              `seconds`; bubble: it waits for other stages; cores: it waits for a core that it shares with other ranks.
+    limit:    bytes that a rank may hold.   zero: stage of ZeRO.
     """
 
     grid: Grid
@@ -52,6 +59,7 @@ class Prediction(NamedTuple):
     sent: tuple[dict[str, float], ...]
     parts: dict[str, float]
     limit: int
+    zero: int = 0
 
     @property
     def fits(self) -> bool:
@@ -64,17 +72,21 @@ class Prediction(NamedTuple):
 
 
 class StageTime(NamedTuple):
-    """s of one micro-batch on one stage: arithmetic and messages over tp, forward and backward."""
+    """s of one micro-batch on one stage: arithmetic, and of messages what it does not hide, forward and backward.
+
+    messages: {axis: (s in forward, s in backward)}; "dp": gathers of ZeRO-3.
+    """
 
     forward: float
     backward: float
-    forward_sums: float
-    backward_sums: float
+    messages: dict[str, tuple[float, float]]
 
     @property
     def costs(self) -> tuple[float, ...]:
         """(forward, backward, input gradient, weight gradient) of a schedule. Messages come with the input's half."""
-        forward, backward = self.forward + self.forward_sums, self.backward + self.backward_sums
+        forward, backward = (
+            seconds + sum(both[i] for both in self.messages.values()) for i, seconds in enumerate(self[:2])
+        )
         half = self.forward  # the gradient of weights costs what forward does
         return forward, backward, backward - half, half
 
@@ -90,17 +102,19 @@ def predict(
     batch: int | None = None,
     chunks: int | None = None,
     limit: int | None = None,
+    zero: int = 0,
 ) -> Prediction:
     """What one training step of `spec` costs on `grid`.
 
-    Args:    spec: a grid.spec.Spec; grid: a Grid of dp, pp and tp, tp varying fastest.
+    Args:    spec: a grid.spec.Spec; grid: as grid_of makes it, tp varying fastest. Examples are dealt out over dp and
+             ep, positions over cp, in zigzag, so that all have the same work.
              micro_batches: into which each replica cuts its share of `batch`, by default one example each.
              machine: a grid.machine.Machine, by default the laptop; limit: bytes per rank, by default the machine's.
-             chunks: stages per rank of the schedule "interleaved".
+             chunks: stages per rank of the schedule "interleaved"; zero: stage of ZeRO.
     Returns: Prediction.
-    Raises:  ValueError, a sentence with numbers, for a grid that cannot be: heads, positions, layers, batch.
+    Raises:  ValueError, a sentence with numbers, for a grid that cannot be: heads, positions, experts, layers, batch.
     """
-    case = case_of(spec, grid, schedule, micro_batches, recompute, sequence, machine, batch, chunks)
+    case = case_of(spec, grid, schedule, micro_batches, recompute, sequence, machine, batch, chunks, zero)
     dealt, micro_batch = case.dealt, case.micro_batch
     stages = [case.stage_time(part) for part in case.layers]
     alpha, beta = message_cost(case.machine.network, grid, "pp")
@@ -113,17 +127,21 @@ def predict(
     sums = [case.reductions(rank) for rank in range(grid["pp"])]
     ends = [case.end_of(rank, times, sums[rank]) for rank in range(grid["pp"])]
     computed = [sum(stages[s].forward + stages[s].backward for s in mine) * share for mine in dealt.held]
-    shared = grid["dp"] * grid["tp"] * sum(computed) / case.machine.at_once if case.machine.at_once else 0.0
+    ranks_of_place = grid.size // grid["pp"]
+    shared = ranks_of_place * sum(computed) / case.machine.at_once if case.machine.at_once else 0.0
     seconds = max(*ends, shared)
     most = max(range(grid["pp"]), key=busy.__getitem__)
+    sending = {
+        axis: sum(sum(stages[s].messages[axis]) for s in dealt.held[most]) * share for axis in ("tp", "cp", "ep", "dp")
+    }
     parts = {
         "compute": computed[most],
-        "tp": busy[most] - computed[most],
+        **sending,
         "pp": 2 * (dealt.stages - 1) * transfer,  # of the first micro-batch, there and back
-        "dp": max(ends) - times.seconds,
+        "dp": sending["dp"] + max(ends) - times.seconds,
         "cores": seconds - max(ends),
     }
-    rows = memories.memory_of(spec, grid, schedule, micro_batches, micro_batch, recompute, sequence, chunks)
+    rows = memories.memory_of(spec, grid, schedule, micro_batches, micro_batch, recompute, sequence, chunks, zero)
     sent = tuple(case.bytes_sent(mine, share, sums[rank]) for rank, mine in enumerate(dealt.held))
     waiting = seconds - sum(parts.values())
     return Prediction(
@@ -141,17 +159,22 @@ def predict(
         sent=sent,
         parts=parts | {"bubble": waiting if waiting > 1e-9 * seconds else 0.0},  # a rest of rounding is none
         limit=case.machine.memory if limit is None else limit,
+        zero=zero,
     )
 
 
 class Reduction(NamedTuple):
-    """Gradients of one layer that are added over `ranks` ranks.   layer: its place in the stage; shared: by stages."""
+    """Gradients of one layer that are added over `ranks` ranks.
+
+    layer: its place in the stage; shared: by stages; experts: routed ones, of which ranks along ep hold others.
+    """
 
     stage: int
     layer: int
     ranks: int
     nbytes: int
     shared: bool
+    experts: bool = False
 
 
 class Case(NamedTuple):
@@ -165,67 +188,116 @@ class Case(NamedTuple):
     sequence: bool
     dealt: Deal
     layers: tuple[Layers, ...]
+    zero: int = 0
+
+    @property
+    def each(self) -> float:
+        """Bytes on a rank for one number per example."""
+        return self.spec.bytes_each.activations * self.micro_batch / self.grid["cp"]
 
     def stage_time(self, part: Layers) -> StageTime:
         """The StageTime of these layers; with `recompute` backward begins with another forward."""
-        tp, each, network = self.grid["tp"], self.spec.bytes_each.activations * self.micro_batch, self.machine.network
-        compute = sum(layer.flops_on(tp) for layer in part) * self.micro_batch / network.flops_per_s
+        tp, each, network = self.grid["tp"], self.each, self.machine.network
+        speed = self.micro_batch / self.grid["cp"] / network.flops_per_s  # s per flop of an example
+        compute = sum(layer.flops_on(tp) for layer in part) * speed
         alpha, beta = message_cost(network, self.grid, "tp")
         sums = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.sums)
         sums += sum(cost.all_gather(tp, tp * n * each).seconds(alpha, beta) for layer in part for n in layer.gathers)
         returns = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.returns)
+        alpha, beta = message_cost(network, self.grid, "ep")
+        routed = sum(2 * cost.all_to_all(self.grid["ep"], n * each).seconds(alpha, beta) for n in taken(part, "routed"))
+        ring = [self.ring_seconds(layer, speed, times) for layer in part for times in (1, 2)]
         again = int(self.recompute)
-        return StageTime(compute, (2 + again) * compute, sums, returns + again * sums)
+        both = {"tp": (sums, returns), "cp": (sum(ring[::2]), sum(ring[1::2])), "ep": (routed, routed)}
+        messages = {axis: (there, back + again * there) for axis, (there, back) in both.items()}
+        gather = self.gather_seconds(part) if self.zero == 3 else 0.0
+        backward = (2 + again) * compute
+        messages["dp"] = max(0.0, gather - compute), max(0.0, gather - backward)
+        return StageTime(compute, backward, messages)
 
-    def activation(self, part: Layers) -> int:
+    def ring_seconds(self, layer: Layer, speed: float, times: int) -> float:
+        """What ring attention waits for keys and values: each of cp - 1 messages beside a part of the products.
+
+        times: 2 in backward, where their gradients travel with them, and there are twice the products.
+        """
+        cp, tp = self.grid["cp"], self.grid["tp"]
+        if cp == 1 or not layer.keys:
+            return 0.0
+        alpha, beta = message_cost(self.machine.network, self.grid, "cp")
+        sending = alpha + times * (layer.keys // tp) * self.each * beta
+        return (cp - 1) * max(0.0, sending - times * layer.scores / tp / cp * speed)
+
+    def gather_seconds(self, part: Layers) -> float:
+        """Of ZeRO-3: until the parameters of these layers are there."""
+        tp, ep, ranks = self.grid["tp"], self.grid["ep"], replicas(self.grid)
+        alpha, beta = self.way()
+        each, seconds = self.spec.bytes_each.parameters, 0.0
+        for layer in part:
+            experts = layer.experts_on(tp, ep)
+            for n, p in ((layer.parameters_on(tp, ep) - experts, ranks), (experts, ranks // ep)):
+                seconds += cost.all_gather(p, n * each).seconds(alpha, beta) if n else 0.0
+        return seconds
+
+    def way(self) -> tuple[float, float]:
+        """(alpha, beta) of the slowest axis over which gradients are added."""
+        costs = [message_cost(self.machine.network, self.grid, axis) for axis in ("dp", "ep", "cp")]
+        return max(a for a, _ in costs), max(b for _, b in costs)
+
+    def activation(self, part: Layers) -> float:
         """Bytes of what a stage hands to the next for one micro-batch."""
-        return part[-1].output_on(self.grid["tp"], self.sequence) * self.micro_batch * self.spec.bytes_each.activations
+        return part[-1].output_on(self.grid["tp"], self.sequence) * self.each
 
     def reductions(self, rank: int) -> list[Reduction]:
         """What the rank at place `rank` along pp adds up, as hybrid/gradients.py does it: a list of Reductions."""
         spec, grid, dealt, layers = self.spec, self.grid, self.dealt, self.layers
-        mine, last, rows = dealt.held[rank], dealt.stages - 1, []
+        mine, last, rows, alike, ep = dealt.held[rank], dealt.stages - 1, [], replicas(grid), grid["ep"]
         each, over_tp = spec.bytes_each.gradients, grid["tp"] if self.sequence else 1
         tied = spec.tied // grid["tp"] * each
         for stage in sorted({*mine}):
             holders = sum(stage in held for held in dealt.held)
-            if grid["dp"] * holders * over_tp == 1:
+            if alike * holders * over_tp == 1:
                 continue
             for i, layer in enumerate(layers[stage]):
                 ends = ((stage, i) == (0, 0)) + ((stage, i) == (last, len(layers[last]) - 1))
                 parts = (layer.parameters - layer.cut) * each if over_tp > 1 else 0  # each tp rank saw other positions
-                nbytes = layer.parameters_on(grid["tp"]) * each - ends * tied - parts
-                rows.append(Reduction(stage, i, grid["dp"] * holders, nbytes, holders > 1))
+                experts = layer.experts_on(grid["tp"], ep) * each
+                nbytes = layer.parameters_on(grid["tp"], ep) * each - ends * tied - parts - experts
+                rows.append(Reduction(stage, i, alike * holders, nbytes, holders > 1))
+                rows.append(Reduction(stage, i, alike // ep * holders, experts, holders > 1, experts=True))
                 if parts:
-                    rows.append(Reduction(stage, i, grid["dp"] * holders * over_tp, parts, holders > 1))
+                    rows.append(Reduction(stage, i, alike * holders * over_tp, parts, holders > 1))
         if tied and {0, last} & {*mine}:
             holders = sum(0 in held or last in held for held in dealt.held)
-            rows.append(Reduction(min({0, last} & {*mine}), 0, grid["dp"] * holders, tied, holders > 1))
+            rows.append(Reduction(min({0, last} & {*mine}), 0, alike * holders, tied, holders > 1))
         return [row for row in rows if row.nbytes and row.ranks > 1]
 
     def end_of(self, rank: int, times: PipelineTime, sums: Sequence[Reduction]) -> float:
         """When this rank has all its gradients: s since the step began.
 
         A stage sends those of a layer when its last backward has come through it, one after the other: what is left
-        when backward has ended is exposed. What several stages share comes after all of them.
+        when backward has ended is exposed. What several stages share comes after all of them. With ZeRO that is half of
+        each sum, and before the next step the parameters are gathered.
         """
         layers, grid, machine = self.layers, self.grid, self.machine
-        alpha, beta = message_cost(machine.network, grid, "dp")
+        alpha, beta = self.way()
         spans = {stage % len(layers): span for stage, *span in times.gradients[rank]}
         complete = {stage: completed(layers[stage], spans[stage], grid["tp"]) for stage in {row.stage for row in sums}}
         alone = [(complete[row.stage][row.layer], row) for row in sums if not row.shared]
-        sender = 0.0
+        sender, part = 0.0, 0.5 if self.zero else 1.0
         for ready, row in sorted(alone, key=lambda pair: pair[0]):
-            sender = max(sender, ready) + all_reduce_seconds(row.ranks, row.nbytes, alpha, beta)
+            begin = times.ends[rank] if self.zero == 1 else ready
+            sender = max(sender, begin) + part * all_reduce_seconds(row.ranks, row.nbytes, alpha, beta)
         end = max(times.ends[rank], sender)
+        if self.zero in (1, 2):
+            end += sum(all_reduce_seconds(row.ranks, row.nbytes, alpha, beta) for _, row in alone) / 2
         slow = [max(pair) for pair in zip((alpha, beta), message_cost(machine.network, grid, "pp"), strict=True)]
         shared = sum(all_reduce_seconds(row.ranks, row.nbytes, *slow) for row in sums if row.shared)
         return max(end, times.seconds) + shared if shared else end
 
     def bytes_sent(self, mine: Sequence[int], share: float, sums: Sequence[Reduction]) -> dict[str, float]:
-        """{"dp": bytes, "pp": bytes, "tp": bytes, "shared": bytes} that a rank with stages `mine` sends in a step."""
+        """{axis, "shared": bytes} that a rank with stages `mine` sends in a step, as Prediction.links."""
         tp, pp, layers, times = self.grid["tp"], 0.0, self.layers, 1 + self.recompute
-        each: Any = self.spec.bytes_each.activations * self.micro_batch * share
+        cp, ep, each = self.grid["cp"], self.grid["ep"], self.each * share
         in_layers = sum(times * sum(layer.sums) + sum(layer.returns) for s in mine for layer in layers[s])
         gathers = sum(times * sum(layer.gathers) for s in mine for layer in layers[s])
         for s in mine:
@@ -233,13 +305,19 @@ class Case(NamedTuple):
                 pp += self.activation(layers[s]) * share
             if s > 0 and self.grid["pp"] > 1:
                 pp += self.activation(layers[s - 1]) * share
+        gathers_of_zero = 2 * share if self.zero == 3 else 1  # beside the reduce-scatter, which is as large
         gradients = {False: 0.0, True: 0.0}
         for row in sums:
-            gradients[row.shared] += cost.all_reduce(row.ranks, row.nbytes).nbytes_sent
+            sent = cost.all_reduce(row.ranks, row.nbytes).nbytes_sent
+            gradients[row.shared] += sent * (1 + gathers_of_zero) / 2 if self.zero else sent
+        keys = sum(n // tp for s in mine for n in taken(layers[s], "keys"))
+        routed = sum(n for s in mine for n in taken(layers[s], "routed"))
         return {
             "dp": gradients[False],
             "pp": pp,
             "tp": cost.all_reduce(tp, in_layers * each).nbytes_sent + (tp - 1) * gathers * each,
+            "cp": (times + 2) * (cp - 1) * keys * each,
+            "ep": (2 * times + 2) * cost.all_to_all(ep, routed * each).nbytes_sent,
             "shared": gradients[True],
         }
 
@@ -254,23 +332,49 @@ def case_of(
     machine: Machine | None,
     batch: int | None,
     chunks: int | None,
+    zero: int = 0,
 ) -> Case:
-    """The Case. Raises ValueError unless heads, positions, layers and the batch can be shared out like this."""
-    dp, tp = grid["dp"], grid["tp"]
+    """The Case. Raises ValueError unless heads, positions, experts, layers, batch can be shared out like this."""
+    tp, cp, ep = grid["tp"], grid["cp"], grid["ep"]
+    dp = grid["dp"] * ep
     batch = dp * micro_batches if batch is None else batch
     memories.require_layers(spec, grid["pp"])
     if spec.heads % tp:
         raise ValueError(f"{spec.heads} heads of {spec.name} cannot be shared by tp={tp} ranks: tp must divide them")
-    if sequence and spec.positions % tp:
-        raise ValueError(f"{spec.positions} positions of {spec.name} cannot be cut into tp={tp} equal parts")
+    if spec.kv_heads % tp:
+        raise ValueError(f"{spec.kv_heads} key heads of {spec.name} cannot be shared by tp={tp}: tp must divide them")
+    if sequence and spec.positions // cp % tp:
+        raise ValueError(f"{spec.positions // cp} positions of {spec.name} cannot be cut into tp={tp} equal parts")
+    if cp > 1 and not taken(spec.layers, "keys"):
+        raise ValueError(f"cp={cp} cuts sequences whose positions attend to each other: {spec.name} has no such thing")
+    if cp > 1 and spec.positions % (2 * cp):
+        raise ValueError(f"{spec.positions} positions of {spec.name} cannot be cut into 2 x cp={2 * cp} equal parts")
+    if ep > 1 and not spec.experts:
+        raise ValueError(f"ep={ep} deals out experts, and {spec.name} has none")
+    if spec.experts % ep:
+        raise ValueError(f"{spec.experts} experts of {spec.name} cannot be shared by ep={ep}: ep must divide them")
+    require_stage(zero, grid["pp"])
     if micro_batches < 1 or batch % dp or batch // dp % micro_batches:
+        shards = f"dp={dp}" if ep == 1 else f"dp={grid['dp']} x ep={ep} = {dp}"
         raise ValueError(
-            f"a batch of {batch} cannot be cut into dp={dp} shards of {micro_batches} micro-batches each: "
+            f"a batch of {batch} cannot be cut into {shards} shards of {micro_batches} micro-batches each: "
             f"it must be a multiple of {dp} x {micro_batches} = {dp * micro_batches}"
         )
     dealt = memories.deal(schedule, grid["pp"], micro_batches, chunks)
     layers, machine = memories.stages_of(spec, dealt.stages), machine or MACHINES["laptop"]
-    return Case(spec, grid, machine, batch // (dp * micro_batches), recompute, sequence, dealt, layers)
+    return Case(spec, grid, machine, batch // (dp * micro_batches), recompute, sequence, dealt, layers, zero)
+
+
+def require_stage(zero: int, pp: int) -> None:
+    """Raise ValueError for a stage of ZeRO that there is not, or that does not go with pipelines."""
+    why = ": stage 3 would gather each unit anew for every micro-batch of a pipeline" if zero == 3 and pp > 1 else ""
+    if zero not in (0, 1, 2, 3) or why:
+        raise ValueError(f"zero={zero!r} with pp={pp}: 0, 1 or 2 is needed{why}")
+
+
+def taken(part: Layers, field: str) -> list[int]:
+    """The numbers that these layers have in a field, such as "keys", without zeros."""
+    return [n for layer in part if (n := getattr(layer, field))]
 
 
 @functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and a search asks for each of them

@@ -3,12 +3,16 @@
     16 ranks = dp x pp x tp      16 x 1 x 1   8 x 2 x 1   8 x 1 x 2   4 x 4 x 1   ...   1 x 1 x 16
                                  too large    fits        fastest     fits               heads do not divide
 
+Experts and long sequences are shared out as well where that is asked for: ranks = dp x pp x tp x cp x ep.
 Ref: Jia et al. 2018 (FlexFlow), arXiv:1807.05358; Narayanan et al. 2021, arXiv:2104.04473, section 3.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from .machine import MACHINES, Machine, grid_of
+from ...mesh import Grid
+from .machine import MACHINES, Machine, grid_of, replicas
 from .model import Prediction, predict
 from .spec import Spec
 
@@ -46,6 +50,17 @@ def grids(ranks: int) -> list[tuple[int, int, int]]:
     return [(ranks // tp // pp, pp, tp) for tp in divisors for pp in divisors if ranks // tp % pp == 0]
 
 
+def every_grid(ranks: int, cp: Sequence[int] = (1,), ep: Sequence[int] = (1,)) -> list[Grid]:
+    """Every Grid of `ranks` ranks whose cp and ep are among these sizes, in the order of `grids`."""
+    return [
+        grid_of(dp, pp, tp, c, e)
+        for c in cp
+        for e in ep
+        if ranks % (c * e) == 0
+        for dp, pp, tp in grids(ranks // c // e)
+    ]
+
+
 def search(
     spec: Spec,
     ranks: int,
@@ -56,35 +71,38 @@ def search(
     micro_batch: int | None = None,
     recompute: Sequence[bool] = (False, True),
     sequence: bool = False,
+    cp: Sequence[int] = (1,),
+    ep: Sequence[int] = (1,),
+    zero: Sequence[int] = (0,),
 ) -> list[Prediction]:
     """Predictions of every grid of `ranks` ranks that can be, fastest first.
 
     Args:    spec: a Spec; limit: bytes per rank, by default the machine's memory; see row.fits.
              batch: examples of a step, by default 8 per rank; micro_batch: examples in one, by default 1, 2, 4 and 8
              where they fit; recompute: which of both to try; schedules: their names.
-    Returns: list of Prediction. Each grid with each schedule and recomputation comes once: with the micro-batch that is
-             fastest among those that fit, or that needs least memory where none does.
+             cp, ep: sizes of these axes to try, such as (1, 2, 4, 8); zero: stages of ZeRO.
+    Returns: list of Prediction. Each grid with each schedule, recomputation and stage of ZeRO comes once: with the
+             micro-batch that is fastest among those that fit, or that needs least memory where none does.
     Raises:  ValueError where no grid at all can be.
     """
     machine = MACHINES["laptop"] if machine is None else machine
     batch = 8 * ranks if batch is None else batch
     sizes = (1, 2, 4, 8) if micro_batch is None else (micro_batch,)
     rows, why = [], None
-    for dp, pp, tp in grids(ranks):
-        for schedule in schedules:
-            for again in recompute:
-                candidates = []
-                for size in sizes:
-                    try:
-                        count = micro_batches(batch, dp, size)
-                        row = predict(
-                            spec, grid_of(dp, pp, tp), schedule, count, again, sequence, machine, batch, limit=limit
-                        )
-                        candidates.append(row)
-                    except ValueError as error:
-                        why = error
-                if candidates:
-                    rows.append(min(candidates, key=lambda row: (0, row.seconds) if row.fits else (1, row.nbytes)))
+    ways = itertools.product(every_grid(ranks, cp, ep), schedules, recompute, zero)
+    for grid, schedule, again, stage in ways:
+        if stage and replicas(grid) == 1:
+            continue  # nobody to share with
+        candidates = []
+        for size in sizes:
+            try:
+                count = micro_batches(batch, grid["dp"] * grid["ep"], size)
+                how: dict[str, Any] = {"machine": machine, "batch": batch, "limit": limit, "zero": stage}
+                candidates.append(predict(spec, grid, schedule, count, again, sequence, **how))
+            except ValueError as error:
+                why = error
+        if candidates:
+            rows.append(min(candidates, key=lambda row: (0, row.seconds) if row.fits else (1, row.nbytes)))
     if not rows:
         raise ValueError(f"no grid of {ranks} ranks can be; the last one tried: {why}")
     return sorted(rows, key=lambda row: row.seconds)

@@ -3,15 +3,16 @@
     a rank          does the actions of its schedule, in the last backward of a stage layer by layer
     over pp         a message for each activation and its gradient, on the links between both ranks
     over dp         a ring of messages per layer in the background, as soon as the last micro-batch has passed it; what
-                    several stages share (tied tokens, the replicas of GEMS) after the last of them
-    over tp         inside a layer, as a formula, on ranks that do the same at the same time: exact on ports that nobody
+                    several stages share (tied tokens, the replicas of GEMS) after the last of them. Dense layers add
+                    over ep and cp, too, experts over cp. With ZeRO half of it, and the other half at the end
+    tp, cp, ep      inside a layer, as a formula, on ranks that do the same at the same time: exact on ports that nobody
                     else uses
 
 All of it is one graph of predict/graph.py, in which messages wait for links.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,11 @@ from ...schedules.evaluation import built, rounds_of
 from ..pipeline.run_schedule import AHEAD
 from . import memory as memories
 from .machine import Machine
-from .model import Case, case_of
+from .model import Case, Reduction, case_of
 from .spec import Spec
+
+# what goes around during backward, by stage of ZeRO; of stage 1 nothing
+DURING: dict[int, Callable] = {0: ring.all_reduce_steps, 2: ring.reduce_scatter_steps, 3: ring.reduce_scatter_steps}
 
 
 def simulate(
@@ -38,13 +42,14 @@ def simulate(
     machine: Machine | None = None,
     batch: int | None = None,
     chunks: int | None = None,
+    zero: int = 0,
 ) -> float:
     """Take one step of `spec` on `grid`; returns s.
 
     Args:    as of grid.model.predict.
     Raises:  ValueError as predict.
     """
-    case = case_of(spec, grid, schedule, micro_batches, recompute, False, machine, batch, chunks)
+    case = case_of(spec, grid, schedule, micro_batches, recompute, False, machine, batch, chunks, zero)
     counts, more = rounds_of(grid["pp"], micro_batches)  # a long step repeats itself
     few, *many = (
         Step(case, (schedule, grid["pp"], m, chunks)).seconds() for m in (counts if more else (micro_batches,))
@@ -55,7 +60,7 @@ def simulate(
 class Step:
     """A step as a graph.
 
-    ranks[s]: (dp, tp) numbers of the ranks of place s along pp; costs[stage][layer]: s of its (F, B, I, W).
+    ranks[s]: (dp, ep, cp, tp) numbers of the ranks of place s along pp; costs[stage][layer]: s of its (F, B, I, W).
     done: {action: its tasks}, rows[s]: those of its actions so far: lists in the order of ranks[s].
     """
 
@@ -70,7 +75,9 @@ class Step:
         self.sums = [case.reductions(place) for place in range(grid["pp"])]
         ends = spec.tied // grid["tp"] and {0, self.plan.stages - 1}
         self.tied = [bool(ends and ends & {*held}) for held in dealt.held]  # the last reduction is that of tied layers
-        self.ranks = np.arange(grid.size).reshape(grid["dp"], grid["pp"], grid["tp"]).swapaxes(0, 1)
+        shape = [grid[axis] for axis in ("dp", "pp", "ep", "cp", "tp")]
+        self.ranks = np.arange(grid.size).reshape(shape).swapaxes(0, 1)
+        self.zero = case.zero
         self.graph = Graph()
         self.ways: dict[tuple[int, int], Pattern] = {}
         self.done: dict[tuple[int, str, int], list[int]] = {}
@@ -87,6 +94,7 @@ class Step:
             left[mine] -= action.kind in "BW"
             self.act(place, action, not left[mine])
         self.add_shared_gradients()
+        self.publish()
         return max(self.graph.times()[1])
 
     def act(self, place: int, action: Action, is_last: bool) -> None:
@@ -100,8 +108,8 @@ class Step:
             seconds = sum(costs) if layer is None else costs[layer]
             tasks = self.compute(place, seconds, needs)
             for row in rows:
-                if row.layer == layer:
-                    self.all_reduce(row.nbytes, self.ranks[place], tasks)
+                if row.layer == layer and self.zero in DURING:
+                    self.go_around(DURING[self.zero], row, [(place, tasks)])
         self.done[action] = tasks
         self.rows[place].append(tasks)
 
@@ -129,22 +137,41 @@ class Step:
             for task, there, rank, cost, alpha, links in zip(*columns, strict=True)
         ]
 
-    def all_reduce(self, nbytes: int, ranks: np.ndarray, behind: list[int]) -> None:
-        """A ring over each column of `ranks`, in the background. behind: tasks of these ranks."""
-        for rank, task in zip(ranks.ravel().tolist(), behind, strict=True):
-            self.exchange.end(rank, task)
-        rounds = steps.among(ring.all_reduce_steps(len(ranks), nbytes // self.itemsize), ranks.T)
+    def go_around(self, rounds_of: Callable, row: Reduction, behind: Sequence[tuple[int, list[int]]]) -> None:
+        """Rings in the background over the ranks that have gradients of the same parameters.
+
+        behind: (place, its tasks) of each place among whose ranks they go.
+        """
+        columns = self.grid["tp"] * (self.grid["ep"] if row.experts else 1)  # of experts, ranks along ep hold others
+        groups = []
+        for place, tasks in behind:
+            ranks = self.ranks[place]
+            for rank, task in zip(ranks.ravel().tolist(), tasks, strict=True):
+                self.exchange.end(rank, task)
+            groups.append((ranks.swapaxes(1, 2) if row.experts else ranks).reshape(-1, columns))
+        ranks = np.concatenate(groups)
+        rounds = steps.among(rounds_of(len(ranks), row.nbytes // self.itemsize), ranks.T)
         for batch in with_patterns(rounds, self.grid.size, self.itemsize, self.network):
             self.exchange.add(*batch)
 
     def add_shared_gradients(self) -> None:
         """When a rank has computed all, what several places share is added over all of them."""
-        holders: dict[Any, dict[int, int]] = {}  # what is shared: {place: bytes}
+        holders: dict[Any, dict[int, Reduction]] = {}  # what is shared, by place
         for place, rows in enumerate(self.sums):
             for i, row in enumerate(rows):
                 is_tied = self.tied[place] and i == len(rows) - 1
                 if row.shared:
-                    holders.setdefault("tied" if is_tied else (row.stage, row.layer), {})[place] = row.nbytes
+                    key = "tied" if is_tied else (row.stage, row.layer, row.experts)
+                    holders.setdefault(key, {})[place] = row
         for places in holders.values():
-            behind = [task for place in places for task in self.rows[place][-1]]
-            self.all_reduce(max(places.values()), np.concatenate([self.ranks[place] for place in places]), behind)
+            most = max(places.values(), key=lambda row: row.nbytes)
+            self.go_around(ring.all_reduce_steps, most, [(place, self.rows[place][-1]) for place in places])
+
+    def publish(self) -> None:
+        """What ZeRO-1 and 2 do when a rank has computed all: owners give the others what they have updated."""
+        for place, rows in enumerate(self.sums) if self.zero in (1, 2) else ():
+            last = [(place, self.rows[place][-1])]
+            for way in (ring.reduce_scatter_steps, ring.all_gather_steps)[self.zero - 1 :]:
+                for row in rows:
+                    if not row.shared:
+                        self.go_around(way, row, last)

@@ -1,15 +1,16 @@
 """What a model is to a grid of ranks: layers that can be dealt to stages, each with what it computes, keeps and sends.
 
     Spec  =  a chain of Layers  =  [ tokens and positions | block | block | ... | block | norm, head ]
-                                     pp cuts the chain between layers, tp cuts inside each
+                                     pp cuts the chain between layers, tp and ep cut inside each, cp the positions
 
 Numbers are counted per example (a sequence of a GPT, an image); `training` says how many bytes each of them has.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Training(NamedTuple):
@@ -60,10 +61,18 @@ class Layer(NamedTuple):
     returns: tuple[int, ...] = ()
     gathers: tuple[int, ...] = ()
     weights: int = 0
+    experts: int = 0
+    routed: int = 0
+    keys: int = 0
+    scores: float = 0.0
 
-    def parameters_on(self, tp: int) -> int:
-        """How many of its parameters each of `tp` ranks holds."""
-        return self.parameters - self.cut + self.cut // tp
+    def parameters_on(self, tp: int, ep: int = 1) -> int:
+        """How many of its parameters each of tp x ep ranks holds."""
+        return self.parameters - self.cut + (self.cut - self.experts) // tp + self.experts_on(tp, ep)
+
+    def experts_on(self, tp: int, ep: int) -> int:
+        """How many of these belong to routed experts."""
+        return self.experts // (tp * ep)
 
     def saved_on(self, tp: int, sequence: bool) -> int:
         """Numbers per example that each of `tp` ranks keeps for backward."""
@@ -87,6 +96,8 @@ class Spec:
     heads: of its attention, which tp must divide; 0: it has none. positions: of a sequence, which tp must divide where
     it is cut (sequence parallel). tied: how many parameters of the last layer are those of the first: counted once on a
     rank that holds both, and added over both stages else. training: a key of TRAININGS.
+    kv_heads: of keys and values, which tp must divide; 0: as many as heads. experts: routed ones of a layer, which ep
+    must divide, top_k of which a token uses; 0: it has none.
     """
 
     name: str
@@ -95,6 +106,9 @@ class Spec:
     positions: int = 1
     tied: int = 0
     training: str = "momentum"
+    kv_heads: int = 0
+    experts: int = 0
+    top_k: int = 0
 
     @property
     def bytes_each(self) -> Training:
@@ -105,6 +119,12 @@ class Spec:
     def parameters(self) -> int:
         """Of the whole model."""
         return sum(layer.parameters for layer in self.layers) - self.tied
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token uses: of routed experts top_k only."""
+        routed = sum(layer.experts for layer in self.layers)
+        return self.parameters - routed + (routed * self.top_k // self.experts if self.experts else 0)
 
     @property
     def flops(self) -> float:
@@ -140,6 +160,8 @@ def transformer_block(name: str, width: int, heads: int, positions: int, eager: 
         sums=(s * d, s * d),
         returns=(s * d, s * d),
         weights=weights,
+        keys=2 * s * d,
+        scores=4 * s * s * d,
     )
 
 
@@ -183,7 +205,131 @@ def gpt(
     return Spec(name, tuple(chain), heads, s, tied=v * d, training=training)
 
 
+def untied(name: str, blocks: Iterable[Layer], width: int, vocabulary: int, positions: int, **fields: Any) -> Spec:
+    """The Spec of tokens, blocks, an RMSNorm and a head of its own, as LLaMA and DeepSeek-V3 have them."""
+    d, s, v = width, positions, vocabulary
+    n = s * d
+    tokens = Layer("tokens", v * d, v * d, 0.0, 0, 0, 0, n, output_positions=n, sums=(n,))
+    norm = Layer("norm", d, 0, 0.0, n + s, 0, n + s, n, output_positions=n)
+    head = Layer("head", v * d, v * d, 2 * n * v, n + s * v, s * v, 0, s * v, s * v, sums=(2 * s,), returns=(n,))
+    return Spec(name, (tokens, *blocks, norm, head._replace(gathers=(s,))), positions=s, **fields)
+
+
+def llama(
+    name: str,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    hidden: int,
+    vocabulary: int,
+    positions: int,
+    training: str = "mixed adam",
+) -> Spec:
+    """The Spec of models/llama.py: grouped queries, SwiGLU, RMSNorm, a head of its own.
+
+    A block has 2 d^2 + 2 d d_kv + 3 d hidden + 2 d parameters, d_kv = d kv_heads / heads, and keeps for backward
+
+        divided by tp          q and what the heads say: 2 s d; k, v: 2 s d_kv; softmax sums: h s; SwiGLU: 4 s hidden
+        by sequence parallel   the inputs of both norms: 2 s d; their deviations: 2 s
+        by neither             what both norms put out: 2 s d
+
+    flops: 2 s of each parameter in a product, and 2 s^2 d of attention, whose kernels leave out what is masked.
+    Ref: Grattafiori et al. 2024 (Llama 3), arXiv:2407.21783, table 3.
+    """
+    d, s, kv = width, positions, width * kv_heads // heads
+    linear, scores = 2 * d * d + 2 * d * kv + 3 * d * hidden, 2 * s * s * d
+    cut = 2 * s * d + 2 * s * kv + heads * s + 4 * s * hidden
+    block = Layer(
+        "",
+        parameters=linear + 2 * d,
+        cut=linear,
+        flops=2 * s * linear + scores,
+        saved=cut + 4 * s * d + 2 * s,
+        saved_cut=cut,
+        saved_positions=2 * s * d + 2 * s,
+        output=s * d,
+        output_positions=s * d,
+        sums=(s * d, s * d),
+        returns=(s * d, s * d),
+        keys=2 * s * kv,
+        scores=scores,
+    )
+    blocks = [block._replace(name=f"blocks.{i}") for i in range(layers)]
+    return untied(name, blocks, d, vocabulary, s, heads=heads, kv_heads=kv_heads, training=training)
+
+
+def deepseek(
+    name: str,
+    layers: int,
+    dense: int,
+    width: int,
+    heads: int,
+    latents: tuple[int, int],
+    head: tuple[int, int, int],
+    hidden: int,
+    expert: int,
+    experts: int,
+    top_k: int,
+    shared: int,
+    vocabulary: int,
+    positions: int,
+    training: str = "mixed adam",
+) -> Spec:
+    """The Spec of models/deepseek.py: latent attention; `dense` blocks have a SwiGLU of `hidden`, all others experts.
+
+        q    d -> latents[0] -> h (nope + rope)        k, v   d -> latents[1] + rope -> h (nope + v)      out   h v -> d
+
+    head: (nope, rope, v), numbers of a head; expert: units of one of the `experts` SwiGLUs, of which a token goes to
+    top_k, and of each of the `shared` ones. Every token takes its turn: loads are counted as balanced. The all-to-all
+    counts as any activation does; DeepSeek-V3 itself sends 8 bits there and 16 back.
+    Ref: DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437, sections 2.1 and 4.2.
+    """
+    d, s, (q, c), (nope, rope, v) = width, positions, latents, head
+    down = d * (q + c + rope)  # to both latents: whole on every tp rank
+    up = q * heads * (nope + rope) + c * heads * (nope + v) + heads * v * d
+    scores = s * s * heads * (nope + rope + v)  # as of llama
+    keys = s * heads * (nope + rope + v)
+    kept = keys + s * heads * (nope + rope + v) + heads * s  # k, v; q and what the heads say; softmax sums
+    latent = 2 * s * (q + c) + 2 * s  # before and behind their norms
+
+    def block(i: int) -> Layer:
+        used, all_of, routed = (hidden, hidden, 0) if i < dense else (expert * (top_k + shared), expert * shared, top_k)
+        in_experts, router = (0, 0) if i < dense else (3 * d * expert * experts, d * experts)
+        cut = up + 3 * d * all_of + in_experts
+        saved_cut = kept + 4 * s * used
+        copies = 2 * routed * s * d  # tokens as experts get them, and what these say
+        return Layer(
+            f"blocks.{i}",
+            parameters=cut + down + q + c + router + 2 * d,
+            cut=cut,
+            flops=2 * s * (up + down + 3 * d * used + router) + scores,
+            saved=saved_cut + latent + copies + 4 * s * d + 2 * s,
+            saved_cut=saved_cut,
+            saved_positions=2 * s * d + 2 * s,
+            output=s * d,
+            output_positions=s * d,
+            sums=(s * d, s * d),
+            returns=(s * d, s * d),
+            experts=in_experts,
+            routed=routed * s * d,
+            keys=keys,
+            scores=scores,
+        )
+
+    how: dict[str, Any] = {"heads": heads, "experts": experts, "top_k": top_k, "training": training}
+    return untied(name, [block(i) for i in range(layers)], d, vocabulary, s, **how)
+
+
 SPECS = {
     # NVIDIA, Megatron-LM, examples/pretrain_gpt3_175B.sh; 51,200 tokens: the same repository's README.md
     "gpt3": gpt("GPT-3 175B", 96, 12288, 96, 51200, 2048, "mixed adam"),
+    # Llama 3, arXiv:2407.21783, table 3; the 405B also with the positions of its last phase, section 3.3.2
+    "llama3_70b": llama("Llama 3 70B", 80, 8192, 64, 8, 28672, 128256, 8192),
+    "llama3_405b": llama("Llama 3 405B", 126, 16384, 128, 8, 53248, 128256, 8192),
+    "llama3_405b_long": llama("Llama 3 405B, 131,072 positions", 126, 16384, 128, 8, 53248, 128256, 131072),
+    # DeepSeek-V3, arXiv:2412.19437, section 4.2, without its layer for a second token; 129,280 tokens: its config.json
+    "deepseek_v3": deepseek(
+        "DeepSeek-V3", 61, 3, 7168, 128, (1536, 512), (128, 64, 128), 18432, 2048, 256, 8, 1, 129280, 4096
+    ),
 }
