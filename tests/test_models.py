@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import data, models
 from hpdl_lab.data import text
-from hpdl_lab.models import batch_norm, cnn, gpt, llama, vit
+from hpdl_lab.models import attention, batch_norm, cnn, deepseek, gpt, llama, vit
 from hpdl_lab.models.mlp import count, mlp
 from tests.wording import raises
 
@@ -15,6 +15,7 @@ EXAMPLES = {  # five of what each tiny model reads, and the shape of what it ans
     "cnn": (torch.zeros(5, 1, 8, 8), (5, 10)),
     "gpt": (torch.zeros(5, 64, dtype=torch.int64), (5, 64, 80)),
     "llama": (torch.zeros(5, 64, dtype=torch.int64), (5, 64, 80)),
+    "deepseek": (torch.zeros(5, 64, dtype=torch.int64), (5, 64, 80)),
     "vit": (torch.zeros(5, 1, 8, 8), (5, 10)),
 }
 
@@ -56,10 +57,105 @@ def on_paper(module, make):
 def test_as_many_parameters_as_the_papers_say():
     assert on_paper(gpt, gpt.GPT) == 124_439_808  # GPT-2 small
     assert on_paper(llama, llama.Llama) == 8_030_261_248  # Llama 3 8B
+    assert on_paper(deepseek, deepseek.DeepSeek) == 671_026_404_352  # DeepSeek-V3
     assert on_paper(vit, vit.ViT) == 86_567_656  # ViT-B/16 for 1,000 classes
     assert on_paper(cnn, cnn.CNN) == 269_722  # ResNet-20: "0.27M"
     assert count(models.build("mlp", "paper")) == 266_610  # LeNet-300-100
     assert count(mlp()) == count(models.build("mlp")) == 17_226  # the docstring of mlp
+
+
+def test_a_token_of_deepseek_v3_uses_37_billion_parameters():
+    """All but the experts that it does not go to."""
+    with torch.device("meta"):
+        model = deepseek.DeepSeek(**deepseek.SIZES["paper"])
+    idle = sum(count(block.mlp.experts) * (256 - 8) // 256 for block in model.blocks[3:])
+    assert count(model) - idle == 37_552_282_624
+
+
+def docstring_of_llama(V, d, layers, h, h_kv, hidden):
+    return 2 * V * d + layers * (2 * d * d + 2 * h_kv * d * d // h + 3 * d * hidden + 2 * d) + d
+
+
+def docstring_of_deepseek(V, d, layers, dense, h, hidden, k, E, shared, expert_hidden, q_rank, c, n, r, m):
+    A = d * q_rank + q_rank + q_rank * h * (n + r) + d * (c + r) + c + c * h * (n + m) + h * m * d
+    M = 3 * d * expert_hidden * (E + shared) + E * d
+    return 2 * V * d + layers * (A + 2 * d) + dense * 3 * d * hidden + (layers - dense) * M + d
+
+
+def test_as_many_parameters_as_docstrings_say():
+    assert count(models.build("llama")) == docstring_of_llama(80, 64, 2, 4, 2, 128)
+    assert count(models.build("deepseek")) == docstring_of_deepseek(
+        80, 64, 2, 1, 4, 128, 2, 8, 1, 32, q_rank=32, c=16, n=16, r=8, m=16
+    )
+
+
+def test_what_a_cache_keeps_per_token_and_layer():
+    """DeepSeek-V3: 576 numbers instead of 40,960, 71.1 times less; Llama 3 8B: a quarter of its 32 heads."""
+    numbers = []
+    with torch.device("meta"):
+        model = deepseek.DeepSeek(**deepseek.SIZES["paper"] | {"layers": 1})
+        grouped = llama.Llama(**llama.SIZES["paper"] | {"layers": 1})
+    for absorbed in (False, True):
+        (layer,) = attention.attentions_of(deepseek.absorb(model, absorbed))
+        heads, d_k, d_v = layer.cache_shape
+        numbers.append(heads * (d_k + d_v))
+    assert numbers == [128 * (192 + 128), 512 + 64] == [40_960, 576]
+    assert [layer.cache_shape for layer in attention.attentions_of(grouped)] == [(8, 128, 128)]
+
+
+class Seen(attention.Causal):
+    """Keeps the shapes of what it is given; tokens are further on, by `first` places."""
+
+    def __init__(self, first=0):
+        self.first, self.shapes = first, []
+
+    def positions(self, s, device):
+        return super().positions(s, device) + self.first
+
+    def __call__(self, q, k, v, scale=None):
+        self.shapes.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
+        return super().__call__(q, k, v, scale)
+
+
+def test_absorbed_latent_attention_says_the_same_and_is_given_one_key_head():
+    model = models.build("deepseek", dtype="float64")
+    tokens = torch.arange(20).view(2, 10)
+    expected = model(tokens)
+    expected.sum().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    seen = [Seen(), Seen()]
+    for layer, other in zip(attention.attentions_of(deepseek.absorb(model)), seen, strict=True):
+        layer.attend = other
+    absorbed = model(tokens)
+    absorbed.sum().backward()
+    assert (absorbed - expected).abs().max() < 1e-12
+    assert all((p.grad - grads[name]).abs().max() < 1e-10 for name, p in model.named_parameters())
+    assert seen[0].shapes == seen[1].shapes == [((2, 4, 10, 24), (2, 1, 10, 24), (2, 1, 10, 16))]
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek"])
+def test_rotary_positions_tell_how_far_apart_tokens_are_and_not_where(name):
+    model = models.build(name, dtype="float64")
+    tokens = torch.arange(12)[None]
+    at_first = model(tokens)
+    for layer in attention.attentions_of(model):
+        layer.attend = Seen(first=30)
+    assert (model(tokens) - at_first).abs().max() < 1e-12
+    for layer in attention.attentions_of(model):
+        layer.attend.positions = lambda s, device: 2 * torch.arange(s, device=device)
+    assert (model(tokens) - at_first).abs().max() > 1e-3
+
+
+def test_grouped_queries_are_attention_with_each_key_head_repeated():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, h, 7, n, generator=generator).double() for h, n in ((6, 4), (2, 4), (2, 3)))
+    each = [x.repeat_interleave(3, 1) for x in (k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(q, *each, is_causal=True)
+    assert (attention.Causal()(q, k, v) - expected).abs().max() < 1e-13
+    assert (attention.grouped_query_attention(q[:, :, 5:], k, v) - expected[:, :, 5:]).abs().max() < 1e-13
+    with raises(ValueError, "4 key heads", "6 query heads"):
+        attention.grouped_query_attention(q, k.repeat(1, 2, 1, 1), v)
 
 
 def test_the_last_layer_of_gpt_is_its_token_embedding():
@@ -100,13 +196,14 @@ def test_a_gpt_continues_tokens_and_nothing_else():
     assert gpt.generate(model, torch.tensor([1]), 0).tolist() == [1]
 
 
-def test_gpt_does_not_look_ahead_and_vit_looks_everywhere():
+def test_decoders_do_not_look_ahead_and_vit_looks_everywhere():
     tokens = torch.arange(20)[None]
     changed = tokens.clone()
     changed[0, 12] = 70
-    model = models.build("gpt", dtype="float64")
-    differs = (model(tokens) - model(changed)).abs().amax(2)[0] > 1e-12
-    assert differs.tolist() == [False] * 12 + [True] * 8
+    for name in ("gpt", "llama", "deepseek"):
+        model = models.build(name, dtype="float64")
+        differs = (model(tokens) - model(changed)).abs().amax(2)[0] > 1e-12
+        assert differs.tolist() == [False] * 12 + [True] * 8
     image = torch.rand(1, 1, 8, 8, dtype=torch.float64)
     dark = image.clone()
     dark[0, 0, 7, 7] = 0
@@ -125,6 +222,9 @@ def test_gpt_does_not_look_ahead_and_vit_looks_everywhere():
         ("mlp", "tiny", {"hidden": 5}, ValueError, ("hidden=5", "(128, 64)")),
         ("mlp", "tiny", {"dtype": "float33"}, ValueError, ("dtype='float33'", "'float16'", "'bfloat16'")),
         ("gpt", "tiny", {"seed": 1.5}, ValueError, ("seed=1.5",)),
+        ("llama", "tiny", {"kv_heads": 3}, ValueError, ("3 key heads", "4 query heads")),
+        ("llama", "tiny", {"width": 12}, ValueError, ("3", "odd")),
+        ("deepseek", "tiny", {"rope": 5}, ValueError, ("5", "odd")),
         ("vit", "tiny", {"patch": 3}, ValueError, ("8", "8 pixels", "3", "3")),
         ("cnn", "tiny", {"norm": "layer"}, ValueError, ("norm='layer'",)),
         ("cnn", "tiny", {"widths": (6, 12)}, ValueError, ("(6, 12)", "4 groups")),
@@ -138,6 +238,8 @@ def test_what_cannot_be_built_is_refused_with_the_numbers(name, size, fields, er
 def test_examples_of_another_size_are_refused_with_the_numbers():
     with raises(ValueError, "64 tokens", "65", "block=65"):
         models.build("gpt")(torch.zeros(1, 65, dtype=torch.int64))
+    with raises(ValueError, "llama", "64 tokens", "65"):
+        models.build("llama")(torch.zeros(1, 65, dtype=torch.int64))
     with raises(ValueError, "(64,)"):
         models.build("gpt")(torch.zeros(64, dtype=torch.int64))
     with raises(ValueError, "(1, 8, 8)", "(3, 8, 8)"):

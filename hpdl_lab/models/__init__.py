@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from numbers import Integral
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -17,6 +18,7 @@ MODELS = {  # name -> what it reads: the number of dimensions of an example, its
     "cnn": (3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)"),
     "gpt": (1, "windows of tokens, (n, block) int64", "text, copy"),
     "llama": (1, "windows of tokens, (n, block) int64", "text, copy"),
+    "deepseek": (1, "windows of tokens, (n, block) int64", "text, copy"),
     "vit": (3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)"),
 }
 
@@ -84,6 +86,13 @@ def reads(name: str, data: Any) -> bool:
     return data.train_x.ndim - 1 == MODELS[name][0] and data.train_x.is_floating_point() == (
         "tokens" not in MODELS[name][1]
     )
+
+
+def load_transformers(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
+    """Overwrite the parameters of `model` by weights of transformers; see models/from_transformers.py."""
+    from .from_transformers import load_transformers
+
+    return load_transformers(model, state_dict)
 
 
 def module_of(name: str) -> ModuleType:
