@@ -25,6 +25,7 @@ VERBS = {  # where they are
     "verbs.replay": ("replay",),
     "verbs.roofline": ("roofline", "write_again"),
     "verbs.scaling": ("scaling",),
+    "verbs.serve": ("serve",),
     "verbs.show": ("show",),
     "verbs.staging": ("staging",),
     "verbs.target": ("time_to_target",),
@@ -53,6 +54,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.replay import replay
     from ..verbs.roofline import roofline, write_again
     from ..verbs.scaling import scaling
+    from ..verbs.serve import serve
     from ..verbs.show import show
     from ..verbs.staging import staging
     from ..verbs.target import time_to_target

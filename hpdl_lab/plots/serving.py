@@ -1,0 +1,60 @@
+"""Throughput against latency of an engine that serves requests: measured points, the model's line, and a prediction."""
+
+from collections.abc import Sequence
+
+from matplotlib.ticker import MaxNLocator
+
+from .colors import BLUE, GRAY, INK, ORANGE
+from .style import Axes, Figure, Rows, heading, log_axis, note, oversubscribed, x_label
+
+DOTS, DASHES = (0, (1, 1.2)), (0, (5, 2))
+
+
+def draw(
+    figure: Figure,
+    rows: Rows,
+    model: Sequence[tuple[float, float]] = (),
+    prediction: float | None = None,
+    title: str = "",
+    foot: str = "",
+) -> None:
+    """Fill `figure` with the time between two tokens of a request, and the time to its first one, against tokens/s.
+
+    Args:    rows: dicts of inference.load.serve: throughput (tokens/s), between_s, between_p95_s, first_s, first_p95_s,
+             rate, ranks, cores; those with "done" < "requests" are still under way, and hollow.
+             model: [(tokens/s, s between two tokens)] for 1, 2, ... running requests; prediction: tokens/s at most.
+    """
+    left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
+    figure.subplots_adjust(left=0.085, right=0.975, bottom=0.2, top=0.765, wspace=0.24)
+    ends = [r["throughput"] for r in rows] + [x for x, _ in model] + [prediction or 0.0]
+    for ax, name, key in ((left, "between two tokens of a request", "between"), (right, "to its first token", "first")):
+        line = model if ax is left else ()
+        times = [r[f"{key}{end}"] for r in rows for end in ("_s", "_p95_s")] + [t for _, t in line]
+        log_axis(ax, times, "s")
+        ax.set_xlim(0, 1.08 * max([1.0, *ends]))
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+        ax.set_title(f"time {name}")
+        x_label(ax, "tokens per second")
+        points(ax, rows, key)
+        if line:
+            ax.plot(*zip(*line, strict=True), color=INK, linestyle=DOTS, zorder=2, label="model: bytes, α and β")
+        if prediction:
+            ax.axvline(prediction, color=ORANGE, linestyle=DASHES, zorder=1, label="your guess")
+    left.legend(loc="upper left", frameon=False, fontsize=8.5)
+    now = f"{len(rows)} rates so far" if rows else "waiting for the first requests"
+    if rows and rows[-1]["done"] < rows[-1]["requests"]:
+        now = f"{rows[-1]['rate']:g} requests/s: {rows[-1]['done']} of {rows[-1]['requests']} have ended"
+    heading(figure, title, oversubscribed(rows) or now)
+    note(figure, foot)
+
+
+def points(ax: Axes, rows: Rows, key: str) -> None:
+    """Medians, with a line up to what 95% of the requests stay below."""
+    ax.plot([r["throughput"] for r in rows], [r[f"{key}_s"] for r in rows], color=GRAY, linewidth=0.8, zorder=2)
+    for i, r in enumerate(rows):
+        color = GRAY if r["ranks"] > r["cores"] else BLUE
+        face = color if r["done"] == r["requests"] else "white"
+        x, y, high = r["throughput"], r[f"{key}_s"], r[f"{key}_p95_s"]
+        label = None if i else "measured: median, 95%"
+        ax.errorbar([x], [y], [[0], [max(0, high - y)]], fmt="o", color=color, mfc=face, capsize=3, label=label)
+        ax.annotate(f"{r['rate']:g}/s", (x, y), (0, -12), textcoords="offset points", fontsize=8, ha="center")
