@@ -47,6 +47,11 @@ def schedule(running: Sequence[int], waiting: Sequence[int], slots: int, budget:
     ### END SOLUTION
 
 
+def schedule_static(running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> list[int]:
+    """The same for static batching: who waits is admitted when all of the batch before have ended."""
+    return schedule(running, () if running else waiting, slots, budget)
+
+
 class Lengths(NamedTuple):
     """A request in virtual steps: tokens of its prompt, tokens to generate, and the step before which it arrives."""
 

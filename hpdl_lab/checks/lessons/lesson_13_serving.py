@@ -1,0 +1,291 @@
+"""Notebook 13: who runs in the next step, pages of the cache, and what a draft is worth."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ...inference.pages import reserve
+from ...inference.scheduler import Lengths, schedule, schedule_static, virtual_steps
+from ...units import counted
+from ..ranks import alone, capital, type_text
+from ..record import Broken, Exercise, Passed
+
+Steps = list[dict[int, int]]
+NEW = (20, 3, 6, 2, 4, 14, 3, 9, 2, 5, 12, 4, 6, 10, 3, 5)  # tokens to generate
+
+
+class Load(NamedTuple):
+    """Requests for so many slots and so many tokens a step."""
+
+    requests: Sequence[Lengths]
+    slots: int
+    budget: int
+
+    def __str__(self) -> str:
+        requests, slots = counted(len(self.requests), "request"), counted(self.slots, "slot")
+        return f"with {requests}, {slots} and a budget of {self.budget}"
+
+
+MIXED = Load([Lengths(2, new) for new in NEW], 4, 64)
+ALONE = Load([Lengths(5, 3), Lengths(1, 2, 1)], 1, 64)
+CHUNKS = Load([Lengths(20, 4), Lengths(3, 6), Lengths(9, 3), Lengths(1, 5, 2), Lengths(14, 2, 9)], 3, 8)
+NARROW = Load([Lengths(1 + i % 3, 3 + i % 4) for i in range(8)], 5, 3)
+
+
+SINGLE = (  # running, waiting, slots, budget: prompts of requests that had to give their pages back may come late
+    ((9, 1), (4, 1), 3, 8),
+    ((9, 1), (4, 1), 3, 1),
+    ((1, 30, 5, 1), (), 4, 16),
+    ((), (6, 2, 1), 4, 64),
+    ((), (), 4, 64),
+)
+
+
+def random_load(seed: int) -> Load:
+    chance = random.Random(seed)
+    arrivals = sorted(chance.randrange(40) for _ in range(30))
+    return Load([Lengths(chance.randint(1, 30), chance.randint(1, 12), at) for at in arrivals], 5, 16)
+
+
+class Watched:
+    """A scheduler whose every choice is looked at. idle: [(step, slots)] that were empty while requests waited.
+
+    Raises:  Broken for a choice that may not be.
+    """
+
+    def __init__(self, fn: Callable) -> None:
+        self.fn, self.idle, self.refills = fn, list[tuple[int, int]](), set[bool]()
+        self.calls = 0
+
+    def __call__(self, running: list[int], waiting: list[int], slots: int, budget: int) -> list[int]:
+        given = [*running], [*waiting]
+        counts = self.fn(running, waiting, slots, budget)
+        if (running, waiting) != given:
+            raise Broken("input: your function has changed running or waiting, which belong to its caller.")
+        said = f"schedule({given[0]}, {given[1]}, {slots}, {budget}) returned {counts!r}"
+        check_counts(counts, *given, slots, budget, said)
+        left = budget - sum(counts)
+        idle = min(slots - len(counts), len(running) + len(waiting) - len(counts), left)
+        if idle > 0:
+            following = waiting[len(counts) - len(running)]
+            if following > left:
+                raise Broken(f"""chunks: {said}: {counted(left, "token")} of the budget are left, and nobody gets them.
+                    A prompt that is longer than that is read in parts: as much of it as fits.""")
+            self.idle.append((self.calls, idle))
+        if not any(counts) and running + waiting:
+            raise Broken(f"stuck: {said}: nobody reads anything, although somebody is there: this never ends.")
+        if waiting and len(counts) > len(running):
+            self.refills.add(bool(running))
+        self.calls += 1
+        return list(counts)
+
+
+def check_counts(counts: Any, running: list[int], waiting: list[int], slots: int, budget: int, said: str) -> None:
+    """Raise Broken for a choice that may not be, whatever comes next."""
+    if not isinstance(counts, list | tuple) or not all(type(n) is int for n in counts):
+        raise Broken(f"returns: {said}: return a list of ints, first one for each running request.")
+    if len(counts) < len(running) or min(counts, default=0) < 0:
+        raise Broken(f"""returns: {said}: there are {counted(len(running), "running request")}, and each gets a number,
+            0 if it has to wait.""")
+    if len(counts) > len(running) + len(waiting):
+        raise Broken(f"returns: {said}: that is more than {counted(len(running) + len(waiting), 'request')}.")
+    if len(counts) > slots:
+        raise Broken(f"slots: {said}: {len(counts)} requests run, and there are {counted(slots, 'slot')}.")
+    left = [*running, *waiting][: len(counts)]
+    over = next((i for i, n in enumerate(counts) if n > left[i]), None)
+    if over is not None:
+        raise Broken(f"tokens: {said}: request {over} has {counted(left[over], 'token')} to read, not {counts[over]}.")
+    if sum(counts) > budget:
+        raise Broken(f"budget: {said}: that is {sum(counts)} tokens in a step, over a budget of {budget}.")
+    decodes = [i for i, n in enumerate(running) if n == 1]
+    spoke = sum(counts[i] for i in decodes)
+    if spoke < min(len(decodes), budget):
+        quiet = next(i for i in decodes if not counts[i])
+        raise Broken(f"""decodes: {said}: request {quiet} decodes, and waits while prompts are read: whoever reads its
+            answer sees it stop. Decodes come first.""")
+    check_prompts(counts, left, decodes, budget, said)
+    if 0 in counts[len(running) :]:
+        raise Broken(f"admit: {said}: a request is admitted without a token. It keeps its slot and does nothing in it.")
+
+
+def check_prompts(counts: Sequence[int], left: list[int], decodes: list[int], budget: int, said: str) -> None:
+    """Raise Broken where prompts are not read in order of arrival, each as far as the budget goes."""
+    prompts = [i for i in range(len(counts)) if i not in decodes]
+    for first, second in zip(prompts, prompts[1:], strict=False):
+        if counts[first] < left[first] and counts[second]:
+            raise Broken(f"""starvation: {said}: request {second} reads {counted(counts[second], "token")}, and request
+                {first}, which came first, is not through with its prompt: with enough that come later it never is.""")
+    short = next((i for i in prompts if counts[i] < left[i]), None)
+    if short is not None and sum(counts) < budget:
+        raise Broken(f"""chunks: {said}: {counted(budget - sum(counts), "token")} of the budget are left, and request
+            {short} could read more of its prompt: as much as fits.""")
+
+
+def watched(fn: Callable, load: Load) -> Broken | tuple[Steps, Watched]:
+    choose = Watched(fn)
+    try:
+        return virtual_steps(*load, choose=choose), choose
+    except Broken as broken:
+        return broken
+
+
+def one_choice(fn: Callable, running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> Broken | None:
+    """What is wrong with a choice by itself."""
+    choose = Watched(fn)
+    try:
+        counts = choose([*running], [*waiting], slots, budget)
+    except Broken as broken:
+        return broken
+    return Broken(f"idle: a slot is free after {counts}, and requests wait for it.") if choose.idle else None
+
+
+def check_schedule(fn: Callable) -> Passed:
+    for load in (MIXED, ALONE, CHUNKS, NARROW, *map(random_load, range(3))):
+        found = alone(watched, fn, load, where=str(load))
+        if isinstance(found, Broken):
+            raise found.restate(f"{found.failed}: {capital(str(load))}, {found.message}")
+        steps, choose = found
+        if choose.idle:
+            raise Broken(f"idle: {told_idle(load, steps, choose)}")
+    for running, waiting, slots, budget in SINGLE:
+        where = f"for {list(running)} running and {list(waiting)} waiting, with {counted(slots, 'slot')},"
+        if broken := alone(one_choice, fn, running, waiting, slots, budget, where=where):
+            raise broken
+    steps, static = virtual_steps(*MIXED, choose=fn), virtual_steps(*MIXED, choose=schedule_static)
+    least = math.ceil(sum(NEW) / MIXED.slots)
+    return Passed(
+        f"""steps: {len(steps)} for {len(NEW)} requests of {min(NEW)} to {max(NEW)} tokens on {MIXED.slots} slots;
+        ceil(sum of lengths / slots) = {least} are the least, static batching takes {len(static)}""",
+        "idle slots: none while anybody waited and the budget lasted",
+        f"""budget: a prompt of {CHUNKS.requests[0].prompt} tokens is read in parts of at most {CHUNKS.budget},
+        and those who decode never wait for it""",
+    )
+
+
+def told_idle(load: Load, steps: Steps, choose: Watched) -> str:
+    """What slots that were empty have cost."""
+    best, total = len(virtual_steps(*load)), sum(n for _, n in choose.idle)
+    at, n = choose.idle[0]
+    text = f"""{capital(str(load))}, {counted(total, "slot")} were idle while requests waited, first {n} of them in step
+        {at}: {len(steps)} steps, where {best} are enough."""
+    if choose.refills == {False}:
+        return f"""{text} Requests are admitted only when nobody runs: that is static batching, in which all wait for
+            the longest. A slot is free as soon as its request has ended."""
+    return f"{text} Whoever waits may take a free slot in the very next step."
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+SIZE = 4
+SMALL = (  # free, pages of the request, tokens
+    ([3, 0, 5, 2], [7], 9),
+    ([3, 0, 5, 2], [7], 8),
+    ([3, 0, 5, 2], [], 1),
+    ([3, 0, 5, 2], [], 16),
+    ([3, 0], [7, 1], 16),
+    ([3, 0], [7, 1], 17),
+    ([], [7, 1], 8),
+    ([], [7, 1], 9),
+    ([3, 0, 5], [7, 1], 3),
+    ([3, 0, 5], [], 0),
+)
+COUNT, ROUNDS = 48, 400
+
+
+def check_reserve(fn: Callable) -> Passed:
+    for free, pages, tokens in SMALL:
+        where = f"reserve({free}, {pages}, {tokens}, {SIZE})"
+        returned, after, held = alone(once, fn, free, pages, tokens, where=f"in {where}")
+        if wrong := misuse(returned, free, pages, after, held, tokens):
+            failed, _, sentence = wrong.partition(": ")
+            raise Broken(f"{failed}: {where}: {sentence}")
+    found = alone(worked, fn, where="in a random workload,")
+    if isinstance(found, Broken):
+        raise found
+    waste, refused, held, scattered = found
+    return Passed(
+        f"""{len(SMALL)} small cases, and {ROUNDS} calls for requests that come, grow and go on {COUNT} pages: free +
+        used = {COUNT} after each""",
+        f"all or nothing: {refused} times too few pages were free, and nothing changed",
+        f"""waste: {waste / held:.2f} pages a request on average, in its last page; {scattered:.0%} of the requests held
+        pages that do not follow each other""",
+    )
+
+
+def once(fn: Callable, free: list[int], pages: list[int], tokens: int) -> tuple[Any, list[int], list[int]]:
+    after, held = [*free], [*pages]
+    return fn(after, held, tokens, SIZE), after, held
+
+
+def misuse(returned: Any, free: list[int], pages: list[int], after: list[int], held: list[int], tokens: int) -> str:
+    """What is wrong with a call that has made after of free and held of pages: a Reason, or ""."""
+    needed = math.ceil(tokens / SIZE)
+    missing = max(0, needed - len(pages))
+    now = f"free is {after} and pages are {held}"
+    if not isinstance(returned, bool | type(None)) or returned is None:
+        return f"returns: {type_text(type(returned).__name__)} was returned: return True or False."
+    if not returned:
+        if (sorted(after), held) != (sorted(free), pages):
+            return f"""all or nothing: it says False, and yet {now}. A request that is refused keeps what it has taken,
+                and nobody can use it: count first, then take."""
+        if missing > len(free):
+            return ""
+        why = f"{counted(missing, 'page')} would do, and {counted(len(free), 'page')} are free"
+        return f"refuse: it says False, but {why}. Any free page will do, and the last one, too."
+    if missing > len(free):
+        return f"""short: it says True, but {counted(missing, "page")} are missing and {counted(len(free), "page")}
+            free: {now}."""
+    if len(held) * SIZE < tokens:
+        return f"""short: it says True, but {counted(len(held), "page")} of {SIZE} hold {len(held) * SIZE} of {tokens}
+            tokens."""
+    if held[: len(pages)] != pages:
+        return f"""lost: {now}: the pages that the request had, {pages}, hold its first tokens: leave them where they
+            are."""
+    if len(held) > max(needed, len(pages)):
+        return f"""waste: {now}: {counted(len(held), "page")} for {counted(tokens, "token")}, where
+            {max(needed, len(pages))} hold them. Less than one page of a request may be empty."""
+    if both := sorted(set(after) & set(held)):
+        return f"twice: {now}: page {both[0]} is free and in use, so that the next request writes over this one's keys."
+    if sorted(after + held) != sorted(free + pages):
+        gone = sorted(set(free + pages) - set(after + held))
+        if gone:
+            return f"leak: {now}: page {gone[0]} is neither free nor in use: nobody will ever take it."
+        return f"twice: {now}: a page stands there twice."
+    return ""
+
+
+def worked(fn: Callable) -> Broken | tuple[float, int, int, float]:
+    """(pages that were empty, refusals, requests, share of scattered ones) of a random workload, or what broke."""
+    chance, free, requests = random.Random(13), [*range(COUNT)], list[tuple[list[int], int]]()
+    waste, refused, held, scattered = 0.0, 0, 0, 0
+    for _ in range(ROUNDS):
+        if requests and chance.random() < 0.3:
+            free += requests.pop(chance.randrange(len(requests)))[0]
+        grows = bool(requests) and chance.random() < 0.5
+        pages, tokens = requests.pop(chance.randrange(len(requests))) if grows else ([], 0)
+        more = tokens + chance.randint(1, 9)
+        before = [*free], [*pages]
+        returned = fn(free, pages, more, SIZE)
+        if wrong := misuse(returned, *before, free, pages, more):
+            failed, _, sentence = wrong.partition(": ")
+            return Broken(f"""{failed}: {COUNT} pages of {SIZE} tokens, of which {len(before[0])} are free, and
+                {counted(len(requests) + 1, "request")}; one that has {counted(len(before[1]), "page")} needs room for
+                {more} tokens: {sentence}""")
+        refused += not returned
+        if returned:
+            requests.append((pages, more))
+        elif pages:
+            requests.append((pages, tokens))
+        for kept, n in requests:
+            waste, held = waste + len(kept) - n / SIZE, held + 1
+            scattered += any(b - a != 1 for a, b in zip(kept, kept[1:], strict=False))
+    return waste, refused, held, scattered / held
+
+
+EXERCISES = (
+    Exercise("13.3", "the scheduler of continuous batching", schedule, 3, check_schedule),
+    Exercise("13.4", "pages without fragmentation", reserve, 3, check_reserve),
+)
