@@ -135,6 +135,7 @@ COMPLETED = {  # {exercise: what its last hint leaves open, in its order}
         "    best = found.seconds, found.nbytes, (dp, pp, tp)",
         'f"no grid of {ranks} ranks fits into {limit:,} bytes per rank: the least is {least:,}"',
     ],
+    "12.2": ["x[order // k]", "mine(there)", "back * weights.flatten()[order, None]"],
 }
 
 
