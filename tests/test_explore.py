@@ -194,7 +194,7 @@ def test_nvlink_ends_at_the_node():
     assert explored("tensor", tp=64).text == "96 heads of 128 cannot be shared by tp=64 ranks: tp must divide them"
 
 
-@pytest.mark.parametrize("name", explorers.FIVE)
+@pytest.mark.parametrize("name", explorers.ORDERS)
 def test_the_curve_of_bubbles_goes_through_the_schedule_that_is_drawn(name):
     times = schedules.evaluate(schedules.build(name, 4, 32), 1, 3, 1.5, 1.5)
     assert explorers.bubble(name, 4, 32, 3.0) == pytest.approx(times.bubble)

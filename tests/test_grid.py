@@ -102,7 +102,7 @@ def test_the_memory_of_a_step_is_measured_as_predicted(name, shape):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble_h1", "gems_master"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble_h1", "dualpipe", "gems_master"])
 def test_what_stages_keep_is_measured_as_predicted(schedule, recompute):
     """Both ranks of a pipeline, the most that autograd keeps in a step: within 4%, as the loss keeps a little more."""
     (model, tokens, spec), grid = gpt_of(vocabulary=12, block=16, heads=2, width=32, batch=8), grid_of(pp=2)
@@ -144,6 +144,7 @@ def test_in_flight_micro_batches_are_those_of_the_schedule(schedule, wanted):
 @pytest.mark.parametrize("name", schedules.CATALOG)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_in_flight_micro_batches_of_long_steps_are_those_of_evaluate(name, ranks):
+    ranks += name == "dualpipe" and ranks % 2
     m = 2 if name == "gems_mast" else 24
     peak = schedules.evaluate(schedules.build(name, ranks, m)).peak
     assert in_flight(memory.deal(name, ranks, m)) == list(peak)
@@ -165,6 +166,7 @@ def test_recomputed_graphs_wait_for_their_weight_gradients():
 def test_the_time_of_a_pipeline_is_that_of_its_schedule(name, ranks, micro_batches):
     """Exact for few micro-batches and for equal stages; within 2% where a long step is told from a short one."""
     micro_batches = 2 if name == "gems_mast" else micro_batches
+    ranks += name == "dualpipe" and ranks % 2
     plan = schedules.build(name, ranks, micro_batches)
     for uneven in (0.0, 0.1):
         forward = [1 + uneven * (stage * 7 % 5) / 5 for stage in range(plan.stages)]

@@ -72,7 +72,7 @@ def one_step(comm, model, schedule, x, y, layers, recompute=False):
 
 def micro_batches(name, ranks):
     """As many as this schedule can have, of those that divide the batch."""
-    return 2 if name == "gems_mast" else 6 if ranks == 3 else 4
+    return 2 if name == "gems_mast" else 6 if ranks == 3 or name.startswith("dualpipe") else 4
 
 
 def difference(ranks, want):
@@ -88,6 +88,8 @@ def test_every_schedule_gives_the_gradients_of_the_model_as_a_whole(case, ranks)
     model, x, y, layers = CASES[case]
     want = one_rank(model, x, y)
     for name in schedules.CATALOG:
+        if name == "dualpipe" and ranks % 2:
+            continue  # its halves meet between two ranks
         schedule = schedules.build(name, ranks, micro_batches(name, ranks))
         assert difference(sim.run(ranks, one_step, model, schedule, x, y, layers), want) < 1e-12, name
 
@@ -117,13 +119,11 @@ def test_recompute_is_bit_equal_and_buffers_change_once(name):
 def test_who_shares_a_weight_has_bitwise_the_same_gradient():
     """Tied weights of a GPT on the first and the last rank; of GEMS's replicas, everything on two ranks."""
     model, x, y, layers = CASES["gpt"]
-    for name in ("1f1b", "gems_master"):
+    for name in ("1f1b", "gems_master", "dualpipe"):
         found = sim.run(4, one_step, model, schedules.build(name, 4, 4), x, y, layers)
         holders = {n: [g[n] for _, g, _ in found if n in g] for n, _ in model.named_parameters()}
         assert len(holders["tokens.weight"]) == 2
-        assert all(
-            len(gradients) == (2 if name == "gems_master" else 1) for n, gradients in holders.items() if "b" in n
-        )
+        assert all(len(gradients) == (1 if name == "1f1b" else 2) for n, gradients in holders.items() if "b" in n)
         assert all(torch.equal(g, gradients[0]) for gradients in holders.values() for g in gradients)
         assert len({loss for loss, _, _ in found}) == 1
 

@@ -63,7 +63,9 @@ def test_a_bad_schedule_is_refused_in_one_sentence_before_it_runs(verb, asked, e
     assert caught.value._render_traceback_() == [f"{error.__name__}: {caught.value}"], "no traceback in a notebook"
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zero_bubble_h1", "gems_master"])
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "interleaved", "zero_bubble_h1", "zero_bubble_v", "dualpipe", "dualpipe_v"]
+)
 def test_simulated_ranks_take_what_was_planned(name, alone):
     run = lab.pipeline(name)
     assert run.measured.makespan == pytest.approx(run.predicted.makespan, rel=1e-3)  # messages take 1 us

@@ -9,7 +9,8 @@ from hpdl_lab.parallel.pipeline.reports import TimedStage
 from hpdl_lab.parallel.pipeline.run_schedule import run_schedule
 from hpdl_lab.schedules import build, evaluate, from_csv, from_strings, to_csv, to_strings, validate
 
-OURS = [("gpipe", 4, 8), ("1f1b", 4, 8), ("1f1b", 3, 7), ("interleaved", 4, 8), ("zero_bubble_h1", 4, 9)]
+OURS = [("gpipe", 4, 8), ("1f1b", 4, 8), ("1f1b", 3, 7), ("interleaved", 4, 8), ("zero_bubble_h1", 4, 9),
+        ("zero_bubble_v", 4, 8)]  # fmt: skip
 SHAPES = [(1, 1), (2, 2), (2, 5), (3, 4), (4, 4), (4, 8), (4, 11), (8, 16)]
 
 
@@ -53,11 +54,6 @@ def test_torch_reads_and_validates_ours(theirs, name, p, m):
     theirs._simulate_comms_compute(with_messages, schedule.rank_of, schedule.stages)  # raises where it would deadlock
     assert from_strings([[str(a) for a in with_messages[r]] for r in range(p)], name).rows == schedule.rows
     assert "Rank 3" in theirs._format_pipeline_order(actions) or p == 3
-
-
-def test_torch_reads_the_actions_of_gems_though_it_has_no_replicas(theirs):
-    schedule = build("gems_master", 4, 6)
-    assert [[str(a) for a in row] for row in parsed(theirs, schedule).values()] == to_strings(schedule)
 
 
 def executed(kind, rank, p, m):
@@ -104,23 +100,37 @@ def test_zb_h1_is_torchs_zero_bubble_of_one_stage_per_rank(theirs, p, m):
     )
 
 
+@pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 4), (3, 7), (4, 8), (4, 13), (8, 16)])
+def test_zb_v_and_dualpipe_v_are_torchs(theirs, p, m):
+    """Torch's own layout asks for as many ranks as a V has; DualPipe-V's pairs are its OVERLAP_F_B."""
+    for name, kind in (("zero_bubble_v", "ScheduleZBVZeroBubble"), ("dualpipe_v", "ScheduleDualPipeV")):
+        listed = order_of(getattr(theirs, kind)(stages_of(0, p, 2), m))
+        assert listed == to_strings(build(name, p, m)), name
+        assert from_strings(listed, name) == build(name, p, m)
+
+
+@pytest.mark.parametrize("name", ["gems_master", "dualpipe"])
+def test_torch_reads_the_actions_of_replicas_though_it_has_none(theirs, name):
+    schedule = build(name, 4, 8)
+    assert [[str(a) for a in row] for row in parsed(theirs, schedule).values()] == to_strings(schedule)
+
+
 def timed_step(comm, schedule):
     """Carry out `schedule` with stages that take half a unit for F, I and W, and one for B: two stages per rank."""
     stages = {n: TimedStage(comm.compute, 0.5, 1.0, 0.5, 0.5) for n in schedule.stages_of(comm.rank)}
     run_schedule(comm, schedule, stages)
 
 
-@pytest.mark.parametrize("kind", ["ScheduleZBVZeroBubble", "ScheduleDualPipeV", "ScheduleLoopedBFS"])
-def test_schedules_that_only_torch_has_are_taken_over_and_carried_out(theirs, kind):
+@pytest.mark.parametrize("kind", ["ScheduleDualPipeV", "ScheduleLoopedBFS"])
+def test_schedules_of_torch_are_taken_over_and_carried_out(theirs, kind):
     p, m = 4, 8
     torchs = getattr(theirs, kind)(stages_of(0, p, 2), m)
     schedule = validate(from_strings([[str(a) if a else "" for a in torchs.pipeline_order[r]] for r in range(p)], kind))
     assert (schedule.stages, schedule.micro_batches) == (8, m)
-    v_shaped = kind != "ScheduleLoopedBFS"
-    assert schedule.stages_of(0) == ([0, 7] if v_shaped else [0, 4])
+    assert schedule.stages_of(0) == ([0, 7] if kind == "ScheduleDualPipeV" else [0, 4])
     run = sim.run(p, timed_step, schedule)
     assert run.seconds == pytest.approx(evaluate(schedule).makespan, rel=1e-4)  # but for microseconds of messages
-    assert evaluate(schedule).makespan == (25.5 if v_shaped else 28.5)
+    assert evaluate(schedule).makespan == (27 if kind == "ScheduleDualPipeV" else 28.5)
 
 
 def test_files_go_both_ways(theirs, tmp_path):

@@ -7,7 +7,7 @@ executes them is parallel/hybrid/model.py.
 from .catalog import CATALOG, build
 from .evaluation import Evaluation, Timed, evaluate, summary
 from .printing import compact, over_time
-from .schedule import KINDS, Action, Schedule
+from .schedule import KINDS, Action, Pair, Schedule
 from .strings import from_csv, from_strings, to_csv, to_strings
 from .validation import validate
 
@@ -16,6 +16,7 @@ __all__ = [
     "KINDS",
     "Action",
     "Evaluation",
+    "Pair",
     "Schedule",
     "Timed",
     "build",

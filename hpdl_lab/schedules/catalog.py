@@ -3,21 +3,24 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..units import counted
 from .gpipe import gems, gpipe
 from .one_f_one_b import interleaved, one_f_one_b, zero_bubble_h1
 from .schedule import Schedule
+from .v_shaped import dualpipe, dualpipe_v, zero_bubble_v
 
 
 class Entry(NamedTuple):
     """A schedule that has a name.
 
-    row:      function of (rank, ranks, micro_batches), and of chunks where `chunked`, that makes the row of a rank.
+    row:      function of (rank, ranks, micro_batches), and of chunks where any number is possible: the row of a rank.
+    chunks:   stages of one model that a rank holds; None: as many as are asked for.
     replicas: models that the ranks hold together.
     demand:   function of (ranks, micro_batches) that answers with what is missing, a sentence, or with "".
     """
 
     row: Callable
-    chunked: bool = False
+    chunks: int | None = 1
     replicas: int = 1
     demand: Callable = lambda ranks, micro_batches: ""
 
@@ -48,34 +51,48 @@ def exactly_two(ranks: int, micro_batches: int) -> str:
     return ""
 
 
+def meet(ranks: int, micro_batches: int) -> str:
+    if ranks % 2:
+        return f"has two replicas that meet in the middle of its ranks: an even number of them is needed, got {ranks}"
+    return one_each(ranks, micro_batches)
+
+
 CATALOG = {
     "gpipe": Entry(gpipe),
     "1f1b": Entry(one_f_one_b),
-    "interleaved": Entry(interleaved, chunked=True, demand=multiple),
+    "interleaved": Entry(interleaved, chunks=None, demand=multiple),
     "zero_bubble_h1": Entry(zero_bubble_h1, demand=enough),
+    "zero_bubble_v": Entry(zero_bubble_v, chunks=2),
+    "dualpipe": Entry(dualpipe, replicas=2, demand=meet),
+    "dualpipe_v": Entry(dualpipe_v, chunks=2),
     "gems_mast": Entry(gems, replicas=2, demand=exactly_two),
     "gems_master": Entry(gems, replicas=2, demand=one_each),
 }
 
 
+FOLDED = ("zero_bubble_v", "dualpipe", "dualpipe_v")  # which need 2 p micro-batches to fill p ranks
+
+
 def build(name: str, ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """The schedule `name` for a pipeline of `ranks` ranks.
 
-    Args:    chunks: stages per rank; only "interleaved" has more than one, 2 if not said.
+    Args:    chunks: stages per rank; only "interleaved" has a choice, 2 if not said.
     Raises:  ValueError, a sentence with numbers, for an unknown name or numbers that the schedule cannot have.
     """
     if name not in CATALOG:
         raise ValueError(f"no schedule is called {name!r}. Known: {', '.join(CATALOG)}")
     entry = CATALOG[name]
-    chunks = chunks if chunks is not None else 2 if entry.chunked else 1
+    chunks = chunks if chunks is not None else entry.chunks or 2
     for what, number in (("ranks", ranks), ("micro_batches", micro_batches), ("chunks", chunks)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ValueError(f"{what} of a schedule is a whole number, at least 1, got {number!r}")
-    if chunks > 1 and not entry.chunked:
-        raise ValueError(f"{name} has one chunk per rank, got {chunks}: interleaved has more")
+    if entry.chunks and chunks != entry.chunks:
+        raise ValueError(
+            f"{name} has {counted(entry.chunks, 'chunk')} per rank, got {chunks}: interleaved has a choice"
+        )
     missing = entry.demand(ranks, micro_batches)
     if missing:
         raise ValueError(f"{name} {missing}")
-    more = (chunks,) if entry.chunked else ()
-    rows = tuple(tuple(entry.row(rank, ranks, micro_batches, *more)) for rank in range(ranks))
-    return Schedule(name, ranks, ranks * chunks, micro_batches, entry.replicas, rows)
+    more = () if entry.chunks else (chunks,)
+    rows = [entry.row(rank, ranks, micro_batches, *more) for rank in range(ranks)]
+    return Schedule.of(name, ranks * chunks, micro_batches, entry.replicas, rows)

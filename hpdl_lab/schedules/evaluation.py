@@ -6,12 +6,12 @@ fractions: nothing but sums and one division by the number of chunks is done wit
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, chain, count, pairwise
+from itertools import accumulate, chain, count, islice, pairwise
 from numbers import Real
 from typing import Any, NamedTuple
 
 from ..predict.graph import Graph, Need
-from .catalog import build
+from .catalog import FOLDED, build
 from .schedule import Action, require_schedule
 
 MANY = 16  # ranks from which a round of as many micro-batches as ranks is long enough
@@ -48,13 +48,20 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    schedule: Any, forward: Cost = 1, backward: Cost = 2, input: Cost = 1, weight: Cost = 1, transfer: Any = 0
+    schedule: Any,
+    forward: Cost = 1,
+    backward: Cost = 2,
+    input: Cost = 1,
+    weight: Cost = 1,
+    transfer: Any = 0,
+    pair: float | None = None,
 ) -> Evaluation:
     """Time a schedule.
 
     Args:    forward, backward, input, weight: time of an F, B, I, W. A number is what one micro-batch costs on a
              rank: with v chunks each takes 1/v of it. A sequence has one number for each stage of the model.
              transfer: from the end of an action to the begin of what needs it on another rank.
+             pair: time of an F and a B that overlap (Pair), at least that of each; None: F, and then B.
     Returns: Evaluation.
     Raises:  ValueError that names the cycle where the schedule deadlocks; for sequences of another length, and what is
              no time; TypeError for what is no Schedule.
@@ -62,7 +69,11 @@ def evaluate(
     require_schedule(schedule)
     costs = {"F": per_stage(schedule, "forward", forward), "B": per_stage(schedule, "backward", backward)}
     costs |= {"I": per_stage(schedule, "input", input), "W": per_stage(schedule, "weight", weight)}
-    return summary(timed(schedule, costs, transfer))
+    if pair is not None:
+        pair, least = per_stage(schedule, "pair", pair)[0], max(*costs["F"], *costs["B"])
+        if pair < least:
+            raise ValueError(f"a pair takes at least as long as its forward and its backward, {least}, got {pair}")
+    return summary(timed(schedule, costs, transfer, pair))
 
 
 def per_stage(schedule: Any, what: str, cost: Cost) -> list[float]:
@@ -78,14 +89,27 @@ def per_stage(schedule: Any, what: str, cost: Cost) -> list[float]:
     return costs
 
 
-def timed(schedule: Any, costs: Mapping[str, Sequence[float]], transfer: float) -> list[list[Timed]]:
-    """A list of Timed for each rank. costs: {kind: [time of each stage of the model]}."""
+def timed(
+    schedule: Any, costs: Mapping[str, Sequence[float]], transfer: float, pair: float | None = None
+) -> list[list[Timed]]:
+    """A list of Timed for each rank. costs: {kind: [time of each stage of the model]}; pair: time of one, or None.
+
+    A pair begins with its forward and ends with its backward.
+    """
     graph = graph_of(schedule)
     if len(graph.order) < len(graph.seconds):
         raise ValueError(deadlock(schedule, set(graph.order)))
-    begins, ends = graph.times(seconds_of(schedule, costs), transfer)
-    times = zip(chain.from_iterable(schedule.rows), begins, ends, strict=True)
-    return [[Timed(*next(times)) for _ in row] for row in schedule.rows]
+    actions, seconds = list(chain.from_iterable(schedule.rows)), seconds_of(schedule, costs)
+    second = [n + 1 for n, action in enumerate(actions) if action in schedule.paired]
+    alone = [seconds[n] for n in second]
+    if pair is not None:
+        for n in second:
+            seconds[n] = pair - seconds[n - 1]
+    begins, ends = graph.times(seconds, transfer)
+    for n, least in zip(second, alone, strict=True):
+        begins[n] = min(begins[n], ends[n] - least)
+    times = map(Timed, actions, begins, ends)
+    return [list(islice(times, len(row))) for row in schedule.rows]
 
 
 def seconds_of(schedule: Any, costs: Mapping[str, Sequence[float]]) -> list[float]:
@@ -95,9 +119,13 @@ def seconds_of(schedule: Any, costs: Mapping[str, Sequence[float]]) -> list[floa
 
 
 def graph_of(schedule: Any) -> Graph:
-    """The Graph with a task for each action, rank by rank. One that needs what no rank does waits for itself."""
+    """The Graph with a task for each action, rank by rank. One that needs what no rank does waits for itself.
+
+    What needs the forward of a pair waits for the backward behind it, with which the pair ends.
+    """
     graph = Graph()
     numbers = {action: number for number, action in enumerate(chain.from_iterable(schedule.rows))}
+    numbers |= {forward: numbers[backward] for forward, backward in schedule.partner.items()}
     for rank, row in enumerate(schedule.rows):
         first = len(graph.seconds)
         for number, action in enumerate(row, start=first):
@@ -135,7 +163,7 @@ def deadlock(schedule: Any, done: set[int]) -> str:
 def summary(rows: list[list[Timed]]) -> Evaluation:
     """The Evaluation of a list of Timed for each rank, measured or calculated; the clock begins at 0."""
     makespan = max((row[-1].end for row in rows if row), default=0)
-    busy = sum(end - begin for row in rows for _, begin, end in row)
+    busy = sum(map(covered, rows))
     live = tuple(held(row) for row in rows)
     return Evaluation(
         rows=tuple(map(tuple, rows)),
@@ -144,6 +172,15 @@ def summary(rows: list[list[Timed]]) -> Evaluation:
         live=live,
         peak=tuple(max((count for _, count in counts), default=0) for counts in live),
     )
+
+
+def covered(row: Iterable[Timed]) -> float:
+    """How long one rank is busy, counted once where a pair overlaps."""
+    busy: float = 0
+    until: float = 0
+    for _, begin, end in sorted(row, key=lambda timed: timed.begin):
+        busy, until = busy + max(0, end - max(begin, until)), max(until, end)
+    return busy
 
 
 def held(row: list[Timed]) -> tuple[tuple[float, ...], ...]:
@@ -198,7 +235,7 @@ def pipeline_time(
         gradients = tuple(tuple((stage, begins[n], ends[n]) for stage, n in stages) for stages in last)
         return PipelineTime(tuple(ends[after - 1] if after > first else 0.0 for first, after in bounds), gradients)
 
-    counts, more = rounds_of(ranks, micro_batches)
+    counts, more = rounds_of(name, ranks, micro_batches)
     if not more:
         return of(micro_batches)
     short, long = map(of, counts)
@@ -214,9 +251,9 @@ def pipeline_time(
     return PipelineTime(ends, gradients)
 
 
-def rounds_of(ranks: int, micro_batches: int) -> tuple[tuple[int, ...], int]:
+def rounds_of(name: str, ranks: int, micro_batches: int) -> tuple[tuple[int, ...], int]:
     """((few micro-batches, a round more), more): a long step is one with few, and `more` rounds; 0 of a short one."""
-    period = 2 * ranks if ranks < MANY else ranks
+    period = 2 * ranks if ranks < MANY or name in FOLDED else ranks
     more, rest = divmod(micro_batches - period, period) if micro_batches > 2 * period else (0, 0)
     return (period + rest, 2 * period + rest), more
 

@@ -8,12 +8,19 @@ LONGEST_BLOCK = 6  # actions that are written once with a number of repetitions 
 def compact(schedule: Any) -> str:
     """One line per rank: "rank 0: 3F 5FB 3B" is three forwards, five times a forward and a backward, three backwards.
 
-    Micro-batches are left out: each kind takes them in turn. Ranks with several stages number them: F0, F1.
+    Micro-batches are left out: each kind takes them in turn. Ranks with several stages number them: F0, F1. What
+    overlaps stands together: F0&B1.
     """
     lines = []
     for rank, row in enumerate(schedule.rows):
         places = {stage: place for place, stage in enumerate(sorted({action.stage for action in row}))}
-        symbols = [f"{kind}{places[stage]}" if len(places) > 1 else kind for stage, kind, _ in row]
+        symbols: list[str] = []
+        for action in row:
+            symbol = f"{action.kind}{places[action.stage]}" if len(places) > 1 else action.kind
+            if symbols and symbols[-1].endswith("&"):
+                symbols[-1] += symbol
+            else:
+                symbols.append(symbol + "&" * (action in schedule.paired))
         lines.append(f"rank {rank}: {' '.join(shortest(symbols))}")
     return "\n".join(lines)
 
@@ -28,11 +35,12 @@ def shortest(symbols: list[str]) -> list[str]:
     for i in reversed(range(n)):
         ways = []
         for long in range(1, min(LONGEST_BLOCK, n - i) + 1):
-            block, times, j = symbols[i : i + long], 0, i
-            while symbols[j : j + long] == block:
+            part, times, j = symbols[i : i + long], 0, i
+            block = "".join(part)
+            while symbols[j : j + long] == part:
                 times, j = times + 1, j + long
-                text = "".join(block) if times == 1 else f"{times}{''.join(block)}"
-                ways.append((best[j][0] + 1 + long, best[j][1] + times, text, j))
+                text = block if times == 1 else f"{times}{block}"
+                ways.append((best[j][0] + 1 + long + block.count("&"), best[j][1] + times, text, j))
         best[i] = min(ways)
     texts, i = [], 0
     while i < n:

@@ -4,8 +4,10 @@ A model is cut into stages, a batch into micro-batches. A schedule says in which
 nothing about when: times follow from the order (evaluation.py), and messages follow from the stages' neighbors.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from .printing import compact
@@ -29,6 +31,25 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
+class Pair(NamedTuple):
+    """A forward and the whole backward of another micro-batch, done as one: while one communicates, the other computes.
+
+    They begin when what both need is there, and what both make is sent when both are done. Written as torch writes it.
+    """
+
+    forward: Action
+    backward: Action
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+
+def apart(row: Iterable[Action | Pair]) -> tuple[tuple[Action, ...], frozenset[Action]]:
+    """(the Actions of a row, those of them that are the forward of a Pair)."""
+    parts = [part if isinstance(part, Pair) else (part,) for part in row]
+    return tuple(chain.from_iterable(parts)), frozenset(part[0] for part in parts if len(part) == 2)
+
+
 @dataclass(frozen=True)
 class Schedule:
     """One step of a pipeline.
@@ -39,6 +60,7 @@ class Schedule:
     replicas:      whole models that the ranks hold; replica k has micro-batches k, k + replicas, ..., and its stages
                    are numbered k * stages to (k + 1) * stages - 1.
     rows:          rows[r] is a tuple of the Actions of rank r, in order.
+    paired:        the forwards that overlap with the backward that follows in their row: see Pair.
     """
 
     name: str
@@ -47,6 +69,14 @@ class Schedule:
     micro_batches: int
     replicas: int
     rows: tuple
+    paired: frozenset = frozenset()
+
+    @classmethod
+    def of(cls, name: str, stages: int, micro_batches: int, replicas: int, rows: Iterable[Iterable]) -> "Schedule":
+        """The Schedule of rows of Actions and Pairs; stages: of one model."""
+        found = [apart(row) for row in rows]
+        paired = frozenset(chain.from_iterable(forwards for _, forwards in found))
+        return cls(name, len(found), stages, micro_batches, replicas, tuple(row for row, _ in found), paired)
 
     def __str__(self) -> str:
         return compact(self)
@@ -55,6 +85,11 @@ class Schedule:
     def chunks(self) -> int:
         """How many stages of one model a rank holds."""
         return self.stages // self.ranks
+
+    @cached_property
+    def partner(self) -> dict[Action, Action]:
+        """{the forward of a pair: its backward}."""
+        return {a: b for row in self.rows for a, b in pairwise(row) if a in self.paired}
 
     @cached_property
     def _ranks_of_stages(self) -> dict[int, int]:
@@ -101,13 +136,15 @@ class Schedule:
         """What must be done before `action`, as (stage, kinds, micro-batch): one of those kinds is enough.
 
         Forward needs the forward of the stage before. Backward needs its own forward and the backward of the stage
-        after. The gradient of weights needs the gradient of the input, which leaves the output's gradient behind.
+        after. The gradient of weights needs the gradient of the input, which leaves the output's gradient behind. The
+        forward of a pair also needs what its backward needs.
         """
+        both = self.needs(self.partner[action]) if action in self.partner else []
         stage, kind, micro_batch = action
         if kind == "W":
             return [(stage, "I", micro_batch)]
         if kind == "F":
-            return [] if self.is_first(stage) else [(stage - 1, "F", micro_batch)]
+            return both if self.is_first(stage) else [(stage - 1, "F", micro_batch), *both]
         needed = [(stage, "F", micro_batch)]
         if not self.is_last(stage):
             needed.append((stage + 1, "BI", micro_batch))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from .schedule import Action, Schedule
+from .schedule import Action, Pair, Schedule, apart
 
 ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 # What torch adds to a schedule for its own runtime. Here messages follow from the stages' neighbors.
@@ -14,15 +14,17 @@ TOGETHER = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
 def to_strings(schedule: Schedule) -> list[list[str]]:
-    """One list of strings per rank: [["0F0", "0F1", ...], ["1F0", ...]]."""
-    return [[str(action) for action in row] for row in schedule.rows]
+    """One list of strings per rank: [["0F0", "0F1", ...], ["1F0", ...]]; a pair is one string."""
+    with_pairs = [[Pair(a, schedule.partner[a]) if a in schedule.partner else a for a in row] for row in schedule.rows]
+    seconds = {*schedule.partner.values()}
+    return [[str(part) for part in row if part not in seconds] for row in with_pairs]
 
 
 def from_strings(rows: list[Any] | None, name: str = "imported", replicas: int = 1) -> Schedule:
     """The Schedule that `rows` of strings say: one row per rank, as to_strings and torch write them.
 
-    Empty cells are left out, and what torch adds for its messages and shards. Actions that torch would overlap come
-    one after the other. Ranks hold the stages that their rows name.
+    Empty cells are left out, and what torch adds for its messages and shards. Ranks hold the stages that their rows
+    name.
 
     Args:    replicas: whole models among the stages; torch's schedules have one.
     Raises:  ValueError with the place of what is no action, or without any. Whether the schedule can run is
@@ -35,27 +37,29 @@ def from_strings(rows: list[Any] | None, name: str = "imported", replicas: int =
         )
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         raise ValueError(f"replicas={replicas!r}: a whole number of at least 1 is needed")
-    parsed = tuple(
-        tuple(action for place, text in enumerate(row) for action in parse(text, rank, place))
-        for rank, row in enumerate(rows)
-    )
-    actions = [action for row in parsed for action in row]
+    parsed = [
+        [part for place, text in enumerate(row) for part in parse(text, rank, place)] for rank, row in enumerate(rows)
+    ]
+    actions = [action for row in parsed for action in apart(row)[0]]
     if not actions:
         raise ValueError(f"there is no action in {len(parsed)} rows: a schedule has some, such as 0F0")
     stages = max(action.stage for action in actions) + 1
     if stages % replicas:
         raise ValueError(f"{replicas} replicas cannot have equal parts of {stages} stages")
     micro_batches = max(action.micro_batch for action in actions) + 1
-    return Schedule(name, len(parsed), stages // replicas, micro_batches, replicas, parsed)
+    return Schedule.of(name, stages // replicas, micro_batches, replicas, parsed)
 
 
-def parse(text: str, rank: int, place: int) -> list[Action]:
-    """The actions in one cell: none, one, or those that torch would overlap."""
+def parse(text: str, rank: int, place: int) -> list[Action | Pair]:
+    """What is in one cell: nothing, an Action or a Pair."""
     text = str(text or "").strip()
     if not text or ADDED.fullmatch(text):
         return []
     if together := TOGETHER.fullmatch(text):
-        return [action for part in together[1].split(";") for action in parse(part, rank, place)]
+        parts = [a for part in together[1].split(";") for a in apart(parse(part, rank, place))[0]]
+        if len(parts) != 2:
+            raise ValueError(f"row {rank}, cell {place}: {text!r} has {len(parts)} actions, and two overlap")
+        return [Pair(*parts)]
     found = ACTION.fullmatch(text)
     if not found:
         raise ValueError(

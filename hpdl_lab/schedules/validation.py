@@ -1,6 +1,6 @@
 """Whether a schedule can run: every action once, in an order that ends, within the memory that there is."""
 
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 from .evaluation import evaluate
@@ -24,7 +24,7 @@ def validate(schedule: Any, most_live: Any = None) -> Any:
     if schedule.micro_batches < schedule.replicas:
         few = f"{schedule.micro_batches} micro-batch{'es' if schedule.micro_batches > 1 else ''}"
         raise ValueError(f"{schedule.name} has {schedule.replicas} replicas and {few}: each replica needs at least one")
-    for check in (in_range, one_rank, once, complete, in_order):
+    for check in (in_range, one_rank, once, complete, pairs, in_order):
         check(schedule)
     times = evaluate(schedule)  # raises where ranks wait for each other
     if most_live is not None:
@@ -94,6 +94,23 @@ def complete(schedule: Any) -> None:
             if len(kinds) == 2 and "B" not in kinds:
                 lost = "W" if "I" in kinds else "I"
                 raise ValueError(f"{schedule.name}: no rank does {stage}{lost}{i}, the other half of a backward")
+
+
+def pairs(schedule: Any) -> None:
+    """What overlaps is a forward, and the whole backward after it, of another micro-batch or stage."""
+    for rank, row in enumerate(schedule.rows):
+        for first, second in pairwise((*row, None)):
+            if first not in schedule.paired:
+                continue
+            if (
+                second is None
+                or first.kind + second.kind != "FB"
+                or (first.stage, first[2]) == (second.stage, second[2])
+            ):
+                raise ValueError(
+                    f"{schedule.name}: on rank {rank} {first} would overlap with {second or 'nothing'}: a pair is a "
+                    "forward and, behind it, the whole backward of another micro-batch"
+                )
 
 
 def in_order(schedule: Any) -> None:

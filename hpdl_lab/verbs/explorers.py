@@ -341,7 +341,7 @@ def target(batch: int, ranks: int, noise_scale: float, link: float) -> Picture:
 
 # -- 08: memory -------------------------------------------------------------------------------------------------------
 
-SHAPES = {  # layers, width, heads, vocabulary; but for 7B and 175B: Narayanan et al. 2021, arXiv:2104.04473, table 1
+PIPELINES = {  # layers, width, heads, vocabulary; but for 7B and 175B: Narayanan et al. 2021, arXiv:2104.04473, table 1
     "1.7B": (24, 2304, 24, 51200),
     "7B": (32, 4096, 32, 128256),  # a GPT with the layers, width and vocabulary of Llama 3 8B
     "18B": (40, 6144, 48, 51200),
@@ -361,7 +361,7 @@ IN_FLIGHT = 2  # micro-batches for each stage of a pipeline
 @functools.lru_cache(maxsize=32)
 def model_spec(model: str, dtype: str) -> Spec:
     """With dropout, and with attention that keeps its weights, as in Korthikanti et al. 2022."""
-    layers, width, heads, vocabulary = SHAPES[model]
+    layers, width, heads, vocabulary = PIPELINES[model]
     return gpt(model, layers, width, heads, vocabulary, TOKENS, DTYPES[dtype], eager=True)
 
 
@@ -435,14 +435,14 @@ def tensor(tp: int, hidden_size: int, link: str) -> Picture:
 
 # -- 10: pipelines ----------------------------------------------------------------------------------------------------
 
-FIVE = ("gpipe", "1f1b", "interleaved", "zero_bubble_h1", "gems_master")
+ORDERS = ("gpipe", "1f1b", "interleaved", "zero_bubble_h1", "zero_bubble_v", "dualpipe", "gems_master")
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 @functools.lru_cache(maxsize=4096)
 def bubble(schedule: str, p: int, m: int, backward: float) -> float | None:
     """Share of the ranks' time in which they wait; None where the schedule cannot have these numbers."""
-    chunks = 2 if schedule == "interleaved" else 1
+    chunks = schedules.CATALOG[schedule].chunks or 2
     costs: list[Any] = [(1 / chunks, backward / chunks, backward / 2 / chunks, backward / 2 / chunks)] * (p * chunks)
     try:
         return 1 - m * (1 + backward) / schedules.evaluation.pipeline_time(schedule, p, m, costs, 0).seconds
@@ -456,7 +456,7 @@ def pipeline(stages: int, micro_batches: int, backward: float, schedule: str) ->
     times = schedules.evaluate(plan, 1, backward, backward / 2, backward / 2)
     curves = {
         name: [(m, 100 * b) for m in MICRO_BATCHES if (b := bubble(name, stages, m, backward)) is not None]
-        for name in FIVE
+        for name in ORDERS
     }
     held = counted(max(times.peak), "micro-batch", "micro-batches") + (", half a stage each" if plan.chunks > 1 else "")
     text = f"{plan.name}: {number_text(float(times.makespan))} units of time, bubble {times.bubble:.1%}; "
@@ -578,7 +578,7 @@ EXPLORERS: dict[str, Explorer] = {
     ),
     "memory": (
         {
-            "model": Control(tuple(SHAPES), "7B"),
+            "model": Control(tuple(PIPELINES), "7B"),
             "dtype": Control(tuple(DTYPES), SIXTEEN),
             "stage": Control((0, 1, 2, 3), 1),
             "ranks": Control(doublings(1, 16384), 64, "{:,}".format),
@@ -611,7 +611,7 @@ EXPLORERS: dict[str, Explorer] = {
             "stages": Control((2, 3, 4, 6, 8), 4),
             "micro_batches": Control(MICRO_BATCHES, 8),
             "backward": Control((1.0, 1.5, 2.0, 2.5, 3.0), 2.0, lambda ratio: f"{number_text(ratio)} forwards"),
-            "schedule": Control(FIVE, "1f1b"),
+            "schedule": Control(ORDERS, "1f1b"),
         },
         pipeline,
     ),

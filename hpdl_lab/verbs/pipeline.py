@@ -15,7 +15,8 @@ from ..parallel.pipeline.run_schedule import timed_actions
 from ..parallel.pipeline.split import partition
 from ..plots import live
 from ..plots import schedule as drawing
-from ..schedules import Action, Evaluation, Schedule, Timed
+from ..schedules import Action, Evaluation, Pair, Schedule, Timed
+from ..schedules.schedule import apart
 from ..schedules.strings import parse
 from ..trace import seconds_text
 from ..units import counted, require_int, require_number
@@ -210,20 +211,23 @@ def schedule_of(row: Callable[..., Any], ranks: int, micro_batches: int, chunks:
         raise TypeError(f"{name} is no function of a row: f(rank, ranks, micro_batches) is needed") from None
     chunks = chunks or (2 if "chunks" in takes else 1)
     more = (chunks,) if "chunks" in takes else ()
-    rows = tuple(actions_of(row(rank, ranks, micro_batches, *more), name, rank) for rank in range(ranks))
-    return Schedule(name, ranks, ranks * chunks, micro_batches, 1, rows)
+    rows = [actions_of(row(rank, ranks, micro_batches, *more), name, rank) for rank in range(ranks)]
+    return Schedule.of(name, ranks * chunks, micro_batches, 1, rows)
 
 
-def actions_of(row: Any, name: str, rank: int) -> tuple[Action, ...]:
-    """The Actions of what the function has made for one rank: Actions, or texts as torch writes them, "2F5"."""
-    actions: list[Action] = []
+def actions_of(row: Any, name: str, rank: int) -> list[Action | Pair]:
+    """What the function has made for one rank: Actions and Pairs, or texts as torch writes them, "2F5"."""
+    actions: list[Action | Pair] = []
     try:
         for place, item in enumerate(row):
-            actions += parse(item, rank, place) if isinstance(item, str) else [Action(*item)]
-        good = all(isinstance(n, Integral) for a in actions for n in (a.stage, a.micro_batch))
+            if isinstance(item, str):
+                actions += parse(item, rank, place)
+            else:
+                actions.append(item if isinstance(item, Pair) else Action(*item))
+        good = all(isinstance(n, Integral) for a in apart(actions)[0] for n in (a.stage, a.micro_batch))
     except TypeError:
         good = False
     if not good:
         wanted = "a list of Action(stage, kind, micro_batch) is needed"
         raise TypeError(f"{name}({rank}, ...) returned {row!r:.80}: {wanted}")
-    return tuple(actions)
+    return actions

@@ -84,7 +84,7 @@ def test_what_cannot_be_ends_on_every_rank_alike_and_leaves_them_usable(run):
 
 def test_large_messages_under_way_both_ways_end(comm):
     """A megabyte each way between neighbors, more than any back end sends before it is received."""
-    for name in ("gpipe", "1f1b", "interleaved", "zero_bubble_h1", "gems_master"):
+    for name in ("gpipe", "1f1b", "interleaved", "zero_bubble_h1", "zero_bubble_v", "dualpipe_v", "gems_master"):
         schedule = schedules.build(name, comm.size, 2 * comm.size)
         stages = {n: TimedStage(lambda seconds: None, shape=(2**18,)) for n in schedule.stages_of(comm.rank)}
         run_schedule(comm, schedule, stages)

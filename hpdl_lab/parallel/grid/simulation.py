@@ -50,7 +50,7 @@ def simulate(
     Raises:  ValueError as predict.
     """
     case = case_of(spec, grid, schedule, micro_batches, recompute, False, machine, batch, chunks, zero)
-    counts, more = rounds_of(grid["pp"], micro_batches)  # a long step repeats itself
+    counts, more = rounds_of(schedule, grid["pp"], micro_batches)  # a long step repeats itself
     few, *many = (
         Step(case, (schedule, grid["pp"], m, chunks)).seconds() for m in (counts if more else (micro_batches,))
     )

@@ -77,7 +77,7 @@ class Routes:
     """The messages of one rank in `schedule`.
 
     incoming: {rank: [Message]} in the order in which that rank sends them; outgoing: [Message or None] for each action
-    of the row. last: {stage: place of its last backward in the row}.
+    of the row. last: {stage: place of its last backward in the row}. units: the places of each action, or pair.
     """
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
@@ -92,6 +92,8 @@ class Routes:
                 self.incoming[peer] = mine
         self.source_of = {message.arrival: peer for peer, mine in self.incoming.items() for message in mine}
         self.last = {action.stage: place for place, action in enumerate(self.row) if action.kind in "BW"}
+        paired, second = schedule.paired, {*schedule.partner.values()}
+        self.units = [(n, n + 1) if a in paired else (n,) for n, a in enumerate(self.row) if a not in second]
 
     @staticmethod
     def _message(schedule: Schedule, rank: int, place: int, used: dict[Arrival | None, int]) -> Message | None:
@@ -189,12 +191,14 @@ class Execution:
 
     def run(self) -> dict[int, Tensor]:
         try:
-            for place, action in enumerate(self.routes.row):
-                for ahead in self.routes.row[place : place + 1 + AHEAD]:
+            for places in self.routes.units:
+                for ahead in self.routes.row[places[0] : places[-1] + 1 + AHEAD]:
                     self.post(needed_by(ahead))
-                self.do(place, action)
-                if self.done is not None and self.routes.last[action.stage] == place:
-                    self.done(action.stage)
+                self.do(places)
+                for place in places:
+                    stage = self.routes.row[place].stage
+                    if self.done is not None and self.routes.last[stage] == place:
+                        self.done(stage)
             for works in self.sends.values():
                 for _, work in works:
                     work.wait()
@@ -257,20 +261,27 @@ class Execution:
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
-    def do(self, place: int, action: Action) -> None:
-        """Wait for what `action` needs, do it, send what it has made."""
-        stage, message = self.stages[action.stage], self.routes.outgoing[place]
-        given, clock = self.given(action), self.comm.trace.clock
+    def do(self, places: Sequence[int]) -> None:
+        """Wait for what the actions at `places` need, do them, send what they have made."""
+        actions = [self.routes.row[place] for place in places]
+        given = [self.given(action) for action in actions]
+        made = [self.timed(action, given.pop(0)) for action in actions]
+        for place, action, tensors in zip(places, actions, made, strict=True):
+            message = self.routes.outgoing[place]
+            if message is not None:
+                self.send(self.stages[action.stage], message, tensors)
+            elif action.kind == "F" and self.loss is not None:
+                self.losses[action.micro_batch] = tensors[0]
+
+    def timed(self, action: Action, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What `action` makes of `given`, recorded and reported."""
+        clock = self.comm.trace.clock
         begin = clock()
         with self.comm.trace.span(name_of(action)):
-            made = self.compute(stage, action, given)
+            made = self.compute(self.stages[action.stage], action, given)
         if self.on_action is not None:
             self.on_action(action, begin, clock())
-        del given
-        if message is not None:
-            self.send(stage, message, made)
-        elif action.kind == "F" and self.loss is not None:
-            self.losses[action.micro_batch] = made[0]
+        return made
 
     def given(self, action: Action) -> Sequence[Tensor]:
         """The tensors that `action` works on."""
