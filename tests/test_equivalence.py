@@ -90,10 +90,12 @@ def assert_same(course, truth, tolerance=EXACT):
 def problem(name, dtype="float64"):
     """(x, y) of a data set that the model reads, and a function that builds the model."""
     sets = {"mlp": "digits", "cnn": "digit_images", "gpt": "text", "vit": "digit_images"}
-    options = {"block": 8} if name == "gpt" else {"dtype": dtype}
+    sets |= {"llama": "text", "deepseek": "text"}
+    options = {"block": 8} if sets[name] == "text" else {"dtype": dtype}
     whole = data.load(sets[name], **options)
     n = STEPS * BATCH
-    return (whole.train_x[:n], whole.train_y[:n]), lambda: models.build_for(whole, name, "tiny", dtype=dtype)
+    fields = {"experts": 4, "groups": 2, "top_groups": 1} if name == "deepseek" else {}
+    return (whole.train_x[:n], whole.train_y[:n]), lambda: models.build_for(whole, name, "tiny", dtype=dtype, **fields)
 
 
 @functools.cache
@@ -110,7 +112,7 @@ def test_every_strategy_on_every_number_of_ranks(p, micro_batches):
             assert_same(course, truth("mlp"))
 
 
-@pytest.mark.parametrize("name", ["cnn", "gpt", "vit"])
+@pytest.mark.parametrize("name", ["cnn", "gpt", "llama", "deepseek", "vit"])
 def test_every_strategy_on_every_model(name):
     (x, y), build = problem(name)
     for strategy in ONE_OF_EACH:

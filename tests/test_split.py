@@ -19,6 +19,8 @@ EXAMPLES = {
     "mlp": (models.build("mlp", features=4, hidden=(6, 5, 7), dtype="float64"), torch.randn(2, 4, dtype=torch.float64)),
     "cnn": (models.build("cnn", norm="batch", dtype="float64"), torch.randn(2, 1, 8, 8, dtype=torch.float64)),
     "gpt": (models.build("gpt", width=8, block=6, dtype="float64"), torch.randint(80, (2, 6))),
+    "llama": (models.build("llama", width=8, block=6, dtype="float64"), torch.randint(80, (2, 6))),
+    "deepseek": (models.build("deepseek", width=8, block=6, dtype="float64"), torch.randint(80, (2, 6))),
     "vit": (models.build("vit", width=8, dtype="float64"), torch.randn(2, 1, 8, 8, dtype=torch.float64)),
 }
 

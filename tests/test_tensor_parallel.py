@@ -23,13 +23,14 @@ from tests.wording import raises
 EXACT = 1e-10
 STEPS, BATCH = 3, 5
 SETS = {"mlp": "digits", "cnn": "digit_images", "gpt": "text", "vit": "digit_images"}
+SETS |= {"llama": "text", "deepseek": "text"}
 PLACE = SimpleNamespace(rank=0, size=2)  # enough of a communicator for what sends nothing
 TWELVE = {"heads": 12, "width": 24}  # which 1, 2, 3 and 4 ranks divide
 
 
 @functools.cache
 def batches(name, dtype):
-    whole = data.load(SETS[name], **({"block": 12} if name == "gpt" else {"dtype": dtype}))
+    whole = data.load(SETS[name], **({"block": 12} if SETS[name] == "text" else {"dtype": dtype}))
     n = STEPS * BATCH
     return whole, whole.train_x[:n], whole.train_y[:n]
 
@@ -94,6 +95,9 @@ CASES = [  # name, fields of the model, how it is cut, on how many ranks
     ("mlp", {"hidden": (12, 12, 12)}, by_tensor, (2, 3)),  # two pairs
     ("gpt", TWELVE, by_tensor, (2, 3)),  # 81 characters: an odd vocabulary, padded
     ("gpt", TWELVE, by_sequence, (1, 4)),
+    ("llama", {**TWELVE, "kv_heads": 6, "hidden": 36}, by_tensor, (1, 3)),
+    ("llama", {**TWELVE, "kv_heads": 2}, by_tensor, (2,)),
+    ("deepseek", {"heads": 6, "width": 24, "hidden": 36, "expert_hidden": 24}, by_tensor, (1, 3)),
     ("vit", TWELVE, by_tensor, (1, 3)),
     ("vit", {**TWELVE, "image": 6}, by_sequence, (1, 2)),  # 3 x 3 patches and the answer: 10 positions
     ("cnn", {}, by_tensor, (1, 4)),  # 4 groups of channels
@@ -158,18 +162,31 @@ def traffic_of(p, name, sequence, **fields):
 
 
 @pytest.mark.parametrize("p", [2, 3])
-@pytest.mark.parametrize("name", ["gpt", "vit"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "vit"])
 def test_a_layer_sends_two_all_reduces_forward_and_two_backward(p, name):
-    n = BATCH * (12 if name == "gpt" else 17) * 24  # b s d
-    one, two = (traffic_of(p, name, False, layers=layers, **TWELVE) for layers in (1, 2))
+    n = BATCH * (17 if name == "vit" else 12) * 24  # b s d
+    fields = TWELVE | ({"kv_heads": 6, "hidden": 36} if name == "llama" else {})
+    one, two = (traffic_of(p, name, False, layers=layers, **fields) for layers in (1, 2))
     for direction in (0, 1):
-        assert one[direction].count(("all_reduce", n)) == (3 if name == "gpt" else 2)  # and one at each end of a gpt
+        assert one[direction].count(("all_reduce", n)) == (
+            2 if name == "vit" else 3
+        )  # and one at each end of a decoder
         assert two[direction].count(("all_reduce", n)) == one[direction].count(("all_reduce", n)) + 2
         assert len(two[direction]) == len(one[direction]) + 2
     per_layer = {rank: two[2][rank] - one[2][rank] for rank in range(p)}
     if n % p == 0:
         assert per_layer == {rank: 4 * 2 * (p - 1) * n // p * 8 for rank in range(p)}
     assert sum(per_layer.values()) == 4 * 2 * (p - 1) * n * 8
+
+
+def test_a_layer_of_deepseek_adds_gradients_of_latents_in_one_message():
+    """Forward as a gpt; backward what all heads share instead of x: the queries' latents, and the 16 + 8 of keys."""
+    fields = {"heads": 6, "width": 24, "hidden": 36, "dense": 3, "q_rank": 20}
+    one, two = (traffic_of(3, "deepseek", False, layers=layers, **fields) for layers in (1, 2))
+    places = BATCH * 12
+    assert two[0].count(("all_reduce", places * 24)) == one[0].count(("all_reduce", places * 24)) + 2
+    more = [two[1].count(call) - one[1].count(call) for call in (("all_reduce", places * n) for n in (24, 20 + 24))]
+    assert more == [1, 1] and len(two[1]) == len(one[1]) + 2
 
 
 @pytest.mark.parametrize("p", [2, 3])
@@ -193,6 +210,9 @@ def test_sequence_parallel_sends_the_same_bytes(p):
 REFUSED = [
     ("mlp", {"hidden": (64, 10)}, {}, ("64", "3 ranks")),
     ("gpt", {"heads": 4, "width": 24}, {}, ("4 heads", "24", "3 ranks")),
+    ("llama", {"heads": 6, "kv_heads": 2, "width": 24}, {}, ("2 key heads", "3 ranks")),
+    ("llama", {"heads": 6, "kv_heads": 3, "width": 24}, {"sequence": True}, ("sequence=True", "gpt, vit", "llama")),
+    ("deepseek", {"heads": 4}, {}, ("4 heads", "3 ranks")),
     ("vit", TWELVE, {"sequence": True}, ("17 positions", "3 ranks")),
     ("cnn", {}, {}, ("convolution", "8", "3 ranks")),
     ("cnn", {}, {"sequence": True}, ("sequence=True", "gpt, vit", "cnn")),
@@ -214,7 +234,7 @@ def test_what_cannot_be_cut_is_refused_on_every_rank(number):
 
 def test_other_models_are_refused():
     for model, facts in [
-        (nn.LSTM(4, 4), ("LSTM", "mlp, cnn, gpt, vit")),
+        (nn.LSTM(4, 4), ("LSTM", "mlp, cnn, gpt, llama, deepseek, vit")),
         (nn.Sequential(nn.Linear(6, 6), nn.Dropout()), ("layer 1", "Dropout")),
         (shard(PLACE, problem("gpt", **TWELVE)[0]), ("TensorGPT",)),
     ]:

@@ -29,7 +29,14 @@ from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
 from tests.wording import raises
 
 STEPS, BATCH = 3, 11  # which 2, 3, 4 and 5 ranks do not divide
-READS = {"mlp": "digits", "cnn": "digit_images", "vit": "digit_images", "gpt": "text"}
+READS = {
+    "mlp": "digits",
+    "cnn": "digit_images",
+    "vit": "digit_images",
+    "gpt": "text",
+    "llama": "text",
+    "deepseek": "text",
+}
 STAGES = [ZeRO1, ZeRO2, ZeRO3]
 RING = {"reduce_scatter": lambda comm, x: ring.reduce_scatter(comm, x), "all_gather": ring.all_gather}
 
@@ -75,7 +82,8 @@ def examples(name, dtype="float64"):
     """(model, x, y) of a few examples."""
     whole = data.load(READS[name])
     x, y = whole.train_x[:40], whole.train_y[:40]
-    small = {"layers": 2, "width": 16, "heads": 2} if name in ("gpt", "vit") else {}
+    small = {"layers": 2, "width": 16, "heads": 2} if name not in ("mlp", "cnn") else {}
+    small |= {"experts": 4, "groups": 2, "top_groups": 1} if name == "deepseek" else {}
     return models.build_for(whole, name, dtype=dtype, **small), x.to(getattr(torch, dtype)) if small == {} else x, y
 
 

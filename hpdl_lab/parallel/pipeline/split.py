@@ -32,12 +32,12 @@ from torch.utils._pytree import tree_leaves
 
 from ...models.batch_norm import BatchNorm
 from ...models.cnn import Block as ConvolutionBlock
-from ...models.transformer import Block as TransformerBlock
+from ...models.transformer import PreNorm
 from ..reducer import require_function
 from .stage import Spec, Stage
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-WHOLE = (BatchNorm, ConvolutionBlock, TransformerBlock)  # a cut inside would send more than one between them
+WHOLE = (BatchNorm, ConvolutionBlock, PreNorm)  # a cut inside would send more than one between them
 WHOLE_FROM = ("torch.nn.", "hpdl_lab.parallel.")  # classes of these are layers: they may communicate inside
 ABOUT_SHAPE = {  # what a tensor says of itself that does not depend on its values
     "__len__", "dim", "ndimension", "numel", "nelement", "size", "stride", "storage_offset", "element_size",

@@ -10,6 +10,8 @@
 |-------|--------------------------------------------------------------------|--------------------------------------|
 | mlp   | linear layers in pairs, columns then rows; one that is left: whole | 1 all-reduce per pair, each way      |
 | gpt   | heads, the mlp of each block, the vocabulary                       | 2 per block each way, 1 per end      |
+| llama | key heads and their queries, hidden units, both tables of tokens   | 2 per block each way, 1 per end      |
+| deepseek | heads, hidden units but of routed experts, both tables          | 2 per block forward, see decoders.py |
 | vit   | heads, the mlp of each block                                       | 2 per block each way                 |
 | cnn   | channels between the two convolutions of each block                | 1 per block each way                 |
 
@@ -26,10 +28,13 @@ from torch import nn
 
 from ...comm.base import Comm
 from ...models.cnn import CNN
+from ...models.deepseek import DeepSeek
 from ...models.gpt import GPT
+from ...models.llama import Llama
 from ...models.vit import ViT
 from ..consensus import require_same_model
 from ..data_parallel import replicate
+from .decoders import shard_decoder
 from .linear import ColumnLinear, RowLinear, require_positions
 from .spatial import shard_convolutions
 from .transformer import GatheredNorm, SplitBlock, TensorGPT, shard_block
@@ -40,9 +45,9 @@ NUMBER_BY_NUMBER = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
 def tensor_parallel(comm: Comm, model: nn.Module, sequence: bool = False, whole_logits: bool = True) -> nn.Module:
     """This rank's shard of `model`, which stays as it is. Collective.
 
-    Args:    model: an mlp, cnn, gpt or vit of models/, of the same structure on every rank; rank 0's values are taken.
+    Args:    model: one of models/, of the same structure on every rank; rank 0's values are taken.
              sequence: between the layers of a transformer a rank holds s/p positions; add_partial_gradients after
-             backward. whole_logits=False: a gpt returns this rank's logits, for vocabulary_cross_entropy.
+             backward. whole_logits=False: a decoder returns this rank's logits, for vocabulary_cross_entropy.
     Returns: nn.Module, called as `model` is; parameters have the names of the whole model's. tensor.cuts.cuts_of says
              how each is cut, gather_parameters puts them together.
     Raises:  ValueError on every rank where it cannot be cut for comm.size ranks, or where the ranks' models differ.
@@ -118,5 +123,7 @@ KINDS = {
     nn.Sequential: Kind("mlp", shard_mlp),
     CNN: Kind("cnn", shard_cnn),
     GPT: Kind("gpt", TensorGPT, ("sequence", "whole_logits")),
+    Llama: Kind("llama", shard_decoder, ("whole_logits",)),
+    DeepSeek: Kind("deepseek", shard_decoder, ("whole_logits",)),
     ViT: Kind("vit", shard_vit, ("sequence",)),
 }

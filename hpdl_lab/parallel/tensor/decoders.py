@@ -1,0 +1,111 @@
+"""LLaMA and DeepSeek on several ranks, each of which has some of the heads and some of the hidden units.
+
+    llama       rows of qkv, heads 0 1 2 3 and key heads 0 1, two ranks     q0 q1 q2 q3 | k0 k1 | v0 v1
+                rank 0                                                      q0 q1         k0      v0
+                rank 1                                                            q2 q3      k1      v1
+
+    deepseek    x -> latents of queries, and of keys and values: whole on every rank, as they are what all heads share
+                  -> [my heads] -> all-reduce
+
+A query head and its key head are on one rank, so the ranks must divide the key heads. Routed experts are whole on every
+rank: it is expert parallelism that shares them out (DeepSeek-V3 was trained without tensor parallelism, section 3.2).
+Both ends have tables of their own (untied), each cut by the vocabulary.
+Ref: Shoeybi et al. 2019, arXiv:1909.08053; DeepSeek-AI 2024, arXiv:2412.19437.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from ...comm.base import Comm
+from ...models.deepseek import LatentAttention
+from ...models.experts import MixtureOfExperts, SwiGLU
+from ...models.llama import Attention, Decoder
+from .cuts import Cut, equal_shares, padded_shares
+from .linear import ColumnLinear, RowLinear, copy_to
+from .vocabulary import VocabularyEmbedding, VocabularyLinear
+
+
+def shard_decoder(comm: Comm, whole: Decoder, whole_logits: bool) -> Decoder:
+    """Replace the layers of a Llama or DeepSeek by this rank's parts of them, in place; returns it.
+
+    Steps: per block two all_reduces of b s d elements forward; backward two, for latent attention one of b s d and one
+    of b s (q_rank + c + r), for routed experts one of b s d less.
+    """
+    for block in whole.blocks:
+        shard_attention = shard_grouped if isinstance(block.attention, Attention) else shard_latent
+        shard_attention(comm, block.attention)
+        if isinstance(block.mlp, MixtureOfExperts):
+            block.mlp.shared = TensorSwiGLU(comm, block.mlp.shared) if block.mlp.shared else None
+        else:
+            block.mlp = TensorSwiGLU(comm, block.mlp)
+    whole.tokens = VocabularyEmbedding(comm, whole.tokens)
+    whole.head = VocabularyHead(comm, whole.head, whole_logits)
+    return whole
+
+
+def shard_grouped(comm: Comm, attention: Attention) -> None:
+    """Some query heads and the key heads that serve them."""
+    require_key_heads(comm, attention.kv_heads)
+    rows = torch.arange(attention.qkv.out_features)
+    heads, keys = attention.heads * attention.head, attention.kv_heads * attention.head
+    parts = [part.view(comm.size, -1) for part in rows.split([heads, keys, keys])]
+    attention.heads, attention.kv_heads = attention.heads // comm.size, attention.kv_heads // comm.size
+    attention.qkv = ColumnLinear(comm, attention.qkv, Cut(comm.rank, 0, len(rows), torch.cat(parts, 1)))
+    attention.out = RowLinear(comm, attention.out)
+
+
+def shard_latent(comm: Comm, attention: LatentAttention) -> None:
+    """Some heads; what makes the latents stays whole, and its gradient is added over ranks."""
+    if attention.heads % comm.size:
+        raise ValueError(f"{attention.heads} heads cannot be shared equally by {comm.size} ranks")
+    attention.heads //= comm.size
+    attention.cuts = {}
+    for name in ("q_up", "kv_up"):
+        layer = getattr(attention, name)
+        cut = attention.cuts[f"{name}.weight"] = equal_shares(comm, layer.out_features, 0, name)
+        layer.weight, layer.out_features = cut.parameter_of(layer.weight), layer.out_features // comm.size
+    attention.to_heads = partial(copies_to, comm)
+    attention.out = RowLinear(comm, attention.out)
+
+
+def copies_to(comm: Comm, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """copy_to for several tensors (..., n), whose gradients are added over ranks in one message."""
+    return copy_to(comm, torch.cat([*tensors], -1)).split([x.shape[-1] for x in tensors], -1)
+
+
+def require_key_heads(comm: Comm, kv_heads: int) -> None:
+    """Raise ValueError unless the ranks share the key heads equally."""
+    if kv_heads % comm.size:
+        raise ValueError(
+            f"{kv_heads} key heads cannot be shared equally by {comm.size} ranks: a key head stays with its queries"
+        )
+
+
+class TensorSwiGLU(SwiGLU):
+    """This rank's hidden units of a SwiGLU: (..., d) -> (..., d), the same on every rank."""
+
+    def __init__(self, comm: Comm, whole: SwiGLU) -> None:
+        nn.Module.__init__(self)
+        self.comm = comm
+        self.gate, self.up = ColumnLinear(comm, whole.gate), ColumnLinear(comm, whole.up)
+        self.down = RowLinear(comm, whole.down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = copy_to(self.comm, x)  # once for both
+        return self.down(silu(self.gate.part(x)) * self.up.part(x))  # (..., d) -> (..., hidden/p) -> (..., d)
+
+
+class VocabularyHead(VocabularyLinear):
+    """This rank's rows of the last layer, an nn.Linear without bias: x (b, s, d) -> logits, see VocabularyLinear."""
+
+    def __init__(self, comm: Comm, whole: nn.Linear, whole_logits: bool) -> None:
+        super().__init__(comm, whole.out_features, whole=whole_logits)
+        self.cuts = {"weight": padded_shares(comm, whole.out_features, 0)}
+        self.weight = self.cuts["weight"].parameter_of(whole.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, self.weight)
