@@ -136,6 +136,11 @@ COMPLETED = {  # {exercise: what its last hint leaves open, in its order}
         'f"no grid of {ranks} ranks fits into {limit:,} bytes per rank: the least is {least:,}"',
     ],
     "12.2": ["x[order // k]", "mine(there)", "back * weights.flatten()[order, None]"],
+    "12.3": [
+        "2 * p - 1 - comm.rank",
+        "2 * p - 1 - source",
+        "out * (lse - total).exp().unsqueeze(-1) + more * (weight - total).exp().unsqueeze(-1)",
+    ],
 }
 
 
