@@ -166,6 +166,7 @@ def test_all_to_all_and_its_inverse_are_the_identity():
 
 GPT = {"vocabulary": 11, "block": S, "layers": 2, "heads": 4, "width": 16}
 LLAMA = {"vocabulary": 11, "block": S, "layers": 2, "heads": 4, "kv_heads": 2, "width": 16, "hidden": 24}
+DEEPSEEK = {"vocabulary": 11, "block": S, "layers": 2, "heads": 4, "width": 16}
 
 
 def losses_of(comm, model, batches, how):
@@ -187,7 +188,7 @@ def losses_of(comm, model, batches, how):
     return losses
 
 
-@pytest.mark.parametrize(("name", "fields"), [("gpt", GPT), ("llama", LLAMA)])
+@pytest.mark.parametrize(("name", "fields"), [("gpt", GPT), ("llama", LLAMA), ("deepseek", DEEPSEEK)])
 @pytest.mark.parametrize(("ranks", "how"), [(2, "ring"), (2, "ulysses"), (4, "zigzag")])
 def test_a_model_whose_sequences_are_shared_equals_one_rank(name, fields, ranks, how):
     model = models.build(name, dtype="float64", **fields)
