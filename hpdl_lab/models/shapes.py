@@ -13,12 +13,14 @@ NAMES = {  # of torch's functions: what the row says
     "conv2d": "convolution",
     "embedding": "embedding",
     "layer_norm": "norm",
+    "rms_norm": "norm",
     "relu": "ReLU",
     "gelu": "GELU",
+    "silu": "SiLU",
     "scaled_dot_product_attention": "attention",
     "add": "add",
 }
-WEIGHTED = ("linear", "conv2d", "embedding", "layer_norm")
+WEIGHTED = ("linear", "conv2d", "embedding", "layer_norm", "rms_norm")
 
 
 class Step(NamedTuple):

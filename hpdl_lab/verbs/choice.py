@@ -13,12 +13,19 @@ from .. import models
 from ..data.dataset import Dataset
 from ..parallel.data_parallel import DataParallel, Strategy
 
-DATA_FOR = {"mlp": "digits", "cnn": "digit_images", "gpt": "text", "vit": "digit_images"}
+DATA_FOR = {
+    "mlp": "digits",
+    "cnn": "digit_images",
+    "gpt": "text",
+    "llama": "text",
+    "deepseek": "text",
+    "vit": "digit_images",
+}
 MODEL_FOR = {"digits": "mlp", "digit_images": "cnn", "text": "gpt", "synthetic": "mlp", "copy": "gpt"}
 RECIPES: dict[str | None, dict[str, Any]] = {  # how each learns well in a minute; what the caller says comes first
     "mlp": {},
     "cnn": {"lr": 0.1},
-    "gpt": {"optimizer": "adamw", "lr": 3e-3, "batch": 32, "steps": 200},
+    **dict.fromkeys(("gpt", "llama", "deepseek"), {"optimizer": "adamw", "lr": 3e-3, "batch": 32, "steps": 200}),
     "vit": {"optimizer": "adamw", "lr": 3e-3},
 }
 

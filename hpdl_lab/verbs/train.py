@@ -78,7 +78,7 @@ def train(
     """Train a model over all ranks; loss and samples/s are drawn while it goes.
 
         lab.train(all_reduce=all_reduce)                            the model, the digits and strategy of lesson 04
-        lab.train(model="gpt", data="text", strategy=strategy)      by name: mlp, cnn, gpt, vit; digits, text, copy, ...
+        lab.train(model="gpt", data="text", strategy=strategy)      by name, see models.MODELS; digits, text, copy, ...
         lab.train(model, DataParallel(all_reduce), steps=200)       your own
         lab.train("gpt", mesh={"dp": 2, "pp": 2}, micro_batches=4)  a model dealt out over a mesh
 
