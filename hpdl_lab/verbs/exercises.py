@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import schedules
 from ..checks import exercises
+from ..checks.lessons.lesson_13_serving import compared
 from ..checks.record import AnswerFailed, Exercise
 from ..checks.result import CheckResult, Note
 from ..checks.scripts import table as scripts
@@ -20,7 +21,7 @@ from ..collectives.table import find
 from ..engines.cluster import ipython
 from ..engines.errors import RunFailed
 from ..plain_source import plain_source
-from ..plots import animation, graph, live, style, timeline
+from ..plots import animation, graph, live, slots, style, timeline
 from ..plots import collective as panels
 from ..plots import schedule as rows
 from .cluster import run, running
@@ -258,6 +259,8 @@ def reward(name: str, result: CheckResult) -> str:
     if name == "reduce_scatter":
         story = of_table(find("ring", name), RING_RANKS, {})
         return drawn(panels.draw, story, alt=panels.title_of(story), height=panels.Sheet(story).height)
+    if name == "schedule":
+        return drawn(slots.draw, *compared(), alt="who had which slot in each step", height=slots.HEIGHT)
     if name == "all_reduce":
         return animation.html(*played(of_table(find("ring"), RING_RANKS, {})))
     return ""

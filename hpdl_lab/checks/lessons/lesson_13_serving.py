@@ -154,15 +154,22 @@ def check_schedule(fn: Callable) -> Passed:
         where = f"for {list(running)} running and {list(waiting)} waiting, with {counted(slots, 'slot')},"
         if broken := alone(one_choice, fn, running, waiting, slots, budget, where=where):
             raise broken
-    steps, static = virtual_steps(*MIXED, choose=fn), virtual_steps(*MIXED, choose=schedule_static)
-    least = math.ceil(sum(NEW) / MIXED.slots)
+    runs, slots, least = compared(fn)
+    static, steps = runs.values()
     return Passed(
-        f"""steps: {len(steps)} for {len(NEW)} requests of {min(NEW)} to {max(NEW)} tokens on {MIXED.slots} slots;
+        f"""steps: {len(steps)} for {len(NEW)} requests of {min(NEW)} to {max(NEW)} tokens on {slots} slots;
         ceil(sum of lengths / slots) = {least} are the least, static batching takes {len(static)}""",
         "idle slots: none while anybody waited and the budget lasted",
         f"""budget: a prompt of {CHUNKS.requests[0].prompt} tokens is read in parts of at most {CHUNKS.budget},
         and those who decode never wait for it""",
     )
+
+
+def compared(fn: Callable = schedule) -> tuple[dict[str, Steps], int, int]:
+    """({how: steps} of static and of continuous batching by `fn`, slots, the least number of steps)."""
+    runs = {"static batching": schedule_static, "yours": fn}
+    least = math.ceil(sum(NEW) / MIXED.slots)
+    return {how: virtual_steps(*MIXED, choose=choose) for how, choose in runs.items()}, MIXED.slots, least
 
 
 def told_idle(load: Load, steps: Steps, choose: Watched) -> str:
