@@ -161,6 +161,12 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])  # (n, d)
+        copies, weights, order, loads = self.copies_of(tokens)
+        made = self.exchange(copies, loads, self.experts)  # (m, d)
+        return self.added_up(tokens, made, weights, order).view_as(x)
+
+    def copies_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """tokens (n, d) -> copies (m, d) by expert, m <= n k; their weights (m,); which they are (m,); loads (p, E)."""
         self.chosen, weights = self.router(tokens)  # (n, k)
         k, experts = self.chosen.shape[1], len(self.router.bias)
         by_expert, order = self.chosen.flatten().sort(stable=True)  # n k copies, by expert and then by token
@@ -170,11 +176,17 @@ class MixtureOfExperts(nn.Module):
             self.counts += loads.sum(0)
         if self.capacity is not None:
             loads = accepted(loads, self.capacity)
-            place = torch.arange(len(order), device=x.device) - (counts.cumsum(0) - counts)[by_expert]  # at its expert
+            place = (
+                torch.arange(len(order), device=tokens.device) - (counts.cumsum(0) - counts)[by_expert]
+            )  # at its expert
             order = order[place < loads[self.exchange.rank][by_expert]]
-        made = self.exchange(tokens[order // k], loads, self.experts)  # (m, d), m <= n k
-        y = torch.zeros_like(tokens).index_add(0, order // k, made * weights.flatten()[order, None])  # (n, d)
-        return (y if self.shared is None else y + self.shared(tokens)).view_as(x)
+        return tokens[order // k], weights.flatten()[order], order, loads
+
+    def added_up(self, tokens: Tensor, made: Tensor, weights: Tensor, order: Tensor) -> Tensor:
+        """What the shared expert makes of tokens (n, d), and the weighted sum of what routed ones made of the copies."""
+        token = order // self.router.top_k
+        y = torch.zeros_like(tokens).index_add(0, token, made * weights[:, None])  # (n, d)
+        return y if self.shared is None else y + self.shared(tokens)
 
     @torch.no_grad()
     def update_bias(self, counts: Tensor | None = None, gamma: float = GAMMA) -> None:

@@ -113,14 +113,18 @@ class ExpertParallel:
         return counts[None] if self.comm.size == 1 else self.comm.all_gather(counts)
 
     def __call__(self, copies: Tensor, loads: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        sent, received, order, counts = self.ways(loads)
+        there = dispatch(self.comm, copies, sent, received)  # by rank, then by expert
+        made = experts(there[order], counts)
+        return combine(self.comm, made[order.argsort()], sent, received)
+
+    def ways(self, loads: Tensor) -> tuple[list[int], list[int], Tensor, Tensor]:
+        """loads (p, E) -> how many copies go to each rank, how many come; the order of these by expert; their counts."""
         by_rank = loads.unflatten(1, (self.comm.size, -1))  # (p, E) -> (from, to, E/p)
         mine = by_rank[:, self.rank]  # (from, E/p): what comes here
         sent, received = by_rank[self.rank].sum(1).tolist(), mine.sum(1).tolist()
-        there = dispatch(self.comm, copies, sent, received)  # by rank, then by expert
         expert = torch.arange(mine.shape[1], device=mine.device).repeat(len(mine)).repeat_interleave(mine.flatten())
-        order = expert.argsort(stable=True)  # by expert, then by rank
-        made = experts(there[order], mine.sum(0))
-        return combine(self.comm, made[order.argsort()], sent, received)
+        return sent, received, expert.argsort(stable=True), mine.sum(0)  # by expert, then by rank
 
 
 def expert_parallel(comm: Comm, model: nn.Module, capacity: float | None = None) -> nn.Module:
