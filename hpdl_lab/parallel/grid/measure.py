@@ -40,7 +40,7 @@ class Reading(NamedTuple):
     """What was seen of one layer with a whole example batch; sums, gathers, returns: sizes of messages over tp.
 
     again: what it keeps as the layer before does, which is not part of `saved`.
-    experts, routed, keys, scores: as of Layer.
+    experts, routed, keys, scores, expert_flops: as of Layer.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Reading(NamedTuple):
     routed: int
     keys: int
     scores: int
+    expert_flops: int
 
 
 class Watched(Attend):
@@ -115,7 +116,7 @@ class Silent(Comm):
 
 
 def spec_of(model: torch.nn.Module, example: Tensor, name: str | None = None, training: str | None = None) -> Spec:
-    """The Spec of `model`, an nn.Module. What tp divides is known for the mlp, cnn, gpt and vit of models/.
+    """The Spec of `model`, an nn.Module. What tp divides is known for what models/ builds.
 
     Args:    example: x of some examples, such as two of them; training: a key of TRAININGS, by default SGD with
              momentum in the model's own dtype.
@@ -176,6 +177,7 @@ def layer_of(whole: Reading, part: Reading, narrow: Reading, ways: int, n: int) 
         routed=whole.routed // n,
         keys=whole.keys // n,
         scores=whole.scores / n,
+        expert_flops=whole.expert_flops / n,
     )
 
 
@@ -184,7 +186,7 @@ def heads_of(model: torch.nn.Module) -> tuple[int, int]:
     heads = next((m.heads for m in model.modules() if hasattr(m, "heads")), 0)
     positions = getattr(model, "positions", None)
     weight = getattr(positions, "weight", positions)  # a table of a GPT, a parameter of a ViT
-    return heads, 1 if weight is None else weight.shape[-2]
+    return heads, getattr(model, "block", 1) if weight is None else weight.shape[-2]
 
 
 def shard_readings(model: torch.nn.Module, example: Tensor, ways: int, sequence: bool) -> list[Reading] | None:
@@ -239,6 +241,7 @@ def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: Callab
             "routed": sum(mixture.chosen.numel() * mixture.router.weight.shape[1] for mixture in mixtures),
             "keys": sum(watched.keys for watched in seen),
             "scores": sum(watched.scores for watched in seen),
+            "expert_flops": sum(6 * mixture.chosen.numel() * mixture.experts.gate[0].numel() for mixture in mixtures),
         }
         found.append(
             Reading(layers.names[i], parameters, flops, saved, again, output, *comm.taken(), returns=(), **more)

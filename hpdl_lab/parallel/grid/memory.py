@@ -194,7 +194,7 @@ def memory_of(
         whole[place] += first.again * before.output_on(tp, sequence) // before.output
     blocks = [recomputed(part, tp, sequence) for part in parts]
     parameters = [sum(layer.parameters_on(tp, ep) for layer in part) for part in parts]
-    experts = [sum(layer.experts_on(tp, ep) for layer in part) for part in parts]
+    experts = [sum(layer.experts // ep for layer in part) for part in parts]
     rows = []
     for mine, moments in zip(dealt.held, dealt.fullest, strict=True):
         count = sum(parameters[place] for place in mine)

@@ -233,7 +233,7 @@ class Case(NamedTuple):
         alpha, beta = self.way()
         each, seconds = self.spec.bytes_each.parameters, 0.0
         for layer in part:
-            experts = layer.experts_on(tp, ep)
+            experts = layer.experts // ep
             for n, p in ((layer.parameters_on(tp, ep) - experts, ranks), (experts, ranks // ep)):
                 seconds += cost.all_gather(p, n * each).seconds(alpha, beta) if n else 0.0
         return seconds
@@ -260,7 +260,7 @@ class Case(NamedTuple):
             for i, layer in enumerate(layers[stage]):
                 ends = ((stage, i) == (0, 0)) + ((stage, i) == (last, len(layers[last]) - 1))
                 parts = (layer.parameters - layer.cut) * each if over_tp > 1 else 0  # each tp rank saw other positions
-                experts = layer.experts_on(grid["tp"], ep) * each
+                experts = layer.experts // ep * each
                 nbytes = layer.parameters_on(grid["tp"], ep) * each - ends * tied - parts - experts
                 rows.append(Reduction(stage, i, alike * holders, nbytes, holders > 1))
                 rows.append(Reduction(stage, i, alike // ep * holders, experts, holders > 1, experts=True))

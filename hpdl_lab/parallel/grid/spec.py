@@ -44,6 +44,12 @@ class Layer(NamedTuple):
     weights:    of `saved`, the (s, s) weights of eager attention, which selective recomputation does not keep; all cut.
     sums:       sizes of the all-reduces over tp in forward; returns: of those in backward; gathers: what each rank has
                 of the all-gathers in forward.
+    experts:    of `parameters`, those of routed experts, which ep divides, and tp does not; expert_flops: of `flops`.
+    routed:     numbers that go to experts by all-to-all, and as many come back.
+    keys:       numbers of k and v, which cp passes around a ring; tp divides them. scores: of `flops`, those of
+                attention's two products, behind which a ring hides its messages.
+
+    cp divides all that is counted per example: each of its ranks has as many positions.
     """
 
     name: str
@@ -65,14 +71,11 @@ class Layer(NamedTuple):
     routed: int = 0
     keys: int = 0
     scores: float = 0.0
+    expert_flops: float = 0.0
 
     def parameters_on(self, tp: int, ep: int = 1) -> int:
         """How many of its parameters each of tp x ep ranks holds."""
-        return self.parameters - self.cut + (self.cut - self.experts) // tp + self.experts_on(tp, ep)
-
-    def experts_on(self, tp: int, ep: int) -> int:
-        """How many of these belong to routed experts."""
-        return self.experts // (tp * ep)
+        return self.parameters - self.cut + self.cut // tp - self.experts + self.experts // ep
 
     def saved_on(self, tp: int, sequence: bool) -> int:
         """Numbers per example that each of `tp` ranks keeps for backward."""
@@ -86,7 +89,7 @@ class Layer(NamedTuple):
 
     def flops_on(self, tp: int) -> float:
         """Of forward of one example on each of `tp` ranks."""
-        return self.flops / tp if self.cut else self.flops
+        return (self.flops - self.expert_flops) / tp + self.expert_flops if self.cut else self.flops
 
 
 @dataclass(frozen=True)
@@ -294,27 +297,29 @@ def deepseek(
     latent = 2 * s * (q + c) + 2 * s  # before and behind their norms
 
     def block(i: int) -> Layer:
-        used, all_of, routed = (hidden, hidden, 0) if i < dense else (expert * (top_k + shared), expert * shared, top_k)
-        in_experts, router = (0, 0) if i < dense else (3 * d * expert * experts, d * experts)
-        cut = up + 3 * d * all_of + in_experts
-        saved_cut = kept + 4 * s * used
-        copies = 2 * routed * s * d  # tokens as experts get them, and what these say
+        all_of, routed = (hidden, 0) if i < dense else (expert * shared, top_k)  # units of the SwiGLU of all tokens
+        in_experts, router = (3 * d * expert * experts, d * experts) if routed else (0, 0)
+        expert_flops = 2 * s * 3 * d * expert * routed
+        cut = up + 3 * d * all_of
+        saved_cut = kept + 4 * s * all_of
+        in_copies = routed * s * (2 * d + 4 * expert)  # tokens as experts get them, their SwiGLUs, and what these say
         return Layer(
             f"blocks.{i}",
-            parameters=cut + down + q + c + router + 2 * d,
+            parameters=cut + down + q + c + router + in_experts + 2 * d,
             cut=cut,
-            flops=2 * s * (up + down + 3 * d * used + router) + scores,
-            saved=saved_cut + latent + copies + 4 * s * d + 2 * s,
+            flops=2 * s * (cut + down + router) + expert_flops + scores,
+            saved=saved_cut + latent + in_copies + 4 * s * d + 2 * s,
             saved_cut=saved_cut,
             saved_positions=2 * s * d + 2 * s,
             output=s * d,
             output_positions=s * d,
             sums=(s * d, s * d),
-            returns=(s * d, s * d),
+            returns=(s * d, s * (q + c + rope)),
             experts=in_experts,
             routed=routed * s * d,
             keys=keys,
             scores=scores,
+            expert_flops=expert_flops,
         )
 
     how: dict[str, Any] = {"heads": heads, "experts": experts, "top_k": top_k, "training": training}

@@ -5,6 +5,9 @@
     the same, seen by parts of a sequence              dp and tp                          mesh.over("dp", "tp")
     of several stages (tied; GEMS)                     dp and these places along pp       one more, of just these ranks
 
+With cp and ep, "dp" stands for all ranks that see other examples or positions: dp, ep and cp; for experts, which ranks
+along ep have shared out, and which have seen the tokens of all of them, for dp and cp.
+
 Never over all: two stages hold different layers, and two tp ranks different halves of a matrix. Gradients lie in the
 buckets that travel, from the first micro-batch on: no second copy, and a bucket leaves when the last micro-batch has
 come through it, while backward goes on.   Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; `reduce_gradients` is
@@ -73,6 +76,9 @@ def reduce_gradients(mesh: DeviceMesh, parameters: list[Placed]) -> None:
     ### END SOLUTION
 
 
+Axes = tuple[str, ...]
+REPLICAS: Axes = ("dp", "ep", "cp")  # whose ranks see other examples or positions with the same dense parameters
+ADDED_OVER: tuple[Axes, ...] = (REPLICAS, (*REPLICAS, "tp"), ("dp", "cp"), ("dp", "cp", "tp"))
 LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: those of parallel/reducer.py
 
 
@@ -157,7 +163,8 @@ class Gradients:
 
     Args:    mesh: a DeviceMesh; plan: the Schedule; names: names[s] of the trainable parameters of stage s of the
              model; stages: {number: Stage} of this rank; params: {name: parameter} of these; partial: names of those
-             whose gradient is in parts over tp, too; all_reduce: f(comm, x), which adds over ranks; zero: see Group.
+             whose gradient is in parts over tp, too; all_reduce: f(comm, x), which adds over ranks; zero: see Group;
+             dealt: names of experts, which ranks along ep have shared out.
     """
 
     def __init__(
@@ -170,26 +177,31 @@ class Gradients:
         partial: Collection[str] = (),
         all_reduce: Callable | None = None,
         zero: int = 0,
+        dealt: Collection[str] = (),
     ) -> None:
         self.stages, self.zero = stages, zero
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
-        if mesh["dp"].size > 1:
-            require_sums_of(mesh["dp"], self.all_reduce, [p.dtype for p in params.values()])
+        if mesh.over(*REPLICAS).size > 1:
+            require_sums_of(mesh.over(*REPLICAS), self.all_reduce, [p.dtype for p in params.values()])
+
+        def axes_of(name: str) -> Axes:
+            return (("dp", "cp") if name in dealt else REPLICAS) + (("tp",) if name in partial else ())
+
         shared = holders(plan, names)
         order = sorted(stages, key=routes(plan, mesh["pp"].rank).last.__getitem__)  # whose gradients are complete first
         self.groups: list[Group] = []
-        for over_tp in (False, True):
-            axes, known = ("dp", "tp") if over_tp else ("dp",), set(shared)
+        for axes in ADDED_OVER:
+            known = set(shared)
             alone: list[list[nn.Parameter]] = []
             for stage in order:
-                mine = [n for n in names[stage % plan.stages] if n not in known and (n in partial) == over_tp]
+                mine = [n for n in names[stage % plan.stages] if n not in known and axes_of(n) == axes]
                 alone.append([params[name] for name in mine])
                 known.update(mine)
             self._add(mesh.over(*axes), alone)
-        kinds = sorted({(ranks, name in partial) for name, ranks in shared.items()})  # in an order that all ranks have
-        for held, over_tp in kinds:
-            ours = [n for n, ranks in shared.items() if ranks == held and (n in partial) == over_tp]
-            comm = comm_of_holders(mesh, held, over_tp)
+        kinds = sorted({(ranks, axes_of(name)) for name, ranks in shared.items()})  # in an order that all ranks have
+        for held, axes in kinds:
+            ours = [n for n, ranks in shared.items() if ranks == held and axes_of(n) == axes]
+            comm = comm_of_holders(mesh, held, axes)
             if mesh["pp"].rank in held:
                 self._add(comm, [[params[name] for name in ours]])
         self.group_of = {key: group for group in self.groups for key in group.index_of}
@@ -278,10 +290,9 @@ def holders(schedule: Schedule, names: list[list[str]]) -> dict[str, tuple[int, 
     return {name: tuple(sorted(ranks)) for name, ranks in found.items() if len(ranks) > 1}
 
 
-def comm_of_holders(mesh: DeviceMesh, held: tuple[int, ...], over_tp: bool = False) -> Comm:
-    """Return the communicator of the ranks at these places along pp, of all dp, of this tp or all. Collective."""
-    place = mesh.coordinates
-    if place["pp"] not in held:
+def comm_of_holders(mesh: DeviceMesh, held: tuple[int, ...], axes: Axes) -> Comm:
+    """Return the communicator of the ranks at these places along pp, and at all places along `axes`. Collective."""
+    if mesh.coordinates["pp"] not in held:
         return mesh.comm.split(f"without {mesh.comm.rank}")
-    same = "" if over_tp else f" tp={place['tp']}"
+    same = "".join(f" {axis}={i}" for axis, i in mesh.grid.others(mesh.comm.rank, ("pp", *axes)))
     return mesh.comm.split(f"shared by pp={','.join(map(str, held))}{same}", mesh.comm.rank)

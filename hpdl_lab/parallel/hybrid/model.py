@@ -1,4 +1,5 @@
-"""Hybrid parallelism: an unchanged model, replicated over dp, cut into stages over pp, its layers shared over tp.
+"""Hybrid parallelism: an unchanged model, replicated over dp, cut into stages over pp, its layers shared over tp; its
+sequences over cp, its experts over ep.
 
     mesh = DeviceMesh(comm, dp=2, pp=2, tp=2)                                       three lines of a training script
     hybrid = HybridParallel(model, mesh, example=x, schedule="1f1b", micro_batches=4)
@@ -13,8 +14,15 @@
                  |                       |
              all-reduce              all-reduce         one per partition, during the backward of other micro-batches
 
-On simulated ranks backward waits for others inside autograd where tp > 1: sim.run(..., threads=True). The state is that
-of the whole model, which any other mesh can take its parts of.
+    axis   what its ranks share            what each of them has           a gradient is added over
+    dp     the batch                       its examples                    dp, ep, cp
+    ep     the batch, and experts          its examples, E/ep experts      dp, cp: an expert has seen all tokens of ep
+    cp     sequences                       an early and a late chunk       as of dp: zigzag, ring attention
+    pp     layers, one after the other     its stages                      a tied layer: its stages, too
+    tp     each layer                      its part of each matrix         what it has seen part of: tp, too
+
+On simulated ranks backward waits for others inside autograd where tp, cp or ep > 1: sim.run(..., threads=True). The
+state is that of the whole model, which any other mesh can take its parts of.
 Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021, arXiv:2104.04473.
 """
 
@@ -35,29 +43,34 @@ from ...comm.base import Comm
 from ...data.dataset import Dataset
 from ...data.loading import batches
 from ...mesh import DeviceMesh, Grid
+from ...models.experts import MixtureOfExperts
 from ...models.gpt import GPT
+from ...models.llama import Decoder
 from ...schedules import Schedule
 from .. import checkpoint
 from ..consensus import bytes_of, gather_items, loss_of_all, require_answers, require_same, require_same_model
+from ..context import context_parallel, sequence_part
 from ..data_parallel import as_sent, replicate
+from ..experts import GAMMA, mixtures_of, shard_experts, update_biases
 from ..pipeline.run_schedule import require_valid, run_schedule
 from ..pipeline.split import Layers
 from ..pipeline.split import partition as balanced
 from ..pipeline.stage import Stage
 from ..reducer import name_of
-from ..tensor.cuts import cuts_of, joined, tensors_of
+from ..tensor.cuts import WHOLE, Cut, cuts_of, joined, tensors_of
 from ..tensor.model import shard
 from ..tensor.vocabulary import vocabulary_cross_entropy
 from ..training import Recipe, Trained, evaluate, run_steps, steps_taken
-from .gradients import Gradients
+from .gradients import REPLICAS, Gradients
 
 
 class HybridParallel:
     """A model over the ranks of a mesh, of which each keeps its part. Collective.
 
     Args:    model: nn.Module of one structure on every rank, left as it is; rank 0's values are where all start. With
-             tp > 1 an mlp, cnn, gpt or vit of models/.
-             mesh: a DeviceMesh of dp, pp and tp. example: x of one batch, whose shape every batch has.
+             tp > 1 one of models/.
+             With cp > 1 it reads tokens and answers at each of them, with ep > 1 it has experts (MixtureOfExperts).
+             mesh: a DeviceMesh. example: x of one batch, whose shape every batch has.
              schedule: the name of one, or a Schedule of mesh's pp ranks; micro_batches: into which each replica cuts
              its share of the batch; chunks: stages per rank of "interleaved".
              recompute: keep only the inputs of stages (activation checkpointing); sequence: sequence parallel.
@@ -66,10 +79,11 @@ class HybridParallel:
              partition: f(costs, stages) -> layers of each stage.
              loss: f(output, y) -> mean loss of some examples; by default cross-entropy per answer.
              zero: 1 or 2: the ranks that hold a parameter share out its update, and with 2 the sum of its gradient, as
-             ZeRO1 and ZeRO2 of zero.py do; then the optimizer gets flat pieces of parameters.
-    Raises:  ValueError on every rank: the batch, heads, layers or schedule cannot be shared out like this, the model
-             cannot be cut (which module), the ranks' models differ, or all_reduce does not add up; TypeError for what
-             is no mesh, model or tensor.
+             ZeRO1 and ZeRO2 of zero.py do; then the optimizer gets flat pieces of parameters. Those of dense layers are
+             shared out over dp, ep and cp, those of experts over dp and cp.
+    Raises:  ValueError on every rank: the batch, heads, positions, experts, layers or schedule cannot be shared out
+             like this, the model cannot be cut (which module), the ranks' models differ, or all_reduce does not add up;
+             TypeError for what is no mesh, model or tensor.
     """
 
     def __init__(
@@ -88,7 +102,7 @@ class HybridParallel:
         partition: Callable = balanced,
         zero: int = 0,
     ) -> None:
-        require_axes(mesh)
+        require_mesh(mesh)
         require_stage(zero)
         if not isinstance(model, nn.Module):
             raise TypeError(f"a model is an nn.Module; got something of {type(model).__name__}")
@@ -110,24 +124,36 @@ class HybridParallel:
         replicate(mesh.comm, whole)
         known = {id(tensor): name for name, tensor in tensors_of(whole)}
         aliases = {name: known[id(t)] for name, t in whole.state_dict(keep_vars=True).items()}
-        cut, measure = mesh["tp"].size > 1 or sequence, costs is None and self.plan.stages > 1
+        cut = sequence or any(mesh[axis].size > 1 for axis in ("tp", "cp", "ep"))
+        measure = costs is None and self.plan.stages > 1
         layers = Layers(whole, some) if measure or not cut else None
         if measure and layers:
             layers.require(self.plan.stages)
             # rank 0's; all measure, so that nobody waits for long, nor for the other ranks of tp
             own = torch.tensor(layers.measured(), dtype=torch.float64, device=mesh.comm.device)
             costs = mesh.comm.broadcast(own).tolist()
-        if cut:
+        if sequence or mesh["tp"].size > 1:
             whole, self.loss = shard_and_loss(mesh["tp"], whole, sequence, self.loss)
+        cuts = cuts_of(whole)
+        if mesh["cp"].size > 1:
+            context_parallel(mesh["cp"], whole, "zigzag")
+        if mesh["ep"].size > 1:
+            shard_experts(mesh["ep"], whole)
+        if cut:
             layers = Layers(whole, some)
         parts = layers.split(self.plan.stages, costs, recompute, partition)
         self.output = parts[-1].gives[0].shape  # of a micro-batch; with tp its classes may be cut
         self.stages = {number: parts[number % self.plan.stages] for number in self.plan.stages_of(mesh["pp"].rank)}
-        self.state = State(aliases, whole, self.plan, parts, mesh["pp"].rank)
+        self.state = State(aliases, cuts, whole, self.plan, parts, mesh["pp"].rank)
         in_parts = {name for name, cut in self.state.cuts.items() if cut.partial}
         params = self.named_parameters()
         self.gradients = Gradients(
-            mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce, zero
+            mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce, zero, self.state.dealt
+        )
+        mine = {id(module) for stage in self.stages.values() for module in stage.module.modules()}
+        self.mixtures = nn.ModuleList(  # a layer of another stage has no load here
+            layer if id(layer) in mine else MixtureOfExperts(1, 1, len(layer.router.bias), 1, shared=0)
+            for layer in mixtures_of(whole)
         )
         self.nothing = nn.Parameter(torch.zeros(0))  # as no optimizer of torch takes an empty list
 
@@ -169,7 +195,7 @@ class HybridParallel:
         """
         self._require_batch(x, y)
         xs, ys = (micro_batches_of(self.mesh, self.plan, tensor) for tensor in (x, y))
-        share = self.mesh["dp"].size * len(ys)
+        share = self.mesh.over(*REPLICAS).size * len(ys)
         self.gradients.publish()
         self.gradients.begin()
         losses = run_schedule(
@@ -188,6 +214,14 @@ class HybridParallel:
         pieces = {name: piece for name, (piece, *_) in self.gradients.pieces().items()}
         return loss_of_all(self.mesh.comm, info, pieces, checksum)
 
+    def update_biases(self, gamma: float = GAMMA) -> None:
+        """Move the router biases of its experts against their loads since the last call, after optimizer.step().
+
+        Collective: parallel.experts.update_biases over dp, cp, and pp, as the two replicas of GEMS share their layers.
+        """
+        if len(self.mixtures):
+            update_biases(self.mesh.over("dp", "pp", "cp"), self.mixtures, gamma)
+
     def _require_batch(self, x: Tensor, y: Tensor) -> None:
         """Raise ValueError unless x is like the example, and y has as many answers."""
         require_tensor("x", x)
@@ -197,7 +231,12 @@ class HybridParallel:
             like = f"x of shape {self.shape} in {self.dtype}, its example"
             raise ValueError(f"a batch with {got}: this model was laid out for {like}")
         if not self.own_loss:
-            require_answers((len(x), *self.output[1:]), y, classes=-1)
+            cp, positions = self.mesh["cp"].size, self.output[1:-1]  # of which an output has its part
+            require_answers((len(x), *(n * cp for n in positions), self.output[-1]), y, classes=-1)
+        elif self.mesh["cp"].size > 1 and y.shape[:2] != x.shape[:2]:
+            raise ValueError(
+                f"cp cuts sequences, and y of shape {tuple(y.shape)} has no answer at each of x {self.shape}"
+            )
 
 
 def cross_entropy_per_answer(logits: Tensor, y: Tensor) -> Tensor:
@@ -206,8 +245,8 @@ def cross_entropy_per_answer(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def shard_and_loss(comm: Comm, whole: nn.Module, sequence: bool, loss: Callable) -> tuple[nn.Module, Callable]:
-    """(this tp rank's part of a model, its loss). The logits of a gpt stay in parts, and its loss is made for them."""
-    if not isinstance(whole, GPT) or loss is not cross_entropy_per_answer:
+    """(this tp rank's part of a model, its loss). Logits of tokens stay in parts, and the loss is made for them."""
+    if not isinstance(whole, (GPT, Decoder)) or loss is not cross_entropy_per_answer:
         return shard(comm, whole, sequence), loss
     vocabulary = whole.tokens.num_embeddings
     part = shard(comm, whole, sequence, whole_logits=False)
@@ -237,34 +276,40 @@ def require_stage(zero: int) -> None:
         raise ValueError(f"zero={zero!r}: 0, 1 or 2 is needed{why}; without pp, ZeRO3 takes a model that tp has cut")
 
 
-def require_axes(mesh: Any) -> None:
-    """Raise ValueError for a mesh with axes that no part of a model is dealt out over here, TypeError for no mesh."""
+def require_mesh(mesh: Any) -> None:
+    """Raise TypeError for what is no mesh."""
     if not isinstance(mesh, DeviceMesh):
         kind = type(mesh).__name__
         raise TypeError(f"the second argument is a mesh, as DeviceMesh(comm, dp=2, pp=2); got something of {kind}")
-    for axis in mesh.grid.axes:
-        if axis not in ("dp", "pp", "tp") and mesh.grid[axis] > 1:
-            raise ValueError(f"{mesh.grid!r}: HybridParallel deals a model out over dp, pp and tp, not over {axis}")
 
 
 def micro_batches_of(mesh: DeviceMesh, plan: Schedule, x: Tensor) -> tuple[Tensor, ...]:
-    """This rank's micro-batches of the batch x (b, ...): the replica's share, cut into equal parts.
+    """This rank's micro-batches of the batch x (b, ...): the share of its place along dp and ep, cut into equal parts.
 
-    Raises:  ValueError where the replicas and their micro-batches do not divide the batch.
+    With cp each has this rank's positions only, (b, s/cp, ...): a chunk from each end of the sequence.
+    Raises:  ValueError where the ranks and their micro-batches do not divide the batch, or cp its positions.
     """
-    dp, m = mesh.grid["dp"], plan.micro_batches
-    if len(x) < dp * m or len(x) % (dp * m):
+    replicas, m = mesh.over("dp", "ep"), plan.micro_batches
+    shares = replicas.size
+    if len(x) < shares * m or len(x) % (shares * m):
+        axes = f"dp={shares}" if mesh.grid["ep"] == 1 else f"dp x ep = {mesh.grid['dp']} x {mesh.grid['ep']} = {shares}"
         raise ValueError(
-            f"a batch of {len(x)} cannot be cut into dp={dp} shards of {m} micro-batches each: "
-            f"it must be a multiple of {dp} x {m} = {dp * m}"
+            f"a batch of {len(x)} cannot be cut into {axes} shards of {m} micro-batches each: "
+            f"it must be a multiple of {shares} x {m} = {shares * m}"
         )
-    return x.chunk(dp)[mesh.coordinates["dp"]].chunk(m)
+    mine = x.chunk(shares)[replicas.rank]
+    if mesh["cp"].size > 1:
+        if x.ndim < 2:
+            raise ValueError(f"cp cuts sequences of shape (b, s), and this batch has shape {tuple(x.shape)}")
+        mine = sequence_part(mesh["cp"], mine, zigzag=True)
+    return mine.chunk(m)
 
 
 class State:
     """The tensors of one rank by their names in the whole model.
 
-    held:      {name: tensor} of parameters and buffers of this rank's stages; cuts: {name: tensor.cuts.Cut} of all.
+    held:      {name: tensor} of parameters and buffers of this rank's stages; cuts: {name: tensor.cuts.Cut} over tp, of
+               all; dealt: {name: Cut} over ep, of experts.
     idle:      {name: tensor} of what no stage uses, and every rank has.
     trainable: trainable[s]: the names of the trainable parameters of stage s of the model, each once.
     parameters: the names of all trainable parameters in the order of the whole model.
@@ -272,13 +317,20 @@ class State:
     """
 
     def __init__(
-        self, aliases: dict[str, str], shard: nn.Module, plan: Schedule, parts: list[Stage], place: int
+        self,
+        aliases: dict[str, str],
+        cuts: dict[str, Cut],
+        shard: nn.Module,
+        plan: Schedule,
+        parts: list[Stage],
+        place: int,
     ) -> None:
-        """Args: shard: the model of this tp rank; parts: its stages, of the same tensors; place: this rank's on pp."""
+        """Args: shard: this rank's part of the model; parts: its stages, of the same tensors; place: on pp."""
         tensors = dict(tensors_of(shard))
         known = {id(tensor): name for name, tensor in tensors.items()}
         found = [{known[id(t)]: t for _, t in tensors_of(part.module) if id(t) in known} for part in parts]
-        self.aliases, self.cuts = aliases, cuts_of(shard)
+        self.aliases, self.cuts = aliases, cuts
+        self.dealt = {name: cut for name, cut in cuts_of(shard).items() if cut is not cuts[name]}
         self.parameters = [name for name, p in shard.named_parameters() if p.requires_grad]
         self.trainable = [[name for name, t in own.items() if t.requires_grad] for own in found]
         mine = set()
@@ -301,23 +353,28 @@ class State:
         """{name: whole tensor} on every rank, from `held`, {name: this rank's part, in the form of that tensor}.
 
         Buffers, such as the running mean of a batch norm, differ between replicas: those of the first are taken.
-        Steps: per tensor one all_gather over tp where it is cut, one broadcast over pp, for buffers one over dp.
+        Steps: per tensor one all_gather over tp where it is cut, one over ep for experts, one broadcast over pp, for
+        buffers one over dp, ep and cp.
         Bytes per rank: those of the whole state.
         """
         whole = {}
         for name in names:
-            cut, (shape, dtype) = self.cuts[name], self.forms[name]
             if name in held:
-                tensor = joined(mesh["tp"], held[name], cut).contiguous()
+                part = joined(mesh["ep"], held[name], self.dealt.get(name, WHOLE))
+                tensor = joined(mesh["tp"], part, self.cuts[name]).contiguous()
             else:
-                size = [cut.size if dim == cut.dim else n for dim, n in enumerate(shape)]
-                tensor = torch.empty(size, dtype=dtype, device=mesh.comm.device)
+                tensor = torch.empty(self.shape_of(name), dtype=self.forms[name][1], device=mesh.comm.device)
             if name in self.owner:
                 broadcast(mesh["pp"], tensor, self.owner[name])
             if name not in self.parameters:
-                broadcast(mesh["dp"], tensor, 0)
+                broadcast(mesh.over(*REPLICAS), tensor, 0)
             whole[name] = tensor
         return whole
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor that is called `name`."""
+        sizes = {cut.dim: cut.size for cut in (self.cuts[name], self.dealt.get(name, WHOLE))}
+        return tuple(sizes.get(dim, n) for dim, n in enumerate(self.forms[name][0]))
 
     def load(self, whole: dict[str, Tensor]) -> None:
         """Overwrite what this rank holds with its parts of `whole`. Raises ValueError that names what does not fit."""
@@ -335,7 +392,7 @@ class State:
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of the tensor `whole`, which is called `name`."""
-        part, shape = self.cuts[name].part(whole), self.forms[name][0]
+        part, shape = self.dealt.get(name, WHOLE).part(self.cuts[name].part(whole)), self.forms[name][0]
         if tuple(part.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(part.shape)} as a part of the state given, and {shape} here")
         return part
@@ -396,8 +453,7 @@ class WholeOptimizer:
         rows = {}
         for i, (name, (piece, begin, end)) in enumerate(self.hybrid.gradients.pieces().items()):
             row = whole["state"].get(state.parameters.index(name), {})
-            cut, (shape, _) = state.cuts[name], state.forms[name]
-            shape = tuple(cut.size if dim == cut.dim else n for dim, n in enumerate(shape))
+            shape = state.shape_of(name)
             if row:
                 like = {key: state.part(name, v) for key, v in row.items() if shape_of(v) == shape}
                 rows[i] = row | {key: v.reshape(-1)[begin:end].view(piece.shape) for key, v in like.items()}
@@ -463,7 +519,7 @@ def train_on_mesh(
     require_same(comm, "recipe", f"{recipe} on {grid!r} for {n:,} examples of shape {tuple(data.train_x.shape[1:])}")
     if n < recipe.batch:
         raise ValueError(f"a batch of {recipe.batch} is more than the {n} examples that there are")
-    if grid["tp"] > 1:
+    if grid["tp"] > 1 or grid["ep"] > 1:
         recipe.require_elementwise(repr(grid))
     mesh, example = DeviceMesh(comm, grid), data.train_x[: recipe.batch]
     how: dict[str, Any] = {

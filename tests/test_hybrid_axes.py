@@ -1,0 +1,93 @@
+"""Hybrid parallel training with cp and ep equals the sequential model, and what ranks hold and send is predicted."""
+
+import functools
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from hpdl_lab import models
+from hpdl_lab.comm import sim
+from hpdl_lab.mesh import DeviceMesh
+from hpdl_lab.parallel.experts import mixtures_of
+from hpdl_lab.parallel.hybrid.model import HybridParallel
+
+BATCH, POSITIONS, VOCABULARY, STEPS = 8, 8, 12, 2
+SIZE = {"vocabulary": VOCABULARY, "block": POSITIONS, "layers": 2, "heads": 4, "dtype": "float64"}
+DRAW = torch.Generator().manual_seed(5)
+X, Y = torch.randint(0, VOCABULARY, (2, BATCH, POSITIONS), generator=DRAW).unbind()
+
+
+FIELDS = {
+    "gpt": {"width": 16},
+    "llama": {"width": 16, "kv_heads": 2, "hidden": 24},
+    "deepseek": {"width": 16, "hidden": 24, "experts": 4, "groups": 2, "top_groups": 1, "expert_hidden": 12}
+    | {"q_rank": 8, "kv_rank": 8, "nope": 4, "rope": 2, "value": 4},
+}
+
+
+def built(name):
+    return models.build(name, **SIZE, **FIELDS[name])
+
+
+@functools.cache
+def sequential(name):
+    """[(loss, {name: gradient})] of a few steps on one rank, and the state after them."""
+    model = built(name)
+    optimizer, told = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(X).flatten(0, 1), Y.flatten())
+        loss.backward()
+        told.append((loss.item(), {n: p.grad.clone() for n, p in model.named_parameters()}))
+        optimizer.step()
+        for layer in mixtures_of(model):
+            layer.update_bias()
+    return told, {n: t.clone() for n, t in model.state_dict().items()}
+
+
+def train(comm, name, sizes, options):
+    """[(loss, {name: (gradient, the sequential model's part)})] of every step, and the whole model's state."""
+    mesh = DeviceMesh(comm, **sizes)
+    hybrid = HybridParallel(built(name), mesh, X, **{"micro_batches": 2, "costs": None, **options})
+    optimizer, told = torch.optim.Adam(hybrid.parameters(), lr=0.01), []
+    for _, wanted in sequential(name)[0]:
+        loss = hybrid.step(X, Y)
+        mine = {n: p.grad.clone() for n, p in hybrid.named_parameters().items() if p.grad is not None}
+        told.append((loss, {n: (grad, hybrid.state.part(n, wanted[n])) for n, grad in mine.items()}))
+        optimizer.step()
+        hybrid.update_biases()
+    return told, hybrid.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "options"),
+    [
+        ("gpt", {"dp": 2, "cp": 2}, {}),
+        ("gpt", {"tp": 2, "cp": 2}, {}),
+        ("gpt", {"tp": 2, "cp": 2}, {"sequence": True}),
+        ("llama", {"pp": 2, "cp": 2}, {"zero": 2, "schedule": "zero_bubble_h1"}),
+        ("deepseek", {"dp": 2, "ep": 2}, {"zero": 1}),
+        ("deepseek", {"pp": 2, "ep": 2}, {"recompute": True}),
+        ("deepseek", {"pp": 2, "ep": 2}, {"schedule": "zero_bubble_h1"}),
+        ("deepseek", {"pp": 2, "ep": 2}, {"schedule": "gems_master", "micro_batches": 4}),
+        ("deepseek", {"tp": 2, "ep": 2}, {"zero": 2}),
+        ("deepseek", {"dp": 2, "ep": 2, "cp": 2}, {"zero": 1}),
+        ("deepseek", {"dp": 2, "ep": 2, "cp": 2}, {"zero": 2}),
+    ],
+    ids=str,
+)
+def test_mixtures_with_cp_and_ep_equal_the_sequential_model(name, sizes, options):
+    ranks = torch.tensor([*sizes.values()]).prod().item()
+    steps, state = sequential(name)
+    seen = set()
+    for told, whole in sim.run(ranks, train, name, sizes, options, threads=True, trace=False):
+        for (loss, gradients), (want, _) in zip(told, steps, strict=True):
+            assert abs(loss - want) < 1e-10
+            for gradient, wanted in gradients.values():
+                torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-10)
+            seen |= {*gradients}
+        assert list(whole) == list(state)
+        for key, tensor in state.items():
+            torch.testing.assert_close(whole[key], tensor, rtol=0, atol=1e-10)
+    assert seen == {*state} - {n for n in state if n.endswith("router.bias")} or options.get("zero")
