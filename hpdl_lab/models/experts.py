@@ -183,7 +183,7 @@ class MixtureOfExperts(nn.Module):
         return tokens[order // k], weights.flatten()[order], order, loads
 
     def added_up(self, tokens: Tensor, made: Tensor, weights: Tensor, order: Tensor) -> Tensor:
-        """What the shared expert makes of tokens (n, d), and the weighted sum of what routed ones made of the copies."""
+        """The shared expert of tokens (n, d), and the weighted sum of what routed ones have made of their copies."""
         token = order // self.router.top_k
         y = torch.zeros_like(tokens).index_add(0, token, made * weights[:, None])  # (n, d)
         return y if self.shared is None else y + self.shared(tokens)

@@ -119,7 +119,7 @@ class ExpertParallel:
         return combine(self.comm, made[order.argsort()], sent, received)
 
     def ways(self, loads: Tensor) -> tuple[list[int], list[int], Tensor, Tensor]:
-        """loads (p, E) -> how many copies go to each rank, how many come; the order of these by expert; their counts."""
+        """loads (p, E) -> copies for each rank, and from each; the order of these by expert, and counts of them."""
         by_rank = loads.unflatten(1, (self.comm.size, -1))  # (p, E) -> (from, to, E/p)
         mine = by_rank[:, self.rank]  # (from, E/p): what comes here
         sent, received = by_rank[self.rank].sum(1).tolist(), mine.sum(1).tolist()
