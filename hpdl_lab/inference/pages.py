@@ -57,8 +57,8 @@ class Pages:
     def used(self) -> int:
         return self.count - len(self.free)
 
-    def match(self, tokens: Sequence[int], hold: bool = True) -> list[int]:
-        """The pages of the longest prefix of `tokens` that is in memory, in full pages. hold: share them."""
+    def match(self, tokens: Sequence[int]) -> list[int]:
+        """The pages of the longest prefix of `tokens` that is in memory, in full pages."""
         pages: list[int] = []
         digest = b""
         for start in range(0, len(tokens) - self.size + 1, self.size):
@@ -66,7 +66,11 @@ class Pages:
             if digest not in self.found:
                 break
             pages.append(self.found[digest])
-        for page in pages if hold else ():
+        return pages
+
+    def share(self, pages: list[int]) -> list[int]:
+        """Let one more request hold these pages, which others hold or have released; returns them."""
+        for page in pages:
             if not self.holders[page]:
                 self.free.remove(page)
             self.holders[page] += 1

@@ -1,0 +1,334 @@
+"""An engine that generates tokens for many requests at once: continuous batching over a paged cache.
+
+    engine = Engine(models.build("llama"), slots=16)
+    for token in engine.submit([5, 3, 8], max_tokens=20):     a stream: its tokens while they come
+        ...
+    engine.generate(prompts, max_tokens=20)                   lists of tokens, of any number of prompts
+
+    submit -> waiting -> running: schedule -> pages -> one forward for all -> one token each -> stream
+                 ^                              |
+                 +------- preempted: the youngest, if pages run out; reads its tokens again later
+
+Tokens do not depend on who else runs, on arrival, pages or chunks. Every rank of a tensor-parallel model can run the
+same engine: given the same requests, all decide alike.   Ref: Yu et al. 2022, "Orca"; Kwon et al. 2023, "PagedAttention".
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..units import counted, require_int
+from . import scheduler
+from .cache import Chunk, PagedCache
+from .pages import Pages
+from .sampling import Sampling, draw
+
+GREEDY = Sampling()
+
+
+class QueueFull(RuntimeError):
+    """As many requests wait as may; try again when some have ended."""
+
+
+@dataclass(eq=False)
+class Request:
+    """tokens: of the prompt, then those generated; read: how many of them are in the cache, on `pages`.
+
+    times: seconds of the engine's clock at which it was submitted, then at which each token came.
+    """
+
+    tokens: list[int]
+    prompt: int
+    max_tokens: int
+    sampling: Sampling
+    stop: frozenset[int]
+    chance: torch.Generator | None
+    times: list[float]
+    read: int = 0
+    pages: list[int] = field(default_factory=list)
+    ended: bool = False
+    error: BaseException | None = None
+
+    @property
+    def new(self) -> list[int]:
+        return self.tokens[self.prompt :]
+
+    @property
+    def left(self) -> int:
+        """Tokens to read before the model says the next one: 1 in a decode."""
+        return len(self.tokens) - self.read
+
+
+class Stream(Iterator[int]):
+    """The tokens of a request while they come; who waits for the next one lets the engine step.
+
+    A consumer may be slow: others go on, and at most max_tokens are kept for it. One that is done with it calls close,
+    or forgets the stream: either frees the request's slot and pages.
+    """
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self.engine, self.request, self.taken = engine, request, 0
+
+    def __next__(self) -> int:
+        request = self.request
+        while request.prompt + self.taken == len(request.tokens):
+            if request.error is not None:
+                raise request.error
+            if request.ended:
+                raise StopIteration
+            self.engine.step()
+        self.taken += 1
+        return request.tokens[request.prompt + self.taken - 1]
+
+    def close(self) -> None:
+        self.engine.cancel(self.request)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Engine:
+    """Generates for up to `slots` requests at once.
+
+    Args:    model: GPT, LLaMA, DeepSeek, or a rank's shard of one (see PagedCache). slots: requests that run at once.
+             pages: of the cache; None: as many as `slots` requests of the model's whole context need.
+             page_size: tokens per page. budget: tokens that a step reads at most, at least `slots`; longer prompts are
+             read in chunks. queue: requests that may wait. schedule: who runs, see scheduler.schedule.
+             on_row: called with a row after each step: step, running, waiting, tokens (read in it), free (pages),
+             preempted (so far), seconds (that it took). clock: seconds.
+    Raises:  ValueError for numbers that are none, and for more pages than the machine has memory.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        slots: int = 16,
+        pages: int | None = None,
+        page_size: int = 16,
+        budget: int = 256,
+        queue: int = 256,
+        schedule: Callable[..., list[int]] = scheduler.schedule,
+        on_row: Callable[[dict[str, Any]], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.slots, self.context = require_int("slots", slots, 1), model.block
+        self.budget = require_int("budget, tokens per step,", budget, slots)
+        self.queue = require_int("queue, requests that may wait,", queue, 1)
+        require_int("page_size", page_size, 1)
+        pages = slots * -(-self.context // page_size) if pages is None else require_int("pages", pages, 1)
+        self.pages = Pages(pages, page_size)
+        self.cache = PagedCache(model, self.pages)
+        self.vocabulary = model.tokens.num_embeddings
+        self.schedule, self.on_row, self.clock = schedule, on_row, clock
+        self.running: list[Request] = []  # in order of admission
+        self.waiting: deque[Request] = deque()  # in order of arrival
+        self.cancelled: deque[Request] = deque()
+        self.steps = self.preempted = 0
+        self.lock = Lock()
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, prompt: Sequence[int], max_tokens: int = 16, sampling: Sampling = GREEDY, stop: Sequence[int] = ()
+    ) -> Stream:
+        """Let a request wait for its turn. Returns the stream of its tokens, at most `max_tokens`, which come if
+        somebody reads this or another stream, or calls step.
+
+        Args:    prompt: tokens, a list or a tensor of one dimension; stop: tokens after which it ends.
+        Raises:  ValueError for a prompt that is empty, has tokens outside the vocabulary, or with its new tokens does
+                 not fit into the model's context or all pages; QueueFull if too many wait.
+        """
+        tokens = [int(token) for token in prompt]
+        require_int("max_tokens", max_tokens, 1)
+        if not tokens:
+            raise ValueError("a prompt has at least one token, this one has none")
+        outside = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
+        if outside is not None:
+            raise ValueError(f"token {outside} of the prompt is outside the vocabulary, 0 to {self.vocabulary - 1}")
+        total = len(tokens) + max_tokens
+        asked = f"a prompt of {counted(len(tokens), 'token')} with up to {max_tokens:,} new"
+        if total > self.context:
+            raise ValueError(f"{asked} is longer than the context of this model, {counted(self.context, 'token')}")
+        room = self.pages.count * self.pages.size
+        if total - 1 > room:  # the last token is not read
+            raise ValueError(
+                f"{asked} never fits into {counted(self.pages.count, 'page')} of {counted(self.pages.size, 'token')}"
+            )
+        with self.lock:
+            self.settle()
+            if len(self.waiting) >= self.queue:
+                raise QueueFull(
+                    f"{counted(len(self.waiting), 'request')} wait, and the queue holds {self.queue:,}: "
+                    "take tokens of others first"
+                )
+            chance = sampling.generator() if sampling.temperature else None
+            request = Request(tokens, len(tokens), max_tokens, sampling, frozenset(stop), chance, times=[self.clock()])
+            self.waiting.append(request)
+        return Stream(self, request)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int = 16,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[int] = (),
+    ) -> list[list[int]]:
+        """The new tokens of each prompt; prompt i draws with sampling.seed + i. Any number of prompts."""
+        streams = []
+        for i, prompt in enumerate(prompts):
+            while len(self.waiting) >= self.queue:
+                self.step()
+            streams.append(self.submit(prompt, max_tokens, replace(sampling, seed=sampling.seed + i), stop))
+        return [[*stream] for stream in streams]
+
+    def run(self) -> None:
+        """Step until all requests have ended."""
+        while self.step():
+            pass
+
+    def cancel(self, request: Request) -> None:
+        """End a request, whatever it has; called by streams, also while the engine is in a step (garbage)."""
+        if not request.ended:
+            self.cancelled.append(request)
+            if self.lock.acquire(blocking=False):
+                try:
+                    self.settle()
+                finally:
+                    self.lock.release()
+
+    def settle(self) -> None:
+        """Let go of what has been cancelled."""
+        while self.cancelled:
+            request = self.cancelled.popleft()
+            if not request.ended:
+                (self.running if request in self.running else self.waiting).remove(request)
+                self.end(request)
+
+    def end(self, request: Request, error: BaseException | None = None) -> None:
+        request.ended, request.error = True, error
+        self.pages.release(request.pages)
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Read one batch: a token of each request that decodes, and as many of prompts as the budget allows.
+
+        Returns: whether requests are left. If the forward raises, as when a rank has died, the requests that run end
+        with this error, and those that wait stay.
+        """
+        with self.lock:
+            begin = self.clock()
+            self.settle()
+            batch = self.admit()
+            if batch:
+                try:
+                    chunks = [Chunk(r.tokens[r.read : r.read + n], r.read, r.pages) for r, n in batch]
+                    self.advance(batch, self.cache.forward(chunks))
+                except BaseException as error:
+                    for request in self.running:
+                        self.end(request, error)
+                    self.running.clear()
+                    raise
+                self.steps += 1
+                if self.on_row is not None:
+                    self.on_row(self.row(sum(n for _, n in batch), begin))
+            return bool(self.running or self.waiting)
+
+    def admit(self) -> list[tuple[Request, int]]:
+        """Who runs in this step, with how many tokens, all with the pages for them."""
+        running, waiting = [*self.running], [*self.waiting][: self.slots - len(self.running)]
+        left = [r.left for r in running] + [len(r.tokens) - self.shared(self.pages.match(r.tokens), r) for r in waiting]
+        counts = self.schedule(left[: len(running)], left[len(running) :], self.slots, self.budget)
+        require_counts(counts, left, len(running), self.budget)
+        batch = []
+        for request, count in zip(running, counts, strict=False):
+            while count and request in self.running and not self.hold(request, count):
+                self.preempt(self.running[-1])
+            if count and request in self.running:
+                batch.append((request, count))
+        if len(self.running) < len(running):
+            return batch  # pages have run out
+        for request, count in zip(waiting, counts[len(running) :], strict=False):
+            request.pages = self.pages.share(self.pages.match(request.tokens))
+            request.read = self.shared(request.pages, request)
+            if len(self.pages.free) * self.pages.size < request.left or not self.hold(request, count):
+                self.forget(request)
+                break
+            self.running.append(self.waiting.popleft())
+            batch.append((request, count))
+        return batch
+
+    def shared(self, pages: Sequence[int], request: Request) -> int:
+        """Tokens that a request need not read if it has these pages of its prefix; the last it reads in any case."""
+        return min(len(pages) * self.pages.size, len(request.tokens) - 1)
+
+    def hold(self, request: Request, count: int) -> bool:
+        """Whether a request has got the pages for its next `count` tokens."""
+        copies = self.pages.hold(request.pages, request.read, request.read + count)
+        self.cache.copy(copies or ())
+        return copies is not None
+
+    def preempt(self, request: Request) -> None:
+        """Take the pages of a request, which waits before all others and reads its tokens again later."""
+        self.running.remove(request)
+        self.waiting.appendleft(request)
+        self.forget(request)
+        self.preempted += 1
+
+    def forget(self, request: Request) -> None:
+        self.pages.release(request.pages)
+        request.read = 0
+
+    def advance(self, batch: Sequence[tuple[Request, int]], logits: Tensor) -> None:
+        """Add a token to each request that has read all it had. logits: (len(batch), V), after what it has read."""
+        likeliest, now = logits.argmax(-1).tolist(), self.clock()
+        for (request, count), row, token in zip(batch, logits, likeliest, strict=True):
+            self.pages.filled(request.pages, request.tokens, request.read, request.read + count)
+            request.read += count
+            if request.left:
+                continue
+            if request.chance is not None:
+                token = draw(request.sampling.probabilities(row), request.chance)
+            request.tokens.append(token)
+            request.times.append(now)
+            if len(request.tokens) == request.prompt + request.max_tokens or token in request.stop:
+                self.running.remove(request)
+                self.end(request)
+
+    def row(self, tokens: int, begin: float) -> dict[str, Any]:
+        return {
+            "step": self.steps,
+            "running": len(self.running),
+            "waiting": len(self.waiting),
+            "tokens": tokens,
+            "free": len(self.pages.free),
+            "preempted": self.preempted,
+            "seconds": self.clock() - begin,
+        }
+
+
+def require_counts(counts: Sequence[int], left: Sequence[int], running: int, budget: int) -> None:
+    """Raise ValueError unless a scheduler's numbers of tokens are such that the engine can go on with them."""
+    fits = running <= len(counts) <= len(left) and all(
+        (i >= running) <= n <= most for i, (n, most) in enumerate(zip(counts, left, strict=False))
+    )
+    if not fits or sum(counts) > budget or (left and not any(counts)):
+        raise ValueError(
+            f"the scheduler gives {[*counts]} to {counted(running, 'running request')} and those that wait, which have "
+            f"{[*left]} tokens to read, with a budget of {budget}: a number for each running one, at least 1 for each "
+            "that is admitted, and something for one of them"
+        )
