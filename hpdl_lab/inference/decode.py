@@ -11,11 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm
+from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 from ..comm.base import Comm
+from ..measure import Measured, measure
+
+
+def without_cache(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """`decode_step` of a model that knows no cache: all s positions again for each new token."""
+    b, s, d = x.shape
+    q, k, v = (x @ qkv.T).view(b, s, 3, keys.shape[1], -1).permute(2, 0, 3, 1, 4)  # each (b, heads, s, n)
+    heard = scaled_dot_product_attention(q, k, v, is_causal=True)
+    return (heard.transpose(1, 2).reshape(b, s, d) @ out.T)[:, -1]
 
 
 def decode_step(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -42,6 +53,35 @@ def decode_step(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tenso
     heard = scores.softmax(-1)[:, :, None] @ values[:, :, :s]  # (b, heads, 1, s) @ (b, heads, s, n) = (.., 1, n)
     return heard.flatten(1) @ out.T  # (b, d)
     ### END SOLUTION
+
+
+class Times(dict[str, dict[int, Measured]]):
+    """{how: {s: what the newest of s tokens takes}}; `lab.show` draws it."""
+
+    def factor(self, how: str) -> float:
+        """How many times as long as the first token the last one takes."""
+        first, *_, last = self[how].values()
+        return last.median / first.median
+
+
+@torch.no_grad()
+def compare(
+    steps: dict[str, Callable[..., Tensor]],
+    lengths: Sequence[int] = (1, 4, 16, 64, 256, 1024),
+    width: int = 256,
+    heads: int = 8,
+) -> Times:
+    """Measure functions such as `decode_step` on sequences of these lengths, whose cache holds all but the newest."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(1, max(lengths), width, generator=draw)
+    qkv, out = torch.randn(3 * width, width, generator=draw) / width, torch.randn(width, width, generator=draw) / width
+    keys, values = torch.randn(2, 1, heads, max(lengths), width // heads, generator=draw)
+    return Times(
+        {
+            how: {s: measure(partial(step, x[:, :s], qkv, out, keys, values), repeats=7, calls=5) for s in lengths}
+            for how, step in steps.items()
+        }
+    )
 
 
 @dataclass(frozen=True)

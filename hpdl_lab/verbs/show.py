@@ -17,6 +17,7 @@ from ..collectives import table
 from ..collectives.table import Algorithm
 from ..comm.errors import name_ranks
 from ..comm.network import PRESETS, Network, Switch, describe
+from ..inference import decode
 from ..kernels import ladder, on_gpu, reduction
 from ..mesh import Grid
 from ..models.shapes import shapes
@@ -26,6 +27,7 @@ from ..parallel.gossip import Graph
 from ..parallel.recompute import Costs
 from ..plain_source import plain_source
 from ..plots import collective as panels
+from ..plots import decode as tokens
 from ..plots import experts as routes
 from ..plots import graph as graphs
 from ..plots import kernel as banks
@@ -77,6 +79,7 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
         lab.show(recompute.compare(model, x, ...))    bytes that are held in a step, with and without recomputation
         lab.show(experts.routing(layer, x, ranks=4))  which token goes to which expert on which rank
         lab.show(experts.balance(layer, x))           the load of experts before and after updates of the bias
+        lab.show(decode.compare({"yours": decode_step}))    what one more token takes, with and without a cache
         lab.show("parallelism")                       three ways to share a model and its batch among ranks
         lab.show("ladder")                            kernels that add a vector on a GPU: what each costs, and yours
         lab.show(gpu_sum)                             a kernel f(x, out): which banks of shared memory a warp asks
@@ -323,6 +326,16 @@ def show_costs(costs: Costs, prediction: dict[str, float] | None = None) -> Pict
     return picture(memories.draw_held, courses, "What a step holds", guess, text=text, data=costs)
 
 
+def show_times(times: decode.Times, prediction: dict[str, float] | None = None) -> Picture:
+    """What the newest token takes; prediction: {how: times as long as the first one} of the last one."""
+    text = "; ".join(
+        f"{how}: token {[*curve][-1]:,} takes {times.factor(how):.1f} times as long as token 1"
+        for how, curve in times.items()
+    )
+    guess = None if prediction is None else [prediction[how] for how in times]
+    return picture(tokens.draw, times, guess, text=text, data=times)
+
+
 def show_model(x: nn.Module, batch: Tensor) -> Picture:
     """Every operation of a model on a batch, with its shapes; `data` is the list of models.shapes.Step."""
     if not isinstance(batch, Tensor):
@@ -439,6 +452,7 @@ BY_TYPE: dict[type, Drawer] = {
     zoo.Program: show_programs,
     nn.Module: show_model,
     Costs: show_costs,
+    decode.Times: show_times,
     Routing: show_routing,
     Balance: show_balance,
 }
@@ -462,6 +476,7 @@ KINDS: dict[Drawer, str] = {
     show_ladder: "the ladder of kernels",
     show_model: "a model",
     show_costs: "the costs of recomputation",
+    show_times: "times of tokens",
     show_routing: "the routing of tokens to experts",
     show_balance: "the balance of experts",
     show_parallelism: "ways to share a model",

@@ -16,7 +16,7 @@ from ...comm.base import Comm
 from ...inference.decode import Shard, decode_step, norm, tensor_parallel_decode
 from ...units import counted
 from ..checkers import because, engine_facts, in_all_cases, with_ranks
-from ..layer import Sent, Watch, cut, difference, drawn, equal, ring_bytes, why_wrong
+from ..layer import Sent, Watch, cut, difference, drawn, equal, ring_bytes, why_wrong, width_for
 from ..ranks import SENTINEL, alone, capital, number, type_text, unlike
 from ..record import Broken, Exercise, Passed, Rows, Runner
 from ..traffic import check_waits
@@ -200,7 +200,8 @@ def check_cache(steps: list[Step], layer: Layer, where: str) -> None:
 # -- on several ranks --------------------------------------------------------------------------------------------------
 
 RANKS = (2, 1, 3, 4)
-BATCH, WIDE, HEADS, TOKENS, LAYERS = 2, 24, 12, 3, 2
+BATCH, TOKENS, LAYERS = 2, 3, 2
+HEAD = 6  # numbers of a head
 
 
 class Whole(NamedTuple):
@@ -221,10 +222,10 @@ class Heads:
         self.values: list[Tensor] = []
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        width = self.heads * WIDE // HEADS
-        if any(part.shape != (BATCH, width) for part in (q, k, v)):
+        shape = BATCH, self.heads * HEAD
+        if any(part.shape != shape for part in (q, k, v)):
             shapes = ", ".join(str(tuple(part.shape)) for part in (q, k, v))
-            raise ValueError(f"attend: q, k and v of this rank's heads have shape {(BATCH, width)} each, not {shapes}")
+            raise ValueError(f"attend: q, k and v of this rank's heads have shape {shape} each, not {shapes}")
         self.calls += 1
         q, k, v = (part.detach().unflatten(-1, (self.heads, -1))[:, :, None] for part in (q, k, v))
         self.keys.append(k)
@@ -242,28 +243,37 @@ class Decoded(NamedTuple):
     changed: bool
 
 
-def wholes() -> list[Whole]:
-    scale = WIDE**-0.5
-    shapes = ((3 * WIDE, WIDE), (WIDE, WIDE), (4 * WIDE, WIDE), (WIDE, 4 * WIDE))
-    return [Whole(*(drawn(10 * i + j, *shape) * scale for j, shape in enumerate(shapes))) for i in range(LAYERS)]
+def heads_for(p: int) -> int:
+    """Of a layer that p ranks share."""
+    return width_for(p, 4)
 
 
-def shard_of(whole: Whole, p: int, r: int) -> Shard:
-    """A rank's part, with an empty cache."""
-    qkv = torch.cat([cut(part, p, 0)[r] for part in cut(whole.qkv, 3, 0)])
-    out, up, down = cut(whole.out, p, 1)[r], cut(whole.up, p, 0)[r], cut(whole.down, p, 1)[r]
-    return Shard(qkv, out, up, down, Heads(HEADS // p))
+def wholes(heads: int) -> list[Whole]:
+    d = heads * HEAD
+    shapes = ((3 * d, d), (d, d), (4 * d, d), (d, 4 * d))
+    return [Whole(*(drawn(10 * i + j, *shape) / d**0.5 for j, shape in enumerate(shapes))) for i in range(LAYERS)]
 
 
-def tokens() -> list[Tensor]:
-    return [drawn(90 + i, BATCH, WIDE) for i in range(TOKENS)]
+def shards_of(heads: int, p: int, r: int) -> list[Shard]:
+    """What a rank has of each layer, with empty caches."""
+    found = []
+    for whole in wholes(heads):
+        qkv = torch.cat([cut(part, p, 0)[r] for part in cut(whole.qkv, 3, 0)])
+        out, up, down = cut(whole.out, p, 1)[r], cut(whole.up, p, 0)[r], cut(whole.down, p, 1)[r]
+        found.append(Shard(qkv, out, up, down, Heads(heads // p)))
+    return found
+
+
+def tokens(heads: int) -> list[Tensor]:
+    return [drawn(90 + i, BATCH, heads * HEAD) for i in range(TOKENS)]
 
 
 def decode_on(comm: Comm, fn: Callable) -> Decoded:
     """Some tokens, one after the other, on one rank."""
-    shards, watch = [shard_of(whole, comm.size, comm.rank) for whole in wholes()], Watch(comm)
+    heads = heads_for(comm.size)
+    shards, watch = shards_of(heads, comm.size, comm.rank), Watch(comm)
     ys, kinds, changed = [], [], False
-    for x in tokens():
+    for x in tokens(heads):
         given = x.clone()
         y = fn(comm, given, shards)
         kinds.append(type(y).__name__)
@@ -272,11 +282,11 @@ def decode_on(comm: Comm, fn: Callable) -> Decoded:
     return Decoded(ys, kinds, [shard.attend.calls for shard in shards], watch.phase(), changed)  # type: ignore[attr-defined]
 
 
-def variant(p: int, **how: bool) -> list[np.ndarray]:
+def variant(heads: int, p: int = 1, **how: bool) -> list[np.ndarray]:
     """What p ranks say about each token on rank 0, with one mistake, if any."""
-    shards = [[shard_of(whole, p, r) for whole in wholes()] for r in range(p)]
+    shards = [shards_of(heads, p, r) for r in range(p)]
     ys = []
-    for x in tokens():
+    for x in tokens(heads):
         for parts in zip(*shards, strict=True):
             inner = x if how.get("bare") else norm(x)
             said = [part.attend(*(inner @ part.qkv.T).chunk(3, -1)) @ part.out.T for part in parts]
@@ -311,7 +321,8 @@ MISTAKES: Rows = (
 
 def judge_decoded(run: Results, where: str) -> None:
     """Raise Broken unless each rank returns what one rank alone does."""
-    p, right = len(run), variant(1)
+    p, heads = len(run), heads_for(len(run))
+    right = variant(heads)
     for r, decoded in enumerate(run):
         for i, wanted in enumerate(right):
             got = decoded.ys[i]
@@ -321,7 +332,7 @@ def judge_decoded(run: Results, where: str) -> None:
             if got.shape != wanted.shape:
                 raise Broken(f"returns: {where} rank {r} returned shape {got.shape}, where {wanted.shape} is right.")
             if not equal(got, wanted):
-                rows = [(variant(p, **{how: True})[i], why) for how, why in MISTAKES] if r == 0 else []
+                rows = [(variant(heads, p, **{how: True})[i], why) for how, why in MISTAKES] if r == 0 else []
                 text = f"{where}, at token {i + 1}, {difference('y', got, wanted)} on rank {r}."
                 raise because(why_wrong(got, wanted, rows, "value"), text)
         if decoded.changed:
@@ -335,8 +346,8 @@ def judge_decoded(run: Results, where: str) -> None:
 
 def check_sent(run: Results, where: str) -> None:
     """Raise Broken where ranks together send more than two all-reduces of b d numbers for each layer."""
-    p, nbytes = len(run), BATCH * WIDE * 8
-    total, most = sum(decoded.sent.nbytes for decoded in run), ring_bytes(p, nbytes, 2 * LAYERS * TOKENS)
+    p, n = len(run), BATCH * heads_for(len(run)) * HEAD
+    total, most = sum(decoded.sent.nbytes for decoded in run), ring_bytes(p, 8 * n, 2 * LAYERS * TOKENS)
     sent = run[0].sent
     if sent.barriers:
         raise Broken(
@@ -344,7 +355,7 @@ def check_sent(run: Results, where: str) -> None:
         )
     if total > most:
         raise Broken(f"""messages: {where} all numbers are right, but the ranks send {total // TOKENS:,} bytes for a
-            token, where {most // TOKENS:,.0f} are enough: two all-reduces of b d = {BATCH * WIDE} numbers for each of
+            token, where {most // TOKENS:,.0f} are enough: two all-reduces of b d = {n} numbers for each of
             {LAYERS} layers. Rank 0 {Sent(sent.calls[: len(sent.calls) // TOKENS], 0, 0).described()}. Keys, values,
             heads and columns stay where they are; only what is added travels.""")
 
@@ -357,11 +368,11 @@ def check_tensor_parallel_decode(fn: Callable, runner: Runner = None) -> Passed:
             check_sent(run, where)
 
     run = in_all_cases(fn, decode_on, [(p,) for p in RANKS], with_ranks, judge)
-    calls = run[0].sent.calls
+    sent, n = sum(decoded.sent.nbytes for decoded in run), BATCH * heads_for(len(run)) * HEAD
     return Passed(
         f"{TOKENS} tokens through {LAYERS} layers: those of a single rank, to 1e-10, on 1, 2, 3 and 4 simulated ranks",
-        f"""messages: a rank calls {len(calls) // TOKENS // LAYERS} all-reduces of b d = {BATCH * WIDE} numbers for each
-        layer and token; its cache and its weights stay on it""",
+        f"""messages: {len(run)} ranks send {sent // TOKENS:,} bytes for a token, those of two all-reduces of b d = {n}
+        numbers for each of {LAYERS} layers; caches and weights stay where they are""",
         *engine_facts(runner, judge_decoded, decode_on, fn),
         run=run,
     )
