@@ -18,6 +18,7 @@ from ..collectives.table import Algorithm
 from ..comm.errors import name_ranks
 from ..comm.network import PRESETS, Network, Switch, describe
 from ..inference import decode
+from ..inference.engine import Engine
 from ..kernels import ladder, on_gpu, reduction
 from ..mesh import Grid
 from ..models.shapes import shapes
@@ -36,6 +37,7 @@ from ..plots import memory as memories
 from ..plots import mesh as meshes
 from ..plots import model as models
 from ..plots import network as cables
+from ..plots import pages as tiles
 from ..plots import schedule as bars
 from ..plots import timeline as lanes
 from ..schedules import Evaluation, Schedule
@@ -80,6 +82,7 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
         lab.show(experts.routing(layer, x, ranks=4))  which token goes to which expert on which rank
         lab.show(experts.balance(layer, x))           the load of experts before and after updates of the bias
         lab.show(decode.compare({"yours": decode_step}))    what one more token takes, with and without a cache
+        lab.show(engine)                              the pages of an inference engine: who holds which
         lab.show("parallelism")                       three ways to share a model and its batch among ranks
         lab.show("ladder")                            kernels that add a vector on a GPU: what each costs, and yours
         lab.show(gpu_sum)                             a kernel f(x, out): which banks of shared memory a warp asks
@@ -336,6 +339,18 @@ def show_times(times: decode.Times, prediction: dict[str, float] | None = None) 
     return picture(tokens.draw, times, guess, text=text, data=times)
 
 
+def show_engine(engine: Engine) -> Picture:
+    """The pages of the requests that run, and what the tokens of the last free ones are still good for."""
+    pages = engine.pages
+    if pages.count > tiles.MOST_PAGES:
+        raise ValueError(f"{pages.count:,} pages: at most {tiles.MOST_PAGES:,} can be drawn")
+    requests = [(f"request {i}", [*r.pages], r.read) for i, r in enumerate(engine.running)]
+    kept = [page for page in pages.free if pages.digests[page]]
+    text = f"{len(pages.free)} free + {pages.used} used = {pages.count} pages of {pages.size} tokens"
+    height = tiles.height(pages.count)
+    return picture(tiles.draw, requests, pages.count, pages.size, kept, text=text, data=pages, height=height)
+
+
 def show_model(x: nn.Module, batch: Tensor) -> Picture:
     """Every operation of a model on a batch, with its shapes; `data` is the list of models.shapes.Step."""
     if not isinstance(batch, Tensor):
@@ -453,6 +468,7 @@ BY_TYPE: dict[type, Drawer] = {
     nn.Module: show_model,
     Costs: show_costs,
     decode.Times: show_times,
+    Engine: show_engine,
     Routing: show_routing,
     Balance: show_balance,
 }
@@ -477,6 +493,7 @@ KINDS: dict[Drawer, str] = {
     show_model: "a model",
     show_costs: "the costs of recomputation",
     show_times: "times of tokens",
+    show_engine: "an inference engine",
     show_routing: "the routing of tokens to experts",
     show_balance: "the balance of experts",
     show_parallelism: "ways to share a model",
