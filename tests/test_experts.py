@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpdl_lab import lab, models
+from hpdl_lab import data, lab, models
 from hpdl_lab.collectives.pairwise import all_to_all_v
 from hpdl_lab.comm import sim
 from hpdl_lab.mesh import DeviceMesh
@@ -23,6 +23,7 @@ from hpdl_lab.parallel.experts import (
     mixtures_of,
     update_biases,
 )
+from hpdl_lab.parallel.scripts import route_tokens, train_experts
 from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, gather_parameters, tensors_of
 from hpdl_lab.trace import bytes_sent
 from tests.wording import raises
@@ -334,6 +335,20 @@ def test_training_without_the_bias_is_at_least_1_4_times_as_imbalanced():
     without, with_bias = course(0.0), course(GAMMA)
     assert torch.equal(without[0], with_bias[0])
     assert (without[-5:].mean(0) > 1.4 * with_bias[-5:].mean(0)).all(), (without[-5:], with_bias[-5:])
+
+
+def test_the_scripts_of_the_notebook_say_what_they_have_done():
+    text = data.load("text", block=8)
+    (alone,), two = sim.run(1, train_experts, text, 2), sim.run(2, train_experts, text, 2, threads=True)
+    assert max(abs(a - b) for a, b in zip(alone.losses, two[0].losses, strict=True)) < EXACT
+    assert [load.tolist() for load in alone.loads] == [load.tolist() for load in two[1].loads]
+    assert alone.loads[0].sum() == 16 * 8 * 2 and alone.held == alone.whole > two[0].held
+    layer, x = layer_of(experts=3, shared=0), numbers(10, D)
+    for r, routed in enumerate(run := sim.run(3, route_tokens, expert_layer, layer, x)):
+        away = int((routed.chosen != r).sum()) + sum(int((o.chosen == r).sum()) for o in run if o is not routed)
+        assert routed.off < EXACT and 0 < routed.nbytes - away * D * 8 <= 2 * 8, "and sizes"
+    with raises(ValueError, "3 experts on 2 ranks"):
+        sim.run(2, route_tokens, expert_layer, layer, x)
 
 
 # -- the exercise's function, pictures -------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""The training scripts that notebooks 06, 09 and 11 run on their ranks: all are functions of a communicator.
+"""The training scripts that notebooks 06, 09, 11 and 12 run on their ranks: all are functions of a communicator.
 
 Notebooks hold those of 06 and 11 as they are here, in cells of their own.
 
 horovod_script, ddp_script     06    a GPT as people write it elsewhere, for Horovod and for PyTorch's DDP
 train_gpt, convolve_strips     09    a GPT whose layers are shared, an image whose rows are
 script, hybrid_script          11    a GPT on one rank, and the same with three changed lines on a mesh
+route_tokens, train_experts    12    tokens that travel to experts, a DeepSeek-V3 whose experts are shared
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +23,12 @@ from ..data.dataset import Dataset
 from ..data.loading import batches, shard
 from ..mesh import DeviceMesh
 from ..models import build_for
+from ..models.experts import GAMMA, MixtureOfExperts
 from . import checkpoint
 from .consensus import require_sums_of
 from .data_parallel import broadcast_parameters
 from .ddp import Communication, ddp_hook, guarded
+from .experts import LocalExperts, expert_parallel, mixtures_of, update_biases
 from .grid.machine import EFFICIENCY, MACHINES, grid_of
 from .grid.model import Prediction, predict
 from .grid.search import micro_batches as count_of_micro_batches
@@ -166,6 +169,70 @@ def convolve_strips(comm: Comm, halo_exchange: Callable, images: Tensor, kernel:
     y = conv2d(strip, kernel, padding=(0, halo))
     right = conv2d(pad(images, (halo,) * 4), kernel)[:, :, mine]
     return Convolved(float((y - right).abs().max()), y.shape[2], nbytes)
+
+
+class Routed(NamedTuple):
+    """off: the largest difference from one rank; nbytes: that this rank sent; chosen: (n, k), its tokens' experts."""
+
+    off: float
+    nbytes: int
+    chosen: Tensor
+
+
+@torch.no_grad()
+def route_tokens(comm: Comm, expert_layer: Callable, layer: MixtureOfExperts, x: Tensor) -> Routed:
+    """Send this rank's share of the tokens x (n, d) to the experts of `layer`, one per rank; returns Routed.
+
+    Args:    expert_layer: an attendee's; layer: without shared expert, x: both the same on every rank.
+    Raises:  ValueError where there are not as many experts as ranks.
+    """
+    if len(layer.router.bias) != comm.size:
+        raise ValueError(f"{len(layer.router.bias)} experts on {comm.size} ranks: one for each rank is needed")
+    mine = LocalExperts(comm, layer.experts)
+    tokens, right = (t.tensor_split(comm.size)[comm.rank] for t in (x, layer(x)))
+    chosen, weights = layer.router(tokens)
+    begun = len(comm.trace.log)
+    y = expert_layer(comm, tokens, chosen, weights, lambda there: mine(there, torch.tensor([len(there)])))
+    nbytes = sum(e.nbytes for e in comm.trace.events[begun:] if e.op == "send")
+    return Routed(float((y - right).abs().max()), nbytes, chosen)
+
+
+class ExpertsTrained(NamedTuple):
+    """One rank after training.
+
+    losses: of the whole batch, one per step; held, whole: numbers in the parameters of this rank, of the whole model.
+    loads:  [(E,) copies of each expert, of all ranks] in the first layer that has experts, one per step.
+    """
+
+    losses: list[float]
+    held: int
+    whole: int
+    loads: list[Tensor]
+
+
+def train_experts(comm: Comm, data: Dataset, steps: int = 3, gamma: float = GAMMA) -> ExpertsTrained:
+    """Train a tiny DeepSeek-V3 in float64, whose experts are shared by all ranks, as each batch is.
+
+    Args:    data: a data.dataset.Dataset of tokens, the same on every rank; gamma: the bias update speed.
+    """
+    whole, replicas = build_for(data, "deepseek", dtype="float64"), comm.split(comm.rank)  # each expert is there once
+    model = expert_parallel(comm, whole)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    losses, loads = [], []
+    for indices in islice(batches(len(data.train_y), 16), steps):
+        mine = shard(indices, comm.rank, comm.size)
+        optimizer.zero_grad()
+        y = data.train_y[mine]
+        loss = cross_entropy(model(data.train_x[mine]).flatten(0, 1), y.flatten(), reduction="sum")
+        loss = loss / data.train_y[indices].numel()
+        loss.backward()
+        add_partial_gradients(comm, model)
+        optimizer.step()
+        loads.append(next(mixtures_of(model)).counts.clone())
+        update_biases(replicas, model, gamma)
+        losses.append(comm.all_reduce(loss.detach()).item())
+    held, all_of_them = (sum(p.numel() for p in m.parameters()) for m in (model, whole))
+    return ExpertsTrained(losses, held, all_of_them, loads)
 
 
 class Trained(NamedTuple):
