@@ -135,12 +135,14 @@ COMPLETED = {  # {exercise: what its last hint leaves open, in its order}
         "    best = found.seconds, found.nbytes, (dp, pp, tp)",
         'f"no grid of {ranks} ranks fits into {limit:,} bytes per rank: the least is {least:,}"',
     ],
+    "12.1": ["t - s + 1", "b, h, s, v.shape[-1]"],
     "12.2": ["x[order // k]", "mine(there)", "back * weights.flatten()[order, None]"],
     "12.3": [
         "2 * p - 1 - comm.rank",
         "2 * p - 1 - source",
         "out * (lse - total).exp().unsqueeze(-1) + more * (weight - total).exp().unsqueeze(-1)",
     ],
+    "12.4": ["k[..., : key_up.shape[-1]]", "heard"],
 }
 
 

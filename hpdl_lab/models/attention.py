@@ -71,9 +71,10 @@ class Causal(Attend):
     """A position sees those up to itself."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-        if q.shape[1] == k.shape[1]:
-            return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        return grouped_query_attention(q, k, v, scale)
+        grouped = q.shape[1] != k.shape[1]
+        if grouped and k.shape[-1] != v.shape[-1]:  # for which torch has no fused kernel, and would repeat the keys
+            return grouped_query_attention(q, k, v, scale)
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
 
 
 def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
