@@ -10,7 +10,8 @@
                  +------- preempted: the youngest, if pages run out; reads its tokens again later
 
 Tokens do not depend on who else runs, on arrival, pages or chunks. Every rank of a tensor-parallel model can run the
-same engine: given the same requests, all decide alike.   Ref: Yu et al. 2022, "Orca"; Kwon et al. 2023, "PagedAttention".
+same engine: given the same requests, all decide alike.
+Ref: Yu et al. 2022, "Orca", OSDI; Kwon et al. 2023, "PagedAttention", arXiv:2309.06180.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -137,6 +139,7 @@ class Engine:
         self.running: list[Request] = []  # in order of admission
         self.waiting: deque[Request] = deque()  # in order of arrival
         self.cancelled: deque[Request] = deque()
+        self.batch: list[tuple[Request, int]] = []  # under way
         self.steps = self.preempted = 0
         self.lock = Lock()
 
@@ -211,8 +214,8 @@ class Engine:
                     self.lock.release()
 
     def settle(self) -> None:
-        """Let go of what has been cancelled."""
-        while self.cancelled:
+        """Let go of what has been cancelled, unless a batch is under way."""
+        while self.cancelled and not self.batch:
             request = self.cancelled.popleft()
             if not request.ended:
                 (self.running if request in self.running else self.waiting).remove(request)
@@ -230,23 +233,43 @@ class Engine:
         Returns: whether requests are left. If the forward raises, as when a rank has died, the requests that run end
         with this error, and those that wait stay.
         """
+        if self.begin():
+            self.finish()
+        return bool(self.running or self.waiting)
+
+    def begin(self) -> bool:
+        """The first half of a step: send a batch through the model. Returns whether there is one, for `finish`."""
         with self.lock:
-            begin = self.clock()
+            self.began = self.clock()
             self.settle()
-            batch = self.admit()
-            if batch:
-                try:
-                    chunks = [Chunk(r.tokens[r.read : r.read + n], r.read, r.pages) for r, n in batch]
-                    self.advance(batch, self.cache.forward(chunks))
-                except BaseException as error:
-                    for request in self.running:
-                        self.end(request, error)
-                    self.running.clear()
-                    raise
-                self.steps += 1
-                if self.on_row is not None:
-                    self.on_row(self.row(sum(n for _, n in batch), begin))
-            return bool(self.running or self.waiting)
+            self.batch = self.admit()
+            if self.batch:
+                chunks = [Chunk(r.tokens[r.read : r.read + n], r.read, r.pages) for r, n in self.batch]
+                with self.ending():
+                    self.logits = self.cache.forward(chunks)
+        return bool(self.batch)
+
+    def finish(self) -> None:
+        """The second half: choose a token for each request that has read all it had."""
+        with self.lock:
+            with self.ending():
+                self.advance(self.batch, self.logits)
+            self.steps += 1
+            if self.on_row is not None:
+                self.on_row(self.row(sum(n for _, n in self.batch), self.began))
+            self.batch = []
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Within it, an error ends all requests that run."""
+        try:
+            yield
+        except BaseException as error:
+            for request in self.running:
+                self.end(request, error)
+            self.running.clear()
+            self.batch = []
+            raise
 
     def admit(self) -> list[tuple[Request, int]]:
         """Who runs in this step, with how many tokens, all with the pages for them."""

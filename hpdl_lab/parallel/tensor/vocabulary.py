@@ -37,14 +37,14 @@ class VocabularyEmbedding(nn.Module):
     def __init__(self, comm: Comm, whole: nn.Embedding, sequence: bool = False, longest: int | None = None) -> None:
         super().__init__()
         self.comm, self.sequence, self.longest = comm, sequence, longest
-        self.vocabulary = whole.num_embeddings
+        self.num_embeddings = whole.num_embeddings
         self.cuts = {"weight": padded_shares(comm, whole.num_embeddings, 0)}
         self.weight = self.cuts["weight"].parameter_of(whole.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
         if self.longest is not None and tokens.shape[1] > self.longest:
             raise ValueError(f"this gpt reads {self.longest} tokens at once, got {tokens.shape[1]}")
-        require_tokens(tokens, self.vocabulary)
+        require_tokens(tokens, self.num_embeddings)
         if self.sequence:
             require_positions(self.comm, tokens.shape[1])
         x = found(tokens, self.weight, self.comm.rank)  # (b, s, d), zeros where another rank has the token
