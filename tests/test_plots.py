@@ -9,11 +9,13 @@ import pytest
 from matplotlib.text import Text
 
 from hpdl_lab import lab
+from hpdl_lab.checks.lessons import lesson_13_serving
 from hpdl_lab.collectives import cost
 from hpdl_lab.collectives import ring as ring_collective
 from hpdl_lab.collectives.table import find
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Islands, Ring
+from hpdl_lab.measure import Measured
 from hpdl_lab.mesh import Grid
 from hpdl_lab.optim import gradient_descent
 from hpdl_lab.parallel import gossip
@@ -23,11 +25,14 @@ from hpdl_lab.plots import (
     collective,
     colors,
     compare,
+    decode,
     graph,
     landscape,
     live,
     measure,
+    pages,
     scaling,
+    slots,
     style,
     tensor,
     timeline,
@@ -164,6 +169,17 @@ def assert_readable(figure):
     assert not covered, f"texts that cover each other: {covered}"
 
 
+PAGES = [("request 0", [0, 1, 2], 19), ("request 1", [0, 1, 5, 6], 32), ("request 2", [0, 7], 9)]
+
+
+def token_times():
+    """As of inference.decode.compare."""
+    return {
+        how: {s: Measured((t, 1.1 * t, 1.3 * t)) for s in (1, 16, 1024) for t in [1e-4 + each * s]}
+        for how, each in (("without a cache", 4e-5), ("yours", 2e-7))
+    }
+
+
 FIGURES = {
     "measure": lambda b: filled(
         measure.draw,
@@ -231,6 +247,10 @@ FIGURES = {
     "schedule": lambda b: lab.show("interleaved", ranks=8, micro_batches=16, chunks=2).figure,
     "pipeline": lambda b: lab.pipeline("zero_bubble_h1", ranks=4, prediction=0.5).figure,
     "designs": lambda b: lab.designs(SCaffe(), DataParallel()).figure,
+    "slots": lambda b: filled(slots.draw, *lesson_13_serving.compared(), height=slots.HEIGHT),
+    "pages": lambda b: filled(pages.draw, PAGES, 48, 8, [40, 41], height=pages.height(48)),
+    "pages, nobody": lambda b: filled(pages.draw, [], 16, 8, [], height=pages.height(16)),
+    "tokens": lambda b: filled(decode.draw, token_times(), [500, 2]),
     "mesh": lambda b: lab.show(Grid(dp=2, pp=2, tp=2)).figure,
     "network": lambda b: lab.show(FatTree(4, 2), ranks=64).figure,
     "network, ring": lambda b: lab.show(Ring(), ranks=16).figure,
