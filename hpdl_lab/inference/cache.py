@@ -23,6 +23,8 @@ from ..models.attention import Attend, attentions_of, grouped_query_attention
 from ..units import amount_text, counted
 from .pages import Pages
 
+GROUP_BYTES = 2**19  # of keys that are gathered for one call of attention: they stay in a core's cache
+
 
 class Chunk(NamedTuple):
     """Tokens of one request, of which the first has position `start`; `pages` hold all up to the last of them."""
@@ -32,38 +34,63 @@ class Chunk(NamedTuple):
     pages: Sequence[int]
 
 
-class Batch:
-    """What every layer has to know of a step, prepared once: the rows of decodes come first, then those of chunks."""
+class Group(NamedTuple):
+    """Rows that attend in one call: one token each of requests that decode, or (chunk) several of one request.
 
-    def __init__(self, chunks: Sequence[Chunk], size: int, device: torch.device) -> None:
-        def tensor(values: list) -> Tensor:
+    pages: (requests * most pages,) of each request, filled up to as many as the longest has; t: keys per request.
+    seen: which of them each row may hear, (requests, 1, 1, t) or (rows, t); None: all.
+    """
+
+    rows: slice
+    chunk: bool
+    pages: Tensor
+    t: int
+    seen: Tensor | None
+
+
+class Batch:
+    """What every layer has to know of a step, prepared once. Rows: decodes, the longest first, then chunks.
+
+    size: tokens per page; token_bytes: of the keys of a token in one layer.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], size: int, token_bytes: int, device: torch.device) -> None:
+        def tensor(values: Sequence) -> Tensor:
             return torch.tensor(values, device=device)
 
-        order = sorted(range(len(chunks)), key=lambda i: len(chunks[i].tokens) > 1)
-        tokens, places, slots, last = [], [], [], [0] * len(chunks)
+        order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].tokens) > 1, -chunks[i].start))
+        tokens, places, slots = [], [], []
+        self.last = [0] * len(chunks)  # row of the last token of each chunk
+        self.groups: list[Group] = []
+        decodes: list[Chunk] = []
         for i in order:
-            chunk = chunks[i]
+            chunk, first = chunks[i], len(tokens)
             for place, token in enumerate(chunk.tokens, chunk.start):
                 tokens.append(token)
                 places.append(place)
                 slots.append(chunk.pages[place // size] * size + place % size)
-            last[i] = len(tokens) - 1
+            self.last[i] = len(tokens) - 1
+            if len(chunk.tokens) == 1:
+                decodes.append(chunk)
+            else:
+                t = places[-1] + 1
+                seen = torch.ones(len(chunk.tokens), t, dtype=torch.bool, device=device).tril(chunk.start)
+                pages = tensor(chunk.pages[: -(-t // size)])
+                self.groups.append(Group(slice(first, first + len(chunk.tokens)), True, pages, t, seen))
         self.tokens, self.places = tensor(tokens).unsqueeze(1), tensor(places).unsqueeze(1)  # (T, 1)
         self.slots = tensor(slots)  # (T,): where in memory a token's key and value are
-        self.last = last  # row of the last token of each chunk
-        decodes = [chunk for chunk in chunks if len(chunk.tokens) == 1]
-        self.decodes = len(decodes)
-        if decodes:
-            used = [chunk.start // size + 1 for chunk in decodes]
-            rows = [[*chunk.pages[:n], *[0] * (max(used) - n)] for chunk, n in zip(decodes, used, strict=True)]
-            self.pages = tensor(rows).flatten()  # (D pages,), each row filled up to the longest
-            there = torch.arange(max(used) * size, device=device)
-            self.seen = (there <= self.places[: self.decodes])[:, None, None]  # (D, 1, 1, pages size)
-        self.chunks = []  # (first row, end, pages, tokens up to the last)
-        for i in order[self.decodes :]:
-            chunk, end = chunks[i], last[i] + 1
-            t = chunk.start + len(chunk.tokens)
-            self.chunks.append((end - len(chunk.tokens), end, tensor([*chunk.pages[: -(-t // size)]]), t))
+        groups, first = [], 0
+        while first < len(decodes):
+            most = decodes[first].start // size + 1  # pages of the longest
+            n = min(max(1, GROUP_BYTES // (most * size * token_bytes)), len(decodes) - first)
+            rows = slice(first, first + n)
+            used = [chunk.pages[: chunk.start // size + 1] for chunk in decodes[rows]]
+            pages = tensor([[*row, *[row[0]] * (most - len(row))] for row in used]).flatten()
+            t = most * size if n > 1 else decodes[first].start + 1
+            seen = torch.arange(t, device=device) <= self.places[rows, None, None] if n > 1 else None
+            groups.append(Group(rows, False, pages, t, seen))
+            first += n
+        self.groups = groups + self.groups
 
 
 class PagedAttend(Attend):
@@ -77,33 +104,31 @@ class PagedAttend(Attend):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
         """q: (T, h, 1, d), k and v: (T, h_kv, 1, d) -> (T, h, 1, d_v)."""
-        batch = self.cache.batch
+        batch, d_v = self.cache.batch, v.shape[-1]
         self.k.flatten(0, 1).index_copy_(0, batch.slots, k.squeeze(2))
         if self.v is not None:
             self.v.flatten(0, 1).index_copy_(0, batch.slots, v.squeeze(2))
-        heard, d_v = [], v.shape[-1]
-        if batch.decodes:
-            n, groups = batch.decodes, k.shape[1]
-            # (D pages, size, h_kv, d) -> (D, h_kv, pages size, d)
-            keys, values = (x.unflatten(0, (n, -1)).flatten(1, 2).transpose(1, 2) for x in self.read(batch.pages, d_v))
-            rows = q[:n].reshape(n, groups, -1, q.shape[-1])  # heads that share keys one below the other
-            heard.append(
-                scaled_dot_product_attention(rows, keys, values, batch.seen, scale=scale).reshape(n, -1, 1, d_v)
-            )
-        for first, end, pages, t in batch.chunks:
-            keys, values = (x.flatten(0, 1)[None, :t].transpose(1, 2) for x in self.read(pages, d_v))
-            asked = q[first:end].transpose(0, 2)  # (s, h, 1, d) -> (1, h, s, d)
-            heard.append(grouped_query_attention(asked, keys, values, scale).transpose(0, 2))
-        return torch.cat(heard) if len(heard) > 1 else heard[0]
+        heard = [self.hear(q[group.rows], group, d_v, scale) for group in batch.groups]
+        return heard[0] if len(heard) == 1 else torch.cat(heard)
 
-    def read(self, pages: Tensor, d_v: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of these pages, (pages, size, h_kv, d)."""
-        k = self.k.index_select(0, pages)
-        return k, k[..., :d_v] if self.v is None else self.v.index_select(0, pages)
+    def hear(self, q: Tensor, group: Group, d_v: int, scale: float | None) -> Tensor:
+        """q: (rows, h, 1, d) -> (rows, h, 1, d_v)."""
+        requests = 1 if group.chunk else len(q)
+        k = self.k.index_select(0, group.pages)  # (pages, size, h_kv, d)
+        v = k[..., :d_v] if self.v is None else self.v.index_select(0, group.pages)
+        # (requests, h_kv, t, d)
+        k, v = (x.unflatten(0, (requests, -1)).flatten(1, 2)[:, : group.t].transpose(1, 2) for x in (k, v))
+        if not group.chunk:  # heads that share keys one below the other: no copy of the keys for each
+            rows = q.reshape(requests, k.shape[1], -1, q.shape[-1])
+            return scaled_dot_product_attention(rows, k, v, group.seen, scale=scale).reshape(requests, -1, 1, d_v)
+        q = q.transpose(0, 2)  # (1, h, rows, d)
+        if q.shape[-1] == d_v:
+            return scaled_dot_product_attention(q, k, v, group.seen, scale=scale, enable_gqa=True).transpose(0, 2)
+        return grouped_query_attention(q, k, v, scale).transpose(0, 2)
 
 
 class PagedCache:
-    """The cache of a model in `pages.count` pages, and the model's forward that uses it.
+    """The cache of a model in `pages` pages of `page_size` tokens, and the model's forward that uses it.
 
     model: has `embed`, `blocks`, `logits` and `block` as GPT, LLaMA and DeepSeek, or is a rank's shard of one: what is
     kept is what its attention modules have here. Outside of `forward` the model is as it was.
@@ -112,23 +137,25 @@ class PagedCache:
 
     batch: Batch
 
-    def __init__(self, model: nn.Module, pages: Pages) -> None:
-        self.model, self.pages = model, pages
+    def __init__(self, model: nn.Module, pages: int, page_size: int) -> None:
+        self.model = model
         self.attentions = attentions_of(model)
         weight = next(model.parameters())
         self.device = weight.device
         shapes = [attention.cache_shape for attention in self.attentions]
         self.token_bytes = sum(heads * (d_k + d_v) for heads, d_k, d_v in shapes) * weight.element_size()
-        self.nbytes = pages.count * pages.size * self.token_bytes
+        self.key_bytes = max((heads * d_k for heads, d_k, _ in shapes), default=1) * weight.element_size()
+        self.nbytes = pages * page_size * self.token_bytes
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if self.nbytes > memory:
             raise ValueError(
-                f"{counted(pages.count, 'page')} of {pages.size} tokens are {amount_text(self.nbytes)} of keys and "
+                f"{counted(pages, 'page')} of {counted(page_size, 'token')} are {amount_text(self.nbytes)} of keys and "
                 f"values, and this machine has {amount_text(memory)}"
             )
+        self.pages = Pages(pages, page_size)
 
         def room(heads: int, d: int) -> Tensor:
-            return torch.zeros(pages.count, pages.size, heads, d, dtype=weight.dtype, device=weight.device)
+            return torch.zeros(pages, page_size, heads, d, dtype=weight.dtype, device=weight.device)
 
         self.attends = [PagedAttend(self, room(h, d_k), room(h, d_v) if d_v else None) for h, d_k, d_v in shapes]
 
@@ -138,7 +165,7 @@ class PagedCache:
 
         every: (T, V) after every token instead, chunk by chunk; then no chunk of one token may follow a longer one.
         """
-        self.batch = batch = Batch(chunks, self.pages.size, self.device)
+        self.batch = batch = Batch(chunks, self.pages.size, self.key_bytes, self.device)
         before = [attention.attend for attention in self.attentions]
         for attention, attend in zip(self.attentions, self.attends, strict=True):
             attention.attend = attend

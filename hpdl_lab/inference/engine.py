@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from ..units import counted, require_int
 from . import scheduler
 from .cache import Chunk, PagedCache
-from .pages import Pages
 from .sampling import Sampling, draw
 
 GREEDY = Sampling()
@@ -132,8 +131,8 @@ class Engine:
         self.queue = require_int("queue, requests that may wait,", queue, 1)
         require_int("page_size", page_size, 1)
         pages = slots * -(-self.context // page_size) if pages is None else require_int("pages", pages, 1)
-        self.pages = Pages(pages, page_size)
-        self.cache = PagedCache(model, self.pages)
+        self.cache = PagedCache(model, pages, page_size)
+        self.pages = self.cache.pages
         self.vocabulary = model.tokens.num_embeddings
         self.schedule, self.on_row, self.clock = schedule, on_row, clock
         self.running: list[Request] = []  # in order of admission

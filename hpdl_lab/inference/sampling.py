@@ -16,8 +16,8 @@ class Sampling:
 
     temperature: 0 takes the likeliest token (greedy), 1 draws with the model's own probabilities, less than 1 prefers
     likely tokens. top_k: draw among the k likeliest, 0: among all. top_p: draw among the likeliest that together have
-    this probability (nucleus; Holtzman et al. 2019, arXiv:1904.09751). seed: of the draws, which depend on nothing else:
-    neither on other requests, nor on how tokens are batched.
+    this probability (nucleus; Holtzman et al. 2019, arXiv:1904.09751). seed: of the draws, which depend neither on
+    other requests nor on how tokens are batched.
     """
 
     temperature: float = 0.0
