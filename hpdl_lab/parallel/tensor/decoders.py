@@ -99,13 +99,14 @@ class TensorSwiGLU(SwiGLU):
         return self.down(silu(self.gate.part(x)) * self.up.part(x))  # (..., d) -> (..., hidden/p) -> (..., d)
 
 
-class VocabularyHead(VocabularyLinear):
+class VocabularyHead(nn.Module):
     """This rank's rows of the last layer, an nn.Linear without bias: x (b, s, d) -> logits, see VocabularyLinear."""
 
     def __init__(self, comm: Comm, whole: nn.Linear, whole_logits: bool) -> None:
-        super().__init__(comm, whole.out_features, whole=whole_logits)
+        super().__init__()
+        self.logits = VocabularyLinear(comm, whole.out_features, whole=whole_logits)
         self.cuts = {"weight": padded_shares(comm, whole.out_features, 0)}
         self.weight = self.cuts["weight"].parameter_of(whole.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x, self.weight)
+        return self.logits(x, self.weight)
