@@ -24,16 +24,19 @@ FIELDS = {
     "mlp": {"features": 12, "hidden": (16, 8, 8), "classes": 6},
     "cnn": {"channels": 1, "classes": 6, "widths": (8, 8)},
     "gpt": {"vocabulary": 11, "block": 6, "layers": 3, "heads": 2, "width": 8},
+    "llama": {"vocabulary": 11, "block": 6, "layers": 3, "heads": 4, "kv_heads": 2, "width": 8, "hidden": 12},
+    "deepseek": {"vocabulary": 11, "block": 6, "layers": 3, "heads": 2, "width": 8, "hidden": 12}
+    | {"experts": 4, "groups": 2, "top_groups": 1, "expert_hidden": 6, "q_rank": 6, "kv_rank": 4, "nope": 4, "rope": 2},
     "vit": {"image": 4, "patch": 2, "channels": 1, "classes": 6, "layers": 3, "heads": 2, "width": 8},
 }
-LAYERS = {"mlp": 4, "cnn": 5, "gpt": 7, "vit": 8}
+LAYERS = {"mlp": 4, "cnn": 5, "gpt": 7, "llama": 6, "deepseek": 6, "vit": 8}
 SHAPES = {"mlp": (12,), "cnn": (1, 6, 6), "vit": (1, 4, 4)}
 
 
 def batch_of(name):
     """x and y of one batch: the same on every rank."""
     draw = torch.Generator().manual_seed(5)
-    if name == "gpt":
+    if "vocabulary" in FIELDS[name]:
         return torch.randint(0, 11, (2, BATCH, 6), generator=draw).unbind()
     x = torch.randn(BATCH, *SHAPES[name], generator=draw, dtype=torch.float64)
     return x, torch.randint(0, 6, (BATCH,), generator=draw)
@@ -100,7 +103,7 @@ def test_all_three_axes_equal_the_sequential_model(name):
     assert_equals_sequential(name, {"dp": 2, "pp": 2, "tp": 2})
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zero_bubble_h1", "gems_mast", "gems_master"])
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zero_bubble_h1", "gems_mast", "gems_master", "dualpipe"])
 def test_every_schedule_equals_the_sequential_model(schedule):
     assert_equals_sequential("gpt", {"dp": 2, "pp": 2}, schedule=schedule)
 
@@ -143,7 +146,7 @@ def traced_step(comm, name, grid, options, costs):
 
 def bytes_by_axis(events, begins, grid):
     """[{axis: bytes sent}] of every rank since its step began."""
-    sent = [{"dp": 0, "pp": 0, "tp": 0, "shared": 0} for _ in range(grid.size)]
+    sent = [dict.fromkeys(("dp", "pp", "tp", "cp", "ep", "shared"), 0) for _ in range(grid.size)]
     places = [grid.coordinates(rank) for rank in range(grid.size)]
     for e in events:
         if e.op != "send" or e.t0_ns < begins[e.rank] or e.nbytes <= 32:  # 32: the loss, once per step
@@ -254,7 +257,8 @@ def test_a_checkpoint_of_another_course_or_model_is_refused_on_every_rank(tmp_pa
         ({"dp": 2}, {"micro_batches": 3}, ("dp=2", "3 micro-batches", "6")),
         ({"pp": 8}, {"micro_batches": 8}, ("7 layers",)),
         ({"tp": 3}, {"micro_batches": 1}, ("3 ranks",)),
-        ({"cp": 2}, {}, ("cp",)),
+        ({"cp": 2}, {}, ("6 positions", "4 chunks", "2 ranks")),
+        ({"ep": 2}, {}, ("GPT", "MixtureOfExperts")),
         ({"pp": 2}, {"costs": [1, 2]}, ("2 costs", "7 layers")),
         ({"dp": 2}, {"zero": 3}, ("zero=3", "micro-batch", "ZeRO3")),
     ],
