@@ -228,8 +228,12 @@ def llama(
     vocabulary: int,
     positions: int,
     training: str = "mixed adam",
+    experts: int = 0,
+    top_k: int = 1,
 ) -> Spec:
     """The Spec of models/llama.py: grouped queries, SwiGLU, RMSNorm, a head of its own.
+
+    experts: SwiGLUs of a block, of which a router sends each token to top_k, as in Mixtral; 0: it has one.
 
     A block has 2 d^2 + 2 d d_kv + 3 d hidden + 2 d parameters, d_kv = d kv_heads / heads, and keeps for backward
 
@@ -241,25 +245,31 @@ def llama(
     Ref: Grattafiori et al. 2024 (Llama 3), arXiv:2407.21783, table 3.
     """
     d, s, kv = width, positions, width * kv_heads // heads
-    linear, scores = 2 * d * d + 2 * d * kv + 3 * d * hidden, 2 * s * s * d
-    cut = 2 * s * d + 2 * s * kv + heads * s + 4 * s * hidden
+    attention, mlp, scores = 2 * d * d + 2 * d * kv, 3 * d * hidden, 2 * s * s * d
+    router, linear = d * experts, attention if experts else attention + mlp
+    expert_flops, copies = (2 * s * mlp * top_k, top_k * s * (2 * d + 4 * hidden)) if experts else (0, 0)
+    cut = 2 * s * d + 2 * s * kv + heads * s + (0 if experts else 4 * s * hidden)
     block = Layer(
         "",
-        parameters=linear + 2 * d,
+        parameters=linear + router + mlp * experts + 2 * d,
         cut=linear,
-        flops=2 * s * linear + scores,
-        saved=cut + 4 * s * d + 2 * s,
+        flops=2 * s * (linear + router) + expert_flops + scores,
+        saved=cut + copies + 4 * s * d + 2 * s,
         saved_cut=cut,
         saved_positions=2 * s * d + 2 * s,
         output=s * d,
         output_positions=s * d,
         sums=(s * d, s * d),
         returns=(s * d, s * d),
+        experts=mlp * experts,
+        routed=top_k * s * d if experts else 0,
         keys=2 * s * kv,
         scores=scores,
+        expert_flops=expert_flops,
     )
     blocks = [block._replace(name=f"blocks.{i}") for i in range(layers)]
-    return untied(name, blocks, d, vocabulary, s, heads=heads, kv_heads=kv_heads, training=training)
+    how: dict[str, Any] = {"experts": experts, "top_k": top_k if experts else 0, "training": training}
+    return untied(name, blocks, d, vocabulary, s, heads=heads, kv_heads=kv_heads, **how)
 
 
 def deepseek(
@@ -326,10 +336,28 @@ def deepseek(
     return untied(name, [block(i) for i in range(layers)], d, vocabulary, s, **how)
 
 
+def vit(
+    name: str, image: int, patch: int, channels: int, classes: int, layers: int, width: int, heads: int, training: str
+) -> Spec:
+    """The Spec of models/vit.py: patches and one position more, blocks, and classes of that position."""
+    d, s, pixels = width, (image // patch) ** 2 + 1, channels * patch * patch
+    n = s * d
+    patches = Layer("patches", (pixels + 2 + s) * d, 0, 2 * s * pixels * d, s * pixels, 0, 0, n)
+    blocks = (transformer_block(f"blocks.{i}", d, heads, s) for i in range(layers))
+    norm = Layer("norm", 2 * d, 0, 0.0, n + 2 * s, 0, n + 2 * s, n)
+    head = Layer("head", (d + 1) * classes, 0, 2 * d * classes, d + classes, 0, 0, classes)
+    return Spec(name, (patches, *blocks, norm, head), heads, s, training=training)
+
+
 SPECS = {
     # NVIDIA, Megatron-LM, examples/pretrain_gpt3_175B.sh; 51,200 tokens: the same repository's README.md
     "gpt3": gpt("GPT-3 175B", 96, 12288, 96, 51200, 2048, "mixed adam"),
+    # Dosovitskiy et al. 2020, arXiv:2010.11929, table 1
+    "vit_h": vit("ViT-H/14", 224, 14, 3, 1000, 32, 1280, 16, "mixed adam"),
+    # Jiang et al. 2024, arXiv:2401.04088, table 1
+    "mixtral": llama("Mixtral 8x7B", 32, 4096, 32, 8, 14336, 32000, 32768, experts=8, top_k=2),
     # Llama 3, arXiv:2407.21783, table 3; the 405B also with the positions of its last phase, section 3.3.2
+    "llama3_8b": llama("Llama 3 8B", 32, 4096, 32, 8, 14336, 128256, 8192),
     "llama3_70b": llama("Llama 3 70B", 80, 8192, 64, 8, 28672, 128256, 8192),
     "llama3_405b": llama("Llama 3 405B", 126, 16384, 128, 8, 53248, 128256, 8192),
     "llama3_405b_long": llama("Llama 3 405B, 131,072 positions", 126, 16384, 128, 8, 53248, 128256, 131072),
