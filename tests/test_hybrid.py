@@ -117,6 +117,8 @@ def test_every_schedule_equals_the_sequential_model(schedule):
         ("gpt", 2, {"all_reduce": ring.all_reduce, "schedule": "gems_master", "micro_batches": 4}),
         ("vit", 1, {"recompute": True, "schedule": "interleaved"}),
         ("gpt", 2, {"zero": 1}),
+        ("llama", 2, {"zero": 2}),
+        ("deepseek", 2, {"zero": 1, "recompute": True}),
         ("gpt", 2, {"zero": 2, "sequence": True, "schedule": "gems_master", "micro_batches": 4}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value),

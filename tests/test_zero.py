@@ -83,6 +83,7 @@ def examples(name, dtype="float64"):
     whole = data.load(READS[name])
     x, y = whole.train_x[:40], whole.train_y[:40]
     small = {"layers": 2, "width": 16, "heads": 2} if name not in ("mlp", "cnn") else {}
+    small |= {"kv_heads": 2} if name == "llama" else {}
     small |= {"experts": 4, "groups": 2, "top_groups": 1} if name == "deepseek" else {}
     return models.build_for(whole, name, dtype=dtype, **small), x.to(getattr(torch, dtype)) if small == {} else x, y
 
@@ -331,9 +332,11 @@ def test_two_units_are_whole_at_a_time_and_gathers_hide_behind_computing():
 # -- with other kinds of parallelism ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_model_that_tp_has_cut_is_sharded_over_dp(stage):
-    model, x, y = examples("gpt")
+@pytest.mark.parametrize(
+    ("name", "stage"), [*(("gpt", stage) for stage in STAGES), ("llama", ZeRO2), ("deepseek", ZeRO3)]
+)
+def test_a_model_that_tp_has_cut_is_sharded_over_dp(name, stage):
+    model, x, y = examples(name)
     trained = copy.deepcopy(model)
     losses, _ = train(None, trained, None, adamw, x, y)
 

@@ -16,12 +16,19 @@ from hpdl_lab.parallel.tensor.ways import Plugged, on_a_ring
 EXACT = 1e-10
 STEPS, BATCH, BLOCK = 3, 5, 12
 TWELVE = {"heads": 12, "width": 24}
-SETS = {"mlp": "digits", "cnn": "digit_images", "gpt": "text", "vit": "digit_images"}
+SETS = {
+    "mlp": "digits",
+    "cnn": "digit_images",
+    **dict.fromkeys(("gpt", "llama", "deepseek"), "text"),
+    "vit": "digit_images",
+}
 
 CASES = [  # name, fields, how it is cut
     ("mlp", {"hidden": (24, 36)}, {}),
     ("gpt", TWELVE, {}),
     ("gpt", TWELVE, {"sequence": True}),
+    ("llama", {**TWELVE, "kv_heads": 6, "hidden": 36}, {}),
+    ("deepseek", {"heads": 6, "width": 24, "hidden": 36, "expert_hidden": 24}, {}),
     ("vit", TWELVE, {}),
     ("cnn", {"norm": "batch", "widths": (12, 24)}, {}),
 ]
@@ -35,7 +42,7 @@ def ranks_that_divide_twelve(comm):
 
 @functools.cache
 def data_for(name):
-    return data.load(SETS[name], **({"block": BLOCK} if name == "gpt" else {"dtype": "float64"}))
+    return data.load(SETS[name], **({"block": BLOCK} if SETS[name] == "text" else {"dtype": "float64"}))
 
 
 def problem(name, **fields):
