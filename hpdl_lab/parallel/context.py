@@ -176,7 +176,9 @@ class Ring(torch.autograd.Function):
         mine = holds(comm.rank)
         cut = dict(zip(mine, zip(*(x.chunk(len(mine), 2) for x in (q, k, v)), strict=True), strict=True))
         done = attention_around_ring(comm, cut.__getitem__, partial(partial_attention, scale=scale), causal, holds)
-        out, lse = (torch.cat(parts, 2) for parts in zip(*(done[c] for c in mine), strict=True))
+        lse = torch.cat([done[c][1] for c in mine], 2)
+        # laid out as (b, s, h, d), so that the next layer needs, and autograd keeps, no copy of it
+        out = torch.cat([done[c][0].transpose(1, 2) for c in mine], 1).transpose(1, 2)
         ctx.comm, ctx.causal, ctx.scale, ctx.holds = comm, causal, scale, holds
         ctx.save_for_backward(q, k, v, out, lse)
         return out

@@ -20,7 +20,7 @@ from ...collectives.sweep import ping_pong
 from ...comm.base import Comm, Results, Work
 from ...comm.network import Switch
 from ...measure import measure
-from ...mesh import DeviceMesh, Grid
+from ...mesh import AXES, DeviceMesh, Grid
 from ...models.attention import Attend, attentions_of
 from ...models.experts import MixtureOfExperts
 from ...schedules import Timed
@@ -29,7 +29,7 @@ from ...units import GIB
 from ..hybrid.model import HybridParallel, cross_entropy_per_answer, shard_and_loss
 from ..pipeline.run_schedule import timed_actions
 from ..pipeline.split import Layers
-from .machine import Machine
+from .machine import Machine, replicas
 from .memory import Memory, SavedBytes
 from .spec import Layer, Spec
 
@@ -368,19 +368,19 @@ def last_step(results: Results) -> list[Event]:
 
 
 def bytes_over_axes(results: Results, grid: Grid) -> dict[str, float]:
-    """{"dp": bytes, "pp": bytes, "tp": bytes} that the busiest rank sent in the last step of grid_steps.
+    """{axis: bytes} that the busiest rank sent in the last step of grid_steps.
 
     In the background there are gradients: "dp", those of tied weights and of replicas along pp included. Other single
     messages go along the axis in which both ranks differ; other all-reduces are those of layers, over tp. Where an
     all-reduce is not made of messages, it counts as a ring's.
     """
     places = [grid.coordinates(rank) for rank in range(grid.size)]
-    sent = {axis: [0.0] * grid.size for axis in ("dp", "pp", "tp")}
+    sent = {axis: [0.0] * grid.size for axis in AXES}
     for e in last_step(results):
         if e.op not in ("send", "all_reduce") or e.nbytes <= LITTLE:
             continue
         if e.op == "all_reduce":
-            ranks = results[e.rank].sums.get(e.nbytes, grid["dp"]) if e.lane else grid["tp"]
+            ranks = results[e.rank].sums.get(e.nbytes, replicas(grid)) if e.lane else grid["tp"]
             sent["dp" if e.lane else "tp"][e.rank] += cost.all_reduce(ranks, e.nbytes).nbytes_sent
             continue
         apart = [axis for axis in sent if places[e.rank][axis] != places[e.peer][axis]]

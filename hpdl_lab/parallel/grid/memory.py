@@ -187,7 +187,7 @@ def memory_of(
         *(part[-1].output_on(tp, sequence) for part in parts[:-1]),
     ]  # the first stage reads the batch, which is there anyway
     whole = [sum(layer.saved_on(tp, sequence) for layer in part) for part in parts]
-    if recompute == "attention":
+    if recompute == "attention" or cp > 1:  # ring attention computes them again
         whole = [n - sum(layer.weights // tp for layer in part) for n, part in zip(whole, parts, strict=True)]
     for place in range(1, len(parts)):
         before, first = parts[place - 1][-1], parts[place][0]
