@@ -16,6 +16,7 @@ from hpdl_lab.inference.engine import Engine, QueueFull
 from hpdl_lab.inference.pages import Pages, reserve
 from hpdl_lab.inference.sampling import Sampling, draw
 from hpdl_lab.inference.scheduler import Lengths, virtual_steps
+from hpdl_lab.inference.speculative import Speculative, acceptance, expected_tokens
 from hpdl_lab.models.deepseek import absorb
 from tests.properties import given
 from tests.wording import raises
@@ -421,3 +422,72 @@ def test_every_token_has_its_logits():
     first = cache.forward([Chunk([5, 3], 0, held)], every=True)
     rest = cache.forward([Chunk([8, 1, 9], 2, held)], every=True)
     assert torch.allclose(torch.cat([first, rest]), model(tokens)[0], atol=1e-12)
+
+
+# -- speculation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 7])
+def test_a_draft_changes_no_token_of_greedy_decoding(gamma, wanted):
+    for kind, draft in (("llama", "gpt"), ("gpt", "gpt")):
+        fast = Speculative(small(kind), small(draft), gamma, page_size=4)
+        for prompt, want in zip(prompts_of(9)[:6], wanted[kind, Sampling()], strict=False):
+            assert [*fast.generate(prompt, 11)] == want
+            assert [*fast.generate(prompt, 11, stop=want[3:4])] == want[: want.index(want[3]) + 1]
+        if kind == draft:  # a perfect draft: all is kept
+            assert fast.kept == fast.proposed > 0
+        else:
+            assert 0 < fast.kept < fast.proposed
+
+
+def constant(weights, vocabulary):
+    """A model that always says the same."""
+    model = Bigram(vocabulary, block=256)
+    model.tokens.weight.copy_(torch.tensor(weights).log().expand(vocabulary, -1))
+    return model
+
+
+def test_sampled_tokens_are_distributed_as_without_a_draft():
+    model, draft = Bigram(3), Bigram(3)
+    draft.tokens.weight.add_(torch.tensor([0.9, 0.0, -0.9]))
+    fast, sampling = Speculative(model, draft, gamma=2), Sampling(0.8)
+    found = Counter(tuple(fast.generate([0], 3, replace(sampling, seed=seed))) for seed in range(2000))
+    p = sampling.probabilities(model.tokens.weight)  # (3, 3): of the next token by the last
+    cells = [(a, b, c) for a in range(3) for b in range(3) for c in range(3)]
+    assert (
+        abs(chi_square([found[cell] for cell in cells], [float(p[0, a] * p[a, b] * p[b, c]) for a, b, c in cells])) < 4
+    )
+    assert 0.2 < fast.kept / fast.proposed < 0.9
+
+
+@pytest.mark.parametrize("gamma", [2, 4])
+def test_tokens_per_iteration_are_those_expected(gamma):
+    p, q = [0.5, 0.3, 0.15, 0.05], [0.25, 0.25, 0.25, 0.25]
+    fast = Speculative(constant(p, 4), constant(q, 4), gamma)
+    a = float(acceptance(torch.tensor(p), torch.tensor(q)))
+    assert a == pytest.approx(0.7)
+    found, iteration = [], fast.iteration
+    fast.iteration = lambda tokens, n, *more: found.append((n, len(new := iteration(tokens, n, *more)))) or new
+    for seed in range(5):
+        list(fast.generate([0], 250, Sampling(1.0, seed=seed)))
+    lengths = [length for n, length in found if n == gamma]
+    chances = [a**kept * (1 - a) for kept in range(gamma)] + [a**gamma]  # of 1, 2, ... gamma + 1 tokens
+    mean = sum(p * (kept + 1) for kept, p in enumerate(chances))
+    assert expected_tokens(a, gamma) == pytest.approx(mean) == pytest.approx((1 - a ** (gamma + 1)) / (1 - a))
+    sigma = math.sqrt(sum(p * (kept + 1 - mean) ** 2 for kept, p in enumerate(chances)) / len(lengths))
+    assert abs(sum(lengths) / len(lengths) - mean) < 3 * sigma < 0.25
+
+
+def test_expected_tokens_at_the_ends():
+    assert expected_tokens(0.8, 4) == pytest.approx(3.3616)
+    assert expected_tokens(0, 4) == 1 and expected_tokens(1, 4) == 5 and expected_tokens(0.3, 0) == 1
+
+
+def test_a_draft_that_does_not_fit():
+    with raises(ValueError, "7 tokens", "12"):
+        Speculative(small("gpt"), Bigram())
+    fast = Speculative(small("gpt"), small("gpt"))
+    with raises(ValueError, "30 tokens", "9 new", "32 tokens"):
+        next(fast.generate([1] * 30, 9))
+    with raises(ValueError, "at least one token"):
+        next(fast.generate([]))

@@ -30,9 +30,7 @@ from torch import Tensor, nn
 from ..units import counted, require_int
 from . import scheduler
 from .cache import Chunk, PagedCache
-from .sampling import Sampling, draw
-
-GREEDY = Sampling()
+from .sampling import GREEDY, Sampling, draw
 
 
 class QueueFull(RuntimeError):

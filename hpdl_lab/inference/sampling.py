@@ -51,6 +51,9 @@ class Sampling:
         return p / p.sum(-1, keepdim=True)
 
 
+GREEDY = Sampling()
+
+
 def draw(p: Tensor, chance: torch.Generator) -> int:
     """One token, with the probabilities p (V,)."""
     return int(torch.multinomial(p.cpu(), 1, generator=chance))

@@ -1,0 +1,128 @@
+"""Speculative decoding: a small draft proposes tokens, and the model reads them all at once and keeps the first ones.
+
+    draft    t1 t2 t3 t4          gamma = 4 small steps, one after the other
+    model    p1 p2 p3 p4 p5       one step: what it would have said at each of these places
+    kept     t1 t2 x              t3 was rejected, and x is drawn in its place; if all are kept, one more is drawn of p5
+
+A step of decoding reads all weights for each token; here it reads them once for several. What comes out is
+distributed exactly as without a draft, and in greedy decoding it is the same.
+Ref: Leviathan et al. 2022, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..units import counted, require_int
+from .cache import Chunk, PagedCache
+from .sampling import GREEDY, Sampling, draw
+
+
+def expected_tokens(acceptance: float, gamma: int) -> float:
+    """Predict how many tokens an iteration of speculative decoding yields on average.
+
+        gamma = 3        ok  ok  ok  + 1        all are kept: the model says one more
+                         ok  no                 the model replaces the first that is rejected; the rest is dropped
+                         no
+
+    Args:    acceptance: the probability that a proposed token is kept, whatever became of others, 0 to 1;
+             gamma: tokens that the draft proposes in an iteration, at least 0.
+    Returns: tokens per iteration, which is one forward of the model: from 1 to gamma + 1.
+    Ref: Leviathan et al. 2022, arXiv:2211.17192, section 3.1.
+    """
+    ### BEGIN SOLUTION
+    return sum(acceptance**kept for kept in range(gamma + 1))
+    ### END SOLUTION
+
+
+def acceptance(p: Tensor, q: Tensor) -> Tensor:
+    """The probability that a token drawn of q is kept if the model says p: Σ min(p, q). Each (..., V) -> (...)."""
+    return torch.minimum(p, q).sum(-1)
+
+
+class Reader:
+    """One request in a cache of its own; it reads what is new, and may go back."""
+
+    def __init__(self, model: nn.Module, page_size: int = 16) -> None:
+        self.cache = PagedCache(model, -(-model.block // page_size), page_size)
+        self.pages: list[int] = []
+        self.read = 0
+
+    def __call__(self, tokens: Sequence[int]) -> Tensor:
+        """Logits (n, V) after each of those of `tokens` that have not been read."""
+        self.cache.pages.hold(self.pages, self.read, len(tokens))
+        chunk = Chunk(tokens[self.read :], self.read, self.pages)
+        self.read = len(tokens)
+        return self.cache.forward([chunk], every=True)
+
+    def back_to(self, n: int) -> None:
+        """Forget all but the first `n` tokens: what is read next is written over them."""
+        self.read = min(self.read, n)
+
+
+class Speculative:
+    """Generates with `model` what it would generate alone, in fewer of its steps, for one request at a time.
+
+    draft: a smaller model of the same vocabulary; gamma: tokens that it proposes in an iteration.
+    iterations, proposed, kept: so far; iterations include the one that reads the prompt.
+    Raises:  ValueError if the vocabularies differ.
+    """
+
+    def __init__(self, model: nn.Module, draft: nn.Module, gamma: int = 4, page_size: int = 16) -> None:
+        self.gamma = require_int("gamma, tokens that the draft proposes,", gamma, 1)
+        ours, drafts = (m.tokens.num_embeddings for m in (model, draft))
+        if ours != drafts:
+            raise ValueError(f"the draft has a vocabulary of {counted(drafts, 'token')}, the model one of {ours:,}")
+        self.model, self.draft = Reader(model, page_size), Reader(draft, page_size)
+        self.context = min(model.block, draft.block)
+        self.iterations = self.proposed = self.kept = 0
+
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int = 16, sampling: Sampling = GREEDY, stop: Sequence[int] = ()
+    ) -> Iterator[int]:
+        """The new tokens while they come.
+
+        Raises:  ValueError for an empty prompt, and for more tokens than the context of both models.
+        """
+        tokens, end = [int(token) for token in prompt], len(prompt) + max_tokens
+        if not tokens:
+            raise ValueError("a prompt has at least one token, this one has none")
+        if end > self.context:
+            raise ValueError(
+                f"a prompt of {counted(len(tokens), 'token')} with {max_tokens:,} new is longer than the context of "
+                f"the model and its draft, {counted(self.context, 'token')}"
+            )
+        self.model.back_to(0)
+        self.draft.back_to(0)
+        chance = sampling.generator()
+        while len(tokens) < end:
+            for token in self.iteration(tokens, min(self.gamma, end - len(tokens) - 1), sampling, chance):
+                tokens.append(token)
+                yield token
+                if token in stop:
+                    return
+
+    def iteration(self, tokens: list[int], gamma: int, sampling: Sampling, chance: torch.Generator) -> list[int]:
+        """Between 1 and gamma + 1 tokens that follow `tokens`."""
+        proposed, says = [*tokens], []
+        for _ in range(gamma):
+            says.append(sampling.probabilities(self.draft(proposed)[-1]))  # (V,), of the draft
+            proposed.append(draw(says[-1], chance))
+        wanted = sampling.probabilities(self.model(proposed)[-gamma - 1 :])  # (gamma + 1, V), of the model
+        new = proposed[len(tokens) :]
+        kept = 0
+        while kept < gamma and accepts(wanted[kept], says[kept], new[kept], chance):
+            kept += 1
+        rest = wanted[kept] if kept == gamma else (wanted[kept] - says[kept]).clamp(min=0)
+        self.iterations, self.proposed, self.kept = self.iterations + 1, self.proposed + gamma, self.kept + kept
+        for reader in (self.model, self.draft):
+            reader.back_to(len(tokens) + kept)
+        return [*new[:kept], draw(rest, chance)]
+
+
+def accepts(p: Tensor, q: Tensor, token: int, chance: torch.Generator) -> bool:
+    """Whether a token that was drawn of q is kept, so that what is kept or drawn in its place is distributed as p."""
+    return float(torch.rand((), generator=chance, dtype=torch.float64)) * float(q[token]) < float(p[token])
