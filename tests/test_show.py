@@ -376,6 +376,17 @@ def test_a_model_is_shown_with_the_shapes_that_went_through_it():
     assert not any(hooks for m in gpt.modules() for hooks in (m._forward_hooks, m._forward_pre_hooks))
 
 
+def test_models_of_today_are_shown_with_a_row_for_routers_experts_and_rotary_positions():
+    for name, parts in (("llama", ["turn by position"] * 2), ("deepseek", ["turn by position"] * 4)):
+        model = models.build(name)
+        steps = lab.show(model, torch.zeros(4, 16, dtype=torch.int64)).data
+        assert sum(step.parameters for step in steps) == sum(p.numel() for p in model.parameters())
+        names = [step.name for step in steps]
+        assert [name for name in names if name.startswith("turn")] == parts and names.count("attention") == 2
+        assert names.count("experts") == names.count("router") == (name == "deepseek")
+        assert steps[names.index("attention")].shape_out == (4, 4, 16, 16)
+
+
 def test_a_model_is_refused_a_batch_that_it_does_not_read():
     with raises(ValueError, "Linear", "(8, 3)"):
         lab.show(torch.nn.Linear(2, 1), torch.rand(8, 3))

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .experts import Experts, Router
+from .llama import Rotary
+
 NAMES = {  # of torch's functions: what the row says
     "linear": "linear",
     "conv2d": "convolution",
@@ -18,8 +21,10 @@ NAMES = {  # of torch's functions: what the row says
     "gelu": "GELU",
     "silu": "SiLU",
     "scaled_dot_product_attention": "attention",
+    "softmax": "attention weights",
     "add": "add",
 }
+PARTS = {Rotary: "turn by position", Router: "router", Experts: "experts"}  # one row for all that happens inside
 WEIGHTED = ("linear", "conv2d", "embedding", "layer_norm", "rms_norm")
 
 
@@ -40,18 +45,22 @@ class Step(NamedTuple):
 
 
 class Recorder(TorchFunctionMode):
-    """While it is entered, keeps a Step of every operation of NAMES; the last of `modules` is at work."""
+    """While it is entered, keeps a Step of every operation of NAMES; the last of `modules` is at work.
+
+    part: the module of PARTS that is at work, whose operations are not kept.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
         self.modules = [""]
         self.seen: set[int] = set()
+        self.part: nn.Module | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "").strip("_")
-        if name in NAMES:
+        if name in NAMES and self.part is None and out.is_floating_point():
             self.keep(name, out, [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Tensor)])
         return out
 
@@ -64,14 +73,31 @@ class Recorder(TorchFunctionMode):
         count = sum(w.numel() for w in weights)
         self.steps.append(Step(NAMES[name], self.modules[-1], tuple(x.shape), largest, tuple(out.shape), count, tied))
 
+    def keep_part(self, module: nn.Module, x: Tensor, out: Tensor) -> None:
+        weights = [*module.parameters()]
+        largest = tuple(max(weights, key=Tensor.numel).shape) if weights else ()
+        count = sum(w.numel() for w in weights)
+        row = Step(PARTS[type(module)], self.modules[-2], tuple(x.shape), largest, tuple(out.shape), count, False)
+        self.steps.append(row)
+
 
 def shapes(model: nn.Module, x: Tensor) -> list[Step]:
     """Run `model` on the batch `x` and return its operations in order; additions, too: where two tensors meet."""
     recorder = Recorder()
     names = {module: name for name, module in model.named_modules()}
 
-    hooks = [module.register_forward_pre_hook(lambda m, _: recorder.modules.append(names[m])) for module in names]
-    hooks += [module.register_forward_hook(lambda *_: recorder.modules.pop() and None) for module in names]
+    def enter(module: nn.Module, given: tuple) -> None:
+        recorder.modules.append(names[module])
+        recorder.part = module if type(module) in PARTS else recorder.part
+
+    def leave(module: nn.Module, given: tuple, out: Any) -> None:
+        if recorder.part is module:
+            recorder.part = None
+            recorder.keep_part(module, given[0], out[1] if isinstance(out, tuple) else out)
+        recorder.modules.pop()
+
+    hooks = [module.register_forward_pre_hook(enter) for module in names]
+    hooks += [module.register_forward_hook(leave) for module in names]
     try:
         with torch.no_grad(), recorder:
             model(x)
