@@ -107,6 +107,7 @@ class Seen(attention.Causal):
     """Keeps the shapes of what it is given; tokens are further on, by `first` places."""
 
     def __init__(self, first=0):
+        super().__init__()
         self.first, self.shapes = first, []
 
     def positions(self, s, device):
@@ -154,6 +155,11 @@ def test_grouped_queries_are_attention_with_each_key_head_repeated():
     expected = torch.nn.functional.scaled_dot_product_attention(q, *each, is_causal=True)
     assert (attention.Causal()(q, k, v) - expected).abs().max() < 1e-13
     assert (attention.grouped_query_attention(q[:, :, 5:], k, v) - expected[:, :, 5:]).abs().max() < 1e-13
+    model = models.build("llama", dtype="float64")
+    by_torch = model(torch.arange(9)[None])
+    for layer in attention.attentions_of(model):
+        layer.attend = attention.Causal(attention.grouped_query_attention)
+    assert (model(torch.arange(9)[None]) - by_torch).abs().max() < 1e-13
     with raises(ValueError, "4 key heads", "6 query heads"):
         attention.grouped_query_attention(q, k.repeat(1, 2, 1, 1), v)
 

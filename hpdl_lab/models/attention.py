@@ -17,6 +17,7 @@ Ref: Ainslie et al. 2023 (grouped queries), arXiv:2305.13245.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -68,10 +69,18 @@ class Full(Attend):
 
 
 class Causal(Attend):
-    """A position sees those up to itself."""
+    """A position sees those up to itself.
+
+    kernel: f(q, k, v, scale), which computes that, such as grouped_query_attention; by default torch's, if it has one.
+    """
+
+    def __init__(self, kernel: Callable[..., Tensor] | None = None) -> None:
+        self.kernel = kernel
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
         grouped = q.shape[1] != k.shape[1]
+        if self.kernel is not None:
+            return self.kernel(q, k, v, scale)
         if grouped and k.shape[-1] != v.shape[-1]:  # for which torch has no fused kernel, and would repeat the keys
             return grouped_query_attention(q, k, v, scale)
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
