@@ -1,4 +1,4 @@
-"""Answers to schedule and reserve of notebook 13 that a check must reject or accept; CI proves both."""
+"""Answers to 13.3, 13.4 and 13.5 that a check must reject or accept; CI proves both."""
 
 from hpdl_lab.inference.scheduler import schedule, schedule_static
 
@@ -82,6 +82,24 @@ def consecutive(free, pages, tokens, page_size):
             pages += run
             return True
     return need == 0
+
+
+def by_formula(acceptance, gamma):
+    """The sum of a geometric series."""
+    return gamma + 1 if acceptance == 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
+
+
+def place_by_place(acceptance, gamma):
+    tokens, still = 1, 1
+    for _ in range(gamma):
+        still *= acceptance
+        tokens += still
+    return tokens
+
+
+def one_after_the_other(acceptance, gamma):
+    """If the first guess is kept, it is as with one guess less."""
+    return 1.0 if gamma == 0 else 1 + acceptance * one_after_the_other(acceptance, gamma - 1)
 
 
 WRONG = {
@@ -201,8 +219,35 @@ raises: pop from empty list
     -         return False
     +     pass
 """,
+    "13.5": """
+bonus: in the place of the first that it rejects
+    range(gamma + 1) => range(1, gamma + 1)
+bonus: it has read them all
+    return sum(acceptance ** k for k in range(gamma))
+independent: only if all before it were accepted
+    return 1 + acceptance * gamma
+independent: and the model adds one
+    return acceptance * gamma
+acceptance: That is the most
+    return 1 + gamma
+gamma: One guess too many
+    range(gamma + 1) => range(gamma + 2)
+gamma: without an end
+    return 1 / (1 - acceptance) if acceptance < 1 else gamma + 1
+value: every number of accepted guesses counts
+    return 1 + acceptance ** gamma
+value: and you say
+    return 2 * sum(acceptance ** kept for kept in range(gamma + 1))
+raises: division by zero
+    return (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
+returns: returned None
+    print(end='')
+returns: return a float
+    return [acceptance ** kept for kept in range(gamma + 1)]
+""",
 }
 RIGHT = {
     "13.3": (in_three_rounds, by_sorting),
     "13.4": (one_page_after_the_other, by_slices, the_smallest_first),
+    "13.5": (by_formula, place_by_place, one_after_the_other),
 }

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 from ...inference.pages import reserve
 from ...inference.scheduler import Lengths, schedule, schedule_static, virtual_steps
+from ...inference.speculative import expected_tokens
 from ...units import counted
-from ..ranks import alone, capital, type_text
-from ..record import Broken, Exercise, Passed
+from ..checkers import because, reason
+from ..ranks import alone, capital, number, real, type_text
+from ..record import Broken, Exercise, Passed, Reason
 
 Steps = list[dict[int, int]]
 NEW = (20, 3, 6, 2, 4, 14, 3, 9, 2, 5, 12, 4, 6, 10, 3, 5)  # tokens to generate
@@ -292,7 +294,65 @@ def worked(fn: Callable) -> Broken | tuple[float, int, int, float]:
     return waste, refused, held, scattered / held
 
 
+# -- a draft -----------------------------------------------------------------------------------------------------------
+
+ACCEPTANCES, GAMMAS, ITERATIONS = (0.8, 0.5, 0.0, 1.0), (3, 1, 7, 0), 20_000
+
+
+def check_expected_tokens(fn: Callable) -> Passed:
+    for a in ACCEPTANCES:
+        for gamma in GAMMAS:
+            where = f"with an acceptance of {a:g} and γ = {gamma}"
+            got = alone(fn, a, gamma, where=f"{where},")
+            try:
+                value = real(got)
+            except (TypeError, ValueError):
+                raise Broken(f"returns: {capital(where)} your function returned {got!r}: return a float.") from None
+            right = expected_tokens(a, gamma)
+            if not math.isclose(value, right, rel_tol=1e-9, abs_tol=1e-12):
+                text = f"{capital(where)} an iteration brings {number(right)} tokens, and you say {number(value)}."
+                rows = [(said, why) for said, why in guesses(a, gamma) if not math.isclose(said, right)]
+                raise because(reason(value, rows, math.isclose) or "value: ", text)
+    drawn = played(*DRAFT)
+    return Passed(
+        f"right for {len(ACCEPTANCES) * len(GAMMAS)} pairs of acceptance and γ, 0 and 1 among them",
+        f"""{ITERATIONS:,} iterations, drawn at random with an acceptance of {DRAFT[0]} and γ = {DRAFT[1]}, bring
+        {drawn:.3f} tokens each; you say {fn(*DRAFT):.3f}""",
+    )
+
+
+DRAFT = 0.8, 4
+
+
+def guesses(a: float, gamma: int) -> list[tuple[float, Reason]]:
+    """What may be said, and what is wrong with it."""
+    kept = sum(a**k for k in range(1, gamma + 1))
+    return [
+        (
+            kept,
+            "bonus: The model says a token of its own in each iteration: in the place of the first that it rejects, "
+            "or after all of them.",
+        ),
+        (kept + 1 - a**gamma, "bonus: If all are accepted the model says one more, too: it has read them all."),
+        (1 + a * gamma, "independent: A guess counts only if all before it were accepted, too."),
+        (a * gamma, "independent: A guess counts only if all before it were accepted, too; and the model adds one."),
+        (1 + gamma, "acceptance: That is the most, if all are accepted."),
+        (1 + kept + a ** (gamma + 1), "gamma: One guess too many: γ are made."),
+        (1 / (1 - a) if a < 1 else 0.0, "gamma: That is without an end: after γ guesses the model has its say."),
+        (1 + a**gamma, "value: At least two, at least three ... tokens: every number of accepted guesses counts."),
+    ]
+
+
+def played(a: float, gamma: int) -> float:
+    """Tokens of an iteration on average, drawn at random."""
+    chance, tokens = random.Random(5), 0
+    for _ in range(ITERATIONS):
+        tokens += 1 + next((k for k in range(gamma) if chance.random() >= a), gamma)
+    return tokens / ITERATIONS
+
+
 EXERCISES = (
     Exercise("13.3", "the scheduler of continuous batching", schedule, 3, check_schedule),
     Exercise("13.4", "pages without fragmentation", reserve, 3, check_reserve),
+    Exercise("13.5", "what a draft is worth", expected_tokens, 1, check_expected_tokens),
 )

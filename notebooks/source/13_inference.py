@@ -1,0 +1,383 @@
+# %% [markdown]
+# # 13 · Inference
+#
+# **The number to reach:** token 1,024 of a text in less than a tenth of the time that it takes without a cache; 16
+# requests on 4 slots in 30 steps, where static batching takes 56; and on two ranks, with pages, chunks and drafts the
+# same tokens as on one.
+#
+# <!-- tracks -->
+#
+# A model is trained once and used a billion times. What is expensive then are not FLOPs but bytes that are read, and
+# users who wait: for the first token, and from each token to the next.
+
+# %%
+from hpdl_lab import lab
+
+lab.start(2)
+
+# %% [markdown]
+# # Part one: a model that writes
+#
+# ## The idea
+#
+# A language model says how probable each next token is. One is chosen, put at the end of the text, and the model is
+# asked again. Every new token needs the **keys and values** of all tokens before it, in every layer. They do not
+# change when the text goes on, so they are kept: the **KV cache**.
+#
+#     prefill                                     decode
+#
+#     "Call me Ish"  all tokens at once           "m"  one token        "a"  one token
+#          |                                       |                     |
+#     [ model ] ---- keys, values ----> cache --> [ model ] --> cache --> [ model ] --> ...
+#          |                                       |                     |
+#         "m"    the first token                  "a"                   "e"
+#
+#     products of matrices: FLOPs count           products with a vector: bytes count
+#
+# In **prefill** each weight that is read from memory is used for every token of the prompt. In **decode** it is used
+# for one. A GPU does hundreds of operations in the time in which a number comes from its memory (05), so decoding one
+# text is a matter of bytes: **weights plus cache, over the memory's bandwidth**, is the least time of a token. Decoding
+# many texts at once reads the weights once for all of them. What each brings along is its own cache.
+#
+# That is the whole trade of serving: a larger **batch** means more tokens per second for all, and more time between
+# two tokens for each.
+#
+# ## Moby-Dick, token by token
+#
+# A GPT of 0.8 million parameters that has read nine tenths of Moby-Dick, by `hpdl weights`. `submit` returns a
+# **stream**: its tokens, here characters, come while they are generated. `temperature` below 1 prefers likely ones.
+
+# %%
+from hpdl_lab.inference import weights
+from hpdl_lab.inference.engine import Engine
+from hpdl_lab.inference.sampling import Sampling
+
+moby_dick = weights.load("moby_dick")
+engine = Engine(moby_dick, slots=4)
+
+# %%
+print("The great whale", end="")
+for token in engine.submit(weights.encode("The great whale"), max_tokens=200, sampling=Sampling(temperature=0.6)):
+    print(weights.decode([token]), end="", flush=True)
+
+# %% [markdown]
+# ## Predict
+#
+# Llama 3 8B has 32 layers, and in each 8 key heads of 128 numbers; a number has 2 bytes. How many GB (10⁹ bytes) of
+# keys and values are 32 conversations of 8,192 tokens? The weights are 16 GB.
+
+# %% guess=[34]
+my_cache = lab.guess("GB of cache for 32 conversations of 8,192 tokens, Llama 3 8B", ...)
+
+# %% [markdown]
+# ## What a cache takes
+#
+# 2 · layers · key heads · numbers of a head · bytes of a number, for each token; DeepSeek-V3 keeps one latent of 576
+# numbers per layer in place of keys and values (12). The time is that of bytes alone, or of FLOPs where these take
+# longer; it has no messages in it. Why does throughput stop growing with the batch? Which of these models can serve one
+# user with 128,000 tokens from one GPU, and what do 8 bits for the cache change?
+
+# %%
+lab.explore("kv_cache", prediction=my_cache)
+
+# %% [markdown]
+# ## Predict
+#
+# The same GPT on this machine, one rank, up to eight requests at once: how many tokens per second at most, all together?
+
+# %% guess=[2000]
+my_throughput = lab.guess("tokens/s of all requests together, at most", ...)
+
+# %% [markdown]
+# ## Measure: throughput against latency
+#
+# Requests arrive at random, as people do (a Poisson process), with prompts and answers of mixed lengths; first slowly,
+# then faster than the engine can serve them. Each point is one rate. The line is the model: what a step takes if it
+# reads weights and cache once, for 1, 2, ... 8 requests that run all the time.
+
+# %%
+served = lab.serve(prediction=my_throughput)
+served
+
+# %% [markdown]
+# Up to a rate the engine keeps up, and more requests cost little: tokens/s go up, and the time between two tokens stays.
+# Past the knee it cannot generate more, and requests wait in the queue: the time to the first token grows without end.
+# **Where would you run it?** To the left of the knee, with as much of a margin as your users have bursts.
+
+# %% [markdown]
+# # Part two: one request, faster
+#
+# ## Exercise 13.1 ★★ One token with a cache
+#
+# One layer of attention. Without a cache a model is given all tokens so far and computes queries, keys and values of all
+# of them, to use one row of the result. Write the step that computes only what is new. `keys` and `values` have room for
+# the longest text; what earlier calls have put there is what you need.
+
+# %% exercise="hpdl_lab.inference.decode:decode_step"
+
+# %% check="hpdl_lab.inference.decode:decode_step"
+
+# %% [markdown]
+# ### Predict, then measure: token 1,024
+#
+# A layer 256 wide. Token 1,024 takes how many times as long as token 1, without a cache, and with yours? Attention
+# itself still looks at all 1,024 keys.
+
+# %% guess=[1000, 3]
+my_factors = lab.guess("times as long as token 1", {"without a cache": ..., "yours": ...})
+
+# %%
+from hpdl_lab.inference import decode
+
+times = decode.compare({"without a cache": decode.without_cache, "yours": decode_step})
+slow, fast = (times[how][1024].median for how in ("without a cache", "yours"))
+assert fast < slow / 10
+lab.show(times, prediction=my_factors)
+
+# %% [markdown]
+# ## Exercise 13.2 ★★ Decode on several ranks
+#
+# A token of one sequence cannot be computed faster than its weights are read. Two ranks read two memories: each holds
+# half of the heads with their cache, and half of the MLP (09). Pipelines (10) do not help here: a single token passes
+# one stage after the other. `norm` is a layer norm without parameters, `gelu` torch's.
+
+# %% exercise="hpdl_lab.inference.decode:tensor_parallel_decode"
+
+# %% check="hpdl_lab.inference.decode:tensor_parallel_decode"
+
+# %% [markdown]
+# ## The same tokens on two ranks
+#
+# The whole engine on a mesh (11): each rank has its heads of each layer, and the pages of their keys and values. Both
+# run the same scheduler on the same requests, and choose the same token from the same logits, so that nothing but your
+# two all-reduces travels, and the logits at the end.
+
+# %%
+from hpdl_lab.inference.stages import part_of
+from hpdl_lab.mesh import DeviceMesh
+
+prompts = [weights.encode(text) for text in ("Call me Ishmael.", "The sea", "Captain Ahab")]
+alone = Engine(moby_dick).generate(prompts, max_tokens=60)
+
+# %%
+shared = lab.run(lambda comm: Engine(part_of(DeviceMesh(comm, pp=1, tp=comm.size), moby_dick)).generate(prompts, 60))
+assert shared[0] == shared[1] == alone
+for prompt, new in zip(prompts, alone, strict=True):
+    print(weights.decode([*prompt, *new]))
+
+# %% [markdown]
+# Is it faster? A layer of this model is 200,000 weights: two cores multiply its half in a few microseconds, and an
+# all-reduce between two processes takes longer than that. With 70 billion weights it is the other way round: 141 GB in
+# 16 bits take 42 ms from the memory of one H100, if they were in it, and 5.3 ms on eight, and 160 all-reduces of 16 kB
+# over NVLink about 1.5 ms.
+
+# %% [markdown]
+# # Part three: many requests
+#
+# ## Exercise 13.3 ★★★ The scheduler of continuous batching
+#
+# A batch of requests, as many as there are slots: when all have ended, comes the next batch. That is **static
+# batching**, and all wait for the longest. **Continuous batching** decides before each token who runs. The unit is a
+# token to read: who decodes reads one, who is in the midst of its prompt reads a part of it, and the budget is what a
+# step reads at most.
+
+# %% exercise="hpdl_lab.inference.scheduler:schedule"
+
+# %% check="hpdl_lab.inference.scheduler:schedule"
+
+# %% [markdown]
+# ## Exercise 13.4 ★★★ Pages without fragmentation
+#
+# How long an answer will be nobody knows. Reserve the longest for each, and most of the memory is never used: earlier
+# engines held keys and values in 20 to 38% of it (Kwon et al. 2023). So the cache is cut into **pages** of some tokens,
+# as an operating system's memory is, and a request gets them one by one. A page need not follow the one before.
+
+# %% exercise="hpdl_lab.inference.pages:reserve"
+
+# %% check="hpdl_lab.inference.pages:reserve"
+
+# %% [markdown]
+# ## A cache in pages
+#
+# Three requests with your scheduler, and the same beginning: full pages with equal tokens are held once, and counted
+# how often they are shared. If pages run out, the youngest request gives its own back, and reads its tokens again later
+# (**preemption**).
+
+# %%
+engine = Engine(moby_dick, slots=4, pages=32, schedule=schedule)
+beginning = "Call me Ishmael. Some years ago, never mind how long "
+streams = [engine.submit(weights.encode(beginning), max_tokens=100)]
+next(streams[0])  # its prompt has been read
+streams += [engine.submit(weights.encode(beginning + end), max_tokens=100) for end in ("precisely", "it was")]
+
+# %%
+for stream in (streams * 30)[:90]:
+    next(stream)
+lab.show(engine)
+
+# %% [markdown]
+# ## Serve with your scheduler
+#
+# The same load as in part one, on two ranks, and it is your function that decides.
+
+# %%
+lab.serve(ranks=2, schedule=schedule)
+
+# %% [markdown]
+# ## Exercise 13.5 ★ What a draft is worth
+#
+# Decode reads all weights for one token, and has FLOPs to spare. **Speculative decoding** spends them: a small **draft**
+# model guesses γ tokens, one after the other, and the model reads all of them in one step, as it would read a prompt. It
+# keeps those that it would have said itself, and adds one of its own: nothing changes in the text, only the time. How
+# many tokens does a step bring, if each guess is accepted with the same probability?
+
+# %% exercise="hpdl_lab.inference.speculative:expected_tokens"
+
+# %% check="hpdl_lab.inference.speculative:expected_tokens"
+
+# %% [markdown]
+# The draft costs time, too: c of a step of the model for each guess. The speed-up is the tokens of an iteration over
+# γ c + 1. With which acceptance does it pay at all, and why is more γ not better?
+
+# %%
+lab.explore("speculation")
+
+# %% [markdown]
+# ## Speculation, measured
+#
+# The draft has one layer for the model's four. How often does the model accept it? Σ min(p, q) of both distributions
+# says it, on text that neither was trained on.
+#
+# XXX
+
+# %% [markdown]
+# ## Take it home
+#
+# Tensor-parallel decoding without this laboratory's engine: plain `torch.distributed`, one loop, a cache that is a list.
+# Each rank takes its heads and its columns of the same weights. Its text has to be that of the engine.
+
+# %% tags=["take-home"]
+# %%writefile take_home_13.py
+"""Decode on two ranks, each with half of the heads: torchrun --standalone --nproc-per-node 2 take_home_13.py"""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import scaled_dot_product_attention
+
+from hpdl_lab.inference import weights
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+model, tokens = weights.load("moby_dick").double(), weights.encode("Call me Ishmael.").tolist()
+cache = [torch.empty(2, 4 // size, 0, 32, dtype=torch.float64) for _ in model.blocks]  # keys and values of my heads
+
+
+def mine(x, parts=1):  # my rows of a weight that is `parts` matrices one below the other
+    return x.detach().view(parts, size, -1, *x.shape[1:])[:, rank].flatten(0, 1)
+
+
+for place in range(75):
+    x = model.tokens.weight[tokens[place]].detach() + model.positions.weight[place].detach()  # (d,)
+    for i, block in enumerate(model.blocks):
+        qkv, out, (up, gelu, down) = block.attention.qkv, block.attention.out, block.mlp
+        q, *kv = (mine(qkv.weight, 3) @ block.norm1(x) + mine(qkv.bias, 3)).view(3, 4 // size, 1, 32)
+        cache[i] = torch.cat([cache[i], torch.stack(kv)], 2)  # (2, heads, place + 1, 32)
+        dist.all_reduce(part := scaled_dot_product_attention(q, *cache[i]).flatten() @ mine(out.weight.T))
+        x = x + part + out.bias
+        dist.all_reduce(part := gelu(mine(up.weight) @ block.norm2(x) + mine(up.bias)) @ mine(down.weight.T))
+        x = x + part + down.bias
+    if place == len(tokens) - 1:
+        tokens.append(int((model.tokens.weight @ model.norm(x)).argmax()))
+if rank == 0:
+    print(tokens)
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_13.py
+print(out.n)
+
+# %% tags=["take-home"]
+print(weights.decode(eval(out[-1])))
+assert eval(out[-1]) == [*prompts[0], *alone[0]]
+
+# %% [markdown]
+# In `transformers` it is `model.generate`, which keeps a cache by itself, and a model that is loaded with
+# `tp_plan="auto"` under `torchrun` is cut as yours in 13.2. A LLaMA with random weights, here and there. `transformers`
+# is not part of this laboratory: where it is not installed, the cell says so, and compares nothing.
+
+# %% tags=["take-home"]
+# %%writefile take_home_13_generate.py
+"""A LLaMA of transformers generates, and the engine of this laboratory with its weights: python FILE"""
+
+import sys
+
+import torch
+
+from hpdl_lab import models
+from hpdl_lab.inference.engine import Engine
+
+try:
+    from transformers import LlamaConfig, LlamaForCausalLM
+except ImportError:
+    sys.exit("transformers is not installed here: pip install transformers")
+sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+more = {"rope_theta": 500_000, "rms_norm_eps": 1e-5, "initializer_range": 0.2, "max_position_embeddings": 64}
+torch.manual_seed(0)
+theirs = LlamaForCausalLM(LlamaConfig(vocab_size=80, intermediate_size=128, **sizes, **more)).eval()
+ours = models.load_transformers(models.build("llama"), theirs.state_dict())  # its smallest size is that
+prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+there = theirs.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None)[0].tolist()
+here = prompt + Engine(ours).generate([prompt], max_tokens=40)[0]
+print("the same tokens" if here == there else f"{here} is not {there}")
+
+# %% tags=["take-home"]
+# out = !python take_home_13_generate.py
+print(out[-1])
+assert "the same tokens" in out.n or "not installed" in out.n
+
+# %% [markdown]
+# An engine for many GPUs is one command: `vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2
+# --max-num-seqs 16 --block-size 16 --enable-chunked-prefill`. You know what each of these words does: heads on two
+# ranks, slots, tokens of a page, a budget.
+#
+# ## Question to discuss
+#
+# Eight GPUs, and a model that fits on one. Eight copies, or tensor parallelism over all eight, or something between?
+# What does each do for the time to the first token, the time between two tokens, tokens per second, and the room for
+# caches? And what would you gain if prefill and decode ran on different GPUs, which have to send the cache?
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/inference/decode.py`: your two steps; `hpdl_lab/inference/scheduler.py`, `hpdl_lab/inference/pages.py`:
+#   your scheduler, and pages with reference counts; `hpdl_lab/inference/speculative.py`.
+# - `hpdl_lab/inference/engine.py`, `hpdl_lab/inference/cache.py`: the engine, and attention that reads pages.
+# - `hpdl_lab/inference/stages.py`: the same on a mesh of tp and pp; `hpdl_lab/inference/load.py`: requests that arrive.
+# - nano-vllm, the same in a thousand lines of its own; vLLM, `vllm/v1/core/sched/scheduler.py`.
+# - Yu et al. 2022 (Orca), OSDI; Kwon et al. 2023 (PagedAttention), arXiv:2309.06180; Agrawal et al. 2023 (chunked
+#   prefill), arXiv:2308.16369; Leviathan et al. 2023 (speculative decoding), arXiv:2211.17192; Pope et al. 2022,
+#   arXiv:2211.05102; Shazeer 2019, arXiv:1911.02150.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. A token's keys and values never change: with a cache each token is multiplied once, and 2 · layers · key heads ·
+#    numbers of a head are kept for it.
+# 2. Prefill is bound by FLOPs, decode by bytes: weights are read once for the whole batch, caches once for each.
+# 3. Tensor-parallel decode takes two all-reduces of b d numbers for each layer; caches and weights stay on their ranks.
+# 4. Continuous batching fills a slot as soon as it is free; pages leave less than one page of each request unused.
+# 5. A draft of γ tokens brings 1 + a + ... + a^γ tokens a step, and changes none of them.
+#
+# | term | what it means |
+# |---|---|
+# | prefill, decode | reading the prompt, all tokens at once; generating, one token at a time |
+# | KV cache | keys and values of all tokens so far, of each layer |
+# | time to first token, time between tokens | what a user waits for at first, and then again and again |
+# | continuous, iteration-level batching | who runs is decided anew for every token |
+# | chunked prefill | a prompt is read in parts, so that those who decode need not wait |
+# | page, paged attention | some tokens of a cache, anywhere in memory, and attention that finds them there |
+# | preemption | a request gives its pages back, and reads its tokens again later |
+# | speculative decoding, draft, acceptance | a small model guesses, the model checks; how often it agrees |
+#
+# **What you can do now:** say what a model takes to serve, from its shapes; read an engine's settings; and choose batch,
+# ranks and draft for a latency.
+#
+# <!-- links -->
