@@ -36,6 +36,7 @@ from ..plots.large_batch import draw_target
 from ..plots.staging import draw_model
 from ..trace import number_text, seconds_text
 from ..units import amount_text, bytes_text, counted
+from . import explore_inference, explore_models
 from .explore import Control, Explored, doublings, logarithmic, require_known
 from .measure import asked_times, last_ping_pong
 from .result import Picture, drawn
@@ -622,6 +623,8 @@ EXPLORERS: dict[str, Explorer] = {
         },
         step_of_gpt3,
     ),
+    **explore_models.EXPLORERS,
+    **explore_inference.EXPLORERS,
 }
 
 
@@ -637,6 +640,8 @@ MARKS: dict[str, tuple[int, dict[str, Any], Callable[..., Points]]] = {
     "memory": (0, SEVEN, lambda guess, values: [(int(name[-1]), 1e9 * GB) for name, GB in guess.items()]),
     "pipeline": (2, {"stages": 4}, lambda guess, values: [(8, 100 * guess["bubble"])]),
     "share": (0, {"hardware": "dgx_a100"}, lambda guess, values: [(100 * EFFICIENCY, guess["seconds"])]),
+    "published": (1, {}, lambda guess, values: [(explore_models.GUESSED, 1e9 * GB) for GB in guess.values()]),
+    "kv_cache": (0, explore_inference.GUESSED, lambda GB, values: [(values["batch"], 1e9 * GB)]),
 }
 
 
@@ -650,7 +655,8 @@ def explore(name: str, prediction: Any = None, **start: Any) -> Explored:
     Args:    name: of EXPLORERS; start: {name of a slider: value}.
              prediction: your guess, marked in every picture that it was made for: days of GPT-3 on one A100 ("days"),
              as for lab.gossip ("graph"), lab.ping_pong ("message"), lab.designs ("buckets"), lab.pipeline ("pipeline"),
-             lab.search ("share"); {"stage 0": GB, "stage 3": GB} of a 7B model on 64 ranks ("memory").
+             lab.search ("share"); {"stage 0": GB, "stage 3": GB} of a 7B model on 64 ranks ("memory"),
+             {model: GB} of the cache of 131,072 tokens ("published"), GB of that of 32 × 8,192 ("kv_cache").
     Returns: Explored, with .values, .text, .set(...), .save(path).
     Raises:  LookupError for an unknown name, ValueError for a value or a slider that is none.
     """

@@ -100,7 +100,8 @@ class Spec:
     it is cut (sequence parallel). tied: how many parameters of the last layer are those of the first: counted once on a
     rank that holds both, and added over both stages else. training: a key of TRAININGS.
     kv_heads: of keys and values, which tp must divide; 0: as many as heads. experts: routed ones of a layer, which ep
-    must divide, top_k of which a token uses; 0: it has none.
+    must divide, top_k of which a token uses; 0: it has none. latent: numbers that a cache keeps of a token in place of
+    its k and v, in all layers; 0: it keeps these.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Spec:
     kv_heads: int = 0
     experts: int = 0
     top_k: int = 0
+    latent: int = 0
 
     @property
     def bytes_each(self) -> Training:
@@ -128,6 +130,11 @@ class Spec:
         """Parameters that one token uses: of routed experts top_k only."""
         routed = sum(layer.experts for layer in self.layers)
         return self.parameters - routed + (routed * self.top_k // self.experts if self.experts else 0)
+
+    @property
+    def cached(self) -> float:
+        """Numbers that a cache keeps for a token: k and v of every layer, or the latents that they are made from."""
+        return self.latent or sum(layer.keys for layer in self.layers) / self.positions
 
     @property
     def flops(self) -> float:
@@ -333,7 +340,7 @@ def deepseek(
         )
 
     how: dict[str, Any] = {"heads": heads, "experts": experts, "top_k": top_k, "training": training}
-    return untied(name, [block(i) for i in range(layers)], d, vocabulary, s, **how)
+    return untied(name, [block(i) for i in range(layers)], d, vocabulary, s, latent=layers * (c + rope), **how)
 
 
 def vit(
