@@ -125,8 +125,8 @@ TABLE = """
     1 full day     4  The idea
     1 full day     8  Exercise 5.1
     1 full day     5  Measure: a roofline
-    1 full day    13  Exercise 5.2
-    1 full day     5  Measure: a buffer that is written again
+    1 homework    13  Exercise 5.2
+    1 homework     5  Measure: a buffer that is written again
     2 homework    18  Exercise 5.3
     2 homework     4  Staging through the host
     2 homework    16  Exercise 5.4
@@ -137,11 +137,11 @@ TABLE = """
     [04](04_ring_all_reduce.ipynb); four engines
     1 half day     7  The idea
     1 half day     5  Exercise 6.1
-    1 half day    12  Exercise 6.2
+    1 full day    12  Exercise 6.2
     1 full day    12  Exercise 6.3
     1 full day    22  Exercise 6.4
     1 half day     4  Measure: how much remains exposed
-    1 half day     3  One big batch
+    1 full day     3  One big batch
     1 half day     6  Train with it
     1 half day     4  Does it scale? First a success
     2 homework     6  S-Caffe
@@ -226,6 +226,24 @@ TABLE = """
     3 homework     5  HyPar-Flow
     3 homework    20  Exercise 11.5
     3 homework     6  Take it home
+13_inference  Inference
+    what a token costs: the cache of keys and values, decode on two ranks, continuous batching, pages, speculation;
+    throughput against latency, live
+    [00](00_engines.ipynb), for parts two and three [09](09_tensor_parallel.ipynb); two engines
+    1 half day     5  The idea
+    1 half day     2  Moby-Dick, token by token
+    1 half day     4  What a cache takes
+    1 half day     4  Measure: throughput against latency
+    2 homework    15  Exercise 13.1
+    2 homework    12  Exercise 13.2
+    2 homework     3  The same tokens on two ranks
+    3 homework    16  Exercise 13.3
+    3 homework    12  Exercise 13.4
+    3 homework     2  A cache in pages
+    3 homework     2  Serve with your scheduler
+    3 homework     5  Exercise 13.5
+    3 homework     3  Speculation, measured
+    3 homework     5  Take it home
 """
 
 # A notebook, with the part where it has several; or what else takes time, and its minutes.
@@ -241,6 +259,7 @@ PLANS = {
         "04_ring_all_reduce 1",
         "06_data_parallel 1",
         "11_hybrid_parallel 1",
+        "13_inference 1",
         ("to catch up, questions", 4),
     ),
     "full day": (
@@ -261,7 +280,8 @@ PLANS = {
         "06_data_parallel 1",
         "06_data_parallel 2",
         "11_hybrid_parallel 1",
-        ("to catch up, questions", 6),
+        "13_inference 1",
+        ("to catch up, questions", 9),
     ),
 }
 

@@ -135,6 +135,11 @@ COMPLETED = {  # {exercise: what its last hint leaves open, in its order}
         "    best = found.seconds, found.nbytes, (dp, pp, tp)",
         'f"no grid of {ranks} ranks fits into {limit:,} bytes per rank: the least is {least:,}"',
     ],
+    "13.1": ["scores.softmax(-1)[:, :, None] @ values[:, :, :s]"],
+    "13.2": ["comm.all_reduce(gelu(norm(x) @ layer.up.T) @ layer.down.T)"],
+    "13.3": ["slots - len(running)", "min(n, budget)"],
+    "13.4": ["-(-tokens // page_size)"],
+    "13.5": ["gamma + 1"],
     "12.1": ["t - s + 1", "b, h, s, v.shape[-1]"],
     "12.2": ["x[order // k]", "mine(there)", "back * weights.flatten()[order, None]"],
     "12.3": [

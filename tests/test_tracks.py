@@ -106,10 +106,12 @@ def test_the_minutes_of_a_plan_add_up_and_it_has_all_that_the_track_has(track):
 
 
 def test_the_half_day_is_what_was_promised():
-    """00_why, 00 to 04 part one, 06 part one, and the picker of 11 in fifteen minutes; a server and gossip after 03."""
+    """00_why, 00 to 04 part one, 06 part one, the picker of 11 and a model that writes of 13 in fifteen minutes each."""
     rows = [row for row in TRACKS.PLANS["half day"] if isinstance(row, str)]
-    assert [row[:2] for row in rows] == ["00", "00", "01", "02", "03", "04", "06", "11"]
-    assert TRACKS.planned("half day")[-2] == ("11_hybrid_parallel, part one", 15)
+    assert [row[:2] for row in rows] == ["00", "00", "01", "02", "03", "04", "06", "11", "13"]
+    picker, demonstration = TRACKS.planned("half day")[-3:-1]
+    assert picker == ("11_hybrid_parallel, part one", 15)
+    assert demonstration == ("13_inference, part one", 15)
     full = [row for row in TRACKS.PLANS["full day"] if isinstance(row, str)]
     assert full.index("02_parallel_gradient_descent 2") > full.index("03_messages 2")
 

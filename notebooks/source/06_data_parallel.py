@@ -96,7 +96,7 @@ my_speedup = lab.guess("times as fast as one rank", {2: ..., 4: ..., 1024: ...})
 #
 # The same step as above with your buckets: sent after backward, and sent during backward.
 #
-# Did you leave out 6.3 or 6.4? `lab.catch_up("6.4")` in a new cell defines what they ask for.
+# Did you leave out 6.2, 6.3 or 6.4? `lab.catch_up("6.4")` in a new cell defines what they ask for.
 
 # %%
 from hpdl_lab.parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
