@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import data, models
 from hpdl_lab.comm import sim
+from hpdl_lab.models import deepseek
 from hpdl_lab.models.gpt import SIZES
 from hpdl_lab.models.mlp import count
 from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, cuts_of, gather_parameters, joined, tensors_of
@@ -89,6 +90,11 @@ def assert_same(found, true, tolerance=EXACT):
 by_tensor = tensor_parallel
 by_sequence = functools.partial(tensor_parallel, sequence=True)
 
+
+def absorbed(comm, model):
+    return deepseek.absorb(tensor_parallel(comm, model))
+
+
 CASES = [  # name, fields of the model, how it is cut, on how many ranks
     ("mlp", {"hidden": (24, 36)}, by_tensor, (1, 3, 4)),  # a pair, and one that is left
     ("mlp", {"hidden": (24,)}, by_tensor, (1, 2)),
@@ -98,6 +104,7 @@ CASES = [  # name, fields of the model, how it is cut, on how many ranks
     ("llama", {**TWELVE, "kv_heads": 6, "hidden": 36}, by_tensor, (1, 3)),
     ("llama", {**TWELVE, "kv_heads": 2}, by_tensor, (2,)),
     ("deepseek", {"heads": 6, "width": 24, "hidden": 36, "expert_hidden": 24}, by_tensor, (1, 3)),
+    ("deepseek", {"heads": 6, "width": 24, "hidden": 36, "expert_hidden": 24}, absorbed, (2,)),
     ("vit", TWELVE, by_tensor, (1, 3)),
     ("vit", {**TWELVE, "image": 6}, by_sequence, (1, 2)),  # 3 x 3 patches and the answer: 10 positions
     ("cnn", {}, by_tensor, (1, 4)),  # 4 groups of channels
