@@ -13,6 +13,7 @@ from hpdl_lab.comm.network import Ring
 from hpdl_lab.models.attention import Causal, Full, grouped_query_attention
 from hpdl_lab.parallel import context
 from hpdl_lab.parallel.context import RingAttention, Ulysses, context_parallel, sequence_part
+from hpdl_lab.parallel.scripts import attend_chunks
 from hpdl_lab.trace import bytes_sent
 from tests.wording import raises
 
@@ -121,6 +122,13 @@ def test_the_scheduled_work_is_the_work_that_is_done(zigzag):
     assert run.seconds == pytest.approx(
         2.0 if zigzag else 3.5
     )  # of hops none is to be seen: they are under way meanwhile
+
+
+def test_the_notebooks_ring_is_full_attention_and_its_virtual_time_is_that_of_the_work():
+    for holds, work, seconds in ((None, [6] * 3, 6), (lambda r: (2 * r, 2 * r + 1), [2, 6, 10], 10)):
+        run = sim.run(3, attend_chunks, context.attention_around_ring, holds, 2, network=Ring(alpha=0.2, beta=0.0))
+        assert max(part.off for part in run) < 1e-10 and [part.work for part in run] == work
+        assert run.seconds == seconds and {part.nbytes for part in run} == {2 * 2 * (2 * 4 * 2 * 16) * 8}
 
 
 @pytest.mark.parametrize("how", HOWS)

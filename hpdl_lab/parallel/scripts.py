@@ -6,6 +6,7 @@ horovod_script, ddp_script     06    a GPT as people write it elsewhere, for Hor
 train_gpt, convolve_strips     09    a GPT whose layers are shared, an image whose rows are
 script, hybrid_script          11    a GPT on one rank, and the same with three changed lines on a mesh
 route_tokens, train_experts    12    tokens that travel to experts, a DeepSeek-V3 whose experts are shared
+attend_chunks                  12    attention of a sequence that ranks share
 """
 
 from collections.abc import Callable, Iterator
@@ -23,9 +24,11 @@ from ..data.dataset import Dataset
 from ..data.loading import batches, shard
 from ..mesh import DeviceMesh
 from ..models import build_for
+from ..models.attention import Causal
 from ..models.experts import GAMMA, MixtureOfExperts
 from . import checkpoint
 from .consensus import require_sums_of
+from .context import partial_attention
 from .data_parallel import broadcast_parameters
 from .ddp import Communication, ddp_hook, guarded
 from .experts import LocalExperts, expert_parallel, mixtures_of, update_biases
@@ -233,6 +236,42 @@ def train_experts(comm: Comm, data: Dataset, steps: int = 3, gamma: float = GAMM
         losses.append(comm.all_reduce(loss.detach()).item())
     held, all_of_them = (sum(p.numel() for p in m.parameters()) for m in (model, whole))
     return ExpertsTrained(losses, held, all_of_them, loads)
+
+
+class Attended(NamedTuple):
+    """One rank. off: largest difference from full attention; nbytes: that it has sent.
+
+    work: what it computed, in blocks of as many scores as two chunks have; a causal block is half.
+    """
+
+    off: float
+    nbytes: int
+    work: float
+
+
+def attend_chunks(comm: Comm, ring: Callable, holds: Callable | None = None, n: int = 32) -> Attended:
+    """Causal attention in a sequence of 2p chunks by `ring`, an attendee's; a block takes a virtual second.
+
+    Args:    ring: as parallel.context.attention_around_ring; n: tokens of a chunk.
+             holds: f(rank), the chunks of a rank, for a ring that knows it; default those that it chooses.
+    """
+    shape, chance = (1, 4, 2 * comm.size * n, 16), torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(shape, generator=chance, dtype=torch.float64) for _ in range(3))
+    whole, work, begun = Causal()(q, k, v), 0.0, len(comm.trace.log)
+
+    def read(c: int) -> tuple[Tensor, ...]:
+        return tuple(x[:, :, c * n : (c + 1) * n] for x in (q, k, v))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
+        nonlocal work
+        blocks = q.shape[2] * k.shape[2] / n**2 * (0.5 if causal else 1)
+        work += blocks
+        comm.compute(blocks)
+        return partial_attention(q, k, v, causal)
+
+    heard = ring(comm, read, attend, **({} if holds is None else {"holds": holds}))
+    off = max(float((out - whole[:, :, c * n : (c + 1) * n]).abs().max()) for c, (out, _) in heard.items())
+    return Attended(off, sum(e.nbytes for e in comm.trace.events[begun:] if e.op == "send"), work)
 
 
 class Trained(NamedTuple):
