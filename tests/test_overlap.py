@@ -1,124 +1,134 @@
-"""The alpha-beta-overlap model: what hides and what shows; simulated ranks with real messages take the same time."""
+"""Pairs of DualPipe that overlap: the gradients of the model as a whole, and all-to-alls under another's computing."""
 
-import numpy as np
+from functools import cache
+
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
-from hpdl_lab.collectives import cost, ring
+from hpdl_lab import lab, models, schedules
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
-from hpdl_lab.parallel.scaling.overlap import (
-    Both,
-    Interference,
-    Message,
-    StepProfile,
-    interference,
-    median_of,
-    profile_for,
-    step_time,
-    together,
-)
+from hpdl_lab.parallel.pipeline.overlap import alternate, bars_of, expert_step, exposed, hidden_by
+from hpdl_lab.parallel.pipeline.run_schedule import timed_actions
+from hpdl_lab.schedules import Action
+from tests.wording import raises
 
-MS = 1e-3
-SIZES = (400_000, 40_000, 4_000)  # bytes, of three buckets; each a multiple of 8 chunks of float32
+EP, BATCH, BLOCK, SECONDS = 2, 2, 4, {"attention": 1.0, "experts": 1.0}
+FIELDS = {"vocabulary": 11, "block": BLOCK, "width": 16, "heads": 2, "experts": 4, "groups": 2, "top_groups": 2}
+SMALL = {"hidden": 12, "expert_hidden": 8, "q_rank": 6, "kv_rank": 4, "nope": 4, "rope": 2, "value": 4}
+FREE = Switch(alpha=0.0, beta=0.0)
 
 
-def profile(background, samples=8):
-    """forward 2 ms, backward until 8 ms with a bucket at 4, 6 and 8 ms, or all of them after it; 10 ms in all."""
-    when = (4, 6, 8) if background else (8.2, 8.4, 8.6)
-    messages = tuple(Message(at * MS, n, background) for at, n in zip(when, SIZES, strict=True))
-    return StepProfile(samples, 2 * MS, 8 * MS, 9 * MS, 10 * MS, messages)
+def model_of(plan):
+    return models.build("deepseek", dtype="float64", layers=1 + plan.stages, **FIELDS, **SMALL)
 
 
-def test_blocking_messages_add_up():
-    modelled = step_time(profile(False), lambda nbytes: 1 * MS)
-    assert modelled == pytest.approx((13 * MS, 3 * MS, 3 * MS))
-    assert modelled.overlap_share == pytest.approx(0) and modelled.exposed_share == pytest.approx(3 / 13)
+def tokens_of(m):
+    generator = torch.Generator().manual_seed(m)
+    return (torch.randint(11, (m, EP, BATCH, BLOCK), generator=generator) for _ in "xy")
 
 
-@pytest.mark.parametrize(
-    ("each_ms", "step_ms", "exposed_ms"),
-    [
-        (1, 11, 1),  # the last bucket is ready when backward ends: it alone shows
-        (2, 12, 2),  # each ends when the next one is ready
-        (3, 15, 5),  # they queue: the lane is busy from 4 to 13 ms, backward ends at 8
-        (0, 10, 0),
-    ],
-)
-def test_messages_in_the_background_hide_behind_backward(each_ms, step_ms, exposed_ms):
-    modelled = step_time(profile(True), lambda nbytes: each_ms * MS)
-    assert modelled == pytest.approx((step_ms * MS, 3 * each_ms * MS, exposed_ms * MS))
+def one_step(comm, plan, together):
+    """(losses, {name: gradient}) of this rank."""
+    losses, model = expert_step(comm, plan, model_of(plan), *tokens_of(plan.micro_batches), SECONDS, together)
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    return losses, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(
-    ("disturbed", "each_ms", "step_ms"),
-    [
-        ((0.5, 1), 1, 12),  # computing loses a half of the 2 ms beside messages 0 and 1, which then end in time
-        ((1, 0.5), 1, 11),  # the messages take 2 ms each, and just end when the next is ready; the last waits alone
-        ((1, 0), 1, 13),  # nothing gets on beside computing: all three show
-        ((0.5, 0.5), 2, 18 - 4 / 2),  # computing 4..8 takes until 12, with 4 of 6 ms of messages done by then; then 2
-        ((1, -0.5), 1, 15),  # 4 ms of computing cost the messages 2 ms more than nothing would
-    ],
-)
-def test_computing_and_messages_slow_each_other_down(disturbed, each_ms, step_ms):
-    disturbed = profile(True)._replace(interference=Interference(*disturbed))
-    assert step_time(disturbed, lambda nbytes: each_ms * MS).seconds == pytest.approx(step_ms * MS)
+@cache
+def run_of(name, p, m, together, network=FREE):
+    plan = schedules.build(name, p, m)
+    return plan, sim.run(p * EP, one_step, plan, together, network=network)
 
 
-@pytest.mark.parametrize("disturbed", [(1, 1), (0.5, 1), (1, 0.5), (0.6, 0.3), (0.8, 0.0), (0.9, -0.5), (1.2, 1)])
-@pytest.mark.parametrize("each_ms", [1.5, 4])
-def test_the_three_timings_give_the_interference_back(disturbed, each_ms):
-    disturbed, time_of = Interference(*disturbed), lambda nbytes: each_ms * MS
-    found = interference(profile(True), time_of, together(profile(True), time_of, disturbed))
-    assert found == pytest.approx(disturbed, abs=0.01)
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("name", "p", "m"), [("dualpipe", 4, 8), ("dualpipe_v", 2, 4), ("zero_bubble_v", 2, 3)])
+def test_gradients_are_those_of_the_model_as_a_whole(name, p, m, together):
+    plan, ranks = run_of(name, p, m, together)
+    model, (x, y) = model_of(plan), tokens_of(m)
+    loss = cross_entropy(model(x.flatten(0, 2)).flatten(0, 1), y.flatten())
+    loss.backward()
+    assert sum(float(one) for losses, _ in ranks for one in losses.values()) == pytest.approx(loss.item(), abs=1e-12)
+    sums: dict = {}
+    for rank, (_, gradients) in enumerate(ranks):
+        for key, gradient in gradients.items():
+            place = rank % EP if ".mlp.experts." in key else 0  # all others are parts of one sum
+            parts = sums.setdefault(key, {})
+            parts[place] = parts.get(place, 0) + gradient
+    assert set(sums) == {key for key, _ in model.named_parameters()}
+    for key, param in model.named_parameters():
+        found = torch.cat([sums[key][place] for place in sorted(sums[key])])
+        assert float((found - param.grad).abs().max()) < 1e-12, key
 
 
-def test_of_what_hardly_overlaps_nothing_is_said():
-    late = profile(True)._replace(messages=(Message(9.6 * MS, 4000, True),))
-    assert interference(late, lambda nbytes: 1 * MS, Both(14 * MS, 20 * MS)) == (1, 1)
+def test_without_a_network_overlap_saves_nothing_and_the_step_takes_what_is_planned():
+    """A forward takes 2 s, attention and experts; a backward 4."""
+    for together in (False, True):
+        plan, run = run_of("dualpipe", 4, 8, together)
+        planned = schedules.evaluate(plan, 2, 4, 2, 2)
+        pipeline = [e._replace(rank=e.rank // EP) for e in run.events if e.rank % EP == 0]
+        found = schedules.summary(timed_actions(pipeline, 4))
+        assert (found.makespan, found.peak) == (pytest.approx(planned.makespan), planned.peak)
 
 
-def test_nothing_to_say_is_no_communication():
-    assert step_time(profile(True)._replace(messages=()), None) == (10 * MS, 0.0, 0.0)
-    assert step_time(StepProfile(1, 0, 0, 0, 0), None).exposed_share == 0
+def test_what_is_in_a_pair_is_hidden_and_all_else_exposed():
+    network = Switch(alpha=1e-3, beta=3e-4)  # an all-to-all takes about half a second
+    plan, alone = run_of("dualpipe", 4, 8, False, network)
+    _, together = run_of("dualpipe", 4, 8, True, network)
+    assert together.seconds < alone.seconds
+    in_pairs = {*plan.partner, *plan.partner.values()}
+    for rank in range(4 * EP):
+        whole, shown = exposed(alone.events, rank)
+        assert shown == pytest.approx(whole) and whole > 1, "no segment of another micro-batch hides anything"
+        computing, messages = bars_of(together.events, rank)
+        assert len(messages) == len(bars_of(alone.events, rank)[1]) == 8 * 2 * 2
+        for message in messages:
+            under, rest = hidden_by(message, computing)
+            if message.action in in_pairs:
+                assert rest < 0.01 * (message.end - message.begin)
+                assert set(under) == {str(plan.partner.get(message.action) or first(plan, message.action))}
+            else:
+                assert not under
 
 
-def step(comm, profile):
-    """What `profile` says on a simulated rank, with the messages of a ring."""
-    done, works = 0.0, []
-    for message in profile.messages:
-        comm.compute(message.at - done)
-        done, x = message.at, np.zeros(message.nbytes // 4, np.float32)
-        works.append(comm.background(ring.all_reduce, x))
-        if not message.background:
-            works.pop().wait()
-    comm.compute(max(0.0, profile.waits - done))
-    for work in works:
-        work.wait()
-    comm.compute(profile.end - max(done, profile.waits))
+def first(plan, backward):
+    return next(forward for forward, second in plan.partner.items() if second == backward)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 8])
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("beta", [1e-9, 2e-8])
-def test_simulated_ranks_take_the_time_of_the_model(p, background, beta):
-    """Real messages of a ring on a switch: the formula is exact where chunks are of equal size, near it otherwise."""
-    alpha = 5e-6
-    run = sim.run(p, step, profile(background), network=Switch(alpha, beta))
-    modelled = step_time(profile(background), lambda n: cost.all_reduce(p, n).seconds(alpha, beta))
-    assert run.seconds == pytest.approx(modelled.seconds, rel=1e-3 if p == 3 else 1e-9)
+def test_programs_go_on_in_turns_and_wait_when_it_is_theirs_again():
+    done = []
+
+    class Note:
+        def __init__(self, text):
+            self.text = text
+
+        def wait(self):
+            done.append(self.text)
+
+    def program(name, n):
+        for i in range(n):
+            done.append(f"{name}{i}")
+            yield Note(f"wait {name}{i}")
+        return name
+
+    assert alternate(program("a", 2), program("b", 1)) == ["a", "b"]
+    assert done == ["a0", "b0", "wait a0", "a1", "wait b0", "wait a1"]
 
 
-def test_profiles_between_and_beyond_measured_ones_lie_on_lines():
-    few, many = profile(True, 8), StepProfile(16, *(2 * t for t in profile(True)[1:5]), profile(True).messages)
-    assert profile_for([few, many], 8) is few
-    between = profile_for([few, many], 12)
-    assert between.samples == 12 and between.end == pytest.approx(15 * MS)
-    assert profile_for([few, many], 32).end == pytest.approx(40 * MS)
-    assert profile_for([few, many], 0).end == 0.0, "never below 0"
-    assert profile_for([few], 3)._replace(samples=8) == few, "one alone is for any number"
-    assert [m.nbytes for m in between.messages] == list(SIZES)
+def test_the_verb_draws_both_and_says_how_much_is_exposed():
+    run = lab.dualpipe(6, ranks=2, prediction=0.5)
+    assert run.together.seconds < run.alone.seconds and run.shares[0] == pytest.approx(1)
+    assert 0.4 < run.shares[1] < 0.6 and "you" in repr(run)
+    assert {bar.action.kind for bar in run.together.computing} == set("FBIW")
+    assert Action(1, "F", 4) in {bar.action for bar in run.together.sending}
 
 
-def test_a_median_of_profiles_is_one_of_their_times():
-    slow = StepProfile(8, *(3 * t for t in profile(True)[1:5]), profile(True).messages)
-    assert median_of([profile(True), slow, profile(True)]) == profile(True)
+def test_schedules_without_pairs_and_models_that_stages_do_not_divide_are_refused():
+    with raises(ValueError, "1f1b", "4 ranks", "8 micro-batches", "no pair"):
+        lab.dualpipe(schedule="1f1b")
+    with raises(ValueError, "rank", "0", "3", "4"):
+        lab.dualpipe(rank=4)
+    plan, model = schedules.build("dualpipe", 2, 4), models.build("deepseek", layers=4, **FIELDS, **SMALL)
+    with raises(ValueError, "3 layers", "2 stages"):
+        sim.run(4, expert_step, plan, model, *tokens_of(4), {}, True)

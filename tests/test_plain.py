@@ -38,6 +38,7 @@ CLUMSY = {
     "compare": ("3", "{'ring': 3}", "ranks='four'", "{'plain': lab.train}"),
     "designs": ("3",),
     "doctor": ("3",),
+    "dualpipe": ("'many'", "schedule='1f1b'", "prediction='half'"),
     "gossip": ("3", "'lion'"),
     "grid": ("3", "'lion'", "limit='much'"),
     "guess": ("'ms', ...", "'ms', 'many'", "'ms'"),

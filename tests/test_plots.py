@@ -246,6 +246,7 @@ FIGURES = {
     "tensor": lambda b: filled(tensor.draw, tensor_rows(2), 1e6, "x + mlp(norm(x))", height=tensor.HEIGHT),
     "schedule": lambda b: lab.show("interleaved", ranks=8, micro_batches=16, chunks=2).figure,
     "pipeline": lambda b: lab.pipeline("zero_bubble_h1", ranks=4, prediction=0.5).figure,
+    "dualpipe": lambda b: lab.dualpipe(6, ranks=2, prediction=0.5).figure,
     "designs": lambda b: lab.designs(SCaffe(), DataParallel()).figure,
     "slots": lambda b: filled(slots.draw, *lesson_13_serving.compared(), height=slots.HEIGHT),
     "pages": lambda b: filled(pages.draw, PAGES, 48, 8, [40, 41], height=pages.height(48)),

@@ -12,6 +12,7 @@ VERBS = {  # where they are
     "verbs.cluster": ("cluster", "inject", "restart", "run", "running", "start", "stop"),
     "verbs.compare": ("compare",),
     "verbs.designs": ("designs",),
+    "verbs.dualpipe": ("dualpipe",),
     "verbs.exercises": ("catch_up", "check", "check_script", "hint", "solution"),
     "verbs.explorers": ("explore",),
     "verbs.gossip": ("gossip",),
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.cluster import cluster, inject, restart, run, running, start, stop
     from ..verbs.compare import compare
     from ..verbs.designs import designs
+    from ..verbs.dualpipe import dualpipe
     from ..verbs.exercises import catch_up, check, check_script, hint, solution
     from ..verbs.explorers import explore
     from ..verbs.gossip import gossip

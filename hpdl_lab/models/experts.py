@@ -161,31 +161,37 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])  # (n, d)
-        copies, weights, order, loads = self.copies_of(tokens)
-        made = self.exchange(copies, loads, self.experts)  # (m, d)
-        return self.added_up(tokens, made, weights, order).view_as(x)
-
-    def copies_of(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """tokens (n, d) -> copies (m, d) by expert, m <= n k; their weights (m,); which they are (m,); loads (p, E)."""
-        self.chosen, weights = self.router(tokens)  # (n, k)
-        k, experts = self.chosen.shape[1], len(self.router.bias)
-        by_expert, order = self.chosen.flatten().sort(stable=True)  # n k copies, by expert and then by token
-        counts = by_expert.bincount(minlength=experts)
-        loads = self.loads = self.exchange.loads(counts)  # (p, E)
-        if self.training:
-            self.counts += loads.sum(0)
+        order, weights, counts = self.routed(tokens)
+        loads = self.noted(self.exchange.loads(counts))
         if self.capacity is not None:
             loads = accepted(loads, self.capacity)
-            place = (
-                torch.arange(len(order), device=tokens.device) - (counts.cumsum(0) - counts)[by_expert]
-            )  # at its expert
+            by_expert = self.chosen.flatten()[order]
+            place = torch.arange(len(order), device=x.device) - (counts.cumsum(0) - counts)[by_expert]  # at its expert
             order = order[place < loads[self.exchange.rank][by_expert]]
-        return tokens[order // k], weights.flatten()[order], order, loads
+        made = self.exchange(self.copies(tokens, order), loads, self.experts)  # (m, d), m <= n k
+        return self.added_up(tokens, made, weights, order).view_as(x)
+
+    def routed(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens (n, d) -> order (n k,) of their copies by expert and then by token; weights (n, k); counts (E,)."""
+        self.chosen, weights = self.router(tokens)  # (n, k)
+        by_expert, order = self.chosen.flatten().sort(stable=True)
+        return order, weights, by_expert.bincount(minlength=len(self.router.bias))
+
+    def noted(self, loads: Tensor) -> Tensor:
+        """loads (p, E) of a batch, which the next update of the bias counts."""
+        self.loads = loads
+        if self.training:
+            self.counts += loads.sum(0)
+        return loads
+
+    def copies(self, tokens: Tensor, order: Tensor) -> Tensor:
+        """(m, d): the copies of tokens (n, d) that `order` (m,) names, in that order."""
+        return tokens[order // self.router.top_k]
 
     def added_up(self, tokens: Tensor, made: Tensor, weights: Tensor, order: Tensor) -> Tensor:
         """The shared expert of tokens (n, d), and the weighted sum of what routed ones have made of their copies."""
         token = order // self.router.top_k
-        y = torch.zeros_like(tokens).index_add(0, token, made * weights[:, None])  # (n, d)
+        y = torch.zeros_like(tokens).index_add(0, token, made * weights.flatten()[order, None])  # (n, d)
         return y if self.shared is None else y + self.shared(tokens)
 
     @torch.no_grad()

@@ -138,6 +138,7 @@ def run_schedule(
     loss: Callable | None = None,
     done: Callable | None = None,
     on_action: Callable | None = None,
+    drive: Callable | None = None,
 ) -> dict[int, Tensor]:
     """Carry out this rank's row of `schedule`. Collective: every rank of `comm` calls it.
 
@@ -146,6 +147,8 @@ def run_schedule(
              which its backward starts: divide it so that those of all micro-batches add up to the loss of the batch.
              done: f(number of a stage), called once its last gradients of this step are there.
              on_action: f(action, t0_ns, t1_ns), called when an action of this rank has ended.
+             drive: overlap.alternate, where stages are overlap.ExpertStage: it does the two of a pair in turns; by
+             default the forward comes first, and then the backward.
     Returns: {micro_batch: loss} without a graph, of the last stages that this rank has.
     Raises:  ValueError on every rank, before the first message, where the schedule is not valid, or not for these ranks
              or stages; MemoryError or torch.OutOfMemoryError that says where.
@@ -155,7 +158,7 @@ def run_schedule(
     needed = schedule.stages_of(comm.rank)
     if sorted(stages) != needed:
         raise ValueError(f"rank {comm.rank} of {schedule.name} has stages {needed}, and was given {sorted(stages)}")
-    return Execution(comm, schedule, stages, inputs, loss, done, on_action).run()
+    return Execution(comm, schedule, stages, inputs, loss, done, on_action, drive).run()
 
 
 def require_valid(comm: Comm, schedule: Any) -> None:
@@ -179,6 +182,7 @@ class Execution:
     loss: Callable | None = None
     done: Callable | None = None
     on_action: Callable | None = None
+    drive: Callable | None = None
 
     def __post_init__(self) -> None:
         self.routes = routes(self.schedule, self.comm.rank)
@@ -265,13 +269,27 @@ class Execution:
         """Wait for what the actions at `places` need, do them, send what they have made."""
         actions = [self.routes.row[place] for place in places]
         given = [self.given(action) for action in actions]
-        made = [self.timed(action, given.pop(0)) for action in actions]
+        if self.drive is not None and len(actions) == 2:
+            made = self.in_turns(actions, given)
+        else:
+            made = [self.timed(action, given.pop(0)) for action in actions]
         for place, action, tensors in zip(places, actions, made, strict=True):
             message = self.routes.outgoing[place]
             if message is not None:
                 self.send(self.stages[action.stage], message, tensors)
             elif action.kind == "F" and self.loss is not None:
                 self.losses[action.micro_batch] = tensors[0]
+
+    def in_turns(self, actions: Sequence[Action], given: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
+        """What the two of a pair make. The backward begins: it has messages at once, the forward computes first."""
+        clock = self.comm.trace.clock
+        begin, (forward, backward) = clock(), actions
+        programs = [self.stages[a.stage].steps(a, x, self.loss_of(a)) for a, x in zip(actions, given, strict=True)]
+        with self.comm.trace.span(name_of(forward)), self.comm.trace.span(name_of(backward)):
+            made = self.drive(*reversed(programs))
+        for action in actions if self.on_action is not None else ():
+            self.on_action(action, begin, clock())
+        return made[::-1]
 
     def timed(self, action: Action, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What `action` makes of `given`, recorded and reported."""
