@@ -18,6 +18,7 @@ from hpdl_lab.comm import sim
 from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.parallel.grid.measure import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from hpdl_lab.plots import grid as drawing
+from hpdl_lab.trace import seconds_text
 from hpdl_lab.verbs.grid import Setting, changed, followed, subject_of
 from hpdl_lab.verbs.picker import PICKERS, GridRun, Measured, Picker
 from hpdl_lab.verbs.plain import sentence
@@ -79,7 +80,9 @@ def test_what_does_not_fit_is_refused_with_the_numbers(alone):
     for wrong, says in (
         ({"dp": 3}, "dp=3 does not fit 4 ranks"),
         ({"dp": 2, "tp": 4}, "dp=2 x tp=4 does not fit 4 ranks"),
-        ({"cp": 2}, "no cp: dp, pp, tp"),
+        ({"np": 2}, "no np: dp, pp, tp"),
+        ({"cp": 3}, "cp=3 does not fit 4 ranks"),
+        ({"zero": 4}, "zero .* got 4"),
         ({"micro_batches": 0}, "micro_batches .* got 0"),
         ({"dp": "2"}, "dp .* got '2'"),
         ({"schedule": "2f2b"}, "'2f2b': gpipe"),
@@ -138,6 +141,35 @@ def test_a_cell_that_runs_again_shows_what_was_picked_there(alone, capsys):
     picker.set(tp=2)
     assert lab.grid(**KIND) is picker and picker.setting.tp == 2
     assert lab.grid(**{**KIND, "batch": 64}) is not picker
+
+
+def test_cp_ep_and_zero_are_picked_and_shown_where_they_are_asked_for(alone):
+    picker = Picker(subject_of("deepseek_v3", ranks=2048)).set(pp=16, ep=64)
+    assert picker.setting[:3] == (2, 16, 1) and picker.prediction.grid["ep"] == 64
+    assert "bytes sent over ep" in repr(picker) and "bytes sent over cp" not in repr(picker)
+    shown = texts(picker.figure())
+    assert f"ep {seconds_text(picker.prediction.parts['ep'])}" in shown and "waiting" in shown and "cp" not in shown
+    optimizer = picker.prediction.memory.optimizer
+    picker.set(zero=1, cp=2, pp=16)
+    assert str(picker.setting) == "dp=1, pp=16, tp=1, cp=2, ep=64, ZeRO-1"
+    assert picker.said == "dp 2 -> 1, so that 1 x 16 x 1 x 2 x 64 = 2,048 ranks"
+    assert picker.prediction.memory.optimizer < optimizer / 2
+    assert "ZeRO-1" in texts(picker.figure()) and "cp" in texts(picker.figure())
+    picker.set(zero=3)
+    assert picker.why.startswith("zero=3 with pp=16") and "cannot be: zero=3" in repr(picker)
+    with raises(ValueError, "'np'", "dp, pp, tp, cp, ep, zero"):
+        lab.grid(**KIND, axes=("dp", "np"))
+
+
+def test_a_search_tries_the_axes_and_the_stages_of_zero_that_it_is_told(alone):
+    asked = {"ranks": 16, "batch": 64, "machine": "dgx_h100", "ep": (1, 8), "zero": (0, 1)}
+    found = lab.search("deepseek_v3", **asked, limit="3 TB", prediction={"dp": 2, "ep": 8})
+    assert {row.grid["ep"] for row in found.rows} == {1, 8} and {row.zero for row in found.rows} == {0, 1}
+    assert found.best.fits and found.guess.grid["ep"] == 8
+    assert "ZeRO-1" in repr(found) and "ep 8" in repr(found) and "ep 8" in texts(found.figure)
+    for wrong, told in (({"cp": 2}, "cp=2"), ({"ep": (0,)}, "ep"), ({"zero": (4,)}, "zero")):
+        with raises(ValueError, told):
+            lab.search("gpt3", **wrong)
 
 
 # -- run it, without engines ------------------------------------------------------------------------------------------
@@ -215,16 +247,17 @@ def test_errors_are_told_in_their_first_line():
 @pytest.mark.parametrize(
     ("model", "sizes", "schedule"),
     [
-        ("mlp", (2, 2, 1), "1f1b"),
-        ("mlp", (1, 2, 2), "1f1b"),
-        ("mlp", (2, 1, 2), "1f1b"),
-        ("mlp", (2, 2, 1), "gems_master"),  # replicas along pp
-        ("gpt", (2, 2, 1), "1f1b"),  # a table that two stages share
+        ("mlp", {"dp": 2, "pp": 2}, "1f1b"),
+        ("mlp", {"pp": 2, "tp": 2}, "1f1b"),
+        ("mlp", {"dp": 2, "tp": 2}, "1f1b"),
+        ("mlp", {"dp": 2, "pp": 2}, "gems_master"),  # replicas along pp
+        ("gpt", {"dp": 2, "pp": 2}, "1f1b"),  # a table that two stages share
+        ("gpt", {"dp": 2, "cp": 2}, "1f1b"),
     ],
 )
 def test_what_is_measured_is_what_is_predicted(model, sizes, schedule, alone):
     subject = subject_of(**{**KIND, "model": model})
-    picker = Picker(subject).set(dp=sizes[0], pp=sizes[1], tp=sizes[2], schedule=schedule)
+    picker = Picker(subject).set(**sizes, schedule=schedule)
     costs = [layer.flops for layer in subject.spec.layers]
     options = {**picker.setting.options, "costs": costs, "all_reduce": ring.all_reduce}
     args = (subject.model, picker.setting.grid, subject.x, subject.y, options, 1)
@@ -235,7 +268,7 @@ def test_what_is_measured_is_what_is_predicted(model, sizes, schedule, alone):
     sent, told = bytes_over_axes(run, picker.setting.grid), drawing.sent_over(row.links)
     assert [sent[axis] for axis in told if axis in sent] == pytest.approx([told[axis] for axis in sent], rel=0.02)
     rows = rows_over_pp(last_step(run), picker.setting.grid)
-    assert [len(row) for row in rows] == [8] * sizes[1]
+    assert [len(row) for row in rows] == [8] * sizes.get("pp", 1)
 
 
 # -- run it, on engines -----------------------------------------------------------------------------------------------

@@ -16,9 +16,10 @@ from .style import Axes, Figure, amounts, heading, legend, log_axis, note, rows_
 
 HEIGHT = 4.7  # inches
 MEMORY = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": GREEN, "temporaries": PURPLE}
-TIME = {"compute": GREEN, "tp": PURPLE, "pp": SKY, "dp": ORANGE, "bubble": "#9AA7B4", "cores": FAINT}
-NAMES = {"tp": "tp messages", "pp": "pp messages", "dp": "dp left over", "bubble": "waiting for stages"}
 AXES = {"tp": PURPLE, "pp": SKY, "dp": ORANGE}
+MORE = {"cp": BLUE, "ep": VERMILION}  # axes that are drawn where there are several ranks along them
+TIME = {"compute": GREEN, "tp": PURPLE, **MORE, "pp": SKY, "dp": ORANGE, "bubble": "#9AA7B4", "cores": FAINT}
+NAMES = {"tp": "tp messages", "pp": "pp messages", "dp": "dp left over", "bubble": "waiting for stages"}
 MEASURED: dict[str, Any] = {"hatch": "....", "edgecolor": INK, "linewidth": 0.8}
 OVER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 FAR = 8  # times the bar: a limit beyond it is said in words
@@ -50,7 +51,8 @@ def subtitle(row: Any) -> str:
     """The line below the title."""
     batches = counted(row.micro_batches, "micro-batch", "micro-batches")
     more = f"{batches} of {row.micro_batch}, {row.schedule}"
-    return f"{more}{', activations recomputed' if row.recompute else ''}: {seconds_text(row.seconds)} a step"
+    more += f"{', activations recomputed' if row.recompute else ''}{f', ZeRO-{row.zero}' if row.zero else ''}"
+    return f"{more}: {seconds_text(row.seconds)} a step"
 
 
 def memory(ax: Axes, row: Any, measured: Any, optimizer: str) -> None:
@@ -95,11 +97,12 @@ def time(ax: Axes, row: Any, measured: Any) -> None:
         longest = max(longest, measured.seconds)
     frame(ax, 1.14 * longest, names(bars, measured))
     ax.set_title("a step takes", fontsize=9.5, pad=16)
-    shown = {name: color for name, color in TIME.items() if name != "cores"}
+    shown = {name: c for name, c in TIME.items() if name != "cores" and (name not in MORE or row.grid[name] > 1)}
     if row.parts["cores"]:
         core = f"light gray: waiting for a core {seconds_text(row.parts['cores'])}"
         ax.set_title(core, loc="right", fontsize=8.2, pad=18, fontweight="normal")
-    parts = [(color, f"{NAMES.get(name, name)} {seconds_text(row.parts[name])}") for name, color in shown.items()]
+    called = {**NAMES, "tp": "tp", "pp": "pp", "bubble": "waiting"} if shown.keys() & MORE else NAMES  # they must fit
+    parts = [(color, f"{called.get(name, name)} {seconds_text(row.parts[name])}") for name, color in shown.items()]
     legend(ax, parts, 0, 1.1, size=8.2)
     ax.xaxis.set_major_formatter(amounts("s"))
 
@@ -108,19 +111,20 @@ def links(ax: Axes, row: Any, measured: Any) -> None:
     """Bytes that the busiest rank sends along each axis; what is measured next to them, as text."""
     sent = sent_over(row.links)
     most = max([*sent.values(), 1])
-    for y, (axis, color) in enumerate(AXES.items()):
+    axes = AXES | {axis: color for axis, color in MORE.items() if row.grid[axis] > 1}
+    for y, (axis, color) in enumerate(axes.items()):
         ax.barh(y, sent[axis], 0.72, color=color)
         text = amount_text(sent[axis])
         if measured is not None and measured.links is not None:
             text += f"   measured {amount_text(measured.links[axis])}"
         ax.text(sent[axis], y, f" {text}", va="center", fontsize=8.5)
-    frame(ax, 1.75 * most, list(AXES))
+    frame(ax, 1.75 * most, list(axes))
     ax.set_xticks([])
     ax.set_title("bytes that a rank sends per step; tied weights count as dp", fontsize=9.5, pad=3)
 
 
 def sent_over(links: dict[str, int]) -> dict[str, int]:
-    """Bytes over "tp", "pp", "dp": gradients of tied weights, which two stages add up, count among those of dp."""
+    """Bytes over each axis: gradients of tied weights, which two stages add up, count among those of dp."""
     return links | {"dp": links["dp"] + links.get("shared", 0)}
 
 
@@ -223,4 +227,5 @@ def circle(color: str) -> Any:
 
 
 def name_of(row: Any) -> str:
-    return "dp {} pp {} tp {}".format(*(row.grid[axis] for axis in ("dp", "pp", "tp")))
+    axes = ("dp", "pp", "tp", *(axis for axis in MORE if row.grid[axis] > 1))
+    return " ".join(f"{axis} {row.grid[axis]}" for axis in axes)

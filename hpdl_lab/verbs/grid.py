@@ -1,6 +1,7 @@
 """Hybrid grids: what one is picked for, one setting of it, and `lab.search`, which prices all of them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from ..parallel.grid import search as grid_search
 from ..parallel.grid.machine import MACHINES, Machine, grid_of
 from ..parallel.grid.measure import measured, spec_of
 from ..parallel.grid.model import Prediction, predict
-from ..parallel.grid.search import grids
+from ..parallel.grid.search import every_grid, grids
 from ..parallel.grid.spec import SPECS, Spec
 from ..plots import grid as drawing
 from ..schedules import CATALOG
@@ -24,8 +25,11 @@ from .place import DEFAULT_RANKS
 from .result import Result, picture, table
 
 AXES = ("dp", "pp", "tp")
+ALL_AXES = (*AXES, "cp", "ep")  # the last two are 1 unless they are asked for
 FEW = 8  # examples with which the machine is measured
-BATCHES = {"gpt3": 1536}  # sequences: NVIDIA, Megatron-LM, examples/pretrain_gpt3_175B.sh
+BATCHES = {  # sequences: where SPECS says its sizes are from
+    "gpt3": 1536, "llama3_70b": 2048, "llama3_405b": 2048, "llama3_405b_long": 128, "deepseek_v3": 15360,
+}  # fmt: skip
 PUBLISHED_RANKS, PUBLISHED_MACHINE = 1024, "dgx_a100"
 MOST_RANKS = 2**20  # whose grids are listed in a tenth of a second
 PER_RANK = 8  # examples of a batch, if nothing is said
@@ -114,7 +118,7 @@ def this_machine(model: nn.Module, x: Any, y: Any, flops: float) -> Machine:
 
 
 class Setting(NamedTuple):
-    """Sizes of three axes, whose product is the number of ranks; micro_batches of each replica."""
+    """Sizes of axes, whose product is the number of ranks; micro_batches of each replica; zero: stage of ZeRO."""
 
     dp: int
     pp: int
@@ -122,41 +126,53 @@ class Setting(NamedTuple):
     micro_batches: int
     recompute: bool = False
     schedule: str = "1f1b"
+    cp: int = 1
+    ep: int = 1
+    zero: int = 0
 
     @property
     def grid(self) -> Grid:
-        return grid_of(self.dp, self.pp, self.tp)
+        return grid_of(self.dp, self.pp, self.tp, self.cp, self.ep)
 
     @property
     def options(self) -> dict[str, Any]:
         """Of grid.model.predict and of HybridParallel."""
-        return {"schedule": self.schedule, "micro_batches": self.micro_batches, "recompute": self.recompute}
+        names = ("schedule", "micro_batches", "recompute", "zero")
+        return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        return f"dp={self.dp}, pp={self.pp}, tp={self.tp}"
+        more = "".join(f", {axis}={self.grid[axis]}" for axis in ("cp", "ep") if self.grid[axis] > 1)
+        return f"dp={self.dp}, pp={self.pp}, tp={self.tp}{more}{f', ZeRO-{self.zero}' if self.zero else ''}"
 
 
 def changed(setting: Setting, ranks: int, **wanted: Any) -> Setting:
     """The setting nearest to `setting` that has what is wanted (any of its fields), on `ranks` ranks.
 
-    Axes that are not said follow those that are, so that the product stays right: as little as can be, in factors.
+    dp, pp and tp, if not said, follow what is, so that the product stays right: as little as can be, in factors.
     Raises:  ValueError with the numbers if no grid of so many ranks has these axes.
     """
     if unknown := set(wanted) - set(Setting._fields):
         raise ValueError(f"a grid has no {', '.join(sorted(unknown))}: {', '.join(Setting._fields)} can be set")
-    for name in (*AXES, "micro_batches"):
+    for name in (*ALL_AXES, "micro_batches"):
         require_int(name, wanted.get(name, 1), 1)
+    require_int("zero", wanted.get("zero", 0), 0, 3)
     if (name := wanted.get("schedule", "1f1b")) not in CATALOG:
         raise ValueError(f"no schedule is called {name!r}: {', '.join(CATALOG)}")
     if not isinstance(wanted.get("recompute", False), bool):
         raise ValueError(f"recompute must be True or False, got {wanted['recompute']!r}")
-    axes = {axis: wanted[axis] for axis in AXES if axis in wanted}
-    fitting = [g for g in grids(ranks) if all(g[AXES.index(axis)] == size for axis, size in axes.items())]
+    axes = {axis: wanted[axis] for axis in ALL_AXES if axis in wanted}
+    cp, ep = (axes.get(axis) or getattr(setting, axis) for axis in ("cp", "ep"))
+    fitting = [g for g in every_grid(ranks, (cp,), (ep,)) if all(g[axis] == size for axis, size in axes.items())]
     if not fitting:
-        product = " x ".join(f"{axis}={size}" for axis, size in axes.items())
-        raise ValueError(f"{product} does not fit {ranks:,} ranks: the product of dp, pp and tp must be {ranks:,}")
-    nearest = min(fitting, key=lambda g: sum(abs(math.log2(a / b)) for a, b in zip(g, setting[:3], strict=True)))
-    return setting._replace(**{**wanted, **dict(zip(AXES, nearest, strict=True))})
+        product = " x ".join(f"{axis}={size}" for axis, size in (axes | others_of(cp, ep)).items())
+        raise ValueError(f"{product} does not fit {ranks:,} ranks: the product of all axes must be {ranks:,}")
+    nearest = min(fitting, key=lambda g: sum(abs(math.log2(g[axis] / getattr(setting, axis))) for axis in AXES))
+    return setting._replace(**{**wanted, **{axis: nearest[axis] for axis in ALL_AXES}})
+
+
+def others_of(cp: int, ep: int) -> dict[str, int]:
+    """{axis: size} of those that are longer than 1."""
+    return {axis: size for axis, size in (("cp", cp), ("ep", ep)) if size > 1}
 
 
 def followed(before: Setting, after: Setting, moved: dict[str, Any]) -> str:
@@ -165,8 +181,8 @@ def followed(before: Setting, after: Setting, moved: dict[str, Any]) -> str:
     if not others:
         return ""
     text = " and ".join(f"{axis} {getattr(before, axis)} -> {getattr(after, axis)}" for axis in others)
-    ranks = after.dp * after.pp * after.tp
-    return f"{text}, so that {after.dp} x {after.pp} x {after.tp} = {ranks:,} ranks"
+    sizes = (after.dp, after.pp, after.tp, *others_of(after.cp, after.ep).values())
+    return f"{text}, so that {' x '.join(map(str, sizes))} = {after.grid.size:,} ranks"
 
 
 def first(subject: Subject) -> Setting:
@@ -212,6 +228,7 @@ class Searched(Result):
         for row in shown:
             mark = "best" if row is self.best else "yours" if row is self.guess else ""
             how = f"{row.schedule}{', recomputed' if row.recompute else ''}, micro-batches of {row.micro_batch}"
+            how += f", ZeRO-{row.zero}" if row.zero else ""
             held = amount_text(row.memory.total) + ("" if row.fits else " (too much)")
             name = drawing.name_of(row)
             cells.append((name, seconds_text(row.seconds), held, f"{abs(row.bubble):.1%}", how, mark))
@@ -230,15 +247,20 @@ def search(
     limit: int | str | None = None,
     machine: str | Machine | None = None,
     prediction: dict[str, float] | None = None,
+    cp: Sequence[int] = (1,),
+    ep: Sequence[int] = (1,),
+    zero: Sequence[int] = (0,),
 ) -> Searched:
     """Price every dp x pp x tp of so many ranks, with and without recomputation, and draw step time against memory.
 
         lab.search("gpt", ranks=8, limit="2 MB")
         lab.search("gpt3", prediction={"dp": 8, "pp": 16, "tp": 8})       1,024 GPUs
+        lab.search("deepseek_v3", ranks=2048, ep=(8, 16, 32, 64), zero=(0, 1))
 
     Args:    model, ranks, batch, limit, machine: as of lab.grid.
              prediction: {"dp":, "pp":, "tp":} of the grid that you expect to be the best; what is not said is 1. And
              "seconds" of its step, if you like.
+             cp, ep: sizes of these axes to try; zero: stages of ZeRO to try.
     Returns: Searched.
     Raises:  ValueError in one sentence, also if no grid can be at all.
     """
@@ -246,16 +268,24 @@ def search(
     if machine is None and subject.model is not None:  # it is measured on cores that ranks share
         here = replace(subject.machine, at_once=0, name=f"{subject.machine.name}, with a core for each rank")
         subject = replace(subject, machine=here)
+    for name, sizes in (("cp", cp), ("ep", ep), ("zero", zero)):
+        for size in sizes if isinstance(sizes, Sequence) else [sizes]:
+            require_int(name, size, int(name != "zero"), 3 if name == "zero" else MOST_RANKS)
+        if not isinstance(sizes, Sequence):
+            raise ValueError(f"{name}={sizes!r}: what to try is a sequence, such as ({sizes},)")
     expected = asked_guess(prediction, subject.ranks)
     how: dict[str, Any] = {
         "limit": subject.limit,
         "machine": subject.machine,
         "batch": subject.batch,
         "recompute": (False, True),
+        "cp": cp,
+        "ep": ep,
+        "zero": zero,
     }
     rows = grid_search.search(subject.spec, subject.ranks, **how)
     best = grid_search.best(rows) if any(row.fits for row in rows) else None
-    mine = [row for row in rows if expected == tuple(row.grid[axis] for axis in AXES)]
+    mine = [row for row in rows if expected == tuple(row.grid[axis] for axis in ALL_AXES)]
     if expected is not None and not mine:
         raise ValueError(f"{prediction} cannot be: heads, layers or the batch do not divide")
     guess = min(mine, key=lambda row: (not row.fits, row.seconds)) if mine else None
@@ -266,14 +296,14 @@ def search(
 
 
 def asked_guess(prediction: Any, ranks: int) -> tuple[int, ...] | None:
-    """(dp, pp, tp), or None. Raises ValueError unless their product is the ranks."""
+    """(dp, pp, tp, cp, ep), or None. Raises ValueError unless their product is the ranks."""
     if prediction is None:
         return None
-    if not isinstance(prediction, dict) or set(prediction) - {*AXES, "seconds"}:
+    if not isinstance(prediction, dict) or set(prediction) - {*ALL_AXES, "seconds"}:
         raise ValueError(f'a prediction is a grid such as {{"dp": 2, "pp": 2}}, got {prediction!r}')
-    sizes = tuple(require_int(f"the size of {axis}", prediction.get(axis, 1), 1) for axis in AXES)
+    sizes = tuple(require_int(f"the size of {axis}", prediction.get(axis, 1), 1) for axis in ALL_AXES)
     require_number("the seconds that you expect", prediction.get("seconds", 1), above=0)
     if math.prod(sizes) != ranks:
-        product = " x ".join(map(str, sizes))
+        product = " x ".join(map(str, (*sizes[:3], *others_of(*sizes[3:]).values())))
         raise ValueError(f"the grid that you expect has {product} places, and there are {ranks:,} ranks")
     return sizes

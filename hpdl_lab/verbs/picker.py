@@ -5,7 +5,7 @@ widgets.py shows it in a notebook.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from ..plots.style import look, new_figure
 from ..trace import seconds_text
 from ..units import amount_text, counted
 from .cluster import run, running
-from .grid import Setting, Subject, changed, first, followed, subject_of
+from .grid import ALL_AXES, AXES, Setting, Subject, changed, first, followed, subject_of
 from .plain import plainly, sentence
 from .result import table
 
@@ -138,12 +138,13 @@ class GridRun:
 class Picker:
     """A grid that is picked: what it costs, and what it took when it ran.
 
-    setting: dp, pp, tp, micro_batches, recompute, schedule. prediction: of grid.model, None if the grid cannot be.
-    why: the sentence about that, else "". said: what the last action has to say. measured: of the present setting.
+    setting: dp, pp, tp, cp, ep, micro_batches, recompute, schedule, zero. prediction: of grid.model, None if the grid
+    cannot be. why: the sentence about that, else "". said: what the last action has to say. measured: of the present
+    setting.
     """
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    def __init__(self, subject: Subject, axes: Sequence[str] = AXES) -> None:
+        self.subject, self.axes = subject, axes  # which have a slider
         self.setting = first(subject)
         self.said = ""
         self.taken: dict[Setting, Measured] = {}
@@ -272,7 +273,7 @@ class Picker:
         columns = {"predicted": numbers_of(self.prediction)}
         if self.measured is not None:
             columns[self.measured.kind] = numbers_of(self.measured)
-        rows = [[name, *(column[name] for column in columns.values())] for name in columns["predicted"]]
+        rows = [[name, *(column.get(name, "") for column in columns.values())] for name in columns["predicted"]]
         limit = amount_text(self.subject.limit)
         fits = f"fits into {limit} per rank" if self.prediction.fits else f"does NOT fit into {limit} per rank"
         return "\n".join(filter(None, [*head, *table(["", *columns], rows), fits, self.said]))
@@ -285,7 +286,8 @@ def numbers_of(r: Any) -> dict[str, str]:
     rows = {"seconds of a step": seconds_text(r.seconds), "bubble": "" if r.bubble is None else f"{r.bubble:.1%}"}
     for name in ("parameters", "gradients", "optimizer", "activations", "total"):
         rows[f"{name} of the fullest rank"] = amount_text(memory[name]) if memory else ""
-    return rows | {f"bytes sent over {axis}": amount_text(links[axis]) if links else "" for axis in ("tp", "pp", "dp")}
+    axes = ("tp", "pp", "dp", *(axis for axis in ("cp", "ep") if links.get(axis)))
+    return rows | {f"bytes sent over {axis}": amount_text(links[axis]) if links else "" for axis in axes}
 
 
 PICKERS: dict[tuple[Any, ...], Picker] = {}  # of this notebook: a cell that runs again shows what was picked there
@@ -298,28 +300,34 @@ def grid(
     batch: int | None = None,
     limit: int | str | None = None,
     machine: str | Machine | None = None,
+    axes: Sequence[str] = AXES,
 ) -> Picker:
     """Pick how a model is shared by ranks: sliders for dp, pp, tp, micro-batches; memory, bubble, bytes, seconds.
 
         lab.grid()                                       the small GPT on the engines that run
         lab.grid("gpt", limit="2 MB", batch=32)
         lab.grid("gpt3")                                 175 billion parameters on 1,024 GPUs
+        lab.grid("deepseek_v3", ranks=2048, axes=("dp", "pp", "tp", "ep", "zero"))
 
     "Run it" takes a few steps on the engines and lays them over the prediction; what needs more engines than
     run is simulated. The cell may be run again: what was picked and measured stays. In a plain terminal a table is
     printed, and `picker.set(dp=2, pp=2)`, `picker.run()` do what sliders and button do.
 
-    Args:    model: "gpt", "mlp", "cnn", "vit", an nn.Module; or "gpt3", or a grid.spec.Spec, which are simulated.
+    Args:    model: "gpt", "mlp", "cnn", "vit", "llama", "deepseek", an nn.Module; or "gpt3", "llama3_70b",
+             "llama3_405b", "deepseek_v3", or a grid.spec.Spec, which are simulated.
              ranks: default all engines, or 4; batch: examples of a step, default 8 per rank.
              limit: what a rank may hold, in bytes or as "2 MB"; default the machine's memory.
              machine: default this one, measured; a name of grid.machine.MACHINES, or a Machine.
+             axes: which of dp, pp, tp, cp, ep and zero have a slider; picker.set knows all of them.
     Returns: Picker, with .setting, .prediction, .measured, .set(...), .run().
     Raises:  ValueError, TypeError, LookupError in one sentence.
     """
-    asked = (*(x if isinstance(x, str) else id(x) for x in (model, machine)), ranks, batch, limit)
+    if unknown := sorted({*axes} - {*ALL_AXES, "zero"}):
+        raise ValueError(f"no slider is for {', '.join(map(repr, unknown))}: {', '.join((*ALL_AXES, 'zero'))}")
+    asked = (*axes, *(x if isinstance(x, str) else id(x) for x in (model, machine)), ranks, batch, limit)
     picker, engines = PICKERS.get(asked), running()
     outdated = picker and ranks is None and picker.subject.model is not None and engines is not None
     if picker is None or (outdated and engines.n != picker.subject.ranks):
-        picker = PICKERS[asked] = Picker(subject_of(model, ranks, batch, limit, machine))
+        picker = PICKERS[asked] = Picker(subject_of(model, ranks, batch, limit, machine), axes)
     picker.show()
     return picker

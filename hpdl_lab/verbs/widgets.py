@@ -22,7 +22,6 @@ from ..plots.grid import HEIGHT
 from ..plots.style import new_figure
 from ..trace import seconds_text
 from ..units import amount_text
-from .grid import AXES
 from .plain import sentence
 
 if TYPE_CHECKING:
@@ -33,6 +32,9 @@ MEANING = {
     "dp": "replicas, each with its share of the batch",
     "pp": "stages of each replica",
     "tp": "ranks that share every layer",
+    "cp": "ranks that share each sequence",
+    "ep": "ranks that share the experts of a layer",
+    "zero": "stage of ZeRO: what replicas share out",
 }
 WIDE = {"description_width": "96px"}
 PAGE = {"width": "840px", "max_width": "100%"}
@@ -49,10 +51,15 @@ class Panel:
         self._drawn: Any = None  # what the picture shows
         self._scale = 0  # how sharp it is
         self._lock = threading.RLock()
-        sizes = divisors(picker.subject.ranks)
+        sizes = {"zero": range(4)}
         self.axes = {
-            axis: widgets.SelectionSlider(options=sizes, description=axis, tooltip=MEANING[axis], style=WIDE)
-            for axis in AXES
+            axis: widgets.SelectionSlider(
+                options=sizes.get(axis, divisors(picker.subject.ranks)),
+                description=axis,
+                tooltip=MEANING[axis],
+                style=WIDE,
+            )
+            for axis in picker.axes
         }
         batches = divisors(picker.subject.batch)
         self.micro_batches = widgets.SelectionSlider(options=batches, description="micro-batches", style=WIDE)

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from ...comm.base import Comm
 from ...mesh import Grid
-from ...models.transformer import Block
+from ...models.transformer import PreNorm
 from ..data_parallel import DataParallel, Strategy
 from ..recompute import recompute
 from ..zero import ZeRO1, ZeRO2, ZeRO3
@@ -117,7 +117,7 @@ def count_part(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor, cos
 
 def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) -> Counted:
     if way.recompute:
-        recompute(model, Block)
+        recompute(model, PreNorm)
     strategy = STRATEGIES[way.stage](precision="bfloat16" if way.training == "mixed adam" else None)
     strategy.start(comm, model)
     mine = slice(comm.rank * len(x) // comm.size, (comm.rank + 1) * len(x) // comm.size)
@@ -146,12 +146,12 @@ def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) 
         def look(block: nn.Module, args: tuple[Tensor]) -> None:
             """What torch.utils.checkpoint keeps, and what it will keep for a while, no other hook sees."""
             with SavedBytes([*strategy.tensors(model)["parameters"], *args]) as graph:
-                Block.forward(cast(Block, block), args[0].detach().requires_grad_())
+                PreNorm.forward(cast(PreNorm, block), args[0].detach().requires_grad_())
             graphs.append(graph.most)
             inputs.append(args[0].nbytes)
             kept.add(args[0].untyped_storage(), 1)
 
-        for block in (module for module in model.modules() if way.recompute and isinstance(module, Block)):
+        for block in (module for module in model.modules() if way.recompute and isinstance(module, PreNorm)):
             strategy.hook(block.register_forward_pre_hook(look))
         with kept:
             held, grew = step(x[mine], y[mine])

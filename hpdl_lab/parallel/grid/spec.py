@@ -302,7 +302,7 @@ def deepseek(
 
     head: (nope, rope, v), numbers of a head; expert: units of one of the `experts` SwiGLUs, of which a token goes to
     top_k, and of each of the `shared` ones. Every token takes its turn: loads are counted as balanced. The all-to-all
-    counts as any activation does; DeepSeek-V3 itself sends 8 bits there and 16 back.
+    counts as any activation does, copy by copy; DeepSeek-V3 itself sends 8 bits there, 16 back, and one copy per node.
     Ref: DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437, sections 2.1 and 4.2.
     """
     d, s, (q, c), (nope, rope, v) = width, positions, latents, head
