@@ -305,6 +305,12 @@ def all_gradients(value):
         ("11.3", all_gradients(float("nan")), "should be 7 and is nan. It has to be added over dp"),
         ("11.4", lambda ranks, predict, limit: predict, "something of type Prices: return (dp, pp, tp), three ints"),
         ("11.4", lambda ranks, predict, limit: (-1, -1, 12), "dp -1 x pp -1 x tp 12, which cannot be"),
+        ("13.1", lambda x, qkv, out, keys, values: None, "returned nothing for token 1"),
+        ("13.2", lambda comm, x, layers: [x], "something of type list: return (b, d)"),
+        ("13.3", lambda running, waiting, slots, budget: {}, "returned {}: return a list of ints"),
+        ("13.3", lambda running, waiting, slots, budget: [-1], "and each gets a number, 0 if it has to wait"),
+        ("13.4", lambda free, pages, tokens, page_size: 1, "something of type int was returned"),
+        ("13.5", lambda acceptance, gamma: "many", "'many': return a float"),
     ],
 )
 def test_clumsy_answers_are_told_plainly(number, answer, says):
