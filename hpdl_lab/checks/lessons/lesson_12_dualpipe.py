@@ -1,0 +1,103 @@
+"""Notebook 12: what hides an all-to-all in the timeline of a rank."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any
+
+from ...parallel.pipeline.overlap import Bar, hidden_by
+from ...schedules import Action
+from ..ranks import alone, capital, number
+from ..record import Broken, Exercise, Passed
+
+FORWARD, BACKWARD, OTHER = Action(1, "F", 5), Action(6, "B", 1), Action(1, "F", 4)
+
+
+def bar(begin: float, end: float, action: Action, name: str = "experts") -> Bar:
+    return Bar(begin, end, action, name)
+
+
+CASES: tuple[tuple[str, tuple[float, float], list[Bar]], ...] = (  # (what it is, the message, what is computed)
+    ("an all-to-all during one segment", (2.0, 3.0), [bar(0.0, 1.5, OTHER), bar(1.5, 4.0, BACKWARD)]),
+    ("an all-to-all between two segments", (2.0, 5.0), [bar(0.0, 2.5, BACKWARD), bar(4.0, 6.0, OTHER)]),
+    ("an all-to-all longer than a segment", (1.0, 4.0), [bar(1.5, 2.5, OTHER), bar(5.0, 6.0, BACKWARD)]),
+    (
+        "an all-to-all during two segments of one action",
+        (1.0, 4.0),
+        [bar(0.0, 1.5, OTHER), bar(1.5, 2.5, BACKWARD), bar(3.0, 4.5, BACKWARD, "attention")],
+    ),
+    ("a segment that ends as the all-to-all begins", (2.0, 3.0), [bar(0.0, 2.0, OTHER), bar(2.5, 4.0, BACKWARD)]),
+    ("an all-to-all that nothing hides", (2.0, 3.0), [bar(0.0, 1.0, OTHER), bar(3.0, 4.0, BACKWARD)]),
+    ("a rank that computes nothing", (0.0, 1.25), []),
+)
+
+
+def check_hidden_by(fn: Callable) -> Passed:
+    for what, (begin, end), computing in CASES:
+        message = Bar(begin, end, FORWARD, "dispatch")
+        given = copy.deepcopy(computing)
+        where = f"for {what}, from {number(begin)} to {number(end)} s"
+        found = alone(fn, message, given, where=f"{where},")
+        if given != computing:
+            raise Broken(f"input: {capital(where)} your function changed computing: the caller still needs it.")
+        under, rest = formed(found, capital(where))
+        judge(under, rest, message, computing, capital(where))
+    return Passed(
+        f"right in {len(CASES)} timelines: what hides an all-to-all, and for how long nothing does",
+        "lab.dualpipe(...).together has .computing and .sending, of which you can ask the same",
+    )
+
+
+def formed(found: Any, where: str) -> tuple[dict[str, float], float]:
+    """`found` as (dict, s)."""
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], dict):
+        raise Broken(f"returns: {where} {found!r:.60} comes back: a dict and a number of seconds are needed.")
+    under, rest = found
+    if not isinstance(rest, Real) or not all(isinstance(s, Real) for s in under.values()):
+        raise Broken(f"returns: {where} {found!r:.80} comes back: seconds are numbers.")
+    if not all(isinstance(key, str) for key in under):
+        key = next(key for key in under if not isinstance(key, str))
+        raise Broken(f"returns: {where} {key!r} is a key: str(bar.action) is short, as 6B1.")
+    return under, float(rest)  # type: ignore[arg-type]
+
+
+def judge(under: dict[str, float], rest: float, message: Bar, computing: Sequence[Bar], where: str) -> None:
+    """Raise Broken unless this is what hides `message`."""
+    right, alone_for = hidden_by(message, computing)
+    for key, seconds in under.items():
+        if key not in right:
+            if seconds > 0:
+                raise Broken(f"meanwhile: {where} {number(seconds)} s of {key} hide it, and {key} computes only before "
+                             "or after.")  # fmt: skip
+            raise Broken(f"meanwhile: {where} {key} hides it for {number(seconds)} s: what does not compute meanwhile "
+                         "is left out.")  # fmt: skip
+    for key, seconds in right.items():
+        bars = [bar for bar in computing if str(bar.action) == key]
+        if key not in under:
+            raise Broken(f"missing: {where} {key} computes meanwhile for {number(seconds)} s, and you do not name it.")
+        got = under[key]
+        if same(got, seconds):
+            continue
+        text = f"{where} {key} hides it for {number(seconds)} s, and you say {number(got)}"
+        if same(got, sum(bar.end - bar.begin for bar in bars)):
+            raise Broken(f"clip: {text}: that is all of {key}, also what lies before or after.")
+        parts = [hidden_by(message, [bar])[0].get(key, 0.0) for bar in bars]
+        if any(same(got, part) for part in parts):
+            raise Broken(f"sum: {text}: that is one of its {len(bars)} segments, which add up.")
+        raise Broken(f"clip: {text}.")
+    if not same(rest, alone_for):
+        text = f"{where} nothing hides it for {number(alone_for)} s, and you say {number(rest)}"
+        if same(rest, message.end - message.begin):
+            text += ": that is all of it"
+        raise Broken(f"exposed: {text}.")
+
+
+def same(a: float, b: float) -> bool:
+    return abs(a - b) < 1e-9
+
+
+EXERCISES = (
+    Exercise("12.5", "read DualPipe in the timeline: what hides an all-to-all", hidden_by, 1, check_hidden_by),
+)
