@@ -23,6 +23,7 @@ from hpdl_lab.parallel.experts import (
     mixtures_of,
     update_biases,
 )
+from hpdl_lab.parallel.precision import Precision
 from hpdl_lab.parallel.scripts import route_tokens, train_experts
 from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, gather_parameters, tensors_of
 from hpdl_lab.trace import bytes_sent
@@ -123,6 +124,17 @@ def test_the_bias_moves_by_gamma_against_the_load():
     assert layer.counts.sum() == 7 * K, "only training counts"
     layer.update_bias()
     assert layer.counts.sum() == 0
+
+
+def test_in_mixed_precision_the_router_stays_in_float32():
+    layer = layer_of(dtype=torch.float32)
+    Precision("bfloat16").lower(layer)
+    assert {p.dtype for p in layer.experts.parameters()} == {torch.bfloat16}
+    assert layer.router.weight.dtype == layer.router.bias.dtype == torch.float32
+    assert layer(numbers(5, D)).dtype == torch.float32
+    for _ in range(1000):
+        layer.update_bias(torch.arange(E))
+    assert layer.router.bias[0] == pytest.approx(1.0, rel=1e-4), "in bfloat16 it would stop at 0.5"
 
 
 def test_no_expert_takes_more_than_its_capacity_and_the_first_come_first():

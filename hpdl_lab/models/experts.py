@@ -45,7 +45,8 @@ class Router(nn.Module):
         chosen = top k of s + b     in the `top_groups` groups whose two best experts add up to most
         g = s / sum of chosen s * scale
 
-    The bias b decides who is chosen, not how much it counts: it has no gradient, and update_bias moves it.
+    The bias b decides who is chosen, not how much it counts: it has no gradient, and update_bias moves it. In mixed
+    precision the router stays in float32, as in DeepSeek-V3: gamma would be lost in a bias of 16 bits.
     """
 
     bias: Tensor
