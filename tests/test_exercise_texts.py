@@ -148,6 +148,12 @@ COMPLETED = {  # {exercise: what its last hint leaves open, in its order}
         "out * (lse - total).exp().unsqueeze(-1) + more * (weight - total).exp().unsqueeze(-1)",
     ],
     "12.4": ["k[..., : key_up.shape[-1]]", "heard"],
+    "12.5": [
+        "bar.end, message.end",
+        "bar.begin, message.begin",
+        "seconds",
+        "message.end - message.begin - sum(under.values())",
+    ],
 }
 
 
