@@ -13,8 +13,10 @@ Ref: Kwon et al. 2023, arXiv:2309.06180, section 6; Williams et al. 2009 (roofli
 from __future__ import annotations
 
 import random
+import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -27,11 +29,17 @@ from ..comm.base import Comm
 from ..data import text
 from ..features import cores
 from ..measure import measure
+from ..mesh import DeviceMesh
 from ..models.attention import attentions_of
-from ..units import require_int, require_number
+from ..units import require_int
+from .engine import Engine, Request, Stream
+from .scheduler import schedule
+from .stages import part_of
 
 SIMULATED_BANDWIDTH = 20e9  # bytes/s from the memory of a simulated rank, about that of two cores
 REPEATS = 15  # of each measurement of a machine
+SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 1.3)  # of the requests per s that are possible on paper
+BUDGET = 64  # tokens of a step, so that a prompt makes those that decode wait for little
 
 
 class Arrival(NamedTuple):
@@ -106,9 +114,12 @@ class StepModel:
 
     def seconds(self, tokens: float, kept: float) -> float:
         """s of a step that reads `tokens` tokens, over the keys and values of `kept` earlier ones."""
+        return self.rest + self.work(tokens, kept) + self.messages * (self.alpha + tokens * self.message * self.beta)
+
+    def work(self, tokens: float, kept: float) -> float:
+        """s in which a rank computes: the roofline."""
         nbytes = self.weights + self.cached * kept
-        work = max(nbytes / self.bandwidth, 2 * self.parameters * tokens / self.flops)
-        return self.rest + work + self.messages * (self.alpha + tokens * self.message * self.beta)
+        return max(nbytes / self.bandwidth, 2 * self.parameters * tokens / self.flops)
 
     def line(self, load: Load, slots: int) -> list[tuple[float, float]]:
         """[(tokens/s, s between two tokens)] for 1, 2, ... `slots` requests that run all the time.
@@ -174,3 +185,119 @@ def corpus_of(model: nn.Module) -> Tensor:
     """Tokens that prompts for `model` are cut from: the tenth of Moby-Dick that was not trained on, (n,) int64."""
     tokens = text.in_bytes().long()
     return tokens[-(len(tokens) // text.TEST_SHARE) :] % model.tokens.num_embeddings
+
+
+def sweep(
+    comm: Comm,
+    model: nn.Module,
+    load: Load,
+    rates: Sequence[float] | None = None,
+    slots: int = 8,
+    schedule: Callable[..., list[int]] = schedule,
+) -> StepModel:
+    """Serve `load` at one rate after the other, each rank with its heads of `model`; rank 0 reports rows.
+
+    Args:    rates: requests/s; None: SHARES of what StepModel says is possible. slots, schedule: of the Engine.
+    Returns: StepModel of this rank. Rows: {"line": StepModel.line} first, then those of `serve`.
+    """
+    part = part_of(DeviceMesh(comm, tp=comm.size), model)
+    step = step_model(comm, part)
+    one = replace(load, requests=1, prompts=(load.prompts[0],) * 2)
+    alone = serve(comm, part, one, 1.0, 1, schedule, step)
+    kept = load.prompts[0] + alone["tokens"] / 2
+    step = replace(step, rest=max(0.0, alone["between_s"] - step.seconds(1, kept)))
+    line = step.line(load, slots)
+    if comm.rank == 0:
+        comm.report(line=line)
+    most = line[-1][0] / load.means[1]  # requests/s
+    for rate in rates or [float(f"{share * most:.2g}") for share in SHARES]:
+        serve(comm, part, load, rate, slots, schedule, step, comm.report if comm.rank == 0 else None)
+    return step
+
+
+def serve(
+    comm: Comm,
+    part: nn.Module,
+    load: Load,
+    rate: float,
+    slots: int,
+    schedule: Callable[..., list[int]],
+    step: StepModel,
+    report: Callable[..., None] | None = None,
+) -> dict[str, Any]:
+    """Serve `load` at `rate` requests/s. Collective.
+
+    Args:    part: this rank's part of a model; step: what a step takes on simulated ranks.
+             report: called with the row so far whenever a request has ended.
+    Returns: row: rate, requests, done, tokens (generated), seconds, throughput (tokens/s); first_s, between_s (medians
+             over requests), first_p95_s, between_p95_s; running, idle_slots (means over steps); ranks, cores.
+    """
+    begin, steps = comm.trace.clock(), list[dict[str, Any]]()
+
+    def clock() -> float:
+        return (comm.trace.clock() - begin) / 1e9
+
+    def timed(running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> list[int]:
+        counts = schedule(running, waiting, slots, budget)
+        if comm.simulated:
+            comm.compute(seconds=step.work(sum(counts), sum(request.read for request in engine.running)))
+        return counts
+
+    budget = max(slots, BUDGET)
+    engine = Engine(part, slots, queue=load.requests, budget=budget, schedule=timed, clock=clock, on_row=steps.append)
+    coming, streams, done = deque(load.arrivals(rate)), list[Stream](), 0
+    while coming or engine.running or engine.waiting:
+        now = time_of_all(comm, clock())
+        while coming and coming[0].seconds <= now:
+            arrival = coming.popleft()
+            streams.append(engine.submit(arrival.prompt, arrival.new))
+            streams[-1].request.times[0] = arrival.seconds
+        if not engine.step():
+            pause(comm, coming[0].seconds - now if coming else 0.0)
+        ended = sum(stream.request.ended for stream in streams)
+        if report is not None and ended > done:
+            done = ended
+            report(**row_of(load, rate, [stream.request for stream in streams], steps, slots, comm.size))
+    return row_of(load, rate, [stream.request for stream in streams], steps, slots, comm.size)
+
+
+def time_of_all(comm: Comm, seconds: float) -> float:
+    """Rank 0's time, so that all ranks see the same arrivals before the same step."""
+    if comm.size == 1:
+        return seconds
+    return float(comm.broadcast(torch.tensor([seconds], dtype=torch.float64)))
+
+
+def pause(comm: Comm, seconds: float) -> None:
+    """Let time pass until the next arrival."""
+    comm.compute(seconds=max(0.0, seconds))
+    if not comm.simulated:
+        time.sleep(max(0.0, seconds))
+
+
+def row_of(
+    load: Load, rate: float, requests: Sequence[Request], steps: Sequence[dict[str, Any]], slots: int, ranks: int
+) -> dict[str, Any]:
+    """The row of `serve`, of requests that have ended."""
+    ended = [request.times for request in requests if request.ended]
+    first = [times[1] - times[0] for times in ended]
+    between = [(times[-1] - times[1]) / (len(times) - 2) for times in ended if len(times) > 2] or [0.0]
+    tokens = sum(len(request.times) - 1 for request in requests)
+    seconds = max(times[-1] for times in ended) - requests[0].times[0]
+    running = statistics.fmean(row["running"] for row in steps)
+    return {
+        "rate": rate,
+        "requests": load.requests,
+        "done": len(ended),
+        "tokens": tokens,
+        "seconds": seconds,
+        "throughput": tokens / seconds,
+        "first_s": float(np.median(first)),
+        "first_p95_s": float(np.percentile(first, 95)),
+        "between_s": float(np.median(between)),
+        "between_p95_s": float(np.percentile(between, 95)),
+        "running": running,
+        "idle_slots": slots - running,
+        "ranks": ranks,
+        "cores": cores(),
+    }

@@ -1,0 +1,108 @@
+"""Prefill and decode on different ranks: the keys and values of a prompt travel, once.
+
+    rank 0      reads prompts       [ A's prompt ][ B's prompt ][ C's ]       many rows of x: bound by arithmetic
+                                          | cache        | cache
+    rank 1      decodes                   [a][a][a][a][a][ab][ab][ab]         one row each: bound by memory
+
+No prompt makes those wait that decode.
+Bytes: 2 L n_kv d s b for a prompt of s tokens, and V logits, of which the other rank draws the first token.
+Ref: Zhong et al. 2024, "DistServe", arXiv:2401.09670; Patel et al. 2024, "Splitwise", arXiv:2311.18677.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..comm.base import Comm, Work
+from .cache import PagedCache
+from .engine import GREEDY, Engine, Request, Stream
+from .sampling import Sampling
+from .speculative import Reader
+
+
+def generate_apart(
+    comm: Comm, model: nn.Module, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling = GREEDY
+) -> dict[int, list[int]]:
+    """Read all prompts on rank 0 and decode on the others, which take turns. Collective.
+
+    Args:    model: the same on every rank; sampling: prompt i draws with sampling.seed + i, as in Engine.generate.
+    Returns: {prompt: its new tokens} of those that this rank has decoded; none on rank 0.
+    Raises:  ValueError for one rank, and for prompts that Engine.submit refuses.
+    """
+    if comm.size < 2:
+        raise ValueError("prompts are read on rank 0 and decoded on others: at least 2 ranks are needed, got 1")
+    if comm.rank == 0:
+        works = list[Work]()
+        for i, prompt in enumerate(prompts):
+            works += send_prompt(comm, model, prompt, 1 + i % (comm.size - 1))
+        for work in works:
+            work.wait()
+        return {}
+    return decode(comm, Engine(model), prompts, max_tokens, sampling)
+
+
+def send_prompt(comm: Comm, model: nn.Module, prompt: Sequence[int], dst: int) -> list[Work]:
+    """Read a prompt, and start to send what `dst` needs to go on: rows of its cache, and logits after the last."""
+    reader, s = Reader(model), len(prompt)
+    logits = reader([*prompt])[-1]
+    places = places_of(reader.pages, reader.cache.pages.size, s)
+    rows = torch.cat([x[places].flatten() for x in kept(reader.cache)])
+    return [comm.isend(rows, dst), comm.isend(logits.clone(), dst)]
+
+
+def decode(
+    comm: Comm, engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling
+) -> dict[int, list[int]]:
+    """What a rank other than 0 does: take prompts as they come, while a slot is free, and step in between."""
+    streams = dict[int, Stream]()
+    coming = list(range(comm.rank - 1, len(prompts), comm.size - 1))
+    arriving: Arriving | None = None
+    while coming or arriving or engine.running or engine.waiting:
+        if coming and arriving is None and len(engine.running) < engine.slots:
+            arriving = Arriving(comm, engine, len(prompts[coming[0]]))
+        if arriving and (not engine.running or arriving.logits_work.test()):
+            i = coming.pop(0)
+            streams[i] = engine.submit(prompts[i], max_tokens, replace(sampling, seed=sampling.seed + i))
+            arriving.become(streams[i].request)
+            arriving = None
+        engine.step()
+    return {i: stream.request.new for i, stream in streams.items()}
+
+
+class Arriving:
+    """A prompt of `s` tokens that rank 0 reads for `engine`."""
+
+    def __init__(self, comm: Comm, engine: Engine, s: int) -> None:
+        self.engine, self.s = engine, s
+        self.sizes = [s * x[0].numel() for x in kept(engine.cache)]
+        table = next(engine.cache.model.parameters())
+        self.rows, self.logits = table.new_empty(sum(self.sizes)), table.new_empty(engine.vocabulary)
+        self.rows_work, self.logits_work = comm.irecv(self.rows, 0), comm.irecv(self.logits, 0)
+
+    def become(self, request: Request) -> None:
+        """Let a request that has just been submitted run with what has arrived; without pages it waits, to be read."""
+        self.rows_work.wait()
+        self.logits_work.wait()
+        engine, s = self.engine, self.s
+        if engine.pages.hold(request.pages, 0, s) is None:
+            return
+        places = places_of(request.pages, engine.pages.size, s)
+        for x, part in zip(kept(engine.cache), self.rows.split(self.sizes), strict=True):
+            x[places] = part.view(s, *x.shape[1:])
+        engine.waiting.remove(request)
+        engine.running.append(request)
+        engine.advance([(request, s)], self.logits.unsqueeze(0))
+
+
+def kept(cache: PagedCache) -> list[Tensor]:
+    """Keys and values of each layer, without borders between pages: (tokens, h_kv, d) each."""
+    return [x.flatten(0, 1) for attend in cache.attends for x in (attend.k, attend.v) if x is not None]
+
+
+def places_of(pages: Sequence[int], size: int, s: int) -> Tensor:
+    """Where in `kept` the first `s` tokens of a request with these pages are, (s,) int64."""
+    return torch.tensor([pages[i // size] * size + i % size for i in range(s)])
