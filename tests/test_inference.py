@@ -14,6 +14,7 @@ from hpdl_lab import models
 from hpdl_lab.inference.cache import Chunk, PagedCache
 from hpdl_lab.inference.engine import Engine, QueueFull
 from hpdl_lab.inference.pages import Pages, reserve
+from hpdl_lab.inference.quantize import Int8Linear, quantize, weight_bytes
 from hpdl_lab.inference.sampling import Sampling, draw
 from hpdl_lab.inference.scheduler import Lengths, virtual_steps
 from hpdl_lab.inference.speculative import Speculative, acceptance, expected_tokens
@@ -491,3 +492,33 @@ def test_a_draft_that_does_not_fit():
         next(fast.generate([1] * 30, 9))
     with raises(ValueError, "at least one token"):
         next(fast.generate([]))
+
+
+# -- int8 -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_int8_weights_have_a_quarter_of_the_bytes_and_say_nearly_the_same(kind):
+    model, whole = small(kind, "float32"), quantize(small(kind, "float32"))
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    saved = sum(3 * m.weight.numel() - 4 * m.out_features for m in linears)
+    assert linears and weight_bytes(model) - weight_bytes(whole) == saved
+    tokens = torch.arange(20).view(2, 10) % VOCABULARY
+    logits, near = model(tokens), whole(tokens)
+    assert 0 < (near - logits).norm() < 0.1 * logits.norm()
+    prompts = prompts_of(9)
+    assert Engine(whole, slots=5, page_size=4, pages=15).generate(prompts, 8) == Engine(whole, slots=1).generate(
+        prompts, 8
+    )
+
+
+def test_an_int8_layer_is_off_by_half_a_step():
+    layer = nn.Linear(24, 9).requires_grad_(False)
+    whole, x = Int8Linear(layer), torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(0))
+    most = layer.weight.abs().amax(1, keepdim=True)
+    assert ((whole.weight - layer.weight).abs() <= most / 254 * 1.001).all()
+    for weight, rows in ((layer.weight, x[:1, :1]), (torch.zeros(9, 24), x)):  # one token; a layer that says nothing
+        layer.weight.copy_(weight)
+        bound = rows.abs().amax(-1, keepdim=True) * most.T * 24 / 127 * 1.01
+        assert ((Int8Linear(layer)(rows) - layer(rows)).abs() <= bound).all()
+    assert whole(x).shape == (2, 5, 9) and torch.equal(whole(x)[1, 2], whole(x[1:, 2:3])[0, 0])

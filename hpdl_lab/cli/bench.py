@@ -114,6 +114,14 @@ def add(commands: Any) -> None:
         rounds=(ranks, 15, "in which each candidate takes a step"),
         schedule=(names, "all", "such as gpipe,1f1b"),
     )
+    bench(
+        "inference",
+        inference,
+        "generating with one LLaMA on the same cores: transformers and our engine",
+        size=(("small", "medium"), "medium", "of the LLaMA"),
+        requests=(ranks, 16, "of mixed lengths"),
+        rounds=(ranks, 7, "in which each candidate generates"),
+    )
     bench("hybrid", hybrid, "a step of GPT-3 on 1,024 simulated GPUs, with published figures", files=("markdown",))
     bench(
         "reduction",
@@ -221,6 +229,13 @@ def pipeline(arguments: argparse.Namespace) -> int:
     chosen = pipeline.SCHEDULES if arguments.schedule == ("all",) else arguments.schedule
     task = arguments.ranks, arguments.size, arguments.batch, arguments.micro_batches, arguments.rounds
     return code_of(pipeline.pipeline(*task, chosen, report_of(arguments)), "gradients differ from those of torch")
+
+
+def inference(arguments: argparse.Namespace) -> int:
+    from ..bench import inference
+
+    rows = inference.inference(arguments.size, arguments.requests, arguments.rounds, report_of(arguments))
+    return code_of(rows, "requests have other tokens than those of transformers")
 
 
 def hybrid(arguments: argparse.Namespace) -> int:

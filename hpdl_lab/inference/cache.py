@@ -42,6 +42,7 @@ class Group(NamedTuple):
     """
 
     rows: slice
+    requests: int
     chunk: bool
     pages: Tensor
     t: int
@@ -76,7 +77,7 @@ class Batch:
                 t = places[-1] + 1
                 seen = torch.ones(len(chunk.tokens), t, dtype=torch.bool, device=device).tril(chunk.start)
                 pages = tensor(chunk.pages[: -(-t // size)])
-                self.groups.append(Group(slice(first, first + len(chunk.tokens)), True, pages, t, seen))
+                self.groups.append(Group(slice(first, first + len(chunk.tokens)), 1, True, pages, t, seen))
         self.tokens, self.places = tensor(tokens).unsqueeze(1), tensor(places).unsqueeze(1)  # (T, 1)
         self.slots = tensor(slots)  # (T,): where in memory a token's key and value are
         groups, first = [], 0
@@ -88,7 +89,7 @@ class Batch:
             pages = tensor([[*row, *[row[0]] * (most - len(row))] for row in used]).flatten()
             t = most * size if n > 1 else decodes[first].start + 1
             seen = torch.arange(t, device=device) <= self.places[rows, None, None] if n > 1 else None
-            groups.append(Group(rows, False, pages, t, seen))
+            groups.append(Group(rows, n, False, pages, t, seen))
             first += n
         self.groups = groups + self.groups
 
@@ -113,18 +114,21 @@ class PagedAttend(Attend):
 
     def hear(self, q: Tensor, group: Group, d_v: int, scale: float | None) -> Tensor:
         """q: (rows, h, 1, d) -> (rows, h, 1, d_v)."""
-        requests = 1 if group.chunk else len(q)
-        k = self.k.index_select(0, group.pages)  # (pages, size, h_kv, d)
-        v = k[..., :d_v] if self.v is None else self.v.index_select(0, group.pages)
-        # (requests, h_kv, t, d)
-        k, v = (x.unflatten(0, (requests, -1)).flatten(1, 2)[:, : group.t].transpose(1, 2) for x in (k, v))
+        k = gathered(self.k, group)  # (requests, h_kv, t, d)
+        v = k[..., :d_v] if self.v is None else gathered(self.v, group)
         if not group.chunk:  # heads that share keys one below the other: no copy of the keys for each
-            rows = q.reshape(requests, k.shape[1], -1, q.shape[-1])
-            return scaled_dot_product_attention(rows, k, v, group.seen, scale=scale).reshape(requests, -1, 1, d_v)
+            rows = q.reshape(len(k), k.shape[1], -1, q.shape[-1])
+            return scaled_dot_product_attention(rows, k, v, group.seen, scale=scale).reshape(len(q), -1, 1, d_v)
         q = q.transpose(0, 2)  # (1, h, rows, d)
         if q.shape[-1] == d_v:
             return scaled_dot_product_attention(q, k, v, group.seen, scale=scale, enable_gqa=True).transpose(0, 2)
         return grouped_query_attention(q, k, v, scale).transpose(0, 2)
+
+
+def gathered(x: Tensor, group: Group) -> Tensor:
+    """What the requests of a group have in x (pages, size, h_kv, d): (requests, h_kv, t, d)."""
+    pages = x.index_select(0, group.pages)
+    return pages.view(group.requests, -1, *x.shape[2:])[:, : group.t].transpose(1, 2)
 
 
 class PagedCache:
@@ -171,7 +175,7 @@ class PagedCache:
             attention.attend = attend
         try:
             x = self.model.blocks(self.model.embed(batch.tokens))  # (T, 1) -> (T, 1, d)
-            return self.model.logits(x if every else x[batch.last]).squeeze(1)
+            return self.model.logits(x if every or len(x) == 1 else x[batch.last]).squeeze(1)
         finally:
             for attention, attend in zip(self.attentions, before, strict=True):
                 attention.attend = attend
