@@ -27,5 +27,5 @@ def weights(arguments: argparse.Namespace) -> int:
         weights.save(model, path, training.fields, held_out_loss=loss)
         print(f"{path}: {path.stat().st_size:,} bytes, held-out loss {loss:.3f} nats per character, {seconds:.0f} s")
         trained.append(model)
-    print(f"the draft's tokens are accepted with probability {weights.acceptance(*trained):.3f}")
+    print(f"the draft's tokens are accepted with probability {weights.mean_acceptance(*trained):.3f}")
     return 0

@@ -23,14 +23,15 @@ from ..data import text
 from ..data.dataset import DataError
 from ..data.text import decode, encode
 from ..units import require_int
+from .speculative import acceptance
 
-__all__ = ["TRAINED", "acceptance", "decode", "encode", "fill", "held_out_loss", "load", "save", "train"]
+__all__ = ["TRAINED", "decode", "encode", "fill", "held_out_loss", "load", "mean_acceptance", "save", "train"]
 
 FOLDER = Path(text.__file__).parent
 BATCH = 8  # windows per step
 WARM_UP = 100  # steps, over which the learning rate rises; after it, it falls as a cosine
 REPORTED = 100  # steps between two losses
-HELD_OUT = 64  # windows of the last tenth of the text, for losses and acceptance
+HELD_OUT = 32  # windows of the last tenth of the text, for losses and acceptance
 
 
 class Training(NamedTuple):
@@ -96,12 +97,11 @@ def held_out_loss(model: nn.Module) -> float:
 
 
 @torch.no_grad()
-def acceptance(model: nn.Module, draft: nn.Module) -> float:
-    """How probable it is that `model` accepts a token that `draft` proposes: the mean of sum_t min(p_t, q_t) on text
-    that was not trained on.   Ref: Leviathan et al. 2023, arXiv:2211.17192, theorem 3.5."""
+def mean_acceptance(model: nn.Module, draft: nn.Module) -> float:
+    """How probable it is that `model` keeps a token that `draft` has drawn, on average over held-out text."""
     x, _ = held_out(min(model.block, draft.block))
     p, q = (softmax(one(x), -1) for one in (model, draft))  # (n, block, V)
-    return torch.minimum(p, q).sum(-1).mean().item()
+    return acceptance(p, q).mean().item()
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
