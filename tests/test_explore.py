@@ -13,7 +13,7 @@ from hpdl_lab import lab, schedules
 from hpdl_lab.collectives import table
 from hpdl_lab.parallel.scripts import price
 from hpdl_lab.plots import live
-from hpdl_lab.verbs import explorers
+from hpdl_lab.verbs import explore_inference, explorers
 from hpdl_lab.verbs.explore import Control, Explored, doublings, logarithmic
 from hpdl_lab.verbs.explorers import EXPLORERS
 
@@ -206,3 +206,24 @@ def test_the_published_step_at_half_of_the_peak():
     found = explored("share")
     assert f"{price(8, 16, 8).seconds:.3g} s, +8% of the 32 s" in found.text
     assert "-" in found.set(share_of_peak=0.6).text.split(" of the 32 s")[0][-4:]
+
+
+def test_caches_of_published_models_and_what_bytes_alone_allow():
+    for model, numbers in (("GPT-2 small", 18_432), ("Llama 3 8B", 65_536), ("DeepSeek-V3", 61 * 576)):
+        assert explore_inference.cached(model) == numbers
+    text = explored("kv_cache", batch=1, context=1024).text
+    assert "131 kB of cache a token, 134 MB for 1 × 1,024, beside 16.1 GB of weights: fits into 1 × 80 GB" in text
+    spec, on = explore_inference.SERVED["Llama 3 8B"], explore_inference.GPUS["H100"]
+    took = explore_inference.step_seconds("Llama 3 8B", 1024, 1, "16 bits", "16 bits", "H100", 2)
+    assert took == pytest.approx((2 * spec.parameters + 1024 * 131_072) / on.bandwidth / 2)
+    deepseek = explore_inference.SERVED["DeepSeek-V3"]
+    assert explore_inference.read(deepseek, 1) == pytest.approx(deepseek.active)
+    assert explore_inference.read(deepseek, 4096) == pytest.approx(deepseek.parameters)
+    text = explored("kv_cache", model="GPT-3 175B").text
+    assert "does NOT fit into 1 × 80 GB, which has room for 0 sequences" in text
+
+
+def test_a_draft_pays_if_it_is_cheap_and_often_right():
+    assert explore_inference.speed_up(0.8, 4, 0.1) == pytest.approx(3.3616 / 1.4)
+    assert explore_inference.speed_up(0.05, 4, 0.5) < 1 < explore_inference.speed_up(0.95, 4, 0.01)
+    assert "2.4 times as fast. Best γ: 6" in explored("speculation").text

@@ -25,9 +25,8 @@ def draw(figure: Figure, times: dict[str, dict[int, Measured]], guess: Sequence[
     for k, (how, curve) in enumerate(times.items()):
         color, medians = COLORS[k % len(COLORS)], [found.median for found in curve.values()]
         ax.plot(lengths, medians, "o-", color=color)
-        ax.fill_between(
-            lengths, *zip(*(found.quartiles for found in curve.values()), strict=True), color=color, alpha=0.2
-        )
+        low, high = zip(*(found.quartiles for found in curve.values()), strict=True)
+        ax.fill_between(lengths, low, high, color=color, alpha=0.2)
         factor = medians[-1] / medians[0]
         ends.append((medians[-1], f"{how}: {number_text(factor)}×", color, True))
         said.append(f"{how} {number_text(factor)} times")

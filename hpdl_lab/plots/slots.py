@@ -54,7 +54,8 @@ def places(steps: Steps, slots: int) -> list[list[int | None]]:
 def boxes(ax: Axes, rows: list[list[int | None]], steps: Steps) -> None:
     """A box for each slot and step, with the number of its request at its beginning."""
     begun: set[int] = set()
-    corners, faces = [], []
+    corners: list[list[tuple[float, float]]] = []
+    faces: list[tuple[float, ...]] = []
     for k, row in enumerate(rows):
         for at, request in enumerate(row):
             corners.append([(at, k - 0.42), (at + 1, k - 0.42), (at + 1, k + 0.42), (at, k + 0.42)])

@@ -48,14 +48,16 @@ lab.start(2)
 # **stream**: its tokens, here characters, come while they are generated. `temperature` below 1 prefers likely ones.
 
 # %%
-from hpdl_lab.inference import weights
-from hpdl_lab.inference.engine import Engine
-from hpdl_lab.inference.sampling import Sampling
+import torch
 
+from hpdl_lab.inference import weights
+from hpdl_lab.inference.engine import Engine, Sampling
+
+torch.set_num_threads(1)  # as on each rank: the products of one token are too small to be shared by threads
 moby_dick = weights.load("moby_dick")
-engine = Engine(moby_dick, slots=4)
 
 # %%
+engine = Engine(moby_dick, slots=4)
 print("The great whale", end="")
 for token in engine.submit(weights.encode("The great whale"), max_tokens=200, sampling=Sampling(temperature=0.6)):
     print(weights.decode([token]), end="", flush=True)
@@ -156,7 +158,7 @@ lab.show(times, prediction=my_factors)
 from hpdl_lab.inference.stages import part_of
 from hpdl_lab.mesh import DeviceMesh
 
-prompts = [weights.encode(text) for text in ("Call me Ishmael.", "The sea", "Captain Ahab")]
+prompts = [weights.encode(text).tolist() for text in ("Call me Ishmael.", "The sea", "Captain Ahab")]
 alone = Engine(moby_dick).generate(prompts, max_tokens=60)
 
 # %%
