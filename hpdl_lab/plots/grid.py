@@ -51,8 +51,7 @@ def subtitle(row: Any) -> str:
     """The line below the title."""
     batches = counted(row.micro_batches, "micro-batch", "micro-batches")
     more = f"{batches} of {row.micro_batch}, {row.schedule}"
-    more += f"{', activations recomputed' if row.recompute else ''}{f', ZeRO-{row.zero}' if row.zero else ''}"
-    return f"{more}: {seconds_text(row.seconds)} a step"
+    return f"{more}{', activations recomputed' if row.recompute else ''}: {seconds_text(row.seconds)} a step"
 
 
 def memory(ax: Axes, row: Any, measured: Any, optimizer: str) -> None:

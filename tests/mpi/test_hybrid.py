@@ -27,11 +27,22 @@ CASES = {
     ),
 }
 
+LONG = torch.randint(12, (12, 13), generator=DRAW)
+ROUTED = {"experts": 6, "top_k": 2, "groups": 1, "top_groups": 1, "expert_hidden": 4, "hidden": 8}
+LATENT = {"q_rank": 6, "kv_rank": 4, "nope": 2, "rope": 2, "value": 2}
+SHARED = {  # sequences and experts that 1, 2, 3 and 6 ranks share
+    "deepseek": (
+        {"vocabulary": 12, "block": 12, "layers": 2, "heads": 2, "width": 8, "dense": 1, **ROUTED, **LATENT},
+        LONG[:, :-1],
+        LONG[:, 1:],
+    )
+}
+
 
 @functools.cache
 def sequential(name):
     """(loss, {name: gradient}) of one rank."""
-    fields, x, y = CASES[name]
+    fields, x, y = (CASES | SHARED)[name]
     model = models.build(name, dtype="float64", **fields)
     loss = cross_entropy(model(x).flatten(0, -2), y.flatten())
     loss.backward()
@@ -40,14 +51,14 @@ def sequential(name):
 
 def require_equal(comm, name, sizes, **options):
     """Raise AssertionError unless two steps of this rank have the sequential model's loss and gradients."""
-    fields, x, y = CASES[name]
+    fields, x, y = (CASES | SHARED)[name]
     mesh = DeviceMesh(comm, **sizes)
     hybrid = HybridParallel(models.build(name, dtype="float64", **fields), mesh, x, **options)
     want, wanted = sequential(name)
     for _ in range(2):
         assert abs(hybrid.step(x, y) - want) < 1e-10
         for key, p in hybrid.named_parameters().items():
-            assert (p.grad - hybrid.state.cuts[key].part(wanted[key])).abs().max() < 1e-10, key
+            assert (p.grad - hybrid.state.part(key, wanted[key])).abs().max() < 1e-10, key
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -58,6 +69,13 @@ def test_every_mesh_of_these_ranks_equals_the_sequential_model(run, name):
             continue
         m = 2 if 12 // dp % 2 == 0 else 3
         require_equal(comm, name, {"dp": dp, "pp": pp, "tp": tp}, micro_batches=m)
+
+
+@pytest.mark.parametrize("axis", ["cp", "ep"])
+def test_sequences_and_experts_are_shared_by_these_ranks(run, axis):
+    comm = run()
+    if 6 % comm.size == 0:
+        require_equal(comm, "deepseek", {axis: comm.size}, micro_batches=2, recompute=axis == "ep")
 
 
 def test_options_give_the_same(run):
