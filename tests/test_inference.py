@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -133,6 +134,14 @@ def test_arrival_and_the_order_of_reading_change_nothing(wanted):
             else:
                 del streams[i]
         assert [got[i] for i in range(9)] == wanted["llama", SAMPLED]
+
+
+def test_streams_may_be_read_by_many_threads(wanted):
+    engine = Engine(small("gpt"), slots=4, on_row=lambda row: row["step"] == 2 and engine.submit([1]))
+    streams = [engine.submit(prompt, 11, replace(SAMPLED, seed=5 + i)) for i, prompt in enumerate(prompts_of(9))]
+    with ThreadPoolExecutor(9) as pool:
+        assert [*pool.map(list, streams)] == wanted["gpt", SAMPLED]
+    audit(engine)
 
 
 def test_a_model_is_as_it_was_after_a_step():

@@ -138,7 +138,7 @@ class Engine:
         self.cancelled: deque[Request] = deque()
         self.batch: list[tuple[Request, int]] = []  # under way
         self.steps = self.preempted = 0
-        self.lock = Lock()
+        self.lock, self.turn = Lock(), Lock()  # of what is above, and of who steps: streams may be read by many threads
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -230,8 +230,9 @@ class Engine:
         Returns: whether requests are left. If the forward raises, as when a rank has died, the requests that run end
         with this error, and those that wait stay.
         """
-        if self.begin():
-            self.finish()
+        with self.turn:
+            if self.begin():
+                self.finish()
         return bool(self.running or self.waiting)
 
     def begin(self) -> bool:
@@ -252,9 +253,9 @@ class Engine:
             with self.ending():
                 self.advance(self.batch, self.logits)
             self.steps += 1
-            if self.on_row is not None:
-                self.on_row(self.row(sum(n for _, n in self.batch), self.began))
-            self.batch = []
+            row, self.batch = self.row(sum(n for _, n in self.batch), self.began), []
+        if self.on_row is not None:
+            self.on_row(row)
 
     @contextmanager
     def ending(self) -> Iterator[None]:
