@@ -1,4 +1,4 @@
-"""Hybrid parallel training with cp and ep equals the sequential model, and what ranks hold and send is predicted."""
+"""Hybrid parallel training with cp and ep equals the sequential model, in mixtures with all other axes and ZeRO."""
 
 import functools
 
@@ -8,9 +8,11 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import models
 from hpdl_lab.comm import sim
-from hpdl_lab.mesh import DeviceMesh
+from hpdl_lab.mesh import DeviceMesh, Grid
+from hpdl_lab.parallel import checkpoint
 from hpdl_lab.parallel.experts import mixtures_of
-from hpdl_lab.parallel.hybrid.model import HybridParallel
+from hpdl_lab.parallel.hybrid.model import HybridParallel, WholeOptimizer
+from tests.wording import raises
 
 BATCH, POSITIONS, VOCABULARY, STEPS = 8, 8, 12, 2
 SIZE = {"vocabulary": VOCABULARY, "block": POSITIONS, "layers": 2, "heads": 4, "dtype": "float64"}
@@ -71,6 +73,7 @@ def train(comm, name, sizes, options):
         ("deepseek", {"pp": 2, "ep": 2}, {"recompute": True}),
         ("deepseek", {"pp": 2, "ep": 2}, {"schedule": "zero_bubble_h1"}),
         ("deepseek", {"pp": 2, "ep": 2}, {"schedule": "gems_master", "micro_batches": 4}),
+        ("deepseek", {"pp": 2, "ep": 2}, {"schedule": "dualpipe", "micro_batches": 4}),
         ("deepseek", {"tp": 2, "ep": 2}, {"zero": 2}),
         ("deepseek", {"dp": 2, "ep": 2, "cp": 2}, {"zero": 1}),
         ("deepseek", {"dp": 2, "ep": 2, "cp": 2}, {"zero": 2}),
@@ -78,10 +81,9 @@ def train(comm, name, sizes, options):
     ids=str,
 )
 def test_mixtures_with_cp_and_ep_equal_the_sequential_model(name, sizes, options):
-    ranks = torch.tensor([*sizes.values()]).prod().item()
     steps, state = sequential(name)
     seen = set()
-    for told, whole in sim.run(ranks, train, name, sizes, options, threads=True, trace=False):
+    for told, whole in sim.run(Grid(**sizes).size, train, name, sizes, options, threads=True, trace=False):
         for (loss, gradients), (want, _) in zip(told, steps, strict=True):
             assert abs(loss - want) < 1e-10
             for gradient, wanted in gradients.values():
@@ -91,3 +93,64 @@ def test_mixtures_with_cp_and_ep_equal_the_sequential_model(name, sizes, options
         for key, tensor in state.items():
             torch.testing.assert_close(whole[key], tensor, rtol=0, atol=1e-10)
     assert seen == {*state} - {n for n in state if n.endswith("router.bias")} or options.get("zero")
+
+
+def go_on(comm, sizes, path, zero):
+    """Losses of two steps from the checkpoint at `path`, if there is one, and saved there."""
+    hybrid = HybridParallel(built("deepseek"), DeviceMesh(comm, **sizes), X, micro_batches=2, costs=[1] * 5, zero=zero)
+    optimizer = torch.optim.Adam(hybrid.parameters(), lr=0.01)
+    whole = WholeOptimizer(hybrid, optimizer)
+    first = checkpoint.restore(comm, path, hybrid, whole) if path.exists() else 0
+    losses = []
+    for _ in range(2):
+        losses.append(hybrid.step(X, Y))
+        optimizer.step()
+        hybrid.update_biases()
+    checkpoint.save(comm, path, hybrid, whole, first + 2)
+    return losses
+
+
+def test_a_checkpoint_goes_from_mesh_to_mesh_with_experts(tmp_path):
+    unbroken, losses = [], []
+    for _ in range(3):
+        unbroken += sim.run(1, go_on, {"dp": 1}, tmp_path / "one", 0)[0]
+    for ranks, sizes, zero in ((4, {"ep": 2, "cp": 2}, 1), (4, {"pp": 2, "ep": 2}, 2), (2, {"dp": 2}, 0)):
+        losses += sim.run(ranks, go_on, sizes, tmp_path / "many", zero, threads=True)[ranks - 1]
+    assert losses == pytest.approx(unbroken, abs=1e-10)
+
+
+MLP = {"features": 12, "hidden": (16, 8), "classes": 6, "dtype": "float64"}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "shape", "told"),
+    [
+        ("mlp", {"cp": 2}, (8, 12), ("context_parallel", "Sequential")),
+        ("mlp", {"cp": 2, "pp": 2}, (8, 12), ("context_parallel", "Sequential")),
+        ("mlp", {"ep": 2}, (8, 12), ("Sequential", "MixtureOfExperts")),
+        ("llama", {"cp": 2}, (8, 6), ("6 positions", "4 chunks")),
+        ("deepseek", {"ep": 3}, (24, 8), ("experts", "4", "3 ranks")),
+        ("deepseek", {"ep": 2}, (6, 8), ("6", "dp x ep = 1 x 2", "2 micro-batches")),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_shared_is_said_on_every_rank(name, sizes, shape, told):
+    def lay_out(comm):
+        model = models.build("mlp", **MLP) if name == "mlp" else built(name)
+        x = torch.zeros(shape, dtype=torch.float64 if name == "mlp" else torch.int64)
+        with raises(ValueError, *told) as error:
+            HybridParallel(model, DeviceMesh(comm, **sizes), x, micro_batches=2)
+        return str(error.value)
+
+    assert len(set(sim.run(Grid(**sizes).size, lay_out))) == 1
+
+
+def test_a_sequence_that_is_cut_needs_an_answer_at_each_position():
+    def step(comm):
+        mesh = DeviceMesh(comm, cp=2)
+        with raises(ValueError, "(8,)", "(8, 8)"):
+            HybridParallel(built("gpt"), mesh, X, micro_batches=2, loss=lambda out, y: out.mean()).step(X, Y[:, 0])
+        with raises(ValueError, "(8, 8, 12)"):
+            HybridParallel(built("gpt"), mesh, X, micro_batches=2).step(X, Y[:, 0])
+
+    sim.run(2, step, threads=True)

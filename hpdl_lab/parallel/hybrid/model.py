@@ -107,6 +107,9 @@ class HybridParallel:
         if not isinstance(model, nn.Module):
             raise TypeError(f"a model is an nn.Module; got something of {type(model).__name__}")
         require_tensor("example", example)
+        for axis, share in (("cp", context_parallel), ("ep", shard_experts)):
+            if mesh[axis].size > 1:
+                share(mesh[axis], copy.deepcopy(model))  # raises what it has to say before the first message
         self.own_loss = loss is not None
         self.mesh, self.loss = mesh, loss or cross_entropy_per_answer
         costs = None if costs is None else [float(cost) for cost in costs]
