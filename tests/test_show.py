@@ -253,6 +253,7 @@ def area(collection):
         ("1f1b", {"forward": 2, "backward": 4}, 66, (4, 3, 2, 1)),
         (lambda rank, ranks, m: map(str, gpipe(rank, ranks, m)), {}, 33, (8, 8, 8, 8)),  # as torch writes them
         ("gems_mast", {"ranks": 3, "micro_batches": 2}, 16, (1, 1, 1)),
+        ("dualpipe", {"micro_batches": 10, "pair": 2}, 26, (5, 5, 5, 5)),
     ],
 )
 def test_bars_are_the_actions_and_hatching_is_the_bubble(x, options, makespan, live):

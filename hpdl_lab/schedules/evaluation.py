@@ -54,7 +54,7 @@ def evaluate(
     input: Cost = 1,
     weight: Cost = 1,
     transfer: Any = 0,
-    pair: float | None = None,
+    pair: Any = None,
 ) -> Evaluation:
     """Time a schedule.
 

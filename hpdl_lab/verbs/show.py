@@ -239,13 +239,14 @@ def show_schedule(
     input: Any = 1,
     weight: Any = 1,
     transfer: float = 0,
+    pair: float | None = None,
 ) -> Picture:
     """A pipeline schedule over time; hatched is the bubble. Times are those of schedules.evaluate, data its result."""
     if isinstance(ranks, int) and isinstance(micro_batches, int):
         require_few(2 * ranks * micro_batches)  # before they are made
     plan = asked_schedule(x, ranks, micro_batches, chunks)
     require_few(sum(map(len, plan.rows)))
-    times = schedules.evaluate(plan, forward, backward, input, weight, transfer)
+    times = schedules.evaluate(plan, forward, backward, input, weight, transfer, pair)
     live_text = f"live activations at most {', '.join(map(str, times.peak))}"
     if plan.chunks > 1:
         live_text += f", of stages 1/{plan.chunks} as long"
