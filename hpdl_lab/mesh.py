@@ -125,7 +125,7 @@ class Grid:
             return [[rank] for rank in range(self.size)]
         return groups(self.sizes, self.axes.index(axis))
 
-    def others(self, rank: int, axes: tuple[str]) -> tuple[tuple[str, int], ...]:
+    def others(self, rank: int, axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
         """The coordinates, in the given order, of `rank` along all axes but `axes`: what a group has in common."""
         for axis in axes:
             require_axis(axis)

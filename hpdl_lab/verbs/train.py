@@ -87,8 +87,8 @@ def train(
              strategy: how gradients are added, see parallel/data_parallel.py; default DataParallel(all_reduce).
              all_reduce: f(comm, x), makes x its sum over ranks; default the communicator's own.
              ranks: default all engines, or 4 simulated ranks if none run; dtype: "float32" or "float64".
-             mesh: {"dp":, "pp":, "tp":} or a mesh.Grid, over which the model is dealt out by HybridParallel, in place
-             of a strategy; schedule: of its pipeline.
+             mesh: {"dp":, "pp":, "tp":, "cp":, "ep":} or a mesh.Grid, over which HybridParallel deals the model out, in
+             place of a strategy; schedule: of its pipeline.
              deadline: s, the longest that a rank may wait.
              recipe: steps, batch, lr, momentum, seed, optimizer, micro_batches, checkpoint, ...: the fields of
              parallel.training.Recipe; what is not given is what suits a model that is named.

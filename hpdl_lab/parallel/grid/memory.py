@@ -210,14 +210,15 @@ def memory_of(
             kept = max(sum(live * whole[s] for s, live, _ in moment) for moment in moments)
         dealt_out = sum(experts[place] for place in mine)
         dense, routed = (
-            sharded(Memory(*(n * nbytes for nbytes in each[:3]), 0), ranks, stage)
+            sharded(Memory(*(n * nbytes for nbytes in each[:3]), activations=0), ranks, stage)
             for n, ranks in ((count - dealt_out, replicas(grid)), (dealt_out, replicas(grid) // ep))
         )
         sizes = [layer.parameters_on(tp, ep) for place in mine for layer in parts[place] if is_block(layer)]
         gathered = (count - sum(sizes) + sum(sorted(sizes)[-2:])) * (replicas(grid) > 1)
         passing = gathered * ((stage >= 3) * each.parameters + (stage >= 2) * each.gradients)
         state = (a + b for a, b in zip(dense[:3], routed[:3], strict=True))
-        rows.append(Memory(*state, -(-kept * micro_batch * each.activations // cp), passing))
+        activations = -(-kept * micro_batch * each.activations // cp)
+        rows.append(Memory(*state, activations=activations, temporaries=passing))
     return rows
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...collectives import cost
 from ...mesh import Grid
@@ -191,7 +191,7 @@ class Case(NamedTuple):
     zero: int = 0
 
     @property
-    def each(self) -> float:
+    def each(self) -> Any:
         """Bytes on a rank for one number per example."""
         return self.spec.bytes_each.activations * self.micro_batch / self.grid["cp"]
 

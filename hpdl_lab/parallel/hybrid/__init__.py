@@ -1,1 +1,1 @@
-"""Hybrid parallelism: an unchanged model over a mesh of dp, pp and tp, and its checkpoints."""
+"""Hybrid parallelism: an unchanged model over a mesh of dp, pp, tp, cp and ep, and its checkpoints."""
