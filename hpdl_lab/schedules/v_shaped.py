@@ -22,15 +22,15 @@ Steps = Iterable[tuple[int, str]]
 def zero_bubble_v(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]:
     """List what rank `rank` does in the schedule ZB-V.
 
-    Rank r holds the stages r and 2p - 1 - r. So the last stage is on rank 0, which begins backward as early as forward;
-    and once a rank has begun, it does not wait until it has ended:
+    Rank r holds the stages r and 2p - 1 - r. So rank 0 has the first stage and the last, and its first backward need not
+    wait for messages of others; W fills what is left. No rank waits between its first action and its last:
 
         p = 2, m = 3, and F, I and W take equally long; rank 0 holds stages 0 and 3
 
         rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2 .
         rank 1  .   1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
 
-    Args:    rank: of the pipeline; ranks: p; micro_batches: m. Below 2p - 1, which fill the bubble, some do not exist.
+    Args:    rank: of the pipeline; ranks: p; micro_batches: m, of which 2p - 1 are needed to fill the bubble.
     Returns: list of Action, in order.
     Steps: 6 m actions; 3 m + (p - 1)/2 units where a rank takes one unit each for F, I and W, and m >= 2p - 1.
     Live micro-batches: p at most, as 2p halves.   Ref: Qi et al. 2023, arXiv:2401.10241; 2024, arXiv:2405.15362.
@@ -54,7 +54,6 @@ def dualpipe(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]:
         rank 1  .   1F0 6F1 1F2 6F3 1F4 6B1 --  6F5 1B0 --  1F6 6B3 --  6F7 1B2 --  6B5 --  1B4 --  .   6I7 1I6 6W7 1W6
         rank 2  .   5F1 2F0 5F3 2F2 5F5 2B0 --  2F4 5B1 --  5F7 2B2 --  2F6 5B3 --  2B4 --  5B5 --  .   2I6 5I7 2W6 5W7
         rank 3  4F1 4F3 4F5 3F0 3I0 3W0 3F2 4F7 3B2 --  .   3F4 4B1 --  3B4 --  .   3F6 4B3 --  3B6 --  4I5 4W5 4I7 4W7
-
 
     Args:    rank: of the pipeline; ranks: p, even; micro_batches: m, which go to the replicas in turn.
     Returns: list of Action, and of Pair where two of them overlap, in order.

@@ -289,8 +289,9 @@ def expert_step(
 ) -> tuple[dict[int, Tensor], Decoder]:
     """One step of a pipeline whose stages share their experts over the other axis: a pp x ep mesh. Collective.
 
-    Args:    plan: of comm.size / x.shape[1] ranks; model: a DeepSeek, alike on every rank. x, y: (m, ep, b, s) int64,
-             the tokens of every micro-batch and ep rank, and what follows them. together: pairs overlap.
+    Args:    plan: of comm.size / x.shape[1] ranks; model: a DeepSeek, alike on all ranks, which is cut.
+             x, y: (m, ep, b, s) int64, the tokens of every micro-batch and ep rank, and what follows them.
+             seconds: see ExpertStage; together: pairs overlap.
     Returns: ({micro-batch: loss}, this rank's part of the model with its gradients); losses add up to the mean.
     """
     mesh = DeviceMesh(comm, pp=plan.ranks, ep=x.shape[1])
