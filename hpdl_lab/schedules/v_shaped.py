@@ -22,8 +22,8 @@ Steps = Iterable[tuple[int, str]]
 def zero_bubble_v(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]:
     """List what rank `rank` does in the schedule ZB-V.
 
-    Rank r holds the stages r and 2p - 1 - r. So rank 0 has the first stage and the last, whose backward waits for nobody;
-    W fills what is left of the bubble. No rank waits between its first action and its last:
+    Rank r holds the stages r and 2p - 1 - r. So rank 0 has the first stage and the last, whose backward waits for no
+    message; W fills what is left of the bubble. No rank waits between its first action and its last:
 
         p = 2, m = 3, and F, I and W take equally long; rank 0 holds stages 0 and 3
 
