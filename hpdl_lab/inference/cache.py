@@ -35,17 +35,16 @@ class Chunk(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Rows that attend in one call: one token each of requests that decode, or (chunk) several of one request.
+    """Rows that attend in one call: a token each of requests that decode, or (chunk) several tokens of one request.
 
-    pages: (requests * most pages,) of each request, filled up to as many as the longest has; t: keys per request.
-    seen: which of them each row may hear, (requests, 1, 1, t) or (rows, t); None: all.
+    kept: (requests t,): where in memory the first t tokens of each request are; seen: which of them each row may hear,
+    (requests, 1, 1, t) or (rows, t); None: all.
     """
 
     rows: slice
     requests: int
     chunk: bool
-    pages: Tensor
-    t: int
+    kept: Tensor
     seen: Tensor | None
 
 
@@ -56,42 +55,44 @@ class Batch:
     """
 
     def __init__(self, chunks: Sequence[Chunk], size: int, token_bytes: int, device: torch.device) -> None:
-        def tensor(values: Sequence) -> Tensor:
-            return torch.tensor(values, device=device)
-
+        self.size, self.device = size, device
         order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].tokens) > 1, -chunks[i].start))
         tokens, places, slots = [], [], []
         self.last = [0] * len(chunks)  # row of the last token of each chunk
-        self.groups: list[Group] = []
-        decodes: list[Chunk] = []
         for i in order:
-            chunk, first = chunks[i], len(tokens)
+            chunk = chunks[i]
             for place, token in enumerate(chunk.tokens, chunk.start):
                 tokens.append(token)
                 places.append(place)
                 slots.append(chunk.pages[place // size] * size + place % size)
             self.last[i] = len(tokens) - 1
-            if len(chunk.tokens) == 1:
-                decodes.append(chunk)
-            else:
-                t = places[-1] + 1
-                seen = torch.ones(len(chunk.tokens), t, dtype=torch.bool, device=device).tril(chunk.start)
-                pages = tensor(chunk.pages[: -(-t // size)])
-                self.groups.append(Group(slice(first, first + len(chunk.tokens)), 1, True, pages, t, seen))
-        self.tokens, self.places = tensor(tokens).unsqueeze(1), tensor(places).unsqueeze(1)  # (T, 1)
-        self.slots = tensor(slots)  # (T,): where in memory a token's key and value are
-        groups, first = [], 0
+        self.tokens, self.places = self.tensor(tokens).unsqueeze(1), self.tensor(places).unsqueeze(1)  # (T, 1)
+        self.slots = self.tensor(slots)  # (T,): where in memory a token's key and value are
+        self.groups: list[Group] = []
+        decodes = [chunks[i] for i in order if len(chunks[i].tokens) == 1]
+        first = 0
         while first < len(decodes):
-            most = decodes[first].start // size + 1  # pages of the longest
-            n = min(max(1, GROUP_BYTES // (most * size * token_bytes)), len(decodes) - first)
-            rows = slice(first, first + n)
-            used = [chunk.pages[: chunk.start // size + 1] for chunk in decodes[rows]]
-            pages = tensor([[*row, *[row[0]] * (most - len(row))] for row in used]).flatten()
-            t = most * size if n > 1 else decodes[first].start + 1
-            seen = torch.arange(t, device=device) <= self.places[rows, None, None] if n > 1 else None
-            groups.append(Group(rows, n, False, pages, t, seen))
-            first += n
-        self.groups = groups + self.groups
+            t = decodes[first].start + 1
+            some = decodes[first : first + max(1, GROUP_BYTES // (t * token_bytes))]
+            rows = slice(first, first + len(some))
+            seen = torch.arange(t, device=device) <= self.places[rows, None, None] if len(some) > 1 else None
+            self.groups.append(Group(rows, len(some), False, self.kept(some, t), seen))
+            first += len(some)
+        for chunk in (chunks[i] for i in order[len(decodes) :]):
+            rows, t = slice(first, first + len(chunk.tokens)), chunk.start + len(chunk.tokens)
+            seen = torch.ones(len(chunk.tokens), t, dtype=torch.bool, device=device).tril(chunk.start)
+            self.groups.append(Group(rows, 1, True, self.kept([chunk], t), seen))
+            first = rows.stop
+
+    def tensor(self, values: Sequence) -> Tensor:
+        return torch.tensor(values, device=self.device)
+
+    def kept(self, chunks: Sequence[Chunk], t: int) -> Tensor:
+        """Where the first t tokens of each request are, (requests t,); who has fewer is filled up with its first page."""
+        most = -(-t // self.size)
+        pages = self.tensor([[*row, *row[:1] * (most - len(row))] for row in (list(c.pages[:most]) for c in chunks)])
+        within = torch.arange(self.size, device=self.device)
+        return (pages.unsqueeze(2) * self.size + within).flatten(1)[:, :t].flatten()  # (requests, pages, size)
 
 
 class PagedAttend(Attend):
@@ -99,36 +100,33 @@ class PagedAttend(Attend):
 
     def __init__(self, cache: PagedCache, k: Tensor, v: Tensor | None) -> None:
         self.cache, self.k, self.v = cache, k, v
+        self.rows = [x.flatten(0, 1) for x in (k, v) if x is not None]  # (pages size, h_kv, d): the same memory
 
     def positions(self, s: int, device: torch.device) -> Tensor:
         return self.cache.batch.places
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
         """q: (T, h, 1, d), k and v: (T, h_kv, 1, d) -> (T, h, 1, d_v)."""
-        batch, d_v = self.cache.batch, v.shape[-1]
-        self.k.flatten(0, 1).index_copy_(0, batch.slots, k.squeeze(2))
-        if self.v is not None:
-            self.v.flatten(0, 1).index_copy_(0, batch.slots, v.squeeze(2))
-        heard = [self.hear(q[group.rows], group, d_v, scale) for group in batch.groups]
-        return heard[0] if len(heard) == 1 else torch.cat(heard)
+        groups, d_v = self.cache.batch.groups, v.shape[-1]
+        for rows, x in zip(self.rows, (k, v), strict=False):
+            rows.index_copy_(0, self.cache.batch.slots, x.squeeze(2))
+        if len(groups) == 1:
+            return self.hear(q, groups[0], d_v, scale)
+        return torch.cat([self.hear(q[group.rows], group, d_v, scale) for group in groups])
 
     def hear(self, q: Tensor, group: Group, d_v: int, scale: float | None) -> Tensor:
         """q: (rows, h, 1, d) -> (rows, h, 1, d_v)."""
-        k = gathered(self.k, group)  # (requests, h_kv, t, d)
-        v = k[..., :d_v] if self.v is None else gathered(self.v, group)
+        n, (groups, d) = group.requests, self.rows[0].shape[1:]
+        # (requests, t, h_kv, d) -> (requests, h_kv, t, d)
+        kept = [x.index_select(0, group.kept).view(n, -1, groups, x.shape[2]).transpose(1, 2) for x in self.rows]
+        k, v = kept if len(kept) == 2 else (kept[0], kept[0][..., :d_v])
         if not group.chunk:  # heads that share keys one below the other: no copy of the keys for each
-            rows = q.reshape(len(k), k.shape[1], -1, q.shape[-1])
-            return scaled_dot_product_attention(rows, k, v, group.seen, scale=scale).reshape(len(q), -1, 1, d_v)
+            q = q.reshape(n, groups, -1, d)
+            return scaled_dot_product_attention(q, k, v, group.seen, scale=scale).reshape(n, -1, 1, d_v)
         q = q.transpose(0, 2)  # (1, h, rows, d)
-        if q.shape[-1] == d_v:
+        if d == d_v:
             return scaled_dot_product_attention(q, k, v, group.seen, scale=scale, enable_gqa=True).transpose(0, 2)
         return grouped_query_attention(q, k, v, scale).transpose(0, 2)
-
-
-def gathered(x: Tensor, group: Group) -> Tensor:
-    """What the requests of a group have in x (pages, size, h_kv, d): (requests, h_kv, t, d)."""
-    pages = x.index_select(0, group.pages)
-    return pages.view(group.requests, -1, *x.shape[2:])[:, : group.t].transpose(1, 2)
 
 
 class PagedCache:
