@@ -88,7 +88,7 @@ class Batch:
         return torch.tensor(values, device=self.device)
 
     def kept(self, chunks: Sequence[Chunk], t: int) -> Tensor:
-        """Where the first t tokens of each request are, (requests t,); who has fewer is filled up with its first page."""
+        """Where the first t tokens of each request are, (requests t,); what is missing is its first page."""
         most = -(-t // self.size)
         pages = self.tensor([[*row, *row[:1] * (most - len(row))] for row in (list(c.pages[:most]) for c in chunks)])
         within = torch.arange(self.size, device=self.device)
