@@ -226,6 +226,24 @@ TABLE = """
     3 homework     5  HyPar-Flow
     3 homework    20  Exercise 11.5
     3 homework     6  Take it home
+12_large_models  Models of today
+    what LLaMA and DeepSeek changed: key heads that are shared, latents, experts to which tokens travel, sequences that
+    ranks share, DualPipe; a ViT on four ranks
+    [09](09_tensor_parallel.ipynb), [11](11_hybrid_parallel.ipynb); four engines
+    1 homework     4  The idea
+    1 homework     2  LLaMA and DeepSeek in shapes
+    1 homework    12  Exercise 12.1
+    1 homework     2  Measure: a ViT on four ranks
+    2 homework     4  A token goes where it is understood
+    2 homework    18  Exercise 12.2
+    2 homework     3  Measure: who is busy
+    3 homework     2  One sequence on many ranks
+    3 homework    19  Exercise 12.3
+    3 homework     2  Measure: four ranks and one sequence
+    3 homework    10  Exercise 12.4
+    3 homework     3  DualPipe
+    3 homework     5  Exercise 12.5
+    3 homework     4  Take it home
 13_inference  Inference
     what a token costs: the cache of keys and values, decode on two ranks, continuous batching, pages, speculation;
     throughput against latency, live

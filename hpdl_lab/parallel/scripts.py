@@ -249,11 +249,11 @@ class Attended(NamedTuple):
     work: float
 
 
-def attend_chunks(comm: Comm, ring: Callable, holds: Callable | None = None, n: int = 32) -> Attended:
+def attend_chunks(comm: Comm, ring: Callable, contiguous: bool = False, n: int = 32) -> Attended:
     """Causal attention in a sequence of 2p chunks by `ring`, an attendee's; a block takes a virtual second.
 
     Args:    ring: as parallel.context.attention_around_ring; n: tokens of a chunk.
-             holds: f(rank), the chunks of a rank, for a ring that knows it; default those that it chooses.
+             contiguous: give each rank two chunks that follow each other, and not those that the ring chooses.
     """
     shape, chance = (1, 4, 2 * comm.size * n, 16), torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(shape, generator=chance, dtype=torch.float64) for _ in range(3))
@@ -269,7 +269,8 @@ def attend_chunks(comm: Comm, ring: Callable, holds: Callable | None = None, n: 
         comm.compute(blocks)
         return partial_attention(q, k, v, causal)
 
-    heard = ring(comm, read, attend, **({} if holds is None else {"holds": holds}))
+    how = {"holds": lambda rank: (2 * rank, 2 * rank + 1)} if contiguous else {}
+    heard = ring(comm, read, attend, **how)
     off = max(float((out - whole[:, :, c * n : (c + 1) * n]).abs().max()) for c, (out, _) in heard.items())
     return Attended(off, sum(e.nbytes for e in comm.trace.events[begun:] if e.op == "send"), work)
 
