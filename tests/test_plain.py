@@ -56,6 +56,7 @@ CLUMSY = {
     "running": ("4",),
     "scaling": ("3", "ranks='4'", "strategy='ring'"),
     "search": ("7", "ranks='4'"),
+    "serve": ("'many'", "model=3", "model='lion'", "prediction='much'", "schedule=len", "slots=0"),
     "show": ("7", "'rings'", "'ring', ranks='4'", "'1f1b', micro_batches=None", "all_reduce, ranks=4"),
     "solution": ("3", ""),
     "staging": ("3", "nbytes='1XB'", "copy_GBps='much'", "prediction='half'"),

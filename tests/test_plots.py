@@ -32,6 +32,7 @@ from hpdl_lab.plots import (
     measure,
     pages,
     scaling,
+    serving,
     slots,
     style,
     tensor,
@@ -106,6 +107,14 @@ def paths(bowl, shares, steps=20):
     _, x, y = bowl
     top = gradient_descent.largest_stable_rate(x)
     return {s * top: np.array(list(gradient_descent.descend(x, y, s * top, steps))) for s in shares}
+
+
+def served_rows(done=24):
+    """Four rates, of which the last has `done` requests of 24."""
+    times = {"first_s": 2e-3, "first_p95_s": 9e-3, "between_s": 1e-3, "between_p95_s": 1.4e-3}
+    rows = [{"rate": 20.0 * i, "throughput": 430.0 * i, "requests": 24, "done": 24} for i in (1, 2, 3, 4)]
+    rows[-1]["done"] = done
+    return [row | times | {"ranks": 4, "cores": 2 + 2 * (i % 2)} for i, row in enumerate(rows)]
 
 
 def compared_rows():
@@ -217,6 +226,9 @@ FIGURES = {
     ),
     "scaling, one point": lambda b: filled(scaling.draw, scaling_rows(("weak",), ranks=(1,)), height=scaling.HEIGHT),
     "scaling, nothing yet": lambda b: filled(scaling.draw, []),
+    "serving": lambda b: filled(serving.draw, served_rows(), [(900.0, 1e-3), (1600.0, 2e-3)], 2500.0, "gpt", "virtual"),
+    "serving, under way": lambda b: filled(serving.draw, served_rows(done=5), title="gpt on 4 engines, 8 slots"),
+    "serving, nothing yet": lambda b: filled(serving.draw, [], title="gpt on 4 engines, 8 slots"),
     "steps of a function": lambda b: lab.show(ring_collective.all_reduce, ranks=3).figure,
     "steps of 4": lambda b: lab.show("double_tree", ranks=4).figure,
     "steps of 8": lambda b: lab.show("halving_doubling", ranks=8).figure,

@@ -124,13 +124,14 @@ class StepModel:
     def line(self, load: Load, slots: int) -> list[tuple[float, float]]:
         """[(tokens/s, s between two tokens)] for 1, 2, ... `slots` requests that run all the time.
 
-        While a request generates its n tokens, each of the b that run has its prompt read once.
+        While a request generates its tokens, each of the b that run has its prompt read once, in a step of the others.
         """
         prompt, new = load.means
         found = []
         for b in range(1, slots + 1):
-            decode, prefill = self.seconds(b, b * (prompt + new / 2)), self.seconds(prompt, 0)
-            between = decode + b / new * prefill
+            kept = b * (prompt + new / 2)
+            decode = self.seconds(b, kept)
+            between = decode + b / new * (self.seconds(b + prompt, kept) - decode)
             found.append((b / between, between))
         return found
 

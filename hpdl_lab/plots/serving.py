@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from .colors import BLUE, GRAY, INK, ORANGE
 from .style import Axes, Figure, Rows, heading, log_axis, note, oversubscribed, x_label
@@ -33,23 +33,27 @@ def draw(
         log_axis(ax, times, "s")
         ax.set_xlim(0, 1.08 * max([1.0, *ends]))
         ax.xaxis.set_major_locator(MaxNLocator(5))
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.set_title(f"time {name}")
         x_label(ax, "tokens per second")
-        points(ax, rows, key)
+        points(ax, rows, key, names=ax is left)
         if line:
             ax.plot(*zip(*line, strict=True), color=INK, linestyle=DOTS, zorder=2, label="model: bytes, α and β")
         if prediction:
             ax.axvline(prediction, color=ORANGE, linestyle=DASHES, zorder=1, label="your guess")
-    left.legend(loc="upper left", frameon=False, fontsize=8.5)
-    now = f"{len(rows)} rates so far" if rows else "waiting for the first requests"
+    if ends[:-1] or prediction:
+        left.legend(loc="upper left", frameon=False, fontsize=8.5)
+    now = "waiting for the first requests"
+    if rows:
+        now = f"requests arrive at {rows[0]['rate']:g} to {rows[-1]['rate']:g} per s"
     if rows and rows[-1]["done"] < rows[-1]["requests"]:
         now = f"{rows[-1]['rate']:g} requests/s: {rows[-1]['done']} of {rows[-1]['requests']} have ended"
     heading(figure, title, oversubscribed(rows) or now)
     note(figure, foot)
 
 
-def points(ax: Axes, rows: Rows, key: str) -> None:
-    """Medians, with a line up to what 95% of the requests stay below."""
+def points(ax: Axes, rows: Rows, key: str, names: bool) -> None:
+    """Medians, with a line up to what 95% of the requests stay below. names: say the rates."""
     ax.plot([r["throughput"] for r in rows], [r[f"{key}_s"] for r in rows], color=GRAY, linewidth=0.8, zorder=2)
     for i, r in enumerate(rows):
         color = GRAY if r["ranks"] > r["cores"] else BLUE
@@ -57,4 +61,5 @@ def points(ax: Axes, rows: Rows, key: str) -> None:
         x, y, high = r["throughput"], r[f"{key}_s"], r[f"{key}_p95_s"]
         label = None if i else "measured: median, 95%"
         ax.errorbar([x], [y], [[0], [max(0, high - y)]], fmt="o", color=color, mfc=face, capsize=3, label=label)
-        ax.annotate(f"{r['rate']:g}/s", (x, y), (0, -12), textcoords="offset points", fontsize=8, ha="center")
+        if names:
+            ax.annotate(f"{r['rate']:g}/s", (x, y), (0, -12), textcoords="offset points", fontsize=8, ha="center")

@@ -17,6 +17,8 @@ from .place import place
 from .result import Result
 from .result import table as text_table
 
+VIRTUAL = "Simulated ranks: virtual time, in which a step takes what its bytes and FLOPs do on paper."
+
 
 @dataclass(frozen=True, repr=False)
 class ServeResult(Result):
@@ -57,7 +59,7 @@ def serve(
     *,
     model: str | nn.Module = "moby_dick",
     slots: int = 8,
-    requests: int = 32,
+    requests: int = 24,
     prompts: tuple[int, int] = (8, 64),
     new: tuple[int, int] = (16, 48),
     ranks: int = 1,
@@ -82,6 +84,8 @@ def serve(
     """
     for rate in rates or ():
         require_number("a rate, in requests per s,", rate, above=0)
+    if not isinstance(model, str | nn.Module):
+        raise TypeError(f"a model is a name or an nn.Module, got {model!r}")
     if prediction is not None:
         require_number("prediction, in tokens per s,", prediction, above=0)
     require_int("slots", slots, 1)
@@ -94,7 +98,7 @@ def serve(
     line: list[tuple[float, float]] = []
 
     def state() -> tuple[Any, ...]:
-        return rows, line, prediction, title, where.remark
+        return rows, line, prediction, title, VIRTUAL if where.simulated else ""
 
     def on_row(row: dict[str, Any]) -> None:
         if "line" in row:
