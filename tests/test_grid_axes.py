@@ -158,6 +158,15 @@ def test_the_seconds_predicted_are_those_of_all_messages(spec, sizes, zero, reco
     assert sum(predicted.parts.values()) == pytest.approx(predicted.seconds)
 
 
+@pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe_v"])
+def test_pairs_hide_the_all_to_all_of_one_micro_batch_behind_the_arithmetic_of_another(schedule):
+    how = {"machine": CLUSTER, "micro_batches": 16, "batch": 64}
+    alone, pairs = (predict(EXPERTS, grid_of(pp=2, ep=4), name, **how) for name in ("1f1b", schedule))
+    assert pairs.parts["ep"] < 0.6 * alone.parts["ep"] and pairs.seconds < 0.85 * alone.seconds
+    assert pairs.seconds == pytest.approx(simulate(EXPERTS, grid_of(pp=2, ep=4), schedule, **how), rel=0.03)
+    assert sum(pairs.parts.values()) == pytest.approx(pairs.seconds)
+
+
 def test_long_sequences_hide_the_ring_behind_attention():
     """The messages grow with the positions, attention with their square."""
     exposed = {}

@@ -201,10 +201,11 @@ def held(row: list[Timed]) -> tuple[tuple[float, ...], ...]:
 
 class PipelineTime(NamedTuple):
     """s: ends[rank], when its last action ends; gradients[rank]: ((stage, s, s), ...), when the
-    action with which a stage's are complete begins and ends."""
+    action with which a stage's are complete begins and ends; hidden[rank]: messages behind arithmetic in pairs."""
 
     ends: tuple
     gradients: tuple
+    hidden: tuple
 
     @property
     def seconds(self) -> float:
@@ -212,7 +213,13 @@ class PipelineTime(NamedTuple):
 
 
 def pipeline_time(
-    name: str, ranks: int, micro_batches: int, costs: list[tuple[float, ...]], transfer: float, chunks: Any = None
+    name: str,
+    ranks: int,
+    micro_batches: int,
+    costs: list[tuple[float, ...]],
+    transfer: float,
+    chunks: Any = None,
+    messages: Sequence[tuple[float, float]] = (),
 ) -> PipelineTime:
     """The times of one step with stages of any length.
 
@@ -222,7 +229,8 @@ def pipeline_time(
         T(m) = T(2n) + (m / n - 2) (T(2n) - T(n))     for m > 2n micro-batches, n = twice the ranks, or a multiple of n
 
     Args:    name: of a schedule; costs: per stage of the model (forward, backward, input, weight) in s.
-             transfer: s of a message between stages on different ranks.
+             transfer: s of a message between stages on different ranks. messages: per stage, s of its forward and of
+             its backward that are messages inside, which a pair hides behind the arithmetic of both.
     Returns: PipelineTime.
     Raises:  ValueError as build.
     """
@@ -230,10 +238,18 @@ def pipeline_time(
 
     def of(m: int) -> PipelineTime:
         schedule, graph, last = built(name, ranks, m, chunks)
-        begins, ends = graph.times(seconds_of(schedule, by_kind), transfer)
+        seconds, hidden = seconds_of(schedule, by_kind), [0.0] * len(schedule.rows)
+        places = ((rank, action) for rank, row in enumerate(schedule.rows) for action in row)
+        for n, (rank, action) in enumerate(places) if messages else ():
+            if action in schedule.partner:  # the forward of a pair; its backward comes next
+                less = hidden_in_pair(schedule, action, costs, messages)
+                seconds[n + 1] -= less
+                hidden[rank] += less
+        begins, ends = graph.times(seconds, transfer)
         bounds = pairwise(accumulate(map(len, schedule.rows), initial=0))
         gradients = tuple(tuple((stage, begins[n], ends[n]) for stage, n in stages) for stages in last)
-        return PipelineTime(tuple(ends[after - 1] if after > first else 0.0 for first, after in bounds), gradients)
+        done = tuple(ends[after - 1] if after > first else 0.0 for first, after in bounds)
+        return PipelineTime(done, gradients, tuple(hidden))
 
     counts, more = rounds_of(name, ranks, micro_batches)
     if not more:
@@ -248,7 +264,19 @@ def pipeline_time(
         tuple((stage, *map(go_on, few, many)) for (stage, *few), (_, *many) in zip(a, b, strict=True))
         for a, b in zip(short.gradients, long.gradients, strict=True)
     )
-    return PipelineTime(ends, gradients)
+    return PipelineTime(ends, gradients, tuple(map(go_on, short.hidden, long.hidden)))
+
+
+def hidden_in_pair(
+    schedule: Any, forward: Any, costs: Sequence[Sequence[float]], messages: Sequence[tuple[float, float]]
+) -> float:
+    """s that a pair takes less than its forward and its backward: messages of each beside arithmetic of the other.
+
+    Args:    forward: its first action; costs, messages: as of pipeline_time.
+    """
+    one, other = forward.stage % schedule.stages, schedule.partner[forward].stage % schedule.stages
+    there, back = messages[one][0], messages[other][1]
+    return min(there, costs[other][1] - back) + min(back, costs[one][0] - there)
 
 
 def rounds_of(name: str, ranks: int, micro_batches: int) -> tuple[tuple[int, ...], int]:

@@ -3,6 +3,7 @@
     stage time     flops / (flops per s) + all-reduces over tp                              backward: twice the flops
                    + keys and values around cp, as far as attention does not hide them      backward: twice the bytes
                    + the all-to-alls over ep, to the experts and back                       backward: the same
+                     hidden in pairs of a forward and a backward (DualPipe)
     pipeline       the schedule's makespan with these times, and a message over pp between stages
     step           makespan + what is left of the all-reduces over dp when backward has ended: of gradients over dp,
                    ep and cp, of experts over dp and cp
@@ -121,9 +122,10 @@ def predict(
     nbytes = max((case.activation(part) for part in case.layers[:-1]), default=0)
     transfer = alpha + nbytes * beta if grid["pp"] > 1 else 0.0
     costs = [stage.costs for stage in stages]
-    times = pipeline_time(schedule, grid["pp"], micro_batches, costs, transfer, chunks)
+    times = pipeline_time(schedule, grid["pp"], micro_batches, costs, transfer, chunks, case.hideable(stages))
     share = micro_batches / dealt.replicas  # of the micro-batches, that each stage of a rank works on
-    busy = [sum(sum(costs[s][:2]) for s in mine) * share for mine in dealt.held]
+    alone = [sum(sum(costs[s][:2]) for s in mine) * share for mine in dealt.held]
+    busy = [seconds - hidden for seconds, hidden in zip(alone, times.hidden, strict=True)]
     sums = [case.reductions(rank) for rank in range(grid["pp"])]
     ends = [case.end_of(rank, times, sums[rank]) for rank in range(grid["pp"])]
     computed = [sum(stages[s].forward + stages[s].backward for s in mine) * share for mine in dealt.held]
@@ -134,6 +136,7 @@ def predict(
     sending = {
         axis: sum(sum(stages[s].messages[axis]) for s in dealt.held[most]) * share for axis in ("tp", "cp", "ep", "dp")
     }
+    sending["ep"] -= times.hidden[most]
     parts = {
         "compute": computed[most],
         **sending,
@@ -214,6 +217,10 @@ class Case(NamedTuple):
         backward = (2 + again) * compute
         messages["dp"] = max(0.0, gather - compute), max(0.0, gather - backward)
         return StageTime(compute, backward, messages)
+
+    def hideable(self, stages: Sequence[StageTime]) -> list[tuple[float, float]]:
+        """s of the all-to-alls over ep of each stage, forward and backward, which a pair of DualPipe hides."""
+        return [stage.messages["ep"] for stage in stages] if self.grid["ep"] > 1 else []
 
     def ring_seconds(self, layer: Layer, speed: float, times: int) -> float:
         """What ring attention waits for keys and values: each of cp - 1 messages beside a part of the products.

@@ -22,7 +22,7 @@ from ...mesh import Grid
 from ...predict.graph import Graph, Need
 from ...predict.messages import Exchange, Pattern, with_patterns
 from ...schedules import Action
-from ...schedules.evaluation import built, rounds_of
+from ...schedules.evaluation import built, hidden_in_pair, rounds_of
 from ..pipeline.run_schedule import AHEAD
 from . import memory as memories
 from .machine import Machine
@@ -70,6 +70,8 @@ class Step:
         spec, grid, dealt, layers = case.spec, case.grid, case.dealt, case.layers
         self.grid, self.network, (self.plan, self.actions, _) = grid, case.machine.network, built(*schedule)
         self.costs = [[case.stage_time((layer,)).costs for layer in part] for part in layers]
+        stages = [case.stage_time(part) for part in layers]
+        self.whole, self.hideable = [stage.costs for stage in stages], case.hideable(stages)
         self.nbytes = [case.activation(part) for part in layers]
         self.itemsize = spec.bytes_each.gradients
         self.sums = [case.reductions(place) for place in range(grid["pp"])]
@@ -81,6 +83,7 @@ class Step:
         self.graph = Graph()
         self.ways: dict[tuple[int, int], Pattern] = {}
         self.done: dict[tuple[int, str, int], list[int]] = {}
+        self.second = {backward: forward for forward, backward in self.plan.partner.items()}
         self.rows: list[list[list[int]]] = [[] for _ in self.ranks]
         self.exchange = Exchange(self.graph, [self.graph.add()] * grid.size, self.network)
 
@@ -104,6 +107,9 @@ class Step:
         needs = [[Need(task) for task in tasks if task is not None] for tasks in zip(*messages, strict=True)]
         rows = [row for row in self.sums[place] if row.stage == stage and not row.shared] if is_last else []
         costs = [times["FBIW".index(action.kind)] for times in self.costs[stage]]
+        if self.hideable and action in self.second:
+            less = hidden_in_pair(self.plan, self.second[action], self.whole, self.hideable)
+            costs = [seconds * (1 - less / sum(costs)) for seconds in costs]
         for layer in reversed(range(len(costs))) if rows else (None,):
             seconds = sum(costs) if layer is None else costs[layer]
             tasks = self.compute(place, seconds, needs)
