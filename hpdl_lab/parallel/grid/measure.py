@@ -306,7 +306,7 @@ class Taken(NamedTuple):
     sums: {bytes of a bucket of gradients: among how many ranks it is added}.
     """
 
-    held: Memory  # activations: the most that autograd kept at once, without inputs; with zero: this rank's pieces
+    held: Memory  # activations: the most that autograd kept at once, without inputs; gradients: with zero, its pieces
     begin_ns: int
     sums: dict[int, int]
 
@@ -352,7 +352,8 @@ def grid_steps(
     hybrid.step(x, y)
     state = [t for values in optimizer.state.values() for t in values.values() if isinstance(t, torch.Tensor)]
     gradients = [p.grad for p in params if p.grad is not None]
-    nbytes = (sum(t.nbytes for t in tensors) for tensors in (params, gradients, state))
+    whole = list(hybrid.named_parameters().values())
+    nbytes = (sum(t.nbytes for t in tensors) for tensors in (whole, gradients, state))
     held = Memory(*nbytes, activations=kept.most)
     sums = {
         bucket.flat.nbytes: group.comm.size
