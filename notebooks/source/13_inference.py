@@ -223,7 +223,7 @@ lab.show(engine)
 # The same load as in part one, on two ranks, and it is your function that decides.
 
 # %%
-lab.serve(ranks=2, schedule=schedule)
+lab.serve(ranks=2, requests=16, schedule=schedule)
 
 # %% [markdown]
 # ## Exercise 13.5 ★ What a draft is worth
