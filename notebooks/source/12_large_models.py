@@ -394,7 +394,7 @@ with torch.no_grad(), context_parallel(mesh, buffers=[q, k, v, places], buffer_s
     theirs = _templated_ring_attention(mesh.get_group(), 2, kernel, q, k, v, is_causal=True)[0]
     ours = ring_attention(from_process_group(), q, k, v, zigzag=True)
     off = max((x - whole[:, :, places]).abs().max().item() for x in (theirs, ours))
-    print(f"rank {dist.get_rank()} has positions {places.tolist()}, off by {off}")
+    print(f"rank {dist.get_rank()} has positions {places.tolist()}, off by {off}\n", end="")
 dist.destroy_process_group()
 
 # %% tags=["take-home"]
@@ -416,7 +416,6 @@ for rank in range(2):
 # %%writefile take_home_12_tp.py
 """transformers' tp_plan: pip install transformers, then torchrun --standalone --nproc-per-node 2 take_home_12_tp.py"""
 
-import sys
 from importlib.util import find_spec
 
 import torch
@@ -428,7 +427,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from hpdl_lab import models
 
 if not find_spec("transformers"):
-    sys.exit("transformers is not installed, so nothing is compared: pip install transformers, and run this again")
+    raise SystemExit(print("transformers is not installed: pip install transformers, and run this cell again"))
 from transformers import LlamaConfig, LlamaForCausalLM
 
 dist.init_process_group("gloo")
@@ -442,11 +441,12 @@ styles["embedding_rowwise"] = RowwiseParallel(input_layouts=Replicate())
 styles["colwise_gather_output"] = ColwiseParallel(output_layouts=Replicate())
 plan = {layer: styles[how] for layer, how in theirs.tp_plan.items()}
 parallelize_module(theirs, init_device_mesh("cpu", (2,)), plan)
-print("logits differ by", (theirs(tokens := torch.arange(64)[None]).logits - ours(tokens)).abs().max().item())
+off = (theirs(tokens := torch.arange(64)[None]).logits - ours(tokens)).abs().max().item()
+print(f"logits differ by {off}\n", end="")
 dist.destroy_process_group()
 
 # %% tags=["take-home"]
-# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_12_tp.py 2>&1
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_12_tp.py
 print(next(iter(out.grep("logits|not installed")), out.n))
 
 # %% tags=["take-home"]
