@@ -9,7 +9,7 @@ import torch
 
 from hpdl_lab import features
 from hpdl_lab.bench import collectives as bench
-from hpdl_lab.bench import cycle, launch, pipeline, timing
+from hpdl_lab.bench import cycle, inference, launch, pipeline, timing
 from hpdl_lab.bench.report import Report, put
 from hpdl_lab.collectives import expected, table
 from hpdl_lab.comm import hosts, sim
@@ -281,3 +281,22 @@ def test_ranks_that_are_bound_to_a_core_each_have_one(masks, want, monkeypatch):
     monkeypatch.setattr(hosts, "cores", lambda allowed: allowed)
     assert hosts.oversubscribed(["a m", "b m"], masks, 0) is want
     assert not hosts.oversubscribed(["a m", "b n"], masks, 0)
+
+
+def test_inference_races_transformers(monkeypatch, capsys):
+    tiny = {"vocabulary": 30, "block": 32, "layers": 1, "heads": 2, "kv_heads": 1, "width": 16, "hidden": 24}
+    for name, value in {"SIZES": {"small": tiny}, "ONE": (4, 3), "PROMPTS": (1, 9), "NEW": (1, 6)}.items():
+        monkeypatch.setattr(inference, name, value)
+    rows = inference.inference("small", 5, 2)
+    ours = [row for row in rows if row["name"].startswith("hpdl_lab") and "int8" not in row["name"]]
+    assert len(rows) == 3 + 5 and len(ours) == 3
+    assert all(
+        row["wrong"] == 0 and row["same"] == 1 and row["p25"] <= row["tokens_per_s"] <= row["p75"] for row in ours
+    )
+    assert "5 requests, 1 to 9 tokens and 1 to 6 new" in capsys.readouterr().out
+
+
+def test_inference_without_transformers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with raises(ValueError, "transformers", "pip install"):
+        inference.inference("small", 1, 1)

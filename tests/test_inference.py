@@ -15,7 +15,7 @@ from hpdl_lab import models
 from hpdl_lab.inference.cache import Chunk, PagedCache
 from hpdl_lab.inference.engine import Engine, QueueFull
 from hpdl_lab.inference.pages import Pages, reserve
-from hpdl_lab.inference.quantize import Int8Linear, quantize, weight_bytes
+from hpdl_lab.inference.quantize import Int8Linear, long_rows, quantize, weight_bytes
 from hpdl_lab.inference.sampling import Sampling, draw
 from hpdl_lab.inference.scheduler import Lengths, virtual_steps
 from hpdl_lab.inference.speculative import Speculative, acceptance, expected_tokens
@@ -531,3 +531,12 @@ def test_an_int8_layer_is_off_by_half_a_step():
         bound = rows.abs().amax(-1, keepdim=True) * most.T * 24 / 127 * 1.01
         assert ((Int8Linear(layer)(rows) - layer(rows)).abs() <= bound).all()
     assert whole(x).shape == (2, 5, 9) and torch.equal(whole(x)[1, 2], whole(x[1:, 2:3])[0, 0])
+
+
+def test_long_rows_change_strides_only():
+    model, tokens = small("llama"), torch.arange(20).view(2, 10) % VOCABULARY
+    before, logits = {name: p.clone() for name, p in model.named_parameters()}, model(tokens)
+    long_rows(model)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert model.blocks[0].mlp.up.weight.stride() == (1, 24) and model.blocks[0].mlp.down.weight.stride() == (24, 1)
+    assert torch.allclose(model(tokens), logits, atol=1e-12)

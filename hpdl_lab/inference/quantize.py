@@ -1,4 +1,6 @@
-"""Weights of linear layers in int8: a quarter of the bytes of float32, which decoding reads for every token.
+"""Weights of linear layers as decoding wants them, which reads all of them for a token: in long rows, or in int8.
+
+int8 has a quarter of the bytes of float32:
 
     W (out, in) float32     ->  whole numbers -127 ... 127 (out, in) int8, and a scale for each of `out` rows
     x (n, in), a token each ->  likewise, a scale for each token, anew in every forward
@@ -47,6 +49,18 @@ class Int8Linear(nn.Module):
             y = rows.float() @ self.whole.t().float()
         y = (y * scale).mul_(self.scale.t())
         return (y if self.bias is None else y + self.bias).unflatten(0, x.shape[:-1])
+
+
+def long_rows(model: nn.Module) -> nn.Module:
+    """Lay the weights of all linear layers out in memory along the longer of their two dimensions, in place.
+
+    The product with one vector then reads them in fewer and longer runs, up to twice as fast out of the caches. Shapes
+    and numbers stay; returns the model, whose parameters have memory of their own from now on.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and layer.out_features > layer.in_features:
+            layer.weight.data = layer.weight.data.t().contiguous().t()
+    return model
 
 
 def quantize(model: nn.Module) -> nn.Module:
