@@ -12,7 +12,7 @@ from torch.nn.functional import linear, softmax
 
 from ..units import require_int, require_number
 from . import mlp as initial
-from .attention import AttentionModule
+from .attention import AttentionModule, Causal
 from .transformer import Block, check_heads, std_of
 
 SIZES = {  # 12 layers of width 768 are "GPT-2 small": 124,439,808 parameters
@@ -44,8 +44,8 @@ class GPT(nn.Module):
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """What the first block is given: (b, s) -> (b, s, d)."""
         require_window("gpt", tokens, self.block)
-        first = next(module for module in self.modules() if isinstance(module, AttentionModule))
-        places = first.attend.positions(tokens.shape[1], tokens.device)  # (s,)
+        first = next((m.attend for m in self.modules() if isinstance(m, AttentionModule)), Causal())  # or no block
+        places = first.positions(tokens.shape[1], tokens.device)  # (s,)
         return self.tokens(tokens) + self.positions(places)  # (b, s, d) + (s, d) = (b, s, d)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
