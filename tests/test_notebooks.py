@@ -184,7 +184,7 @@ SAID = {  # guesses about what no later picture measures: most are printed besid
     "10_pipeline_parallel": {"my_cut"},  # is drawn as a schedule of its own
     "11_hybrid_parallel": {"my_grid"},  # the picker is set to it
     "12_large_models": {"my_token", "my_load", "my_used", "my_numbers"},
-    "13_inference": {"my_draft"},
+    "13_inference": {"my_speed_up"},
 }
 
 

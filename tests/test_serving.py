@@ -280,7 +280,7 @@ def test_the_verb_draws_and_says_what_it_measured(monkeypatch):
     assert drawn[0] == (0, 3) and drawn[-1] == (2, 3) and [row["rate"] for row in result.rows] == [1000, 20000]
     assert result.throughput == max(row["throughput"] for row in result.rows)
     assert "1 simulated rank" in repr(result) and "idle slots" in repr(result)
-    assert "your guess" in [text.get_text() for text in result.figure.axes[0].get_legend().texts]
+    assert "your guess" in [text.get_text() for text in result.figure.legends[0].texts]
 
 
 def test_what_cannot_be_served():

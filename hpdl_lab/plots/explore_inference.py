@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from matplotlib.colors import to_rgba
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from ..trace import number_text
@@ -39,7 +40,7 @@ def kv_cache(
     figure.subplots_adjust(left=0.095, top=0.74, wspace=0.3)
     lows, highs = [n / 1.35 for n in batches], [n * 1.35 for n in batches]
     widths = [high - low for low, high in zip(lows, highs, strict=True)]
-    faces = [ORANGE if weights + n <= room else VERMILION for n in sizes]
+    faces = [to_rgba(ORANGE if weights + n <= room else VERMILION, 1 if weights + n <= room else 0.5) for n in sizes]
     left.bar(lows, sizes, widths, align="edge", color=faces)
     left.bar(lows, [weights] * len(batches), widths, bottom=sizes, align="edge", color=SKY)
     left.axhline(room, color=VERMILION, linewidth=1.6)

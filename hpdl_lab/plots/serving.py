@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from .colors import BLUE, GRAY, INK, ORANGE
-from .style import Axes, Figure, Rows, heading, log_axis, note, oversubscribed, x_label
+from .style import Axes, Figure, Rows, heading, legend, log_axis, note, oversubscribed, x_label
 
 DOTS, DASHES = (0, (1, 1.2)), (0, (5, 2))
+APART = 36, 14  # pixels from the name of one point to that of another
 
 
 def draw(
@@ -42,7 +43,7 @@ def draw(
         if prediction:
             ax.axvline(prediction, color=ORANGE, linestyle=DASHES, zorder=1, label="your guess")
     if ends[:-1] or prediction:
-        left.legend(loc="upper left", frameon=False, fontsize=8.5)
+        legend(figure, [*zip(*left.get_legend_handles_labels(), strict=True)], 0.46, 0.882)
     now = "waiting for the first requests"
     if rows:
         now = f"requests arrive at {rows[0]['rate']:g} to {rows[-1]['rate']:g} per s"
@@ -53,7 +54,8 @@ def draw(
 
 
 def points(ax: Axes, rows: Rows, key: str, names: bool) -> None:
-    """Medians, with a line up to what 95% of the requests stay below. names: say the rates."""
+    """Medians, with a line up to what 95% of the requests stay below. names: say the rates, where there is room."""
+    said: list[tuple[float, float]] = []  # pixels
     ax.plot([r["throughput"] for r in rows], [r[f"{key}_s"] for r in rows], color=GRAY, linewidth=0.8, zorder=2)
     for i, r in enumerate(rows):
         color = GRAY if r["ranks"] > r["cores"] else BLUE
@@ -61,5 +63,7 @@ def points(ax: Axes, rows: Rows, key: str, names: bool) -> None:
         x, y, high = r["throughput"], r[f"{key}_s"], r[f"{key}_p95_s"]
         label = None if i else "measured: median, 95%"
         ax.errorbar([x], [y], [[0], [max(0, high - y)]], fmt="o", color=color, mfc=face, capsize=3, label=label)
-        if names:
+        at = ax.transData.transform((x, y))
+        if names and all(abs(at[0] - px) > APART[0] or abs(at[1] - py) > APART[1] for px, py in said):
+            said.append(at)
             ax.annotate(f"{r['rate']:g}/s", (x, y), (0, -12), textcoords="offset points", fontsize=8, ha="center")

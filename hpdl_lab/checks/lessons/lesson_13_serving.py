@@ -219,8 +219,7 @@ def check_reserve(fn: Callable) -> Passed:
         f"""{len(SMALL)} small cases, and {ROUNDS} calls for requests that come, grow and go on {COUNT} pages: free +
         used = {COUNT} after each""",
         f"all or nothing: {refused} times too few pages were free, and nothing changed",
-        f"""waste: {waste / held:.2f} pages a request on average, in its last page; {scattered:.0%} of the requests held
-        pages that do not follow each other""",
+        f"waste: {waste / held:.2f} pages a request on average, in its last page; {scattered:.0%} held scattered pages",
     )
 
 
