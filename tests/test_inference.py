@@ -424,6 +424,17 @@ def test_a_scheduler_that_gives_what_cannot_be_is_told_so(counts):
             next(engine.submit([1]))
 
 
+def test_a_scheduler_that_lets_nobody_go_on_is_told_so():
+    def prompts_only(running, waiting, slots, budget):
+        return [0] * len(running) + [1] * bool(waiting)
+
+    engine = Engine(small("gpt"), slots=2, pages=2, page_size=2, schedule=prompts_only)
+    first, second = engine.submit([1], 4), engine.submit([2, 3, 1], 2)
+    next(first)
+    with raises(ValueError, "nothing to 1 running request", "nobody can go on"):
+        next(second)
+
+
 def test_every_token_has_its_logits():
     model = small("llama")
     tokens = torch.tensor([[5, 3, 8, 1, 9]])

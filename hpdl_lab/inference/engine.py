@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -271,7 +272,7 @@ class Engine:
 
     def admit(self) -> list[tuple[Request, int]]:
         """Who runs in this step, with how many tokens, all with the pages for them."""
-        running, waiting = [*self.running], [*self.waiting][: self.slots - len(self.running)]
+        running, waiting = [*self.running], [*islice(self.waiting, self.slots - len(self.running))]
         left = [r.left for r in running] + [len(r.tokens) - self.shared(self.pages.match(r.tokens), r) for r in waiting]
         counts = self.schedule(left[: len(running)], left[len(running) :], self.slots, self.budget)
         require_counts(counts, left, len(running), self.budget)
@@ -291,6 +292,11 @@ class Engine:
                 break
             self.running.append(self.waiting.popleft())
             batch.append((request, count))
+        if self.running and not batch:
+            raise ValueError(
+                f"the scheduler gives nothing to {counted(len(running), 'running request')}, which hold the pages that "
+                "those it admits need: nobody can go on"
+            )
         return batch
 
     def shared(self, pages: Sequence[int], request: Request) -> int:
