@@ -12,7 +12,7 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     session = session_of_this_process()  # before the long import: who waits in MPI's start takes a core from the others
     from ..comm.device import kind
-    from . import collectives, cycle, ddp, fsdp, pipeline
+    from . import collectives, cycle, ddp, decode, fsdp, pipeline
     from .launch import DEADLINE, about
 
     tasks: dict[str, Callable] = {
@@ -21,6 +21,7 @@ def main() -> None:
         "cycle": cycle.on_ranks,
         "ddp": ddp.on_ranks,
         "ddp_memory": ddp.memory_on_ranks,
+        "decode": decode.on_ranks,
         "fsdp": fsdp.on_ranks,
         "fsdp_memory": fsdp.memory_on_ranks,
         "pipeline": pipeline.on_ranks,

@@ -117,7 +117,8 @@ def add(commands: Any) -> None:
     bench(
         "inference",
         inference,
-        "generating with one LLaMA on the same cores: transformers and our engine",
+        "generating with one LLaMA on the same cores: transformers and our engine; then decode on ranks, and on gloo",
+        many=2,
         size=(("small", "medium"), "medium", "of the LLaMA"),
         requests=(ranks, 16, "of mixed lengths"),
         rounds=(ranks, 7, "in which each candidate generates"),
@@ -232,10 +233,13 @@ def pipeline(arguments: argparse.Namespace) -> int:
 
 
 def inference(arguments: argparse.Namespace) -> int:
-    from ..bench import inference
+    from ..bench import decode, inference
 
-    rows = inference.inference(arguments.size, arguments.requests, arguments.rounds, report_of(arguments))
-    return code_of(rows, "requests have other tokens than those of transformers")
+    report = report_of(arguments)
+    rows = inference.inference(arguments.size, arguments.requests, arguments.rounds, report)
+    print()
+    rows += decode.decode(arguments.ranks, arguments.size, 3 * arguments.rounds, report._replace(json=None))
+    return code_of(rows, "tokens differ from those of transformers, or of gloo")
 
 
 def hybrid(arguments: argparse.Namespace) -> int:
