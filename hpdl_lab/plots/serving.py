@@ -1,6 +1,7 @@
 """Throughput against latency of an engine that serves requests: measured points, the model's line, and a prediction."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
@@ -55,7 +56,7 @@ def draw(
 
 def points(ax: Axes, rows: Rows, key: str, names: bool) -> None:
     """Medians, with a line up to what 95% of the requests stay below. names: say the rates, where there is room."""
-    said: list[tuple[float, float]] = []  # pixels
+    said: list[Any] = []  # (x, y) in pixels
     ax.plot([r["throughput"] for r in rows], [r[f"{key}_s"] for r in rows], color=GRAY, linewidth=0.8, zorder=2)
     for i, r in enumerate(rows):
         color = GRAY if r["ranks"] > r["cores"] else BLUE
