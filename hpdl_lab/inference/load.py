@@ -174,8 +174,8 @@ def speeds(comm: Comm, parameters: int, width: int, dtype: torch.dtype) -> tuple
     if comm.simulated:
         return SIMULATED_BANDWIDTH, work / seconds_of(comm, lambda: comm.compute(flops=work), calls=1)
     matrix = torch.ones(max(1, parameters // width), width, dtype=dtype)
-    x = torch.ones(rows, width, dtype=dtype)
-    vector, many = (seconds_of(comm, lambda x=x: matrix @ x.T, calls=3) for x in (x[0], x))
+    x = torch.ones(width, rows, dtype=dtype)
+    vector, many = (seconds_of(comm, lambda x=x: matrix @ x, calls=3) for x in (x[:, 0].clone(), x))
     return matrix.nbytes / vector, 2 * rows * matrix.numel() / many
 
 
@@ -206,7 +206,7 @@ def sweep(
     one = replace(load, requests=1, prompts=(load.prompts[0],) * 2)
     alone = serve(comm, part, one, 1.0, 1, schedule, step)
     kept = load.prompts[0] + alone["tokens"] / 2
-    step = replace(step, rest=max(0.0, alone["between_s"] - step.seconds(1, kept)))
+    step = replace(step, rest=of_rank_0(comm, max(0.0, alone["between_s"] - step.seconds(1, kept))))
     line = step.line(load, slots)
     if comm.rank == 0:
         comm.report(line=line)
@@ -248,7 +248,7 @@ def serve(
     engine = Engine(part, slots, queue=load.requests, budget=budget, schedule=timed, clock=clock, on_row=steps.append)
     coming, streams, done = deque(load.arrivals(rate)), list[Stream](), 0
     while coming or engine.running or engine.waiting:
-        now = time_of_all(comm, clock())
+        now = of_rank_0(comm, clock())
         while coming and coming[0].seconds <= now:
             arrival = coming.popleft()
             streams.append(engine.submit(arrival.prompt, arrival.new))
@@ -262,11 +262,9 @@ def serve(
     return row_of(load, rate, [stream.request for stream in streams], steps, slots, comm.size)
 
 
-def time_of_all(comm: Comm, seconds: float) -> float:
-    """Rank 0's time, so that all ranks see the same arrivals before the same step."""
-    if comm.size == 1:
-        return seconds
-    return float(comm.broadcast(torch.tensor([seconds], dtype=torch.float64)))
+def of_rank_0(comm: Comm, seconds: float) -> float:
+    """Rank 0's time on every rank, so that all see the same arrivals before the same step."""
+    return float(comm.broadcast(torch.tensor([seconds], dtype=torch.float64))) if comm.size > 1 else seconds
 
 
 def pause(comm: Comm, seconds: float) -> None:
