@@ -298,7 +298,7 @@ def test_what_cannot_be_served():
 
 def test_engines_share_each_layer_and_agree_on_who_has_arrived(cluster, monkeypatch):
     monkeypatch.setattr("hpdl_lab.verbs.cluster._notebook._cluster", cluster)
-    small = {"model": models.build("gpt", **FIELDS), "requests": 8, "prompts": (2, 8), "new": (4, 12), "slots": 3}
+    small = {"model": models.build("gpt", **FIELDS), "requests": 4, "prompts": (2, 8), "new": (4, 12), "slots": 3}
     result = lab.serve(ranks=2, deadline=30, **small)  # rates come from a model that each rank has measured
-    assert len(result.rows) == len(load.SHARES) and {row["done"] for row in result.rows} == {8}
+    assert len(result.rows) == len(load.SHARES) and {row["done"] for row in result.rows} == {4}
     assert "2 engines" in repr(result) and result.model.rest > 0 and result.model.alpha > 0

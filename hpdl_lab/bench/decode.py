@@ -110,7 +110,7 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
         for name in list(parts)[:: 1 if i % 2 else -1]:  # who is first changes
             steps[name].append(run(comm, parts[name], batch)[0])
         between = np.diff([ns for ns, *_ in rehearsal.called[-STEPS * len(sent) - 1 :]]) / 1e6
-        computing.append(float(slowest(comm, between).sum()) / STEPS)
+        computing.append(float(slowest(comm, between.tolist()).sum()) / STEPS)
         for n, talk in talks.items():
             calls[n].append(in_a_row(comm, talk))
     step_ms = {name: slowest(comm, times).tolist() for name, times in steps.items()}
