@@ -256,7 +256,7 @@ lab.explore("speculation")
 
 # %%
 draft = weights.load("moby_dick_draft")
-share = weights.acceptance(moby_dick, draft)
+share = weights.mean_acceptance(moby_dick, draft)
 print(f"acceptance {share:.2f}: with γ = 2 an iteration brings {expected_tokens(share, 2):.2f} tokens, by your function")
 
 # %% [markdown]
