@@ -84,6 +84,7 @@ class Stage(nn.Module):
         return logits
 
     def settle(self) -> None:
+        """Wait for all messages of the oldest step."""
         for work in self.steps.popleft():
             work.wait()
 
