@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ..comm.base import Comm, Work
 from ..models.attention import Attend, Causal, Full, attentions_of, require_groups
@@ -117,16 +118,16 @@ def attention_around_ring(
 
         rank r - 1           rank r                   rank r + 1          p steps, p - 1 hops
         k, v of r - 1  -->   k, v of r         -->    k, v of r + 1       the next k, v come while these are computed
-                             what was heard, and these
+                             hears them, merges
 
     A chunk of queries hears its own chunk of keys causally, all of each earlier chunk, and nothing of a later one. The
-    ranks share the chunks such that all of them compute as many blocks. Parts are merged as they come (online softmax),
+    ranks share the chunks so that all of them compute equally many blocks. Parts are merged as they come (online softmax),
     with exponents that cannot overflow, however large the scores are.
 
     Args:    read: read(c) -> (q, k, v) of chunk c, each (b, h, n, d); a rank has room for its own two chunks.
              attend: attend(q, k, v, causal) -> (out, lse): what q hears from these keys alone, (b, h, n, d), and the
              logarithm of the sum of exp(scores) that its weights were divided by, (b, h, n). It is all of the work:
-             not for blocks that nobody hears. pass_on(comm, x) -> (arrives, works) starts a hop.
+             not for blocks that nobody hears. pass_on(comm, x) -> (arrives, works) starts a hop; wait for its works.
              causal, holds: for other uses of the ring, which leave them as they are here. causal=False: every chunk
              hears all; holds(rank): the chunks of a rank, where not you choose them.
     Returns: {c: (out, lse)} of this rank's chunks: as attend would for all keys that c hears.
@@ -184,6 +185,7 @@ class Ring(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
         q, k, v, out, lse = ctx.saved_tensors
         comm, p, mine = ctx.comm, ctx.comm.size, ctx.holds(ctx.comm.rank)

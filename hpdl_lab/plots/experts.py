@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from .colors import BLUE, GRAY, INK, SERIES, VERMILION
 from .style import Axes, Figure, Rows, heading, legend, note
@@ -32,6 +33,7 @@ def draw(figure: Figure, rows: Rows, experts: int, title: str = "", subtitle: st
     below.imshow(table, cmap="Blues", aspect="auto", interpolation="nearest", vmin=0, vmax=max(table.max(), 1))
     below.grid(False)
     below.set(xlabel="expert", ylabel="token")
+    below.xaxis.set_major_locator(MaxNLocator(integer=True))
     starts = {row["source"]: row["token"] for row in reversed(rows)}  # the first token of each rank
     below.set_yticks([t * len(table) / tokens - 0.5 for t in starts.values()], [str(t) for t in starts.values()])
     for first in starts.values():

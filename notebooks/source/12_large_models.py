@@ -92,7 +92,7 @@ assert (model(tokens) - by_torch).abs().max() < 1e-10
 # needed to split it: heads over two ranks, layers over two stages (11). The digits, in 64 bits:
 
 # %%
-course = dict(model="vit", data="digit_images", dtype="float64", steps=3)
+course = dict(model="vit", data="digit_images", dtype="float64", steps=30, deadline=60)
 alone = lab.train(**course, ranks=1)
 split = lab.train(**course, mesh={"pp": 2, "tp": 2})
 off = max(abs(a - b) for a, b in zip(alone.losses, split.losses, strict=True))
@@ -186,7 +186,7 @@ lab.show(balance)
 # A whole DeepSeek-V3, tiny: 8 experts, 2 on each of four ranks, and Moby-Dick.
 
 # %%
-course = dict(model="deepseek", data="text", dtype="float64", steps=3)
+course = dict(model="deepseek", data="text", dtype="float64", steps=3, deadline=60)
 alone = lab.train(**course, ranks=1)
 routed = lab.train(**course, mesh={"ep": 4})
 off = max(abs(a - b) for a, b in zip(alone.losses, routed.losses, strict=True))
@@ -221,7 +221,7 @@ my_used = lab.guess("share of the time that four ranks compute, contiguous quart
 # %% [markdown]
 # ## Exercise 12.3 ★★★ Ring attention that keeps all ranks busy
 #
-# Each rank reads two of 2p chunks. You choose which, so that all ranks compute as many blocks. `attend(q, k, v,
+# Each rank reads two of 2p chunks. You choose which, so that all ranks compute equally many blocks. `attend(q, k, v,
 # causal)` is attention to some keys, and returns two tensors: `out`, weighted by exp(scores) and divided by their
 # sum, and `lse`, the logarithm of that sum. From (out, lse) of two sets of keys follows that of both (**online
 # softmax**), so no rank ever holds all keys, nor a row of scores. One of the check's cases has scores of a thousand.
@@ -273,7 +273,7 @@ print(f"DeepSeek, ep 2 × cp 2: losses differ by {off:.0e}")
 # each of 128 heads, or with a latent of 512 and the 64 that are turned by the position?
 
 # %% guess=[2048, 40960, 576]
-my_numbers = lab.guess("numbers per token and layer", {"Llama 3 8B": ..., "DeepSeek-V3": ..., "latents of it": ...})
+my_numbers = lab.guess("numbers per token and layer", {"Llama 3 8B": ..., "V3 by heads": ..., "V3 by latents": ...})
 
 # %% [markdown]
 # ## Exercise 12.4 ★★ Latent attention's cache
@@ -311,8 +311,7 @@ for (form, guess), model in zip(my_numbers.items(), (eight, v3, v3), strict=True
 # nothing meanwhile. DeepSeek-V3 spends about as long on them as on computing, and so pairs two micro-batches: while
 # the tokens of one travel, the other one computes. Forwards and backwards are at hand at the same time if
 # micro-batches come from **both ends** of the pipeline, into two replicas that lie on the same ranks as GEMS's do in
-# [10](10_pipeline_parallel.ipynb). In the picture hatched pairs, DeepSeek's `F&B`, are a forward and a backward at
-# once.
+# [10](10_pipeline_parallel.ipynb). In the picture a rank has a lane for each of its two stages.
 #
 # Where F, I and W take one unit each, DualPipe takes 2 units more than 3m, and a rank holds the activations of five
 # micro-batches; weights are there twice. Zero-bubble V and DualPipe-V fold one model instead, so that a rank holds a
@@ -323,7 +322,7 @@ for name in ("1f1b", "zero_bubble_h1", "zero_bubble_v", "dualpipe", "dualpipe_v"
     plan = schedules.build(name, ranks=4, micro_batches=8)
     times = schedules.evaluate(plan)
     live = max(times.peak) / plan.chunks  # stages of V-shaped ones are half as long
-    print(f"{name:15} {times.makespan:5} units of time, bubble {times.bubble:.1%}, live at most {live:g}")
+    print(f"{name:15} {times.makespan:4g} units of time, bubble {times.bubble:.1%}, live at most {live:g}")
 lab.show("dualpipe", micro_batches=8)
 
 # %% [markdown]
@@ -356,9 +355,9 @@ run
 # of the last backwards have none. With more micro-batches a larger share are pairs, and less stays exposed:
 
 # %%
-for message in run.together.sending:
-    under, exposed = hidden_by(message, run.together.computing)
-    print(f"{message.name:8} of {message.action}: {1e3 * exposed:4.1f} ms exposed, under {', '.join(under) or '-'}")
+found = {f"{bar.name} of {bar.action}": hidden_by(bar, run.together.computing) for bar in run.together.sending}
+hidden = [f"{name} lies under {', '.join(under)}" for name, (under, _) in found.items() if under]
+print(f"{len(hidden)} of {len(found)} all-to-alls are hidden:", *hidden, sep="\n  ")
 longer = lab.dualpipe(micro_batches=16)
 assert longer.shares[1] < run.shares[1]
 
