@@ -120,14 +120,15 @@ def attention_around_ring(
         k, v of r - 1  -->   k, v of r         -->    k, v of r + 1       the next k, v come while these are computed
                              hears them, merges
 
-    A chunk of queries hears its own chunk of keys causally, all of each earlier chunk, and nothing of a later one. The
-    ranks share the chunks so that all of them compute equally many blocks. Parts are merged as they come (online softmax),
-    with exponents that cannot overflow, however large the scores are.
+    A chunk of queries hears its own chunk of keys causally, all of each earlier chunk, and nothing of a later one.
+    Share the chunks so that all ranks compute equally many blocks, and merge parts as they come (online softmax), with
+    exponents that cannot overflow, however large the scores are. pass_on(comm, x) -> (arrives, works) starts a hop,
+    which has ended when its works have.
 
     Args:    read: read(c) -> (q, k, v) of chunk c, each (b, h, n, d); a rank has room for its own two chunks.
              attend: attend(q, k, v, causal) -> (out, lse): what q hears from these keys alone, (b, h, n, d), and the
              logarithm of the sum of exp(scores) that its weights were divided by, (b, h, n). It is all of the work:
-             not for blocks that nobody hears. pass_on(comm, x) -> (arrives, works) starts a hop; wait for its works.
+             not for blocks that nobody hears.
              causal, holds: for other uses of the ring, which leave them as they are here. causal=False: every chunk
              hears all; holds(rank): the chunks of a rank, where not you choose them.
     Returns: {c: (out, lse)} of this rank's chunks: as attend would for all keys that c hears.
@@ -319,7 +320,7 @@ class RingAttention(Attend):
     """Attention around a ring of ranks, each of which has the positions of `sequence_part`."""
 
     def __init__(self, comm: Comm, zigzag: bool = True, causal: bool = True) -> None:
-        self.comm, self.zigzag, self.causal = comm, zigzag, causal
+        self.comm, self.zigzag, self.causal, self.parts = comm, zigzag, causal, comm.size
 
     def positions(self, s: int, device: Any = None) -> Tensor:
         return positions_of(self.comm.rank, self.comm.size, s, self.zigzag).to(device)
@@ -332,7 +333,7 @@ class Ulysses(Attend):
     """Attention by all-to-all, of contiguous parts of a sequence."""
 
     def __init__(self, comm: Comm, causal: bool = True) -> None:
-        self.comm, self.attend = comm, Causal() if causal else Full()
+        self.comm, self.attend, self.parts = comm, Causal() if causal else Full(), comm.size
 
     def positions(self, s: int, device: Any = None) -> Tensor:
         return positions_of(self.comm.rank, self.comm.size, s, zigzag=False).to(device)
