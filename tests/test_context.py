@@ -226,6 +226,8 @@ def test_a_model_whose_sequences_are_shared_equals_one_rank(name, fields, ranks,
         (lambda c: context_parallel(c, models.build("gpt"), "striped"), ("'striped'", "'ulysses'")),
         (lambda c: context_parallel(c, models.build("vit")), ("ViT",)),
         (lambda c: context_parallel(c, models.build("mlp")), ("Sequential",)),
+        (lambda c: context_parallel(c, models.build("gpt"))(torch.ones(1, 32).long()), ("64 tokens", "96")),
+        (lambda c: context_parallel(c, models.build("llama"))(torch.ones(1, 32).long()), ("64 tokens", "96")),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_first_message(call, facts):

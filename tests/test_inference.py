@@ -435,6 +435,50 @@ def test_a_scheduler_that_lets_nobody_go_on_is_told_so():
         next(second)
 
 
+def test_a_step_inside_of_a_step_is_refused():
+    engine = Engine(small("gpt"), on_row=lambda row: engine.step())
+    with raises(RuntimeError, "inside of a step"):
+        next(engine.submit([1]))
+
+
+def test_other_weights_find_no_pages_of_those_before():
+    model = small("gpt")
+    engine, prompt = Engine(model, page_size=4), [5, 3, 8, 1, 9, 2, 4, 4, 1]
+    engine.generate([prompt], 4)
+    with torch.no_grad():
+        model.blocks[0].attention.qkv.weight *= -1
+    assert engine.generate([prompt], 8)[0] == plain(model, prompt, 8, Sampling())
+
+
+def test_nothing_stays_behind_if_a_prompt_of_many_is_refused():
+    engine = Engine(small("gpt"), slots=2)
+    with raises(ValueError, "token 500") as caught:
+        engine.generate([[1], [2], [3], [500]], 30)
+    assert caught.tb and not engine.step() and engine.steps == 0  # the traceback keeps their streams
+
+
+@pytest.mark.parametrize("prompt", ["12", [1.5], 7, torch.ones(1, 3, dtype=torch.int64)])
+def test_a_prompt_is_whole_numbers(prompt):
+    with raises(TypeError, "whole numbers"):
+        Engine(small("gpt")).submit(prompt)
+
+
+def test_what_is_said_by_a_tensor_and_by_a_tiny_temperature():
+    model = small("gpt")
+    tokens = plain(model, [1], 8, Sampling())
+    prompt, stop = torch.tensor([1]), torch.tensor([tokens[2]])
+    assert Engine(model).generate([prompt], 8, stop=stop)[0] == tokens[: tokens.index(tokens[2]) + 1]
+    assert Engine(model).generate([[1]], 8, Sampling(temperature=1e-310))[0] == tokens
+    with raises(TypeError, "ViT"):
+        Engine(models.build("vit"))
+
+
+def test_reading_is_no_training():
+    model = models.build("deepseek", **FIELDS, **MORE["deepseek"])  # as it comes, in training mode
+    Engine(model).generate([[1, 2, 3]], 4)
+    assert not any(counts.sum() for name, counts in model.named_buffers() if name.endswith("counts"))
+
+
 def test_every_token_has_its_logits():
     model = small("llama")
     tokens = torch.tensor([[5, 3, 8, 1, 9]])
@@ -510,6 +554,8 @@ def test_a_draft_that_does_not_fit():
     fast = Speculative(small("gpt"), small("gpt"))
     with raises(ValueError, "30 tokens", "9 new", "32 tokens"):
         next(fast.generate([1] * 30, 9))
+    together = zip(fast.generate([1], 8), fast.generate([2], 8), strict=True)
+    assert [[*new] for new in zip(*together, strict=True)] == Engine(small("gpt")).generate([[1], [2]], 8)
     with raises(ValueError, "at least one token"):
         next(fast.generate([]))
 
@@ -542,6 +588,19 @@ def test_an_int8_layer_is_off_by_half_a_step():
         bound = rows.abs().amax(-1, keepdim=True) * most.T * 24 / 127 * 1.01
         assert ((Int8Linear(layer)(rows) - layer(rows)).abs() <= bound).all()
     assert whole(x).shape == (2, 5, 9) and torch.equal(whole(x)[1, 2], whole(x[1:, 2:3])[0, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_int8_layer_of_16_bits(dtype):
+    layer = nn.Linear(256, 32).requires_grad_(False)
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
+    near = Int8Linear(layer.to(dtype))(x.to(dtype))
+    assert near.dtype == dtype and (near - layer(x.to(dtype))).abs().max() < 0.05
+
+
+def test_what_cannot_be_put_into_int8():
+    with raises(ValueError, "no nn.Linear"):
+        quantize(nn.Sequential(nn.Embedding(3, 3)))
 
 
 def test_long_rows_change_strides_only():

@@ -160,6 +160,8 @@ def test_prompts_that_another_rank_has_read(asked, sampling):
 def test_one_rank_cannot_read_for_another(asked):
     with raises(ValueError, "2 ranks", "got 1"):
         sim.run(1, generate_apart, *asked[:2], NEW)
+    with raises(ValueError, "at least one token"):
+        sim.run(2, generate_apart, asked[0], [[1], []], NEW)
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -195,6 +197,29 @@ def test_requests_in_flight_end_with_their_ranks_and_new_ranks_go_on(asked):
     assert queue.tokens[2:] == want[2:] and queue.tokens[0] == want[0][:3]
     assert [queue.ended[i] for i in (2, 3, 4)] == [""] * 3
     queue.drain(None)  # nothing waits
+
+
+def test_a_queue_goes_on_after_an_interrupt_and_takes_no_prompt_that_cannot_be(asked):
+    model, prompts, want = asked
+    queue, rows = Queue(model), []
+
+    def interrupted(fn, *args, on_row):
+        def once(row):
+            on_row(row)
+            rows.append(row)
+            if len(rows) == 3:
+                raise KeyboardInterrupt
+
+        sim.run(1, fn, *args, on_row=once)
+
+    for prompt in prompts[:2]:
+        queue.submit(prompt, NEW)
+    with raises(ValueError, "longer than the context"):
+        queue.submit([1] * 10_000)
+    with pytest.raises(KeyboardInterrupt):
+        queue.drain(interrupted)
+    queue.drain(partial(sim.run, 1))
+    assert queue.tokens == want[:2]
 
 
 def test_an_engine_killed_while_it_decodes(cluster, within):

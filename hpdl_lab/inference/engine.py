@@ -16,13 +16,14 @@ Ref: Yu et al. 2022, "Orca", OSDI; Kwon et al. 2023, "PagedAttention", arXiv:230
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -125,6 +126,10 @@ class Engine:
         on_row: Callable[[dict[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if not hasattr(model, "tokens"):
+            raise TypeError(
+                f"an engine runs a model of tokens, a gpt, llama or deepseek; a {type(model).__name__} is none"
+            )
         self.slots, self.context = require_int("slots", slots, 1), model.block
         self.budget = require_int("budget, tokens per step,", budget, slots)
         self.queue = require_int("queue, requests that may wait,", queue, 1)
@@ -139,6 +144,8 @@ class Engine:
         self.cancelled: deque[Request] = deque()
         self.batch: list[tuple[Request, int]] = []  # under way
         self.steps = self.preempted = 0
+        self.weights = versions(model)
+        self.stepping = 0  # the thread that steps
         self.lock, self.turn = Lock(), Lock()  # of what is above, and of who steps: streams may be read by many threads
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -153,21 +160,12 @@ class Engine:
         Raises:  ValueError for a prompt that is empty, has tokens outside the vocabulary, or with its new tokens does
                  not fit into the model's context or all pages; QueueFull if too many wait.
         """
-        tokens = [int(token) for token in prompt]
-        require_int("max_tokens", max_tokens, 1)
-        if not tokens:
-            raise ValueError("a prompt has at least one token, this one has none")
-        outside = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
-        if outside is not None:
-            raise ValueError(f"token {outside} of the prompt is outside the vocabulary, 0 to {self.vocabulary - 1}")
-        total = len(tokens) + max_tokens
-        asked = f"a prompt of {counted(len(tokens), 'token')} with up to {max_tokens:,} new"
-        if total > self.context:
-            raise ValueError(f"{asked} is longer than the context of this model, {counted(self.context, 'token')}")
+        tokens = tokens_of(self.cache.model, prompt, max_tokens)
         room = self.pages.count * self.pages.size
-        if total - 1 > room:  # the last token is not read
+        if len(tokens) + max_tokens - 1 > room:  # the last token is not read
             raise ValueError(
-                f"{asked} never fits into {counted(self.pages.count, 'page')} of {counted(self.pages.size, 'token')}"
+                f"a prompt of {counted(len(tokens), 'token')} with up to {max_tokens:,} new never fits into "
+                f"{counted(self.pages.count, 'page')} of {counted(self.pages.size, 'token')}"
             )
         with self.lock:
             self.settle()
@@ -177,7 +175,8 @@ class Engine:
                     "take tokens of others first"
                 )
             chance = sampling.generator() if sampling.temperature else None
-            request = Request(tokens, len(tokens), max_tokens, sampling, frozenset(stop), chance, times=[self.clock()])
+            ends = frozenset(map(int, stop))
+            request = Request(tokens, len(tokens), max_tokens, sampling, ends, chance, times=[self.clock()])
             self.waiting.append(request)
         return Stream(self, request)
 
@@ -189,12 +188,17 @@ class Engine:
         stop: Sequence[int] = (),
     ) -> list[list[int]]:
         """The new tokens of each prompt; prompt i draws with sampling.seed + i. Any number of prompts."""
-        streams = []
-        for i, prompt in enumerate(prompts):
-            while len(self.waiting) >= self.queue:
-                self.step()
-            streams.append(self.submit(prompt, max_tokens, replace(sampling, seed=sampling.seed + i), stop))
-        return [[*stream] for stream in streams]
+        streams: list[Stream] = []
+        try:
+            for i, prompt in enumerate(prompts):
+                while len(self.waiting) >= self.queue:
+                    self.step()
+                streams.append(self.submit(prompt, max_tokens, replace(sampling, seed=sampling.seed + i), stop))
+            return [[*stream] for stream in streams]
+        except BaseException:
+            for stream in streams:  # which the traceback keeps
+                stream.close()
+            raise
 
     def run(self) -> None:
         """Step until all requests have ended."""
@@ -231,9 +235,15 @@ class Engine:
         Returns: whether requests are left. If the forward raises, as when a rank has died, the requests that run end
         with this error, and those that wait stay.
         """
+        if self.stepping == get_ident():
+            raise RuntimeError("a step of this engine was asked for inside of a step, by on_row or by the scheduler")
         with self.turn:
-            if self.begin():
-                self.finish()
+            self.stepping = get_ident()
+            try:
+                if self.begin():
+                    self.finish()
+            finally:
+                self.stepping = 0
         return bool(self.running or self.waiting)
 
     def begin(self) -> bool:
@@ -241,6 +251,9 @@ class Engine:
         with self.lock:
             self.began = self.clock()
             self.settle()
+            if self.weights != (now := versions(self.cache.model)):
+                self.weights = now
+                self.pages.found.clear()  # keys and values of other weights
             self.batch = self.admit()
             if self.batch:
                 chunks = [Chunk(r.tokens[r.read : r.read + n], r.read, r.pages) for r, n in self.batch]
@@ -346,6 +359,36 @@ class Engine:
             "preempted": self.preempted,
             "seconds": self.clock() - begin,
         }
+
+
+def versions(model: nn.Module) -> int:
+    """How often the parameters of a model have been written into."""
+    return sum(0 if p.is_inference() else p._version for p in model.parameters())
+
+
+def tokens_of(model: nn.Module, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """The tokens of a prompt, which is a list or a tensor of one dimension.
+
+    Raises:  TypeError for what is none; ValueError for a prompt that is empty, has tokens outside the vocabulary, or
+             with `max_tokens` new ones does not fit into the model's context.
+    """
+    require_int("max_tokens", max_tokens, 1)
+    try:
+        tokens = [operator.index(token) for token in prompt]
+    except TypeError:
+        raise TypeError(f"a prompt is a list of whole numbers, its tokens; got {prompt!r:.60}") from None
+    if not tokens:
+        raise ValueError("a prompt has at least one token, this one has none")
+    vocabulary = model.tokens.num_embeddings
+    outside = next((token for token in tokens if not 0 <= token < vocabulary), None)
+    if outside is not None:
+        raise ValueError(f"token {outside} of the prompt is outside the vocabulary, 0 to {vocabulary - 1}")
+    if len(tokens) + max_tokens > model.block:
+        raise ValueError(
+            f"a prompt of {counted(len(tokens), 'token')} with up to {max_tokens:,} new is longer than the context of "
+            f"this model, {counted(model.block, 'token')}"
+        )
+    return tokens
 
 
 def require_counts(counts: Sequence[int], left: Sequence[int], running: int, budget: int) -> None:

@@ -19,13 +19,14 @@ LARGEST = 127
 
 
 def whole_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (n, m) ~ whole * scale: (n, m) int8 and (n, 1), off by at most half a scale, 1/254 of the largest of a row."""
+    """x (n, m) ~ whole * scale: (n, m) int8 and (n, 1) float32, off by half a scale, 1/254 of a row's largest."""
+    x = x.float()  # 16 bits hold no quotient to half a unit
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST
     return (x / scale).round_().to(torch.int8), scale
 
 
 class Int8Linear(nn.Module):
-    """A linear layer in whole numbers. out (in + itemsize) bytes instead of out in itemsize, and the bias."""
+    """A linear layer in whole numbers. out (in + 4) bytes instead of out in itemsize, and the bias."""
 
     whole: Tensor
     scale: Tensor
@@ -47,7 +48,7 @@ class Int8Linear(nn.Module):
             y = torch._int_mm(rows, self.whole.t())  # (n, in) @ (in, out) = (n, out) int32
         else:  # float32 holds whole numbers up to 2^24
             y = rows.float() @ self.whole.t().float()
-        y = (y * scale).mul_(self.scale.t())
+        y = (y * scale).mul_(self.scale.t()).to(x.dtype)
         return (y if self.bias is None else y + self.bias).unflatten(0, x.shape[:-1])
 
 
@@ -67,11 +68,15 @@ def quantize(model: nn.Module) -> nn.Module:
     """Put the weights of all linear layers of a model into int8, in place; returns the model, for inference only.
 
     Embeddings, norms, weights that are tied to an embedding, and experts stay as they are.
+    Raises:  ValueError for a model without linear layers, such as a rank's shard of one.
     """
-    for module in [*model.modules()]:
-        for name, child in [*module.named_children()]:
-            if isinstance(child, nn.Linear):
-                setattr(module, name, Int8Linear(child))
+    linears = [(m, name) for m in model.modules() for name, c in m.named_children() if isinstance(c, nn.Linear)]
+    if not linears:
+        raise ValueError(
+            f"this {type(model).__name__} has no nn.Linear to put into int8: layers that tp cuts stay as they are"
+        )
+    for module, name in linears:
+        setattr(module, name, Int8Linear(getattr(module, name)))
     return model
 
 

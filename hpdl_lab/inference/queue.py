@@ -17,7 +17,7 @@ from torch import nn
 from ..comm.base import Comm
 from ..mesh import DeviceMesh
 from ..units import counted, require_int
-from .engine import Engine
+from .engine import Engine, tokens_of
 from .stages import part_of
 
 
@@ -35,8 +35,8 @@ class Queue:
         self.ended: dict[int, str] = {}
 
     def submit(self, prompt: Sequence[int], max_tokens: int = 16) -> int:
-        """Returns the number of the request."""
-        self.prompts.append(([int(token) for token in prompt], max_tokens))
+        """Returns the number of the request. Raises as Engine.submit does for a prompt that cannot be."""
+        self.prompts.append((tokens_of(self.model, prompt, max_tokens), max_tokens))
         self.tokens.append([])
         return len(self.prompts) - 1
 
@@ -49,6 +49,8 @@ class Queue:
         waiting = {i: asked for i, asked in enumerate(self.prompts) if i not in self.ended}
         if not waiting:
             return
+        for i in waiting:
+            self.tokens[i].clear()  # of a run that was interrupted
 
         def on_row(row: dict[str, Any]) -> None:
             for i, token in row["tokens"]:
@@ -69,7 +71,8 @@ class Queue:
 
 def decode(comm: Comm, model: nn.Module, requests: dict[int, tuple[list[int], int]], slots: int) -> None:
     """Generate for all requests; rank 0 reports a row after each step: tokens [(request, token)], ended [request]."""
-    engine = Engine(part_of(DeviceMesh(comm, tp=comm.size), model), slots, queue=len(requests))
+    part = part_of(DeviceMesh(comm, tp=comm.size), model)
+    engine = Engine(part, slots, budget=max(256, slots), queue=len(requests))
     streams = {i: engine.submit(prompt, max_tokens) for i, (prompt, max_tokens) in requests.items()}
     while streams:
         before = {i: len(stream.request.tokens) for i, stream in streams.items()}

@@ -39,7 +39,7 @@ class Sampling:
         logits = logits.double()
         if not self.temperature:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
-        logits = logits / self.temperature
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # 0 is the largest, however small T is
         if self.top_k and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k, -1).values[..., -1:]
             logits = logits.masked_fill(logits < least, -torch.inf)

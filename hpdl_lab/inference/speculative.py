@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..units import counted, require_int
 from .cache import Chunk, PagedCache
+from .engine import tokens_of
 from .sampling import GREEDY, Sampling, draw
 
 
@@ -64,7 +65,7 @@ class Reader:
 
 
 class Speculative:
-    """Generates with `model` what it would generate alone, in fewer of its steps, for one request at a time.
+    """Generates with `model` what it would generate alone, in fewer of its steps; each request has caches of its own.
 
     draft: a smaller model of the same vocabulary; gamma: tokens that it proposes in an iteration.
     iterations, proposed, kept: so far; iterations include the one that reads the prompt.
@@ -76,8 +77,7 @@ class Speculative:
         ours, drafts = (m.tokens.num_embeddings for m in (model, draft))
         if ours != drafts:
             raise ValueError(f"the draft has a vocabulary of {counted(drafts, 'token')}, the model one of {ours:,}")
-        self.model, self.draft = Reader(model, page_size), Reader(draft, page_size)
-        self.context = min(model.block, draft.block)
+        self.model, self.draft, self.page_size = model, draft, page_size
         self.iterations = self.proposed = self.kept = 0
 
     def generate(
@@ -85,40 +85,42 @@ class Speculative:
     ) -> Iterator[int]:
         """The new tokens while they come.
 
-        Raises:  ValueError for an empty prompt, and for more tokens than the context of both models.
+        Raises:  as Engine.submit, for the context of either model.
         """
-        tokens, end = [int(token) for token in prompt], len(prompt) + max_tokens
-        if not tokens:
-            raise ValueError("a prompt has at least one token, this one has none")
-        if end > self.context:
-            raise ValueError(
-                f"a prompt of {counted(len(tokens), 'token')} with {max_tokens:,} new is longer than the context of "
-                f"the model and its draft, {counted(self.context, 'token')}"
-            )
-        self.model.back_to(0)
-        self.draft.back_to(0)
-        chance = sampling.generator()
+        models = self.model, self.draft
+        tokens, _ = (tokens_of(model, prompt, max_tokens) for model in models)
+        model, draft = (Reader(model, self.page_size) for model in models)
+        end, chance = len(tokens) + max_tokens, sampling.generator()
         while len(tokens) < end:
-            for token in self.iteration(tokens, min(self.gamma, end - len(tokens) - 1), sampling, chance):
+            gamma = min(self.gamma, end - len(tokens) - 1)
+            for token in self.iteration(tokens, gamma, sampling, chance, model, draft):
                 tokens.append(token)
                 yield token
                 if token in stop:
                     return
 
-    def iteration(self, tokens: list[int], gamma: int, sampling: Sampling, chance: torch.Generator) -> list[int]:
+    def iteration(
+        self,
+        tokens: list[int],
+        gamma: int,
+        sampling: Sampling,
+        chance: torch.Generator,
+        model: Reader,
+        draft: Reader,
+    ) -> list[int]:
         """Between 1 and gamma + 1 tokens that follow `tokens`."""
         proposed, says = [*tokens], []
         for _ in range(gamma):
-            says.append(sampling.probabilities(self.draft(proposed)[-1]))  # (V,), of the draft
+            says.append(sampling.probabilities(draft(proposed)[-1]))  # (V,), of the draft
             proposed.append(draw(says[-1], chance))
-        wanted = sampling.probabilities(self.model(proposed)[-gamma - 1 :])  # (gamma + 1, V), of the model
+        wanted = sampling.probabilities(model(proposed)[-gamma - 1 :])  # (gamma + 1, V), of the model
         new = proposed[len(tokens) :]
         kept = 0
         while kept < gamma and accepts(wanted[kept], says[kept], new[kept], chance):
             kept += 1
         rest = wanted[kept] if kept == gamma else (wanted[kept] - says[kept]).clamp(min=0)
         self.iterations, self.proposed, self.kept = self.iterations + 1, self.proposed + gamma, self.kept + kept
-        for reader in (self.model, self.draft):
+        for reader in (model, draft):
             reader.back_to(len(tokens) + kept)
         return [*new[:kept], draw(rest, chance)]
 

@@ -11,6 +11,7 @@ Ref: Zhong et al. 2024, "DistServe", arXiv:2401.09670; Patel et al. 2024, "Split
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from ..comm.base import Comm, Work
 from .cache import PagedCache
-from .engine import GREEDY, Engine, Request, Stream
+from .engine import GREEDY, Engine, Request, Stream, tokens_of
 from .sampling import Sampling
 from .speculative import Reader
 
@@ -35,19 +36,28 @@ def generate_apart(
     """
     if comm.size < 2:
         raise ValueError("prompts are read on rank 0 and decoded on others: at least 2 ranks are needed, got 1")
+    prompts = [tokens_of(model, prompt, max_tokens) for prompt in prompts]
     if comm.rank == 0:
-        works = list[Work]()
+        reader, under_way = Reader(model), deque[list[Work]]()
         for i, prompt in enumerate(prompts):
-            works += send_prompt(comm, model, prompt, 1 + i % (comm.size - 1))
-        for work in works:
-            work.wait()
+            if len(under_way) == 2 * comm.size:  # what has not been taken is kept: not without end
+                settle(under_way.popleft())
+            under_way.append(send_prompt(comm, reader, prompt, 1 + i % (comm.size - 1)))
+        for works in under_way:
+            settle(works)
         return {}
     return decode(comm, Engine(model), prompts, max_tokens, sampling)
 
 
-def send_prompt(comm: Comm, model: nn.Module, prompt: Sequence[int], dst: int) -> list[Work]:
+def settle(works: Sequence[Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+def send_prompt(comm: Comm, reader: Reader, prompt: Sequence[int], dst: int) -> list[Work]:
     """Read a prompt, and start to send what `dst` needs to go on: rows of its cache, and logits after the last."""
-    reader, s = Reader(model), len(prompt)
+    s = len(prompt)
+    reader.back_to(0)
     logits = reader([*prompt])[-1]
     places = places_of(reader.pages, reader.cache.pages.size, s)
     rows = torch.cat([x[places].flatten() for x in kept(reader.cache)])

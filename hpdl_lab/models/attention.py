@@ -26,7 +26,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Attend(Protocol):
-    """What an attention module calls with its q, k and v; a class of its own may inherit `positions`."""
+    """What an attention module calls with its q, k and v; a class of its own may inherit `positions`.
+
+    parts: of a sequence; a model is given one of them, and others are on other ranks.
+    """
+
+    parts: int = 1
 
     def positions(self, s: int, device: torch.device) -> Tensor:
         """Places in their sequence of the s tokens that forward is given: (s,) or, per sequence, (b, s) int64."""

@@ -181,7 +181,7 @@ class MixtureOfExperts(nn.Module):
     def noted(self, loads: Tensor) -> Tensor:
         """loads (p, E) of a batch, which the next update of the bias counts."""
         self.loads = loads
-        if self.training:
+        if self.training and not torch.is_inference_mode_enabled():
             self.counts += loads.sum(0)
         return loads
 

@@ -43,8 +43,8 @@ class GPT(nn.Module):
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """What the first block is given: (b, s) -> (b, s, d)."""
-        require_window("gpt", tokens, self.block)
         first = next((m.attend for m in self.modules() if isinstance(m, AttentionModule)), Causal())  # or no block
+        require_window("gpt", tokens, self.block, first.parts)
         places = first.positions(tokens.shape[1], tokens.device)  # (s,)
         return self.tokens(tokens) + self.positions(places)  # (b, s, d) + (s, d) = (b, s, d)
 
@@ -53,11 +53,11 @@ class GPT(nn.Module):
         return linear(self.norm(x), self.tokens.weight)  # (b, s, d) @ (d, V) = (b, s, V)
 
 
-def require_window(name: str, tokens: torch.Tensor, block: int) -> None:
-    """Raise ValueError unless `tokens` are (b, s) with s <= block."""
+def require_window(name: str, tokens: torch.Tensor, block: int, parts: int = 1) -> None:
+    """Raise ValueError unless `tokens` are (b, s), one of `parts` of a sequence that is at most `block` long."""
     if len(tokens.shape) != 2:
         raise ValueError(f"a {name} reads tokens of shape (b, s), got {tuple(tokens.shape)}")
-    s = tokens.shape[1]
+    s = tokens.shape[1] * parts
     if s > block:
         raise ValueError(f"this {name} reads {block} tokens at once, got {s}: build it with block={s}")
 

@@ -101,7 +101,8 @@ class Decoder(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """What the first block is given: (b, s) -> (b, s, d)."""
-        require_window(type(self).__name__.lower(), tokens, self.block)
+        parts = next((m.attend.parts for m in self.modules() if isinstance(m, AttentionModule)), 1)
+        require_window(type(self).__name__.lower(), tokens, self.block, parts)
         return self.tokens(tokens)
 
     def logits(self, x: Tensor) -> Tensor:

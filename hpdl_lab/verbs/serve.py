@@ -82,6 +82,7 @@ def serve(
              deadline: s, the longest that a rank may wait.
     Returns: ServeResult.
     """
+    rates = None if rates is None else [*rates]
     for rate in rates or ():
         require_number("a rate, in requests per s,", rate, above=0)
     if not isinstance(model, str | nn.Module):

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from ...comm.base import Comm
@@ -44,6 +45,7 @@ class Conjugate(torch.autograd.Function):
         return forward(x)
 
     @staticmethod
+    @once_differentiable  # messages in backward are no part of a graph
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return ctx.back(grad), None, None
 
