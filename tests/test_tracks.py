@@ -106,7 +106,7 @@ def test_the_minutes_of_a_plan_add_up_and_it_has_all_that_the_track_has(track):
 
 
 def test_the_half_day_is_what_was_promised():
-    """00_why, 00 to 04 part one, 06 part one, and of 11 and 13 fifteen minutes each: the picker, a model that writes."""
+    """00_why, 00 to 04 part one, 06 part one, and fifteen minutes of 11 and 13: the picker, a model that writes."""
     rows = [row for row in TRACKS.PLANS["half day"] if isinstance(row, str)]
     assert [row[:2] for row in rows] == ["00", "00", "01", "02", "03", "04", "06", "11", "13"]
     picker, demonstration = TRACKS.planned("half day")[-3:-1]
