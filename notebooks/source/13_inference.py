@@ -106,6 +106,9 @@ served
 # Up to a rate the engine keeps up, and more requests cost little: tokens/s go up, and the time between two tokens stays.
 # Past the knee it cannot generate more, and requests wait in the queue: the time to the first token grows without end.
 # **Where would you run it?** To the left of the knee, with as much of a margin as your users have bursts.
+#
+# Do the points lie above the line? The model's one constant, what Python takes in a step, is measured with one request,
+# and here it grows with each. A large model on a GPU has so many bytes to read that nothing else counts.
 
 # %% [markdown]
 # # Part two: one request, faster
@@ -371,9 +374,12 @@ print(out[-1])
 assert "the same tokens" in out.n or "not installed" in out.n
 
 # %% [markdown]
-# An engine for many GPUs is one command: `vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2
-# --max-num-seqs 16 --block-size 16 --enable-chunked-prefill`. You know what each of these words does: heads on two
-# ranks, slots, tokens of a page, a budget.
+# An engine for many GPUs is one command, here only to be read:
+#
+#     vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-num-seqs 16 --block-size 16 \
+#         --max-num-batched-tokens 2048 --enable-prefix-caching
+#
+# You know what each of these words does: heads on two ranks, slots, tokens of a page, the budget, shared pages.
 #
 # ## Question to discuss
 #
