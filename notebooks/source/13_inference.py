@@ -86,7 +86,8 @@ lab.explore("kv_cache", prediction=my_cache)
 # %% [markdown]
 # ## Predict
 #
-# The same GPT on this machine, one rank, up to eight requests at once: how many tokens per second at most, all together?
+# The same GPT on this machine, one rank, up to eight requests at once: how many tokens per second at most, all
+# together?
 
 # %% guess=[2000]
 my_throughput = lab.guess("tokens/s of all requests together, at most", ...)
@@ -103,9 +104,9 @@ served = lab.serve(prediction=my_throughput)
 served
 
 # %% [markdown]
-# Up to a rate the engine keeps up, and more requests cost little: tokens/s go up, and the time between two tokens stays.
-# Past the knee it cannot generate more, and requests wait in the queue: the time to the first token grows without end.
-# **Where would you run it?** To the left of the knee, with as much of a margin as your users have bursts.
+# Up to a rate the engine keeps up, and more requests cost little: tokens/s go up, and the time between two tokens
+# stays. Past the knee it cannot generate more, and requests wait in the queue: the time to the first token grows
+# without end. **Where would you run it?** To the left of the knee, with as much of a margin as your users have bursts.
 #
 # Do the points lie above the line? The model's one constant, what Python takes in a step, is measured with one request,
 # and here it grows with each. A large model on a GPU has so many bytes to read that nothing else counts.
@@ -115,9 +116,9 @@ served
 #
 # ## Exercise 13.1 ★★ One token with a cache
 #
-# One layer of attention. Without a cache a model is given all tokens so far and computes queries, keys and values of all
-# of them, to use one row of the result. Write the step that computes only what is new. `keys` and `values` have room for
-# the longest text; what earlier calls have put there is what you need.
+# One layer of attention. Without a cache a model is given all tokens so far and computes queries, keys and values of
+# all of them, to use one row of the result. Write the step that computes only what is new. `keys` and `values` have
+# room for the longest text; what earlier calls have put there is what you need.
 
 # %% exercise="hpdl_lab.inference.decode:decode_step"
 
@@ -235,10 +236,10 @@ lab.serve(ranks=2, requests=16, schedule=schedule)
 # %% [markdown]
 # ## Exercise 13.5 ★ What a draft is worth
 #
-# Decode reads all weights for one token, and has FLOPs to spare. **Speculative decoding** spends them: a small **draft**
-# model guesses γ tokens, one after the other, and the model reads all of them in one step, as it would read a prompt. It
-# keeps those that it would have said itself, and adds one of its own: nothing changes in the text, only the time. How
-# many tokens does a step bring, if each guess is accepted with the same probability?
+# Decode reads all weights for one token, and has FLOPs to spare. **Speculative decoding** spends them: a small
+# **draft** model guesses γ tokens, one after the other, and the model reads all of them in one step, as it would read a
+# prompt. It keeps those that it would have said itself, and adds one of its own: nothing changes in the text, only the
+# time. How many tokens does a step bring, if each guess is accepted with the same probability?
 
 # %% exercise="hpdl_lab.inference.speculative:expected_tokens"
 
@@ -260,7 +261,7 @@ lab.explore("speculation")
 # %%
 draft = weights.load("moby_dick_draft")
 share = weights.mean_acceptance(moby_dick, draft)
-print(f"acceptance {share:.2f}: with γ = 2 an iteration brings {expected_tokens(share, 2):.2f} tokens, by your function")
+print(f"acceptance {share:.2f}: an iteration with γ = 2 brings {expected_tokens(share, 2):.2f} tokens, you say")
 
 # %% [markdown]
 # ### Predict
@@ -294,8 +295,8 @@ print(f"{800 / drafted.iterations:.2f} tokens an iteration, {plain / fast:.2f} t
 # %% [markdown]
 # ## Take it home
 #
-# Tensor-parallel decoding without this laboratory's engine: plain `torch.distributed`, one loop, a cache that is a list.
-# Each rank takes its heads and its columns of the same weights. Its text has to be that of the engine.
+# Tensor-parallel decoding without this laboratory's engine: plain `torch.distributed`, one loop, a cache that is a
+# list. Each rank takes its heads and its columns of the same weights. Its text has to be that of the engine.
 
 # %% tags=["take-home"]
 # %%writefile take_home_13.py
@@ -309,34 +310,35 @@ from hpdl_lab.inference import weights
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-model, tokens = weights.load("moby_dick").double(), weights.encode("Call me Ishmael.").tolist()
+model, tokens = weights.load("moby_dick").double().requires_grad_(False), weights.encode("Call me Ishmael.").tolist()
 cache = [torch.empty(2, 4 // size, 0, 32, dtype=torch.float64) for _ in model.blocks]  # keys and values of my heads
-
-def mine(x, parts=1):  # my rows of a weight that is `parts` matrices one below the other
-    return x.detach().reshape(parts, size, -1, *x.shape[1:])[:, rank].flatten(0, 1)
-
+for block in model.blocks:  # my rows of qkv and up, my columns of out and down; biases that are in the sum once
+    qkv, out, up, down = block.attention.qkv, block.attention.out, block.mlp[0], block.mlp[2]
+    parts = [x.view(3, size, -1, *x.shape[1:])[:, rank].flatten(0, 1) for x in (qkv.weight, qkv.bias)]
+    qkv.weight.data, qkv.bias.data = parts
+    up.weight.data, up.bias.data = up.weight.chunk(size)[rank], up.bias.chunk(size)[rank]
+    out.weight.data, down.weight.data = (row.weight.chunk(size, 1)[rank] for row in (out, down))
+    out.bias.data, down.bias.data = out.bias / size, down.bias / size
 for place in range(75):
-    x = model.tokens.weight[tokens[place]].detach() + model.positions.weight[place].detach()  # (d,)
+    x = model.tokens.weight[tokens[place]] + model.positions.weight[place]  # (d,)
     for i, block in enumerate(model.blocks):
-        qkv, out, (up, gelu, down) = block.attention.qkv, block.attention.out, block.mlp
-        q, *kv = (mine(qkv.weight, 3) @ block.norm1(x) + mine(qkv.bias, 3)).view(3, 4 // size, 1, 32)
+        q, *kv = block.attention.qkv(block.norm1(x)).view(3, 4 // size, 1, 32)
         cache[i] = torch.cat([cache[i], torch.stack(kv)], 2)  # (2, heads, place + 1, 32)
-        dist.all_reduce(part := scaled_dot_product_attention(q, *cache[i]).flatten() @ mine(out.weight.T))
-        x = x + part + out.bias
-        dist.all_reduce(part := gelu(mine(up.weight) @ block.norm2(x) + mine(up.bias)) @ mine(down.weight.T))
-        x = x + part + down.bias
-    if place == len(tokens) - 1:
-        tokens.append(int((model.tokens.weight @ model.norm(x)).argmax()))
-if rank == 0:
-    print(tokens)
+        heard = scaled_dot_product_attention(q, *cache[i]).flatten()  # (d/p,)
+        dist.all_reduce(x := block.attention.out(heard) + x / size)
+        dist.all_reduce(x := block.mlp(block.norm2(x)) + x / size)
+    tokens[place + 1 :] = tokens[place + 1 :] or [int((model.tokens.weight @ model.norm(x)).argmax())]
+print("tokens", *tokens) if rank == 0 else None
+dist.destroy_process_group()
 
 # %% tags=["take-home"]
 # out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_13.py
 print(out.n)
 
 # %% tags=["take-home"]
-print(weights.decode(eval(out[-1])))
-assert eval(out[-1]) == prompts[0] + Engine(moby_dick).generate(prompts[:1], max_tokens=60)[0]
+tokens = [int(token) for token in out.grep("tokens")[0].split()[1:]]
+print(weights.decode(tokens))
+assert tokens == prompts[0] + Engine(moby_dick).generate(prompts[:1], max_tokens=60)[0]
 
 # %% [markdown]
 # In `transformers` it is `model.generate`, which keeps a cache by itself, and a model that is loaded with
@@ -419,7 +421,7 @@ assert "the same tokens" in out.n or "not installed" in out.n
 # | preemption | a request gives its pages back, and reads its tokens again later |
 # | speculative decoding, draft, acceptance | a small model guesses, the model checks; how often it agrees |
 #
-# **What you can do now:** say what a model takes to serve, from its shapes; read an engine's settings; and choose batch,
-# ranks and draft for a latency.
+# **What you can do now:** say what a model takes to serve, from its shapes; read an engine's settings; and choose
+# batch, ranks and draft for a latency.
 #
 # <!-- links -->
