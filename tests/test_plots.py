@@ -270,6 +270,8 @@ FIGURES = {
     "network, islands": lambda b: lab.show(Islands(4, nics=2), ranks=9).figure,
     "search": lambda b: lab.search("gpt3").figure,
     "picker": lambda b: lab.grid("gpt3").figure(),
+    "published": lambda b: lab.explore("published", prediction={"a": 70}).picture.figure,
+    "published, experts": lambda b: lab.explore("published", model="DeepSeek-V3", gpus=128).picture.figure,
     "landscape": lambda b: filled(
         landscape.draw, b[0], paths(b, (0.03, 0.5, 0.99, 1.1)), 20, "20 steps", height=landscape.TALL
     ),
