@@ -94,11 +94,11 @@ class Load:
 class StepModel:
     """What a step takes on one of `ranks` ranks that share each layer.
 
-        rest  +  max(bytes / bandwidth, FLOPs / flops)  +  messages (alpha + n beta)
+        rest + each (b - 1)  +  max(bytes / bandwidth, FLOPs / flops)  +  messages (alpha + n beta)
 
     Bytes are this rank's weights, and the keys and values of what is read; a message has n = tokens · width · itemsize
     bytes, two for each layer, and two at the ends of the model. rest: s of the interpreter and of all that is called,
-    the one number that is not counted but taken from a step of one request.
+    and each: of each further one of b requests. These two are not counted but taken from steps of one and of all slots.
     """
 
     weights: int  # bytes, of this rank
@@ -111,10 +111,12 @@ class StepModel:
     alpha: float  # s
     beta: float  # s/byte
     rest: float = 0.0  # s
+    each: float = 0.0  # s
 
-    def seconds(self, tokens: float, kept: float) -> float:
-        """s of a step that reads `tokens` tokens, over the keys and values of `kept` earlier ones."""
-        return self.rest + self.work(tokens, kept) + self.messages * (self.alpha + tokens * self.message * self.beta)
+    def seconds(self, tokens: float, kept: float, requests: int = 1) -> float:
+        """s of a step that reads `tokens` tokens of `requests` requests, over keys and values of `kept` others."""
+        messages = self.messages * (self.alpha + tokens * self.message * self.beta)
+        return self.rest + self.each * (requests - 1) + self.work(tokens, kept) + messages
 
     def work(self, tokens: float, kept: float) -> float:
         """s in which a rank computes: the roofline."""
@@ -130,8 +132,8 @@ class StepModel:
         found = []
         for b in range(1, slots + 1):
             kept = b * (prompt + new / 2)
-            decode = self.seconds(b, kept)
-            between = decode + b / new * (self.seconds(b + prompt, kept) - decode)
+            decode = self.seconds(b, kept, b)
+            between = decode + b / new * (self.seconds(b + prompt, kept, b + 1) - decode)
             found.append((b / between, between))
         return found
 
@@ -203,10 +205,9 @@ def sweep(
     """
     part = part_of(DeviceMesh(comm, tp=comm.size), model)
     step = step_model(comm, part)
-    one = replace(load, requests=1, prompts=(load.prompts[0],) * 2)
-    alone = serve(comm, part, one, 1.0, 1, schedule, step)
-    kept = load.prompts[0] + alone["tokens"] / 2
-    step = replace(step, rest=of_rank_0(comm, max(0.0, alone["between_s"] - step.seconds(1, kept))))
+    step = replace(step, rest=beyond(comm, part, load, 1, step))
+    if slots > 1:
+        step = replace(step, each=beyond(comm, part, load, slots, step) / (slots - 1))
     line = step.line(load, slots)
     if comm.rank == 0:
         comm.report(line=line)
@@ -214,6 +215,17 @@ def sweep(
     for rate in rates or [float(f"{share * most:.2g}") for share in SHARES]:
         serve(comm, part, load, rate, slots, schedule, step, comm.report if comm.rank == 0 else None)
     return step
+
+
+def beyond(comm: Comm, part: nn.Module, load: Load, requests: int, step: StepModel) -> float:
+    """s by which a decode of so many requests takes longer than `step` says, the same on every rank. Collective.
+
+    The shorter of two runs counts: the first one warms up, and another program may delay either.
+    """
+    together = replace(load, requests=requests, prompts=(load.prompts[0],) * 2, new=(load.new[1],) * 2)
+    between = min(serve(comm, part, together, 1e9, requests, schedule, step)["between_s"] for _ in range(2))
+    kept = requests * (load.prompts[0] + load.new[1] / 2)
+    return of_rank_0(comm, max(0.0, between - step.seconds(requests, kept, requests)))
 
 
 def serve(
