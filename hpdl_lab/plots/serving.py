@@ -27,7 +27,7 @@ def draw(
              model: [(tokens/s, s between two tokens)] for 1, 2, ... running requests; prediction: tokens/s at most.
     """
     left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
-    figure.subplots_adjust(left=0.085, right=0.975, bottom=0.2, top=0.765, wspace=0.24)
+    figure.subplots_adjust(left=0.085, right=0.975, bottom=0.2, top=0.735, wspace=0.24)
     ends = [r["throughput"] for r in rows] + [x for x, _ in model] + [prediction or 0.0]
     for ax, name, key in ((left, "between two tokens of a request", "between"), (right, "to its first token", "first")):
         line = model if ax is left else ()
@@ -44,7 +44,7 @@ def draw(
         if prediction:
             ax.axvline(prediction, color=ORANGE, linestyle=DASHES, zorder=1, label="your guess")
     if ends[:-1] or prediction:
-        legend(figure, [*zip(*left.get_legend_handles_labels(), strict=True)], 0.46, 0.882)
+        legend(figure, [*zip(*left.get_legend_handles_labels(), strict=True)], 0.46, 0.845)
     now = "waiting for the first requests"
     if rows:
         now = f"requests arrive at {rows[0]['rate']:g} to {rows[-1]['rate']:g} per s"

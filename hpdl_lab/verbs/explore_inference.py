@@ -21,7 +21,6 @@ SERVED = {
     "GPT-3 175B": SPECS["gpt3"],
     "DeepSeek-V3": SPECS["deepseek_v3"],
 }
-LATENT = {"DeepSeek-V3": 61 * (512 + 64)}  # numbers a token: of each layer the latent, and the key that heads share
 
 
 class Gpu(NamedTuple):
@@ -43,8 +42,7 @@ BATCHES = doublings(1, 512)
 @functools.cache
 def cached(model: str) -> float:
     """Numbers that the cache keeps for a token."""
-    spec = SERVED[model]
-    return LATENT.get(model) or sum(layer.keys for layer in spec.layers) / spec.positions
+    return SERVED[model].cached
 
 
 def read(spec: Spec, batch: int) -> float:
