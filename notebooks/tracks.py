@@ -247,7 +247,7 @@ TABLE = """
 13_inference  Inference
     what a token costs: the cache of keys and values, decode on two ranks, continuous batching, pages, speculation;
     throughput against latency, live
-    [00](00_engines.ipynb), for parts two and three [09](09_tensor_parallel.ipynb); two engines
+    [00](00_engines.ipynb), for parts two and three [09](09_tensor_parallel.ipynb); four engines
     1 half day     5  The idea
     1 half day     2  Moby-Dick, token by token
     1 half day     4  What a cache takes

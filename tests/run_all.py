@@ -83,7 +83,7 @@ def turns():
     ]
     return [
         [
-            Step("unit tests", pytest(python, *NO_CELLS, *WORKERS, "-m", "not quiet", "tests"), 1080),
+            Step("unit tests", pytest(python, *NO_CELLS, *WORKERS, "-m", "not quiet", "tests"), 1320),
             Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 600),
             Step("Slurm", pytest(python, *NO_CELLS, "tests/slurm"), 480),
             Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 900),

@@ -228,12 +228,13 @@ def test_an_engine_killed_while_it_decodes(cluster, within):
     for n in (1, 2, 3):
         queue.submit([n], 4000 if n < 3 else 5)
     pids = cluster.run(lambda comm: os.getpid())
-    begun = []
+    begun, rows = [], []
 
     def run(fn, *args, on_row):
         def kill(row):
             on_row(row)
-            if not begun:
+            rows.append(row)
+            if len(rows) == 5:  # both have several tokens
                 begun.append(time.monotonic())
                 os.kill(pids[1], signal.SIGKILL)
 

@@ -15,7 +15,7 @@ import torch
 
 from hpdl_lab import lab
 
-lab.start(2)
+lab.start(4)
 torch.set_num_threads(1)  # as on each rank: the products of one token are too small to be shared by threads
 
 # %% [markdown]
@@ -108,8 +108,8 @@ served
 # stays. Past the knee it cannot generate more, and requests wait in the queue: the time to the first token grows
 # without end. **Where would you run it?** To the left of the knee, with as much of a margin as your users have bursts.
 #
-# Do the points lie above the line? The model's one constant, what Python takes in a step, is measured with one request,
-# and here it grows with each. A large model on a GPU has so many bytes to read that nothing else counts.
+# Two constants of the model are no bytes: what Python takes in a step, and for each further request of it. Both are
+# measured first. A large model on a GPU has so many bytes to read that nothing else counts.
 
 # %% [markdown]
 # # Part two: one request, faster
@@ -169,7 +169,7 @@ how = prompts, 60, Sampling(temperature=0.6)
 alone = Engine(moby_dick).generate(*how)
 
 # %%
-shared = lab.run(lambda comm: Engine(part_of(DeviceMesh(comm, pp=1, tp=comm.size), moby_dick)).generate(*how))
+shared = lab.run(lambda comm: Engine(part_of(DeviceMesh(comm, pp=1, tp=2), moby_dick)).generate(*how), ranks=[0, 1])
 assert shared[0] == shared[1] == alone
 for prompt, new in zip(prompts, alone, strict=True):
     print(weights.decode([*prompt, *new]))
