@@ -109,7 +109,8 @@ served
 # without end. **Where would you run it?** To the left of the knee, with as much of a margin as your users have bursts.
 #
 # Two constants of the model are no bytes: what Python takes in a step, and for each further request of it. Both are
-# measured first. A large model on a GPU has so many bytes to read that nothing else counts.
+# measured first. Do the points lie above the line? A prompt that is read takes Python longer than the model knows. A
+# large model on a GPU has so many bytes to read that nothing else counts.
 
 # %% [markdown]
 # # Part two: one request, faster
