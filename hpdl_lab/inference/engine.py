@@ -105,7 +105,8 @@ class Stream(Iterator[int]):
 class Engine:
     """Generates for up to `slots` requests at once.
 
-    Args:    model: GPT, LLaMA, DeepSeek, or a rank's shard of one (see PagedCache). slots: requests that run at once.
+    Args:    model: GPT, LLaMA, DeepSeek, or a rank's shard of one (see PagedCache); two engines of one model cannot
+             step in two threads at once. slots: requests that run at once.
              pages: of the cache; None: as many as `slots` requests of the model's whole context need.
              page_size: tokens per page. budget: tokens that a step reads at most, at least `slots`; longer prompts are
              read in chunks. queue: requests that may wait. schedule: who runs, see scheduler.schedule.
