@@ -161,6 +161,7 @@ def gradient_path() -> list[tuple[str, str]]:
     here: set[str] = set()
     note_calls(here, set())  # before the threads start that speak with the engines
     lab.start(2)
+    lab.train(steps=1)  # imports what it needs, which runs each module once
 
     def begin(comm):
         import builtins

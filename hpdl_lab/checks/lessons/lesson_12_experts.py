@@ -31,7 +31,7 @@ def spread(p: int) -> list[Tensor]:
     return list(chosen.split(tokens_of(p)))
 
 
-def crowded(p: int) -> list[Tensor]:
+def all_on_one(p: int) -> list[Tensor]:
     """All tokens choose the last rank, and no other."""
     return [torch.full((n, 1), p - 1) for n in tokens_of(p)]
 
@@ -168,7 +168,7 @@ def copies_that_travel(p: int) -> str:
 check_expert_layer = partial(
     check_layer,
     part=part_of(spread),
-    variant=part_of(crowded),
+    variant=part_of(all_on_one),
     more="and all tokens for the last of them",
     fact=copies_that_travel,
 )
