@@ -439,6 +439,9 @@ def test_a_step_inside_of_a_step_is_refused():
     engine = Engine(small("gpt"), on_row=lambda row: engine.step())
     with raises(RuntimeError, "inside of a step"):
         next(engine.submit([1]))
+    engine = Engine(small("gpt"), schedule=lambda *_: engine.submit([1]))
+    with raises(RuntimeError, "cannot submit"):
+        next(engine.submit([1]))
 
 
 def test_other_weights_find_no_pages_of_those_before():

@@ -146,7 +146,7 @@ class Engine:
         self.batch: list[tuple[Request, int]] = []  # under way
         self.steps = self.preempted = 0
         self.weights = versions(model)
-        self.stepping = 0  # the thread that steps
+        self.stepping = self.choosing = 0  # the thread that steps, and while its scheduler runs
         self.lock, self.turn = Lock(), Lock()  # of what is above, and of who steps: streams may be read by many threads
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -161,6 +161,8 @@ class Engine:
         Raises:  ValueError for a prompt that is empty, has tokens outside the vocabulary, or with its new tokens does
                  not fit into the model's context or all pages; QueueFull if too many wait.
         """
+        if self.choosing == get_ident():
+            raise RuntimeError("a scheduler chooses among requests, and cannot submit one")
         tokens = tokens_of(self.cache.model, prompt, max_tokens)
         room = self.pages.count * self.pages.size
         if len(tokens) + max_tokens - 1 > room:  # the last token is not read
@@ -288,7 +290,11 @@ class Engine:
         """Who runs in this step, with how many tokens, all with the pages for them."""
         running, waiting = [*self.running], [*islice(self.waiting, self.slots - len(self.running))]
         left = [r.left for r in running] + [len(r.tokens) - self.shared(self.pages.match(r.tokens), r) for r in waiting]
-        counts = self.schedule(left[: len(running)], left[len(running) :], self.slots, self.budget)
+        self.choosing = get_ident()
+        try:
+            counts = self.schedule(left[: len(running)], left[len(running) :], self.slots, self.budget)
+        finally:
+            self.choosing = 0
         require_counts(counts, left, len(running), self.budget)
         batch = []
         for request, count in zip(running, counts, strict=False):
