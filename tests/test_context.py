@@ -213,6 +213,20 @@ def test_a_model_whose_sequences_are_shared_equals_one_rank(name, fields, ranks,
         assert losses == pytest.approx(right, abs=1e-10)
 
 
+@pytest.mark.parametrize("p", [1, 2])
+def test_backward_of_backward_is_refused(p):
+    """Messages in backward are no part of a graph: a wrong gradient of a gradient would go unnoticed."""
+
+    def penalty(comm):
+        q, k, v = (sequence_part(comm, x, 2).requires_grad_() for x in qkv()[:3])
+        for attend in (RingAttention(comm, zigzag=False), Ulysses(comm)):
+            (grad,) = torch.autograd.grad(attend(q, k, v).square().sum(), q, create_graph=True)
+            with pytest.raises(RuntimeError, match="once_differentiable"):
+                grad.sum().backward()
+
+    sim.run(p, penalty, threads=True)
+
+
 @pytest.mark.parametrize(
     ("call", "facts"),
     [

@@ -212,7 +212,7 @@ def test_caches_of_published_models_and_what_bytes_alone_allow():
     for model, numbers in (("GPT-2 small", 18_432), ("Llama 3 8B", 65_536), ("DeepSeek-V3", 61 * 576)):
         assert explore_inference.cached(model) == numbers
     text = explored("kv_cache", batch=1, context=1024).text
-    assert "131 kB of cache a token, 134 MB for 1 × 1,024, beside 16.1 GB of weights: fits into 1 × 80 GB" in text
+    assert "131 kB of cache a token, 134 MB for 1 × 1,024, next to 16.1 GB of weights: fits into 1 × 80 GB" in text
     spec, on = explore_inference.SERVED["Llama 3 8B"], explore_inference.GPUS["H100"]
     took = explore_inference.step_seconds("Llama 3 8B", 1024, 1, "16 bits", "16 bits", "H100", 2)
     assert took == pytest.approx((2 * spec.parameters + 1024 * 131_072) / on.bandwidth / 2)

@@ -474,6 +474,8 @@ def test_what_is_said_by_a_tensor_and_by_a_tiny_temperature():
     assert Engine(model).generate([[1]], 8, Sampling(temperature=1e-310))[0] == tokens
     with raises(TypeError, "ViT"):
         Engine(models.build("vit"))
+    with raises(TypeError, "sampling=0.8", "temperature=0.8"):
+        Engine(model).submit([1], 8, 0.8)
 
 
 def test_reading_is_no_training():

@@ -320,6 +320,10 @@ def test_what_cannot_be_served():
         lab.serve((1.0,), prompts=(250, 250))
     with raises(ValueError, "4 heads", "3 ranks"):
         lab.serve((1.0,), ranks=3)
+    with raises(TypeError, "5.0", "a list"):
+        lab.serve(5.0)
+    with raises(TypeError, "gpt, llama or deepseek", "ViT"):
+        lab.serve((1.0,), model=models.build("vit"))
 
 
 def test_engines_share_each_layer_and_agree_on_who_has_arrived(cluster, monkeypatch):

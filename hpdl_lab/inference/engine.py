@@ -127,10 +127,7 @@ class Engine:
         on_row: Callable[[dict[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if not hasattr(model, "tokens"):
-            raise TypeError(
-                f"an engine runs a model of tokens, a gpt, llama or deepseek; a {type(model).__name__} is none"
-            )
+        require_decoder(model)
         self.slots, self.context = require_int("slots", slots, 1), model.block
         self.budget = require_int("budget, tokens per step,", budget, slots)
         self.queue = require_int("queue, requests that may wait,", queue, 1)
@@ -161,6 +158,8 @@ class Engine:
         Raises:  ValueError for a prompt that is empty, has tokens outside the vocabulary, or with its new tokens does
                  not fit into the model's context or all pages; QueueFull if too many wait.
         """
+        if not isinstance(sampling, Sampling):
+            raise TypeError(f"sampling={sampling!r}: Sampling(temperature=0.8), for example, is needed")
         if self.choosing == get_ident():
             raise RuntimeError("a scheduler chooses among requests, and cannot submit one")
         tokens = tokens_of(self.cache.model, prompt, max_tokens)
@@ -366,6 +365,13 @@ class Engine:
             "preempted": self.preempted,
             "seconds": self.clock() - begin,
         }
+
+
+def require_decoder(model: Any) -> None:
+    """Raise TypeError unless an engine can run `model`: it reads tokens, and says the next."""
+    if not hasattr(model, "tokens"):
+        kind = type(model).__name__
+        raise TypeError(f"an engine runs a gpt, llama or deepseek of models/; got something of {kind}")
 
 
 def versions(model: nn.Module) -> int:

@@ -270,7 +270,7 @@ def pipeline_time(
 def hidden_in_pair(
     schedule: Any, forward: Any, costs: Sequence[Sequence[float]], messages: Sequence[tuple[float, float]]
 ) -> float:
-    """s that a pair takes less than its forward and its backward: messages of each beside arithmetic of the other.
+    """s that a pair takes less than its forward and its backward: messages of each under arithmetic of the other.
 
     Args:    forward: its first action; costs, messages: as of pipeline_time.
     """

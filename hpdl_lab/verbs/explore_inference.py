@@ -67,7 +67,7 @@ def kv_cache(model: str, context: int, batch: int, weights: str, cache: str, gpu
     most = int(max(0, room - held) // (per_token * context))
     step = functools.partial(step_seconds, model, context, weights=weights, cache=cache, gpu=gpu, gpus=gpus)
     took = step(batch)
-    text = f"{amount_text(per_token)} of cache a token, {amount_text(kept)} for {batch} × {context:,}, beside "
+    text = f"{amount_text(per_token)} of cache a token, {amount_text(kept)} for {batch} × {context:,}, next to "
     text += f"{amount_text(held)} of weights: {'fits' if kept + held <= room else 'does NOT fit'} into "
     text += f"{gpus} × {amount_text(GPUS[gpu].memory)}, which has room for {counted(most, 'sequence')}. "
     text += f"A token takes {seconds_text(took)}, all together {number_text(batch / took)} tokens/s."

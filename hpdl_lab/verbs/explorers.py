@@ -342,7 +342,7 @@ def target(batch: int, ranks: int, noise_scale: float, link: float) -> Picture:
 
 # -- 08: memory -------------------------------------------------------------------------------------------------------
 
-PIPELINES = {  # layers, width, heads, vocabulary; but for 7B and 175B: Narayanan et al. 2021, arXiv:2104.04473, table 1
+SHAPES = {  # layers, width, heads, vocabulary; but for 7B and 175B: Narayanan et al. 2021, arXiv:2104.04473, table 1
     "1.7B": (24, 2304, 24, 51200),
     "7B": (32, 4096, 32, 128256),  # a GPT with the layers, width and vocabulary of Llama 3 8B
     "18B": (40, 6144, 48, 51200),
@@ -362,7 +362,7 @@ IN_FLIGHT = 2  # micro-batches for each stage of a pipeline
 @functools.lru_cache(maxsize=32)
 def model_spec(model: str, dtype: str) -> Spec:
     """With dropout, and with attention that keeps its weights, as in Korthikanti et al. 2022."""
-    layers, width, heads, vocabulary = PIPELINES[model]
+    layers, width, heads, vocabulary = SHAPES[model]
     return gpt(model, layers, width, heads, vocabulary, TOKENS, DTYPES[dtype], eager=True)
 
 
@@ -579,7 +579,7 @@ EXPLORERS: dict[str, Explorer] = {
     ),
     "memory": (
         {
-            "model": Control(tuple(PIPELINES), "7B"),
+            "model": Control(tuple(SHAPES), "7B"),
             "dtype": Control(tuple(DTYPES), SIXTEEN),
             "stage": Control((0, 1, 2, 3), 1),
             "ranks": Control(doublings(1, 16384), 64, "{:,}".format),

@@ -1,5 +1,6 @@
 """`lab.serve`: requests arrive at random, faster and faster; throughput against latency, drawn while it goes."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ from torch import nn
 
 from ..inference import load as loads
 from ..inference import weights
+from ..inference.engine import require_decoder
 from ..inference.scheduler import schedule
 from ..plots import live
 from ..plots.serving import draw
@@ -82,16 +84,18 @@ def serve(
              deadline: s, the longest that a rank may wait.
     Returns: ServeResult.
     """
+    if isinstance(rates, int | float):
+        raise TypeError(f"rates={rates!r}: a list of requests per s is needed, such as [{rates!r}]")
     rates = None if rates is None else [*rates]
     for rate in rates or ():
         require_number("a rate, in requests per s,", rate, above=0)
-    if not isinstance(model, str | nn.Module):
-        raise TypeError(f"a model is a name or an nn.Module, got {model!r}")
+    if not isinstance(model, str):
+        require_decoder(model)
     if prediction is not None:
         require_number("prediction, in tokens per s,", prediction, above=0)
     require_int("slots", slots, 1)
     where = place(ranks)
-    served = weights.load(model) if isinstance(model, str) else model.eval()
+    served = weights.load(model) if isinstance(model, str) else copy.deepcopy(model).eval()
     load = loads.Load(loads.corpus_of(served), requests, prompts, new, seed)
     title = f"{model if isinstance(model, str) else type(model).__name__} on {where}, {slots} slots"
     plot = live.Live(draw, alt="throughput against latency")

@@ -223,7 +223,7 @@ class Case(NamedTuple):
         return [stage.messages["ep"] for stage in stages] if self.grid["ep"] > 1 else []
 
     def ring_seconds(self, layer: Layer, speed: float, times: int) -> float:
-        """What ring attention waits for keys and values: each of cp - 1 messages beside a part of the products.
+        """What ring attention waits for keys and values: cp - 1 messages, each under a part of the products.
 
         times: 2 in backward, where their gradients travel with them, and there are twice the products.
         """
@@ -312,7 +312,7 @@ class Case(NamedTuple):
                 pp += self.activation(layers[s]) * share
             if s > 0 and self.grid["pp"] > 1:
                 pp += self.activation(layers[s - 1]) * share
-        gathers_of_zero = 2 * share if self.zero == 3 else 1  # beside the reduce-scatter, which is as large
+        gathers_of_zero = 2 * share if self.zero == 3 else 1  # and the reduce-scatter, which is as large
         gradients = {False: 0.0, True: 0.0}
         for row in sums:
             sent = cost.all_reduce(row.ranks, row.nbytes).nbytes_sent

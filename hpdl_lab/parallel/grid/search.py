@@ -88,7 +88,8 @@ def search(
     machine = MACHINES["laptop"] if machine is None else machine
     batch = 8 * ranks if batch is None else batch
     sizes = (1, 2, 4, 8) if micro_batch is None else (micro_batch,)
-    rows, why = [], None
+    rows: list[Prediction] = []
+    why: Any = f"cp and ep must divide {ranks}, and stages of ZeRO need replicas"
     ways = itertools.product(every_grid(ranks, cp, ep), schedules, recompute, zero)
     for grid, schedule, again, stage in ways:
         if stage and replicas(grid) == 1:
@@ -104,7 +105,7 @@ def search(
         if candidates:
             rows.append(min(candidates, key=lambda row: (0, row.seconds) if row.fits else (1, row.nbytes)))
     if not rows:
-        raise ValueError(f"no grid of {ranks} ranks can be; the last one tried: {why}")
+        raise ValueError(f"no grid of {ranks} ranks can be: {why}")
     return sorted(rows, key=lambda row: row.seconds)
 
 
