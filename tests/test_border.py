@@ -21,9 +21,9 @@ def runner():
     return module
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.slow
 def test_a_slice_of_the_cases():
-    done = subprocess.run([sys.executable, BORDER / "run.py"], capture_output=True, text=True, timeout=190)
+    done = subprocess.run([sys.executable, BORDER / "run.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1,000 cases without sanitizers" in done.stdout
 

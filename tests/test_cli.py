@@ -19,7 +19,7 @@ from hpdl_lab.features import table
 
 def hpdl(*arguments):
     command = [sys.executable, "-m", "hpdl_lab", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=58, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
 def test_doctor_prints_the_table_and_finds_nothing(monkeypatch, capsys):
@@ -44,7 +44,7 @@ def test_doctor_fails_when_something_needed_is_missing(monkeypatch, capsys):
 
 def test_help_and_version_are_quick_and_need_nothing():
     code = "import sys, hpdl_lab.cli; print([m for m in ('numpy', 'torch', 'ipyparallel') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
     assert hpdl("--version").stdout == f"hpdl_lab {__version__}\n"
     assert "doctor" in hpdl("--help").stdout

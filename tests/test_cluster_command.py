@@ -10,14 +10,12 @@ import pytest
 
 from hpdl_lab.engines.cluster import Cluster
 
-pytestmark = pytest.mark.timeout(300)
-
 USE = "from hpdl_lab import lab; lab.start(2); print('ranks', lab.run(lambda comm: comm.rank))"
 
 
 def hpdl(*arguments):
     command = [sys.executable, "-m", "hpdl_lab", "cluster", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -31,7 +29,7 @@ def up(no_engines_yet, traces):
 
 
 def test_engines_stay_for_notebooks_until_they_are_stopped(up):
-    used = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True, timeout=100)
+    used = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True)
     assert "Using the engines" in used.stdout and used.stdout.endswith("ranks [0, 1]\n"), used
     second = Cluster.start(2)  # the first notebook's end has not ended them
     assert second.attached and second.run(lambda comm: comm.rank) == [0, 1]

@@ -38,7 +38,6 @@ def trained(comm, hook, all_reduce, steps=4, static_graph=False):
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("ranks", [[0, 1], [0, 1, 2]], ids=len)
 def test_ddp_trains_on_an_attendees_ring(cluster, ranks):
     want = cluster.run(trained, None, None, ranks=ranks)[0]
@@ -50,7 +49,6 @@ def test_ddp_trains_on_an_attendees_ring(cluster, ranks):
         assert lanes == ({"background"} if hook is ddp_hook_async else {""})
 
 
-@pytest.mark.timeout(60)
 def test_the_hook_beside_of_a_static_graph(cluster):
     """Its first step sends all buckets at the end of backward."""
     found = cluster.run(trained, ddp_hook_async, ring.all_reduce, 4, True, ranks=[0, 1], deadline=10)
@@ -91,7 +89,6 @@ def compressed(comm, compressor, steps):
     return losses
 
 
-@pytest.mark.timeout(60)
 def test_our_power_sgd_in_ddp_has_the_losses_of_torchs(cluster):
     theirs = cluster.run(compressed, None, 10, ranks=[0, 1])
     ours = cluster.run(compressed, PowerSGD(2), 10, ranks=[0, 1])
@@ -111,7 +108,6 @@ def promised(state, bucket, *value):
     return future
 
 
-@pytest.mark.timeout(60)
 def test_a_wrong_hook_is_a_sentence_where_ddp_would_crash_or_wait_for_ever(cluster):
     def run(**options):
         script = functools.partial(ddp_script, data=data.load("copy", n=64), steps=1, **options)
@@ -175,7 +171,6 @@ def test_simulated_ranks_have_no_process_group():
 # -- bench -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(120)
 def test_contenders_come_to_the_same_and_are_timed(cluster):
     rows = cluster.run(bench.on_ranks, "tiny", 4, 3, ranks=[0, 1], deadline=30).rows
     assert [row["name"] for row in rows] == [name for name in (*bench.WITHOUT, *bench.SILENT) if name != bench.ON_NCCL]

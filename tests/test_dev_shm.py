@@ -40,7 +40,7 @@ def within_mounts(tmp_path):
         script = f'set -e\nmount --make-rprivate /\n{mounts.format(tmp=tmp_path)}\nexec "$@"'
         environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(["unshare", "-m", "sh", "-c", script, "sh", *map(str, command)], env=environment,
-                              cwd=tmp_path, capture_output=True, text=True, timeout=50)  # fmt: skip
+                              cwd=tmp_path, capture_output=True, text=True, timeout=300)  # fmt: skip
         return done.stdout + done.stderr
 
     if "mpich" not in features.installed_mpi_wheels():

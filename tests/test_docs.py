@@ -56,7 +56,6 @@ def test_every_claim_about_security_names_a_test():
     assert len(rows) > 15 and all("tests/" in row for row in rows)
 
 
-@pytest.mark.timeout(120)
 def test_the_example_runs(cluster, capsys):
     """As a second program beside the one that has started the four engines of `cluster`: it takes those."""
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

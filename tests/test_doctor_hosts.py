@@ -145,13 +145,13 @@ def said(tmp_path_factory):
     play = 'HPDL_HOST_ID=host$((${PMI_RANK:-$OMPI_COMM_WORLD_RANK} / 2)) exec "$0" "$@"'
     command = [features.mpiexec(), "-n", "4", "sh", "-c", play, sys.executable, str(path)]
     # Not its exit status: ranks whose collectives were broken off leave without MPI_Finalize, which mpiexec minds.
-    done = subprocess.run(command, cwd=folder, env=environment, timeout=100, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     names = [case[0] for case in CASES]
     assert all((folder / f"ended-{len(names) - 1}-{rank}").exists() for rank in range(4)), done.stderr
     return lambda name, rank: (folder / f"said-{names.index(name)}-{rank}").read_text()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "body", "speakers", "table", "reason"), CASES, ids=[case[0] for case in CASES])
 def test_the_table_and_the_reason_cross_hosts(said, name, body, speakers, table, reason):
     for rank in speakers:
@@ -271,7 +271,7 @@ while not all(os.path.exists(f"said-{r}") for r in range(3)):  # or they may see
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_rank_that_was_killed_is_known_on_the_other_host(tmp_path):
     launcher = features.mpiexec() + ".gforker"  # ends the others only when told, and a shell hides the news from it
     if not os.path.exists(launcher):
@@ -280,7 +280,7 @@ def test_a_rank_that_was_killed_is_known_on_the_other_host(tmp_path):
     play = f'trap : INT; HPDL_HOST_ID=host$(($PMI_RANK / 2)) "{sys.executable}" script.py; true'
     environment = {**os.environ, **features.launch_environment(), "OMP_NUM_THREADS": "1"}
     command = [launcher, "-n", "4", "sh", "-c", play]
-    subprocess.run(command, cwd=tmp_path, env=environment, timeout=100, capture_output=True)
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
     for rank in range(3):
         text = (tmp_path / f"said-{rank}").read_text()
         assert text.startswith(f"RankFailed True rank 3 died: rank {rank} waits in recv"), text

@@ -18,8 +18,6 @@ from hpdl_lab.classroom.drill import Census, Process
 from hpdl_lab.classroom.plan import STEPS, Plan
 from hpdl_lab.cli import plan as command
 
-pytestmark = pytest.mark.timeout(500)
-
 NAMES = [f"{name}{os.getpid()}" for name in ("ada", "bob", "eve")]  # no other hub of this machine has them
 ADA, BOB, EVE = NAMES
 ENGINES = 2
@@ -54,6 +52,7 @@ def failures(done, name):
     return [failure for failure in done.failures if failure.name == name]
 
 
+@pytest.mark.slow
 def test_who_can_do_everything_does(rehearsed):
     done, _ = rehearsed
     assert failures(done, ADA) == []
@@ -64,6 +63,7 @@ def test_who_can_do_everything_does(rehearsed):
     assert look.of(ADA, "engine").total("own_MB") > 10 and look.shm_MB > 0
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_is_named_with_user_and_step(rehearsed):
     done, _ = rehearsed
     (failure,) = failures(done, EVE)
@@ -72,6 +72,7 @@ def test_a_server_that_cannot_start_is_named_with_user_and_step(rehearsed):
     assert EVE not in done.steps["kernel"].seconds
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_is_named_with_user_step_and_cell(rehearsed):
     done, _ = rehearsed
     (failure,) = failures(done, BOB)
@@ -79,6 +80,7 @@ def test_an_engine_that_is_killed_is_named_with_user_step_and_cell(rehearsed):
     assert re.search(r"code cell 1 of 3 \(print\(sum\(lab\.run.*(RankFailed|EngineError): rank \d", str(failure))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(rehearsed):
     done, folder = rehearsed
     assert failures(done, "the hub") == []
@@ -86,6 +88,7 @@ def test_nothing_is_left_behind(rehearsed):
     assert not any(map(drill.still_there, done.seen)) and not os.path.exists(folder)
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_the_tables_and_fails_where_somebody_failed(
     rehearsed, monkeypatch, tmp_path, capsys
 ):
@@ -106,6 +109,7 @@ def test_the_command_prints_and_writes_the_tables_and_fails_where_somebody_faile
     assert file.read_text().count("made by hpdl bench: drill") == 1
 
 
+@pytest.mark.slow
 def test_the_error_of_the_plan_is_predicted_over_measured_where_everybody_was_there(rehearsed):
     done, _ = rehearsed
     plan = Plan(costs.read(costs.SHIPPED), 3, 2, 24 * 10**9, 0, ENGINES)
@@ -188,6 +192,7 @@ def test_a_clumsy_command_is_one_sentence(arguments, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_drill_that_is_ended_leaves_nothing(tmp_path):
     """SIGTERM while the hub is up: accounts, folder and processes go."""
     command = [sys.executable, "-u", "-m", "hpdl_lab", "drill", "--users", "1"]

@@ -18,7 +18,7 @@ from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 from tests.wording import raises
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.slow  # links of emulated hosts
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,6 @@ from hpdl_lab.engines import client, session_dir, supervisor, supervisor_client
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, EngineMute
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def own_session(no_engines_yet, traces):

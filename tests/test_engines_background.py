@@ -15,7 +15,6 @@ from hpdl_lab.engines import run
 from hpdl_lab.engines.errors import RunFailed, RunStopped
 from tests.onlooker import Onlooker, StopButton, computing, waiting
 
-pytestmark = pytest.mark.timeout(60)
 HERE = os.path.basename(__file__)
 
 

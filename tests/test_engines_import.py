@@ -82,7 +82,7 @@ def test_the_compiled_part_is_that_of_the_torch_that_is_imported_next():
         "import torch; print('libtorch_python' in maps, 'libtorch_cpu' in maps, torch.ones(3).sum().item())\n"
         "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'libtorch_cpu' in line}, sep='|')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     said, libraries = done.stdout.splitlines()
     assert said == "True True 3.0" and "|" not in libraries
 
@@ -110,7 +110,7 @@ def test_half_of_the_cores_import_it_at_a_time(tmp_path):
     for engine in engines:
         engine.stdin.write("\n")
         engine.stdin.flush()
-    said = [engine.communicate(timeout=30)[0].split(maxsplit=2) for engine in engines]
+    said = [engine.communicate()[0].split(maxsplit=2) for engine in engines]
     times = sorted((float(begin), float(end)) for begin, end, _ in said)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
     assert all("keep_for_good" in job for *_, job in said)

@@ -17,8 +17,6 @@ import pytest
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 
-pytestmark = pytest.mark.timeout(60)
-
 # A notebook's kernel, as far as engines are concerned: it starts some and then does what the test has asked for.
 KERNEL = """
 import os, signal, sys, time

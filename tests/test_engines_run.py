@@ -14,8 +14,6 @@ from hpdl_lab.comm.base import PerRank
 from hpdl_lab.engines.errors import RunFailed
 from hpdl_lab.trace import Event, line_of
 
-pytestmark = pytest.mark.timeout(60)
-
 FACTOR = 10
 
 

@@ -16,8 +16,6 @@ from hpdl_lab.engines import run
 from hpdl_lab.engines.errors import EngineError, RunFailed
 from tests.onlooker import Onlooker, waiting
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def hears(monkeypatch):

@@ -19,8 +19,6 @@ from hpdl_lab.engines.errors import EngineError, RunFailed, RunStopped
 from hpdl_lab.engines.run import States
 from tests.onlooker import Onlooker, StopButton, computing, waiting
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def rank_of(comm):
     return comm.rank

@@ -43,6 +43,7 @@ def test_every_value_of_every_slider_is_answered(name):
     assert found.text == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_answer_takes_less_than_a_tenth_of_a_second(name, within):
     """From the slider's event to the bytes of the picture; the median over all sliders.
@@ -140,7 +141,7 @@ assert "that cannot be" in panel.line.value and panel.picture.layout.visibility 
 
 
 def test_widgets_follow_and_say_what_is_wrong():
-    subprocess.run([sys.executable, "-c", WIDGETS], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", WIDGETS], check=True)
 
 
 def test_gossip_by_matrices_is_that_of_ranks():

@@ -24,7 +24,6 @@ from hpdl_lab.verbs.picker import PICKERS, GridRun, Measured, Picker
 from hpdl_lab.verbs.plain import sentence
 from tests.wording import raises
 
-pytestmark = pytest.mark.timeout(150)  # imports of torch, in engines and a kernel, on a busy machine
 KIND = {"model": "mlp", "machine": "laptop", "ranks": 4, "batch": 32}
 
 

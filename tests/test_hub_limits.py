@@ -15,6 +15,8 @@ from hpdl_lab.classroom import hub, limits, sandbox, settings
 from hpdl_lab.classroom.state import BLOCK, State
 from hpdl_lab.cli import hub as command
 
+pytestmark = pytest.mark.slow  # sandboxes, as root
+
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes and control groups need root")
 GIGABYTE, MEGABYTE = 10**9, 10**6
 
@@ -126,7 +128,7 @@ print(json.dumps([hpdl_lab.__file__, refused, os.listdir("/home"), pwd.getpwuid(
 def test_what_an_attendee_leaves_running_is_ended(given, ada, walls, eventually):
     daemon = "trap '' TERM; setsid sleep 600 >/dev/null 2>&1 &"
     argv = sandbox.command(given.replace(sandbox=walls), ada, ["sh", "-c", daemon])
-    subprocess.run(argv, env=sandbox.environment(given, ada), stdin=subprocess.DEVNULL, check=True, timeout=50)
+    subprocess.run(argv, env=sandbox.environment(given, ada), stdin=subprocess.DEVNULL, check=True)
     if walls:
         eventually(lambda: sandbox.left(ada) == [])  # it ends with the sandbox
         return
@@ -186,7 +188,7 @@ def test_memory_that_was_handed_on_counts_when_the_server_starts_again(limited, 
         write = f"import os; os.write({held}, bytes(120_000_000)); print('took it')"
         argv = sandbox.command(given, ada, [sys.executable, "-c", write], groups=limits.make(given, "ada"))
         env = sandbox.environment(given, ada)
-        assert subprocess.run(argv, env=env, pass_fds=[held], capture_output=True, timeout=50).stdout == b"took it\n"
+        assert subprocess.run(argv, env=env, pass_fds=[held], capture_output=True).stdout == b"took it\n"
         again = python(given, ada, TAKE.format(120 * MEGABYTE), limits.make(given, "ada"))
         assert again.stdout == "" and again.returncode != 0
     finally:

@@ -24,7 +24,6 @@ def train(comm, sizes, x, y, options):
     return losses, hybrid.state_dict()
 
 
-@pytest.mark.timeout(120)
 def test_engines_train_on_every_pair_of_axes(cluster):
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randint(0, 12, (2, 8, 6), generator=draw).unbind()

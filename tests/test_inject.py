@@ -93,7 +93,6 @@ def test_what_was_injected_adds_up_until_it_is_cleared():
         assert str(lab.inject()) == "nothing is slowed down"
 
 
-@pytest.mark.timeout(60)
 def test_the_slowest_engine_sets_the_pace(cluster):
     slow = Injection({2: 0.02}, {(0, 1): 1e7})
     fast = cluster.run(around, 1000, 5)

@@ -13,8 +13,6 @@ from PIL import Image, ImageColor
 
 from hpdl_lab.plots import collective, live, style
 
-pytestmark = pytest.mark.timeout(200)  # the kernel of the first test takes a minute where cores are busy
-
 CELL = """
 %matplotlib inline
 import matplotlib.pyplot as plt
@@ -80,7 +78,7 @@ def outputs(tmp_path_factory):
     cells = [nbformat.v4.new_code_cell(cell) for cell in (CELL, STEPS, PICKER, AGAIN, LATER)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("kernel")))
-        nbclient.NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=100, kernel_name="python3").execute()
+        nbclient.NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=300, kernel_name="python3").execute()
     return [cell.outputs for cell in cells]
 
 

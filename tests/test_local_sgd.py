@@ -217,7 +217,6 @@ def test_a_bad_gradient_is_named():
         sim.run(2, work)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -16,9 +16,12 @@ import pytest
 from packaging.requirements import Requirement
 
 from hpdl_lab.release import course, forms
+from tests import installed
+
+pytestmark = pytest.mark.slow  # nbgrader's own commands
 
 ROOT = Path(__file__).resolve().parent.parent
-NBGRADER = ROOT / "build" / "nbgrader"
+NBGRADER = installed.NBGRADER
 LESSON = "00_engines"
 STUB = "    # YOUR CODE HERE\n    raise NotImplementedError()"
 ANSWERS = {  # {student: {exercise: its body}}
@@ -29,7 +32,10 @@ ANSWERS = {  # {student: {exercise: its body}}
     "bob": {"0-1": "    import time\n\n    while True:\n        time.sleep(0.01)"},
 }
 
-pytestmark = pytest.mark.timeout(600)
+
+@pytest.fixture(scope="module", autouse=True)
+def there():
+    installed.nbgrader()
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,6 @@ def runtime():
 @pytest.fixture(scope="module")
 def graded(written, runtime):
     """The course after generate_assignment, two submissions, autograde and generate_feedback."""
-    assert (NBGRADER / "installed").exists(), "build/nbgrader is missing: `make test` installs it"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # nbgrader finds all but itself, such as alembic, in this environment.
     places = {"HOME": str(written), "XDG_RUNTIME_DIR": runtime, "PYTHONPATH": str(NBGRADER), "PATH": path}

@@ -205,7 +205,6 @@ def test_every_guess_is_drawn_later_or_said(path):
     assert guessed <= read and guessed - drawn == SAID.get(path.stem, set())
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("path", [path for path in EXERCISE_FORMS if WITHOUT_EXERCISES not in path.stem], ids=named)
 def test_the_exercise_form_runs_up_to_its_first_stub_which_names_the_exercise(path, tmp_path, monkeypatch, cluster):
     """In this process, on engines that run already: kernels, and cells that start engines, are nbval's."""

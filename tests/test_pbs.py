@@ -115,12 +115,12 @@ def job(tmp_path, no_engines_yet):
         process.stdout.close()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_rank_for_each_line_of_the_node_file(job, tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
     start = job("ranks.pbs", SCRIPT=str(script))
-    said, _ = start.communicate(timeout=100)
+    said, _ = start.communicate()
     assert start.returncode == 0, said
     assert "4 ranks on localhost" in said
     assert [(start.clone / f"rank{rank}").read_text() for rank in range(4)] == ["4 4\n"] * 4
@@ -128,11 +128,11 @@ def test_a_rank_for_each_line_of_the_node_file(job, tmp_path):
 
 def test_a_job_without_a_script_says_how_to_name_it(job):
     start = job("ranks.pbs")
-    said, _ = start.communicate(timeout=20)
+    said, _ = start.communicate()
     assert start.returncode and "name it: qsub -v SCRIPT=train.py" in said
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_four_engines_in_a_notebook_of_the_job_and_qdel_ends_them(job, tmp_path, until_ended):
     start = job("lab.pbs")
     lines = []
@@ -143,16 +143,16 @@ def test_four_engines_in_a_notebook_of_the_job_and_qdel_ends_them(job, tmp_path,
     assert f"ssh -N -J ada@login1 -L 8888:127.0.0.1:8888 ada@{socket.gethostname()}" in "".join(lines)
     base, token = found.groups()
     post = urllib.request.Request(f"{base}/api/kernels", b"{}", {"Authorization": f"token {token}"})
-    with urllib.request.urlopen(post, timeout=100) as answer:
+    with urllib.request.urlopen(post, timeout=300) as answer:
         kernel = json.load(answer)["id"]
     client = BlockingKernelClient()
     arguments = [argument for process in processes_of(tmp_path / "home") for argument in process.cmdline()]
     client.load_connection_file(next(argument for argument in arguments if argument.endswith(f"{kernel}.json")))
     client.start_channels(hb=False)
-    client.wait_for_ready(timeout=100)
+    client.wait_for_ready(timeout=300)
     said = []
     reply = client.execute_interactive(
-        ENGINES, timeout=100, output_hook=lambda message: said.append(message["content"])
+        ENGINES, timeout=300, output_hook=lambda message: said.append(message["content"])
     )
     client.stop_channels()
     assert reply["content"]["status"] == "ok", reply["content"]

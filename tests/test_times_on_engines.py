@@ -21,7 +21,7 @@ from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelBucketed, 
 from hpdl_lab.parallel.pipeline.reports import TimedStage
 from hpdl_lab.parallel.pipeline.run_schedule import run_schedule, timed_actions
 
-pytestmark = [pytest.mark.quiet, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.quiet
 
 BANDWIDTH = 125e6  # B/s: 1 Gbit/s
 NBYTES = 8 << 20

@@ -77,18 +77,16 @@ def said(tmp_path_factory):
     torchrun = "import gc; gc.disable(); from torch.distributed.run import main; gc.freeze(); main()"
     command = [sys.executable, "-c", torchrun, "--nproc-per-node", "3", "script.py", "-k", SOME]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *WANTED], cwd=folder, capture_output=True, text=True, timeout=150, env=environment)
+    done = subprocess.run([*command, *WANTED], cwd=folder, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.timeout(160)
 def test_the_tests_of_mpi_ranks_pass_there(said):
     """Messages, on which all collectives stand, and the backend "hpdl"."""
     assert int(said.rpartition(" passed")[0].split()[-1]) > 50
 
 
-@pytest.mark.timeout(160)
 def test_a_script_of_its_own(said):
     assert said.count("RealComm 3 3.0") == 3
     assert said.count("ended ranks 0-2 all receive first") == 3

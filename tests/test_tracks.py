@@ -143,6 +143,7 @@ def test_every_notebook_has_six_to_ten_slides(name, monkeypatch):
     assert "<!--" not in "".join(cell.source for cell in cells)
 
 
+@pytest.mark.slow
 def test_a_deck_is_built_with_its_pictures_below_the_slides(tmp_path, monkeypatch):
     slides = slides_module(monkeypatch)
     monkeypatch.setattr(slides, "INTO", tmp_path)

@@ -84,7 +84,6 @@ def short(monkeypatch):
     monkeypatch.setattr("hpdl_lab.verbs.scaling_points.REHEARSALS_S", 0.1)
 
 
-@pytest.mark.timeout(150)  # six points, three of them on more ranks than most laptops have cores
 def test_scaling_measures_and_simulates(short):
     """How well both agree is a test of its own, on a quiet machine: test_times_on_engines.py."""
     result = lab.scaling(all_reduce=ring.all_reduce, n=64, simulate=(8, 1024), prediction={2: 1.9}, deadline=40)

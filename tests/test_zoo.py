@@ -31,7 +31,6 @@ def test_no_such_program():
         find("lion")
 
 
-@pytest.mark.timeout(240)
 def test_the_doctor_finds_the_reason_on_engines_which_are_usable_afterwards(cluster):
     """Sooner or later: on a machine with much else to do not every rank is, at the deadline, where it waits."""
     pids = cluster.run(lambda comm: os.getpid())

@@ -5,17 +5,16 @@ Each replaces `x` by its sum over ranks and returns it. They need real ranks.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
+import shutil
 import sys
-import tempfile
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..comm.base import Comm
 from ..comm.buffers import is_tensor
 from ..comm.calls import only_calls
+from ..comm.hosts import shared_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,15 +66,13 @@ def gloo_group(comm: Any) -> Any:
     if comm.gloo is None:
         import torch.distributed as dist
 
-        path = ""
-        if comm.rank == 0:
-            path = os.path.join(tempfile.gettempdir(), f"hpdl-gloo-{secrets.token_hex(8)}")
-        path = comm.agree("gloo", note=path.encode())[0].decode()
+        mine = shared_folder() if comm.rank == 0 else ""
+        path = os.path.join(comm.agree("gloo", note=mine.encode())[0].decode(), "store")
         if comm.node_size == comm.size:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         timeout = timedelta(seconds=comm.waiting.deadline)
         comm.gloo = dist.ProcessGroupGloo(dist.FileStore(path, comm.size), comm.rank, comm.size, timeout)
         comm.agree("gloo")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        if mine:
+            shutil.rmtree(mine)
     return comm.gloo

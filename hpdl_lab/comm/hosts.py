@@ -2,11 +2,13 @@
 
 import os
 import socket
+import tempfile
 from collections.abc import Sequence
 
 from ..features import cores
 
 HOST = "HPDL_HOST_ID"  # environment variable: ranks for which it differs share no memory, as if on different hosts
+SESSION = "HPDL_SESSION"  # environment variable of engines: their folder, which is removed with them
 
 
 def host_id() -> str:
@@ -21,6 +23,17 @@ def machine_id() -> str:
             return file.read().strip()
     except OSError:
         return socket.gethostname()[:60]
+
+
+def shared_folder() -> str:
+    """Make a private folder for files that the ranks of this host open together; whoever asks removes it.
+
+    On engines it is in their own folder, elsewhere in memory: TMPDIR may be longer than a note that ranks exchange
+    (120 bytes), or on NFS without locks.
+    """
+    places = (os.environ.get(SESSION), "/dev/shm", "/tmp")
+    place = next((place for place in places if place and os.access(place, os.W_OK | os.X_OK)), None)
+    return tempfile.mkdtemp(prefix="hpdl-ranks-", dir=place)
 
 
 def core_mask() -> str:

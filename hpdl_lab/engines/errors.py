@@ -36,11 +36,15 @@ class EngineMute(EngineError):
 
 
 class RankError(NamedTuple):
-    """What one rank raised: the exception's type and message, and [(file, line, function)], outermost first."""
+    """What one rank raised: type and message, and frames as (file, line, function), outermost first.
+
+    frames: of the attendee's code. library: of what it called, if the attendee's line does not explain the error.
+    """
 
     type: str
     message: str
-    frames: list
+    frames: list[tuple[str, int, str]]
+    library: list[tuple[str, int, str]]
 
     @property
     def line(self) -> str:
@@ -142,7 +146,7 @@ def annotate(
 
 def run_failed(own: dict[int, dict], waits: Sequence[Wait]) -> RunFailed:
     """RunFailed for the exceptions `own`, each kind once, then what every rank was doing."""
-    errors = {rank: RankError(f["type"], f["message"], f["frames"]) for rank, f in own.items()}
+    errors = {rank: RankError(f["type"], f["message"], f["frames"], f["library"]) for rank, f in own.items()}
     kinds = {}
     for rank, error in errors.items():
         kinds.setdefault((error.type, error.line), []).append(rank)
@@ -162,7 +166,7 @@ def describe_kind(ranks: list[int], errors: list[RankError]) -> list[str]:
     text = [f"{name_ranks(ranks)}: {first.type}: {first.message}"]
     others = sorted({e.message for e in errors[1:]} - {first.message})
     text += [f"    and on other ranks: {message}" for message in others[:3]]
-    for filename, lineno, function in first.frames[-4:]:
+    for filename, lineno, function in [*first.frames[-4:], *first.library]:
         source = linecache.getline(filename, lineno).strip()
         where = f"    {source_line(filename, lineno)}{f' in {function}' if function else ''}"
         text.append(f"{where}:  {source}" if source else where)

@@ -25,6 +25,7 @@ from . import client
 from .errors import is_bug
 from .messages import Packed, pack
 
+LIBRARY_FRAMES = 8  # shown at most, the innermost ones
 GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
 
 
@@ -115,25 +116,32 @@ def describe_failure(error: BaseException) -> dict:
     """Plain facts about an exception of the task.
 
     kind:   "interrupt", "comm" (a CommError: what the communicator says), "result" (CannotReturn) or "error".
-    frames: [(file, line, function)] of the attendee's code, outermost first; see `frames_of`.
+    frames: [(file, line, function)] of the attendee's code, outermost first; library: see `frames_of`.
     comm:   (name of the class, message, waits) of a CommError.
     """
     kind = "interrupt" if isinstance(error, KeyboardInterrupt) else "error"
-    facts = {"type": type(error).__name__, "message": str(error), "frames": frames_of(error)}
+    frames, library = frames_of(error)
+    facts = {"type": type(error).__name__, "message": str(error), "frames": frames, "library": library}
     if isinstance(error, CommError):
         kind, facts["comm"] = "comm", (type(error).__name__, error.args[0], error.waits)
     elif isinstance(error, CannotReturn):
-        kind, facts["frames"] = "result", []
+        kind, facts["frames"], facts["library"] = "result", [], []
     return facts | {"kind": kind}
 
 
-def frames_of(error: BaseException) -> list[tuple[str, int, str]]:
-    """[(file, line, function)] of the attendee's code that led to `error`; of ours if none did and it is a bug."""
+def frames_of(error: BaseException) -> tuple[list[tuple[str, int, str]], list[tuple[str, int, str]]]:
+    """Return the frames that led to `error`: ([(file, line, function)] of the attendee's code, the same of libraries).
+
+    Libraries' are those below the attendee's last line, if that line does not explain the error: it is of a type that
+    nothing raises on purpose, such as KeyError.
+    """
     every = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         every.append((error.filename, error.lineno or 0, ""))
     every = [f for f in every if f[0] != __file__]
-    return [f for f in every if is_the_attendees(f[0])] or (every[-1:] if is_bug(error) else [])
+    last = max((i for i, f in enumerate(every) if is_the_attendees(f[0])), default=-1)
+    explained = not is_bug(error) or (every and every[-1][2] == "__getattr__")  # which names what was asked for
+    return [f for f in every if is_the_attendees(f[0])], [] if explained else every[last + 1 :][-LIBRARY_FRAMES:]
 
 
 class Writer(io.TextIOBase):

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..comm import world
 from ..comm.base import Comm
 from ..comm.buffers import DTYPES, ITEMSIZE, dtype_name
+from ..comm.hosts import SESSION
 from ..comm.launcher import started_by
 from ..comm.mpi.session import session_of_this_process
 from ..comm.torch.backward import before_backward_ends
@@ -198,7 +199,6 @@ def require_sum(op: str, tensors: list[Tensor], name: str) -> None:
             raise ValueError(f"{op} adds {', '.join(DTYPES)}, not {dtype_name(x.dtype)}: {remedy}")
 
 
-ENGINE = "HPDL_SESSION"  # in the environment of engines: what ranks there are is a matter of each run
 MEETING = 30.0  # s: for all ranks of mpiexec to import this
 
 
@@ -213,7 +213,7 @@ def create(options: Any, comm: Comm) -> HpdlGroup:
         group = HpdlGroup(comm)
     elif comm is not None:
         raise ValueError(f'pg_options of the backend "hpdl" is a communicator or None, not a {type(comm).__name__}')
-    elif started_by() == "mpi" and not options.global_ranks_in_group and ENGINE not in os.environ:
+    elif started_by() == "mpi" and not options.global_ranks_in_group and SESSION not in os.environ:
         group = HpdlGroup(world(deadline), owned=True)
     else:
         gloo = gloo_on(options.store, options.group_rank, options.group_size, options.timeout)
@@ -228,9 +228,9 @@ def create(options: Any, comm: Comm) -> HpdlGroup:
 def tell_torch_of_mpiexec(environment: Any = os.environ) -> None:
     """Under mpiexec: what torchrun would put into the environment, where nobody has. Collective over all ranks.
 
-    init_process_group reads it, and rank 0 opens its store on that port.
+    init_process_group reads it, and rank 0 opens its store on that port. Engines have other ranks in each run.
     """
-    if started_by(environment) != "mpi" or "RANK" in environment or ENGINE in environment:
+    if started_by(environment) != "mpi" or "RANK" in environment or SESSION in environment:
         return
     session = session_of_this_process()
     with world(MEETING) as comm:

@@ -209,7 +209,6 @@ def wait_until(true, seconds=HUB_SECONDS):
     return found
 
 
-@pytest.mark.timeout(580)
 def test_two_attendees_log_in_open_04_start_engines_and_pass_a_check(room, command, pages):
     address, state, _ = room
     for name, page in pages.items():
@@ -261,7 +260,6 @@ print(json.dumps({
 """
 
 
-@pytest.mark.timeout(580)
 def test_one_attendee_reaches_nothing_of_the_other(room, command, pages, attendees):
     """Tried from a notebook of ada's, while bob's engines run; and with ada's cookies, in her browser."""
     address, state, _ = room
@@ -316,7 +314,6 @@ def cmdline(pid):
     return []
 
 
-@pytest.mark.timeout(580)
 def test_ctrl_c_leaves_no_process_and_an_idle_server_is_stopped_without_loss(room, command, pages):
     address, state, start = room
     accounts = {name: account_of(state, name) for name in (ADA, BOB)}

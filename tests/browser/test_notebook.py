@@ -8,12 +8,10 @@ import re
 from pathlib import Path
 
 import nbformat
-import pytest
 from playwright.sync_api import expect
 
 from hpdl_lab.verbs.explorers import EXPLORERS
 
-pytestmark = pytest.mark.timeout(480)  # five times as long as where cores are busy; what hangs ends by RUN_MS
 SCREENSHOTS = Path(__file__).parent
 IDLE = "Python 3 (ipykernel) | Idle"  # in the status bar
 KERNEL_MS = 120_000  # to open a notebook with its kernel

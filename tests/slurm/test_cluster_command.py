@@ -11,8 +11,6 @@ import pytest
 from hpdl_lab import lab
 from hpdl_lab.engines.errors import EngineError
 
-pytestmark = pytest.mark.timeout(300)
-
 HPDL = [sys.executable, "-m", "hpdl_lab", "cluster"]
 
 
@@ -23,7 +21,7 @@ def shared(tmp_path, no_engines_yet, monkeypatch):
 
 
 def hpdl(*arguments):
-    return subprocess.run([*HPDL, *arguments], capture_output=True, text=True, timeout=250)
+    return subprocess.run([*HPDL, *arguments], capture_output=True, text=True)
 
 
 def test_engines_in_a_job_stay_for_notebooks(slurm):

@@ -28,7 +28,6 @@ from hpdl_lab.engines.errors import EngineError, RunStopped
 from hpdl_lab.features.freed_memory import uncollected
 from tests.slurm.watched import Watched
 
-pytestmark = pytest.mark.timeout(300)
 EMULATED = 'where="emulated"'  # from there on notebook 04 is about links that this machine emulates
 WITHOUT_ENGINES = ("lab.show(", "ranks=16", "def choose(", "lab.check(choose)")
 LIGHTER = {  # the least of what each verb does on engines

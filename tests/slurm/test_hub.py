@@ -34,8 +34,6 @@ c.SlurmSpawner.req_memory, c.SlurmSpawner.req_runtime = "100M", "0:30:00"
 c.SlurmSpawner.state_exechost_re, c.SlurmSpawner.state_exechost_exp = r" n(\\d)$", r"{node}"  # no DNS knows n1
 """
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture
 def account():
@@ -68,7 +66,7 @@ def hub(slurm, account, tmp_path):
     give_up = time.monotonic() + PATIENCE
     while True:
         with contextlib.suppress(requests.ConnectionError):
-            if requests.get(f"{url}/hub/api", timeout=60).ok:
+            if requests.get(f"{url}/hub/api", timeout=300).ok:
                 break
         assert process.poll() is None and time.monotonic() < give_up, log.read_text()
         time.sleep(0.1)

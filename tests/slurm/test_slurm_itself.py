@@ -10,8 +10,6 @@ import pytest
 
 from tests.slurm.controller import Slurm
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_nodes_are_machines_of_their_own(slurm, private_runtime_dir):
     if not slurm.network:

@@ -10,8 +10,6 @@ from hpdl_lab.engines import slurm_job
 from tests.slurm.controller import Slurm
 from tests.slurm.watched import Watched
 
-pytestmark = pytest.mark.timeout(300)  # s; what is waited for comes within a few
-
 
 @pytest.fixture
 def job(slurm, tmp_path):

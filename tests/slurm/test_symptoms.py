@@ -11,8 +11,6 @@ from hpdl_lab.engines import doctor
 from hpdl_lab.engines import slurm as slurm_engines
 from hpdl_lab.symptoms import found
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def test_an_address_that_nodes_take_for_their_own(slurm, monkeypatch):
     if not slurm.network:

@@ -176,6 +176,7 @@ def main(script: Path, folder: Path, ranks: int) -> None:
             os.dup2(file.fileno(), descriptor)
     if ranks == 1:
         sys.exit(run_rank(script, folder))
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     config = LaunchConfig(
@@ -187,6 +188,7 @@ def main(script: Path, folder: Path, ranks: int) -> None:
         max_restarts=0,
         monitor_interval=0.1,
         start_method="fork",
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),  # by itself it leaves a folder in TMPDIR
     )
     elastic_launch(config, run_rank)(script, folder)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import secrets
 import select
+import shutil
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ...trace import now_ns
 from ..errors import Wait
+from ..hosts import shared_folder
 
 STATES = ("absent", "running", "waiting", "finished", "failed", "idle")
 MAX_PEERS = 32  # named in a slot; a wait for more ranks names the first of them
@@ -81,12 +81,12 @@ def open_together(rank: int, hosts: list[str], tell: Callable, attach: Callable)
     first = hosts.index(hosts[rank])
     mine = ""
     if rank == first:
-        mine = os.path.join(tempfile.gettempdir(), f"hpdl-{os.getpid()}-{secrets.token_hex(8)}")
+        mine = os.path.join(shared_folder(), "status")
         StatusTable.create(mine, len(hosts)).close()
     table = attach(tell(mine)[first])
     tell("opened")
     if mine:
-        os.unlink(mine)
+        shutil.rmtree(os.path.dirname(mine))
     return table
 
 

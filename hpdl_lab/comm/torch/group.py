@@ -3,9 +3,8 @@
 import collections
 import functools
 import os
-import secrets
+import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..hosts import host_id
+from ..hosts import host_id, shared_folder
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 
@@ -32,20 +31,25 @@ def process_group(comm: Any, backend: str = "gloo") -> Iterator[Any]:
         raise ValueError("a process has one default process group, and simulated ranks share a process: use lab.run")
     if dist.is_initialized():
         raise RuntimeError("this process has a default process group already: dist.destroy_process_group() ends it")
-    options = {"store": store_of(comm), "rank": comm.rank, "world_size": comm.size}
+    store, folder = store_of(comm)
+    options = {"store": store, "rank": comm.rank, "world_size": comm.size}
     options |= {"timeout": timedelta(seconds=comm.waiting.deadline)}
     options |= {"pg_options": comm} if backend == "hpdl" else {}
-    with loopback(comm.node_size == comm.size):
-        dist.init_process_group(backend, **options)
-    del options  # and the store with it
-    last_group().append(dist.group.WORLD)
     try:
-        yield dist.group.WORLD
-    except BaseException:
-        dist.group.WORLD.abort()  # nobody waits for what will not come
-        raise
+        with loopback(comm.node_size == comm.size):
+            dist.init_process_group(backend, **options)
+        last_group().append(dist.group.WORLD)
+        try:
+            yield dist.group.WORLD
+        except BaseException:
+            dist.group.WORLD.abort()  # nobody waits for what will not come
+            raise
+        finally:
+            dist.destroy_process_group()
+        comm.agree("process group")  # nobody looks into the store any more
     finally:
-        dist.destroy_process_group()
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @functools.cache
@@ -58,26 +62,27 @@ def last_group() -> Any:
     return collections.deque(maxlen=1)
 
 
-def store_of(comm: Any) -> Any:
-    """A c10d store of the ranks of `comm`: a file where they are on one machine, else rank 0 serves it.
+def store_of(comm: Any) -> tuple[Any, str]:
+    """Make a c10d store of the ranks of `comm`: a file if they are on one machine, else rank 0 serves it. Collective.
 
-    The last rank that forgets it removes the file: whoever looks for one that is not there any more waits for minutes.
+    Returns: (store, its folder on rank 0, else ""). Whoever removes the folder does so when no rank uses the store any
+             more: one that looks for a file that has gone waits until its timeout.
     """
     near, mine = comm.node_size == comm.size, ""
     timeout = timedelta(seconds=comm.waiting.deadline)
     server = None
     if comm.rank == 0 and near:
-        mine = os.path.join(tempfile.gettempdir(), f"hpdl-store-{secrets.token_hex(8)}")
+        mine = shared_folder()
     elif comm.rank == 0:
         server = dist.TCPStore(socket.gethostname(), 0, comm.size, True, timeout, wait_for_workers=False)
         mine = f"{socket.gethostname()} {server.port}"
     text = comm.agree("process group", note=mine.encode())[0].decode()
     if near:
-        store = dist.FileStore(text, comm.size)
+        store = dist.FileStore(os.path.join(text, "store"), comm.size)
     else:
         address, port = text.split()
         store = server or dist.TCPStore(address, int(port), comm.size, False, timeout)
-    return store
+    return store, mine if near else ""
 
 
 @contextmanager
