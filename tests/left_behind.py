@@ -30,7 +30,7 @@ class Snapshot:
         give_up = time.monotonic() + SECONDS
         while (running := self.processes()) and time.monotonic() < give_up:
             time.sleep(0.2)
-        files = [path for folder in own for path in map(str, folder.iterdir()) if OF_PYTEST not in path]
+        files = [str(p) for folder in own for p in folder.iterdir() if not p.name.startswith(OF_PYTEST)]
         return [*running, *sorted(present() - self.before - in_use()), *sorted(files)]
 
     def processes(self) -> list[str]:

@@ -19,13 +19,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent import futures
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 import psutil
 
 from hpdl_lab import features
+from hpdl_lab.engines.supervisor import die_with_parent
 from tests import installed, left_behind, warm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,17 +115,65 @@ class Running:
     def counts(self) -> Counter:
         return Counter(self.outcomes.values()) + Counter(failed=bool(self.fault))
 
-    def end(self, code: int | None) -> None:
-        """Say what went wrong with the step itself, if anything did: it ended with this exit code, or was stopped."""
+    def start(self, only: str, server: warm.Server | None) -> None:
+        """Begin, in an environment in which the user's settings decide no test and nobody's engines are found."""
+        place = self.said.parent
+        private = {"HOME": place / "home", "XDG_RUNTIME_DIR": place / "run", "TMPDIR": place / "tmp"}
+        for path in private.values():
+            path.mkdir(mode=0o700)
+        environment = os.environ | features.launch_environment() | {name: str(path) for name, path in private.items()}
+        environment["PET_LOG_DIR"] = str(place)  # or each torchrun leaves a folder in TMPDIR
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(place / "inductor")  # of torch, which makes it there as well
+        environment["HPDL_TEST_RESULTS"] = str(self.results)
+        environment["OMP_NUM_THREADS"] = "1"  # ranks and workers are as many as cores
+        environment["HPDL_TORCH"] = "later"  # when something needs it: most engines of tests are stopped before
+        environment.pop(
+            "PYTHONDONTWRITEBYTECODE", None
+        )  # or hundreds of processes compile the package, each for itself
+        if server:
+            environment = {"": dict, "ranks": server.of_torchrun, "all": server.among}[self.step.forks](environment)
+        command = [*self.step.command, *(["-k", only] if only else [])]
+        if self.step.ranks == 1:  # each rank takes a folder below TMPDIR
+            command.append(f"--basetemp={place / 't'}")  # short: a socket's path allows 104 bytes
+        self.began = time.monotonic()
+        with open(self.said, "w") as said:
+            self.process = psutil.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, preexec_fn=die_with_parent
+            )
+
+    def stop(self) -> None:
+        """Interrupt it, so that it can still report what it has found; else kill it with all that it has started."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            self.process.wait(REPORT_SECONDS)
+            return
+        for victim in [*self.process.children(recursive=True), self.process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+        self.process.wait()
+
+    def end(self, code: int | None, only: str) -> bool:
+        """Say what went wrong with the step itself, if anything did; False if no test of it has the word `only`.
+
+        code: of its exit, or None if it had to be stopped.
+        """
+        self.seconds = time.monotonic() - self.began
         counts = Counter(self.outcomes.values())
+        if only and code == 5 and not counts:
+            return False
         if code is None:
             self.fault = "stopped: the time for all steps was up"
         elif missing := sum(not path.exists() for path in self.read_to):
             self.fault = f"{missing} of {self.step.ranks} wrote no result, exit code {code}"
-        elif code == 5 or not counts["passed"] + counts["failed"]:
+        elif not counts["passed"] + counts["failed"]:
             self.fault = f"ran no test, exit code {code}"
         elif code and not counts["failed"]:
             self.fault = f"exit code {code} although no test failed"
+        if self.fault:
+            said = self.said.read_text(errors="replace")
+            print(f"\nFAILED {self.step.name}: {self.fault}\n{said}", flush=True)
+        return True
 
 
 def turns(everything: bool) -> list[list[Step]]:
@@ -197,87 +245,42 @@ def main() -> int:
             for turn in steps:
                 ended += perform(turn, Path(folder), len(ended), options.only, began + WHOLE_SECONDS, server)
         found = before.left(*Path(folder).glob("*/tmp"))
-    if options.only:
-        ended = [running for running in ended if running.outcomes or running.fault]
     return conclude(ended, found, time.monotonic() - began)
 
 
 def perform(
     steps: list[Step], folder: Path, first: int, only: str, give_up: float, server: warm.Server | None = None
 ) -> list[Running]:
-    """Run the steps of one turn, and tell meanwhile how far they are and what fails."""
-    all_of_them = []
+    """Run the steps of one turn, and tell meanwhile how far they are and what fails. Returns those that ran a test."""
+    waiting, under_way, ended = [], [], []
     for number, step in enumerate(steps, first):
         place = folder / str(number)
         place.mkdir()
-        all_of_them.append(Running(step, place))
-    with futures.ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        ends = [pool.submit(execute, running, only, give_up, server) for running in all_of_them]
-        news = began = time.monotonic()
-        while futures.wait(ends, 0.5).not_done:
-            for running in all_of_them:
+        waiting.append(Running(step, place))
+    news = began = time.monotonic()
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < SIDE_BY_SIDE:
+                under_way.append(waiting.pop(0))
+                under_way[-1].start(only, server)
+            time.sleep(0.2)
+            for running in list(under_way):
+                late = time.monotonic() > give_up
+                if late:
+                    running.stop()
+                code = running.process.poll()
                 tell_failures(running)
+                if code is not None:
+                    under_way.remove(running)
+                    if running.end(None if late else code, only):
+                        ended.append(running)
             if time.monotonic() > news + NEWS_SECONDS:
                 news = time.monotonic()
-                tell_progress(all_of_them, news - began)
-    for running, end in zip(all_of_them, ends, strict=True):
-        running.seconds, code = end.result()
-        tell_failures(running)
-        if only and not running.outcomes and code == 5:
-            continue  # no test of this step has the word in its name
-        running.end(code)
-        if running.fault:
-            print(
-                f"\nFAILED {running.step.name}: {running.fault}\n{running.said.read_text(errors='replace')}", flush=True
-            )
-    return all_of_them
-
-
-def execute(running: Running, only: str, give_up: float, server: warm.Server | None) -> tuple[float, int | None]:
-    """Run one step in an environment in which the user's settings decide no test and nobody's engines are found.
-
-    Returns: (seconds, exit code, or None if it had to be stopped).
-    """
-    place = running.said.parent
-    private = {"HOME": place / "home", "XDG_RUNTIME_DIR": place / "run", "TMPDIR": place / "tmp"}
-    for path in private.values():
-        path.mkdir(mode=0o700)
-    environment = {**os.environ, **features.launch_environment(), **{name: str(path) for name, path in private.items()}}
-    environment["PET_LOG_DIR"] = str(place)  # or each torchrun leaves a folder in TMPDIR
-    environment["HPDL_TEST_RESULTS"] = str(running.results)
-    environment["OMP_NUM_THREADS"] = "1"  # ranks and workers are as many as cores
-    environment["HPDL_TORCH"] = "later"  # when something needs it: most engines of tests are stopped before
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or hundreds of processes compile the package, each for itself
-    if server:
-        environment = {"": dict, "ranks": server.of_torchrun, "all": server.among}[running.step.forks](environment)
-    command = [*running.step.command, *(["-k", only] if only else [])]
-    if running.step.ranks == 1:  # each rank takes a folder below TMPDIR
-        command.append(f"--basetemp={place / 't'}")  # short: a socket's path allows 104 bytes
-    began = time.monotonic()
-    with open(running.said, "w") as said:
-        code = run(command, environment, said, give_up)
-    return time.monotonic() - began, code
-
-
-def run(command: list[str], environment: dict[str, str], said: TextIO | None, give_up: float) -> int | None:
-    """The exit code of the command, or None if it had to be stopped.
-
-    It is interrupted first, so that it can still report what it has found; if that does not help, it is killed with all
-    that it started.
-    """
-    process = psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
-    try:
-        return process.wait(max(1.0, give_up - time.monotonic()))
-    except psutil.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-    with contextlib.suppress(psutil.TimeoutExpired):
-        process.wait(REPORT_SECONDS)
-        return None
-    for victim in [*process.children(recursive=True), process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            victim.kill()
-    process.wait()
-    return None
+                tell_progress(under_way, news - began)
+    finally:
+        for running in under_way:
+            running.stop()
+    return ended
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
@@ -290,8 +293,9 @@ def tell_failures(running: Running) -> None:
 
 def tell_progress(steps: list[Running], seconds: float) -> None:
     """For example "   75 s   unit tests 1,204 of 6,100   notebooks 88 of 364"."""
-    under_way = [running for running in steps if running.outcomes and not running.seconds]
-    how_far = [f"{running.step.name} {len(running.outcomes):,} of {running.total:,}" for running in under_way]
+    how_far = [
+        f"{running.step.name} {len(running.outcomes):,} of {running.total:,}" for running in steps if running.total
+    ]
     print(f"{seconds:5.0f} s   {'   '.join(how_far) or 'starting'}", flush=True)
 
 

@@ -18,11 +18,12 @@ from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
 from tests.wording import raises
 
+pytestmark = pytest.mark.slow  # links of emulated hosts
+
 NOTEBOOK = """
 import os, signal, sys, time
 from hpdl_lab.engines.cluster import Cluster
 
-pytestmark = pytest.mark.slow  # links of emulated hosts
 cluster = Cluster.start(1, where="emulated")
 assert cluster.run(lambda comm: os.uname().nodename) == ["host0"]
 print("READY", cluster._supervisor.pid, flush=True)

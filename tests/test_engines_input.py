@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -99,6 +100,55 @@ def test_a_runtime_directory_with_a_long_path_is_passed_over_with_the_numbers(mo
     monkeypatch.setenv("XDG_RUNTIME_DIR", deep)
     reasons = session_dir.find()[1]
     assert len(reasons) == 1 and f"is {len(deep)} bytes long, and a socket's path allows" in reasons[0]
+
+
+NO_LOCKS = """
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <sys/syscall.h>
+#include <unistd.h>
+extern "C" int flock(int fd, int operation) {
+    char path[4096] = {};
+    readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof path - 1);
+    if (strstr(path, getenv("NO_LOCKS_IN"))) return errno = ENOLCK, -1;
+    return syscall(SYS_flock, fd, operation);
+}
+"""
+USE_GLOO = """
+import torch
+from hpdl_lab import lab
+from hpdl_lab.collectives.native import gloo_all_reduce
+from hpdl_lab.comm.torch.group import process_group
+
+def both(comm):
+    x = gloo_all_reduce(comm, torch.ones(3))
+    with process_group(comm):
+        torch.distributed.all_reduce(x)
+    return x.tolist()
+
+with lab.start(2):
+    print(lab.run(both))
+"""
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_site_may_set_tmpdir_to_a_long_path_with_spaces_on_a_file_system_without_locks(short, locks):
+    """As /scratch on NFS; XDG_RUNTIME_DIR is in the same place. Nothing is left there, nor in memory."""
+    deep = os.path.join(short, "scratch of users", "d" * 100, "tmp of job 17")
+    os.makedirs(deep)
+    environment = os.environ | {"TMPDIR": deep, "XDG_RUNTIME_DIR": f"{short}/scratch of users"}
+    if not locks:
+        library = os.path.join(short, "no_locks.so")
+        source = os.path.join(short, "no_locks.cpp")
+        Path(source).write_text(NO_LOCKS)
+        subprocess.run(["c++", "-std=c++20", "-shared", "-fPIC", "-o", library, source], check=True)
+        environment |= {"LD_PRELOAD": library, "NO_LOCKS_IN": f"{short}/scratch of users"}
+    before = set(os.listdir("/dev/shm"))
+    done = subprocess.run([sys.executable, "-c", USE_GLOO], env=environment, capture_output=True, text=True)
+    assert done.stdout.endswith("[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]\n"), done.stdout + done.stderr
+    assert not os.listdir(deep) and not [n for n in set(os.listdir("/dev/shm")) - before if n.startswith("hpdl-")]
 
 
 def test_sockets_of_kernels_have_short_paths_where_the_home_has_a_long_one(monkeypatch, short):

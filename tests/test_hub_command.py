@@ -19,6 +19,8 @@ from hpdl_lab.classroom import authenticator, hub, sandbox, settings, sockets
 from hpdl_lab.classroom.attendee import Attendee
 from hpdl_lab.classroom.state import State
 
+pytestmark = pytest.mark.slow  # JupyterHub's proxy, and a hub
+
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="user ids for attendees need root")
 NAME = "ada"
 TRUSTED = ["--trust-attendees"]  # so that every test may run
@@ -161,7 +163,6 @@ def test_make_hub_without_npm_says_so(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_the_node_of_pip_is_one_program_and_not_a_script_that_starts_it():
     """What it inherits would be closed, and a signal would not reach it."""
     node, script = hub.proxy_program()
@@ -261,7 +262,6 @@ def command(*options):
     return done.stdout
 
 
-@pytest.mark.slow
 @ROOT
 def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place, until_ended):
     """Where JupyterHub alone is killed, tests/test_hub_attacks.py sees the command start it again."""

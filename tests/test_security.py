@@ -23,6 +23,7 @@ from hpdl_lab.classroom import hub
 from hpdl_lab.classroom.attendee import Attendee
 
 pytestmark = [
+    pytest.mark.slow,  # a hub
     pytest.mark.skipif(os.geteuid() != 0, reason="user ids for attendees need root"),
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),
 ]
@@ -76,7 +77,6 @@ def listeners(pids):
     return found
 
 
-@pytest.mark.slow
 def test_browsers_reach_one_port_and_the_inner_ones_are_loopback_and_never_free(running):
     given = running.settings
     inner = {("127.0.0.1", given.hub_port), ("127.0.0.1", given.proxy_port)}
@@ -92,7 +92,6 @@ def test_browsers_reach_one_port_and_the_inner_ones_are_loopback_and_never_free(
     running._start()
 
 
-@pytest.mark.slow
 def test_what_browsers_send_is_encrypted(running, certificate):
     assert running.url.startswith("https://")
     context = ssl.create_default_context(cafile=certificate[0])
@@ -103,7 +102,6 @@ def test_what_browsers_send_is_encrypted(running, certificate):
         requests.get(running.url.replace("https", "http") + "/hub/login", timeout=300)
 
 
-@pytest.mark.slow
 def test_the_inner_interfaces_answer_nobody_without_a_certificate_of_the_hub(running):
     given = running.settings
     for url in (f"https://127.0.0.1:{given.hub_port}/hub/api", f"https://127.0.0.1:{given.proxy_port}/api/routes"):
@@ -113,7 +111,6 @@ def test_the_inner_interfaces_answer_nobody_without_a_certificate_of_the_hub(run
             requests.get(url.replace("https", "http"), timeout=300)
 
 
-@pytest.mark.slow
 def test_the_servers_address_and_certificate_are_of_one_attendee(running, attendee):
     """Nobody else's certificate is good there, and without one nobody is answered."""
     someone = attendee(ADA, PASSWORD)
@@ -133,7 +130,6 @@ def test_the_servers_address_and_certificate_are_of_one_attendee(running, attend
     someone._ask("DELETE", someone.api, xsrf="/hub/")
 
 
-@pytest.mark.slow
 def test_only_root_reads_the_hubs_own_files(running):
     given = running.settings
     modes = {"": 0o711, "hub": 0o700, "homes": 0o711, "attendees": 0o711, "notebooks": 0o755}

@@ -5,8 +5,8 @@ Each replaces `x` by its sum over ranks and returns it. They need real ranks.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..comm.base import Comm
 from ..comm.buffers import is_tensor
 from ..comm.calls import only_calls
-from ..comm.hosts import shared_folder
+from ..comm.hosts import shared_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,13 +66,13 @@ def gloo_group(comm: Any) -> Any:
     if comm.gloo is None:
         import torch.distributed as dist
 
-        mine = shared_folder() if comm.rank == 0 else ""
-        path = os.path.join(comm.agree("gloo", note=mine.encode())[0].decode(), "store")
+        path = shared_file("gloo") if comm.rank == 0 else ""
+        path = comm.agree("gloo", note=path.encode())[0].decode()
         if comm.node_size == comm.size:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
         timeout = timedelta(seconds=comm.waiting.deadline)
         comm.gloo = dist.ProcessGroupGloo(dist.FileStore(path, comm.size), comm.rank, comm.size, timeout)
         comm.agree("gloo")
-        if mine:
-            shutil.rmtree(mine)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
     return comm.gloo

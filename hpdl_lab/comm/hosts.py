@@ -1,6 +1,7 @@
 """Which ranks are on one host, and which machine's cores they share."""
 
 import os
+import secrets
 import socket
 import tempfile
 from collections.abc import Sequence
@@ -25,15 +26,17 @@ def machine_id() -> str:
         return socket.gethostname()[:60]
 
 
-def shared_folder() -> str:
-    """Make a private folder for files that the ranks of this host open together; whoever asks removes it.
+def shared_file(kind: str) -> str:
+    """Return the path of a new file, which only its owner can read, for the ranks of this host to open together.
 
     On engines it is in their own folder, elsewhere in memory: TMPDIR may be longer than a note that ranks exchange
-    (120 bytes), or on NFS without locks.
+    (120 bytes), or on NFS without locks. Whoever asks for the file removes it; that of engines goes with them as well.
     """
     places = (os.environ.get(SESSION), "/dev/shm", "/tmp")
-    place = next((place for place in places if place and os.access(place, os.W_OK | os.X_OK)), None)
-    return tempfile.mkdtemp(prefix="hpdl-ranks-", dir=place)
+    place = next((p for p in places if p and os.access(p, os.W_OK | os.X_OK)), tempfile.gettempdir())
+    path = os.path.join(place, f"hpdl-{kind}-{secrets.token_hex(8)}")
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    return path
 
 
 def core_mask() -> str:

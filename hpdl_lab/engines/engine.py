@@ -18,6 +18,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -31,6 +32,7 @@ from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
 from ..trace import now_ns
 from . import client, messages, session_dir, task
+from .supervisor import shared_memory
 from .task import execute, interrupted
 
 AGAIN = 0.05  # s, until an interrupt that cannot be served now is looked at again
@@ -93,7 +95,7 @@ class Server:
         finally:
             os.unlink(f"{self.path}.new")
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
-        self._selector.register(self._supervisor, selectors.EVENT_READ, lambda: os._exit(1))
+        self._selector.register(self._supervisor, selectors.EVENT_READ, end_without_supervisor)
         threading.Thread(target=self._serve, daemon=True, name="tasks").start()
 
     def submit(self, job: Callable[[], Any]) -> None:
@@ -217,6 +219,14 @@ class Server:
             self.session.status.publish(self.rank, "failed", run)
 
 
+def end_without_supervisor() -> None:
+    """End this process, and remove the shared memory that it has mapped, as the supervisor would have done."""
+    for path in shared_memory([os.getpid()]):
+        with suppress(OSError):  # another rank was faster
+            os.unlink(path)
+    os._exit(1)
+
+
 def imports_torch(frame: FrameType | None) -> bool:
     """Whether `frame`, or one that led to it, is the top level of the package torch: its import is under way."""
     while frame is not None:
@@ -259,7 +269,6 @@ def main() -> None:
     rank = session.rank
     if session.size != size:
         from ..features import mpiexec
-        from .supervisor import shared_memory
 
         for path in shared_memory([os.getpid()]):  # Open MPI, which takes this for its only rank, would leave it
             os.unlink(path)

@@ -99,6 +99,8 @@ def _unfit(label: str, root: str, path: str, longest: int) -> str | None:
         return f"{label} {root} is not writable"
     if (mode := os.stat(root).st_mode) & 0o022 and not mode & stat.S_ISVTX:
         return f"in {label} {root} others may replace what is yours: chmod +t {root}"
+    if not _has_locks(root):
+        return f"{label} {root} is on a file system without locks"
     try:
         info = os.lstat(path)
     except FileNotFoundError:
@@ -106,6 +108,20 @@ def _unfit(label: str, root: str, path: str, longest: int) -> str | None:
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         return f"{path} belongs to someone else"
     return None
+
+
+def _has_locks(folder: str) -> bool:
+    """Whether the file system locks folders: NFS mostly does not."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 @contextmanager

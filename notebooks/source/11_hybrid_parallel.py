@@ -166,7 +166,8 @@ lab.show([e for e in ranks.events if e.t0_ns > begin])
 # %%
 import tempfile
 
-path = tempfile.mkdtemp() + "/gpt.checkpoint"
+folder = tempfile.TemporaryDirectory()  # removed with the kernel
+path = folder.name + "/gpt.checkpoint"
 lab.run(hybrid_script, text, {"dp": 2, "pp": 2}, 3, None, path)
 resumed = lab.run(hybrid_script, text, {"tp": 2, "pp": 2}, 3, path)[0].losses
 

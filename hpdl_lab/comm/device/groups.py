@@ -64,8 +64,7 @@ class MpiGroups:
         places = [(host, gpu) for host, (_, gpu) in zip(hosts, notes, strict=True)]
         sharing = [rank for rank, place in enumerate(places) if places.count(place) > 1]
         name = comm.agree("gpus", note=secrets.token_hex(6).encode())[0].decode()
-        store, _ = store_of(comm)  # NCCL looks into it again, as long as the group lives
-        group = self.make_group(store, comm.rank, comm.size, self.device, sharing)
+        group = self.make_group(store_of(comm), comm.rank, comm.size, self.device, sharing)
         self.names[group] = name
         return group
 

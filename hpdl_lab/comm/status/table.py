@@ -10,14 +10,13 @@ import json
 import mmap
 import os
 import select
-import shutil
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ...trace import now_ns
 from ..errors import Wait
-from ..hosts import shared_folder
+from ..hosts import shared_file
 
 STATES = ("absent", "running", "waiting", "finished", "failed", "idle")
 MAX_PEERS = 32  # named in a slot; a wait for more ranks names the first of them
@@ -81,12 +80,12 @@ def open_together(rank: int, hosts: list[str], tell: Callable, attach: Callable)
     first = hosts.index(hosts[rank])
     mine = ""
     if rank == first:
-        mine = os.path.join(shared_folder(), "status")
+        mine = shared_file("status")
         StatusTable.create(mine, len(hosts)).close()
     table = attach(tell(mine)[first])
     tell("opened")
     if mine:
-        shutil.rmtree(os.path.dirname(mine))
+        os.unlink(mine)
     return table
 
 
@@ -109,7 +108,7 @@ class StatusTable:
         """Write an empty status table for `size` ranks to `path`, readable by this user only, and open it."""
         if size < 1:
             raise ValueError(f"a status table needs at least 1 rank, got {size}")
-        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "wb") as file:
+        with open(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600), "wb") as file:
             file.write(HEADER.pack(MAGIC, size) + bytes(size * SLOT.size))
         return cls(path)
 

@@ -1,18 +1,18 @@
 """torch.distributed's process groups where somebody else has started the ranks: on engines, under mpiexec."""
 
+import atexit
 import collections
 import functools
 import os
-import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from ..hosts import host_id, shared_folder
+from ..hosts import host_id, shared_file
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 
@@ -31,25 +31,20 @@ def process_group(comm: Any, backend: str = "gloo") -> Iterator[Any]:
         raise ValueError("a process has one default process group, and simulated ranks share a process: use lab.run")
     if dist.is_initialized():
         raise RuntimeError("this process has a default process group already: dist.destroy_process_group() ends it")
-    store, folder = store_of(comm)
-    options = {"store": store, "rank": comm.rank, "world_size": comm.size}
+    options = {"store": store_of(comm), "rank": comm.rank, "world_size": comm.size}
     options |= {"timeout": timedelta(seconds=comm.waiting.deadline)}
     options |= {"pg_options": comm} if backend == "hpdl" else {}
+    with loopback(comm.node_size == comm.size):
+        dist.init_process_group(backend, **options)
+    del options  # and the store with it
+    last_group().append(dist.group.WORLD)
     try:
-        with loopback(comm.node_size == comm.size):
-            dist.init_process_group(backend, **options)
-        last_group().append(dist.group.WORLD)
-        try:
-            yield dist.group.WORLD
-        except BaseException:
-            dist.group.WORLD.abort()  # nobody waits for what will not come
-            raise
-        finally:
-            dist.destroy_process_group()
-        comm.agree("process group")  # nobody looks into the store any more
+        yield dist.group.WORLD
+    except BaseException:
+        dist.group.WORLD.abort()  # nobody waits for what will not come
+        raise
     finally:
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        dist.destroy_process_group()
 
 
 @functools.cache
@@ -62,27 +57,33 @@ def last_group() -> Any:
     return collections.deque(maxlen=1)
 
 
-def store_of(comm: Any) -> tuple[Any, str]:
-    """Make a c10d store of the ranks of `comm`: a file if they are on one machine, else rank 0 serves it. Collective.
+def store_of(comm: Any) -> Any:
+    """A c10d store of the ranks of `comm`: a file where they are on one machine, else rank 0 serves it.
 
-    Returns: (store, its folder on rank 0, else ""). Whoever removes the folder does so when no rank uses the store any
-             more: one that looks for a file that has gone waits until its timeout.
+    The last rank that forgets it removes the file: whoever looks for one that is not there any more waits for minutes.
+    Where a rank was killed, it goes with the engines, or when rank 0 ends.
     """
     near, mine = comm.node_size == comm.size, ""
     timeout = timedelta(seconds=comm.waiting.deadline)
     server = None
     if comm.rank == 0 and near:
-        mine = shared_folder()
+        mine = shared_file("store")
+        atexit.register(remove, mine)
     elif comm.rank == 0:
         server = dist.TCPStore(socket.gethostname(), 0, comm.size, True, timeout, wait_for_workers=False)
         mine = f"{socket.gethostname()} {server.port}"
     text = comm.agree("process group", note=mine.encode())[0].decode()
     if near:
-        store = dist.FileStore(os.path.join(text, "store"), comm.size)
+        store = dist.FileStore(text, comm.size)
     else:
         address, port = text.split()
         store = server or dist.TCPStore(address, int(port), comm.size, False, timeout)
-    return store, mine if near else ""
+    return store
+
+
+def remove(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 @contextmanager
