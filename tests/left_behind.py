@@ -30,8 +30,9 @@ class Snapshot:
         give_up = time.monotonic() + SECONDS
         while (running := self.processes()) and time.monotonic() < give_up:
             time.sleep(0.2)
+        others = in_use()
         files = [str(p) for folder in own for p in folder.iterdir() if not p.name.startswith(OF_PYTEST)]
-        return [*running, *sorted(present() - self.before - in_use()), *sorted(files)]
+        return [*running, *sorted(present() - self.before - others - in_use()), *sorted(files)]
 
     def processes(self) -> list[str]:
         """Those that the run has started and that have not ended."""

@@ -30,7 +30,7 @@ from tests import installed, left_behind, warm
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 3  # odd: finds the off-by-one errors that 2 and 4 hide
-WHOLE_SECONDS = 5000  # for all of it: a single test that hangs ends by its own limit
+WHOLE_SECONDS = 2500  # for all of it: a single test that hangs ends by its own limit
 REPORT_SECONDS = 60  # for a step that has been interrupted
 NEWS_SECONDS = 15  # between two lines that say how far the steps are
 NO_CELLS = ("-p", "no:nbval")  # whose import takes each process 2 s

@@ -1,5 +1,6 @@
 """What the ranks say on real engines: errors, output, rows; and two notebooks that share the engines."""
 
+import io
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from functools import partial
 
 import numpy as np
@@ -54,6 +56,31 @@ def test_an_error_inside_a_library_shows_the_attendees_line(cluster):
 
     with pytest.raises(RunFailed, match=f"test_engines_say.py:{wrong.__code__.co_firstlineno + 1} in wrong"):
         cluster.run(wrong)
+
+
+def test_what_the_attendees_line_does_not_explain_is_shown_with_the_librarys_lines(cluster):
+    """A KeyError out of an import has once been all that there was to read."""
+
+    def wrong(comm):
+        return zipfile.ZipFile(io.BytesIO(b"PK\x05\x06" + bytes(18))).getinfo("weights")
+
+    with pytest.raises(RunFailed) as caught:
+        cluster.run(wrong)
+    mine = f"test_engines_say.py:{wrong.__code__.co_firstlineno + 1} in wrong"
+    assert re.search(rf"KeyError: .*\n    {mine}:.*\n    zipfile.py:\d+ in getinfo:  raise KeyError", str(caught.value))
+    assert caught.value.errors[0].line == mine.removesuffix(" in wrong")
+
+
+class Unloadable:
+    """Fails when an engine unpickles it."""
+
+    def __reduce__(self):
+        return {}.__getitem__, ("weights",)
+
+
+def test_an_argument_that_cannot_be_loaded_is_shown_with_the_librarys_lines(cluster):
+    with pytest.raises(RunFailed, match=r"KeyError: 'weights'\n    messages.py:\d+ in \w+:"):
+        cluster.run(lambda comm, x: x, Unloadable())
 
 
 def test_other_messages_of_one_kind_are_shown_too(cluster):

@@ -166,10 +166,10 @@ lab.show([e for e in ranks.events if e.t0_ns > begin])
 # %%
 import tempfile
 
-folder = tempfile.TemporaryDirectory()  # removed with the kernel
-path = folder.name + "/gpt.checkpoint"
-lab.run(hybrid_script, text, {"dp": 2, "pp": 2}, 3, None, path)
-resumed = lab.run(hybrid_script, text, {"tp": 2, "pp": 2}, 3, path)[0].losses
+with tempfile.TemporaryDirectory() as folder:
+    path = f"{folder}/gpt.checkpoint"
+    lab.run(hybrid_script, text, {"dp": 2, "pp": 2}, 3, None, path)
+    resumed = lab.run(hybrid_script, text, {"tp": 2, "pp": 2}, 3, path)[0].losses
 
 # %%
 through = sim.run(1, script, text, 6)[0].losses[3:]

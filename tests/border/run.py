@@ -1,7 +1,8 @@
 """The C++ border under fire: generated cases through every bound function, each ends in a result or a clear error.
 
-    python tests/border/run.py                  a short slice, with the installed module: part of `make test`
+    python tests/border/run.py                  a short slice, with the installed module
     python tests/border/run.py --sanitize       all of it, with a module built for it: `make sanitize`
+    ... --sanitize --cases 1000                 a slice of that: part of `make test-all`
 
 Parts: `alone` is one rank, who also writes to himself, without and with torch; `threads` are ranks that share memory;
 `ranks` are processes under mpiexec. A part fails that crashes, hangs, or of which a sanitizer reports something; the

@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-START_SECONDS = 60
-WAIT_MS = 30_000  # for what the page, or the kernel, does in a moment where they have a core
+START_SECONDS = 600
+WAIT_MS = 300_000  # for what the page, or the kernel, does in a moment where they have a core
 ARGS = (
     "--no-sandbox",
     "--disable-gpu",

@@ -29,7 +29,7 @@ SOLVED = HERE.parent.parent / "notebooks" / "solutions" / "04_ring_all_reduce.ip
 ADA, BOB = "ada", "bob"
 PASSWORDS = {ADA: "given by the instructor", BOB: "chosen at the first login"}
 IDLE = "Python 3 (ipykernel) | Idle"
-HUB_SECONDS, PAGE_MS, SERVER_MS, RUN_MS = 180, 60_000, 180_000, 240_000
+HUB_SECONDS, PAGE_MS, SERVER_MS, RUN_MS = 600, 600_000, 600_000, 600_000
 CULL_MINUTES = 0.1
 ENDED = (
     "SSLError",

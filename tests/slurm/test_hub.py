@@ -16,7 +16,7 @@ import requests
 from tests.slurm.controller import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 240  # s
+PATIENCE = 600  # s
 NAME = f"hpdl-s{os.getpid()}"  # of the account
 # What a site would edit, and an authenticator that needs no password file of this machine.
 EDITED = """

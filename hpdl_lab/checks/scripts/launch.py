@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 STALL = 3.0  # s in which no rank computes and none moves to another line: they wait for each other
+RENDEZVOUS_STALL = 30.0  # s, in init_process_group: the launcher works for them there, which a busy machine may delay
 LIMIT = 90.0  # s for a whole run, of which most is the import of torch
 IDLE = 0.03  # of a core: a rank that waits takes 0.005 for the look at itself, one that computes more
 SAVED = "gpt.pt"
@@ -91,7 +92,7 @@ class Launcher:
         self._process.communicate()
 
     def launch(self, script: Path, ranks: int) -> Run:
-        """Run a script on so many ranks; it ends within LIMIT, and STALL after all ranks wait for each other."""
+        """Run a script on so many ranks; it ends within LIMIT, and some seconds after all ranks wait for each other."""
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="hpdl-script-") as name:
             folder = Path(name)
@@ -121,10 +122,15 @@ def wait(pid: int, folder: Path, ranks: int, began: float) -> tuple[bool, bool]:
             if beat is None or known is None or moved(known, beat):
                 since[rank] = beat
         beats = [(since.get(rank), now[rank]) for rank in live]
-        if beats and all(old and new and new["time"] - old["time"] > STALL for old, new in beats):
+        if beats and all(old and new and new["time"] - old["time"] > patience(new["place"]) for old, new in beats):
             return True, False
         time.sleep(0.1)
     return False, False
+
+
+def patience(place: tuple[int, str]) -> float:
+    """Seconds without progress, at this (line, its text), after which ranks count as waiting for each other."""
+    return RENDEZVOUS_STALL if "init_process_group" in place[1] else STALL
 
 
 def moved(old: Any, new: Any) -> bool:
