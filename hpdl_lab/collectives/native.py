@@ -5,21 +5,15 @@ Each replaces `x` by its sum over ranks and returns it. They need real ranks.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..comm.base import Comm
 from ..comm.buffers import is_tensor
 from ..comm.calls import only_calls
-from ..comm.hosts import shared_file
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @only_calls("all_reduce")
@@ -66,13 +60,9 @@ def gloo_group(comm: Any) -> Any:
     if comm.gloo is None:
         import torch.distributed as dist
 
-        path = shared_file("gloo") if comm.rank == 0 else ""
-        path = comm.agree("gloo", note=path.encode())[0].decode()
-        if comm.node_size == comm.size:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        from ..comm.torch.group import loopback, store_of
+
         timeout = timedelta(seconds=comm.waiting.deadline)
-        comm.gloo = dist.ProcessGroupGloo(dist.FileStore(path, comm.size), comm.rank, comm.size, timeout)
-        comm.agree("gloo")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        with loopback(comm.node_size == comm.size):
+            comm.gloo = dist.ProcessGroupGloo(store_of(comm), comm.rank, comm.size, timeout)
     return comm.gloo

@@ -1,20 +1,24 @@
 """pytest on every rank of `mpiexec -n 3 python -m pytest tests/mpi`: the same tests in the same order, in step.
 
 Every test gets a communicator of its own, so that one that fails on one rank does not put the others out of step for
-the rest. Rank 0 speaks; the others say something only when a test fails there. The same tests run on the ranks of
-torchrun (tests/test_torchrun.py), except those that look at the MPI job.
+the rest. Rank 0 speaks; the others say something only when a test fails there. `python -m pytest tests/mpi/test_x.py`
+starts the ranks by itself. The same tests run on the ranks of torchrun (tests/test_torchrun.py), except those that look
+at the MPI job.
 """
 
 import functools
 import os
+import sys
 import threading
 import time
 from datetime import timedelta
 
 import pytest
 
+from hpdl_lab import features
 from hpdl_lab.comm.launcher import started_by
 from hpdl_lab.comm.mpi.session import session_of_this_process
+from tests import installed
 
 BY_TORCHRUN = started_by() == "torchrun"
 
@@ -25,6 +29,8 @@ def my_rank():
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
+    if not started_by():  # by hand: `python -m pytest tests/mpi/test_x.py`
+        installed.start_pytest_again(config, features.mpiexec(), "-n", "3", sys.executable)
     config.failures = []
     if my_rank() != 0:
         config.pluginmanager.unregister(config.pluginmanager.get_plugin("terminalreporter"))

@@ -10,11 +10,13 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch.distributed as dist
 
 from ..hosts import host_id, shared_file
 
 LOOPBACK_ADDRESS = "127.0.0.1"
+INTERFACE = "GLOO_SOCKET_IFNAME"  # environment variable: through which gloo, and the store, talk to other hosts
 
 
 @contextmanager
@@ -70,8 +72,8 @@ def store_of(comm: Any) -> Any:
         mine = shared_file("store")
         atexit.register(remove, mine)
     elif comm.rank == 0:
-        server = dist.TCPStore(socket.gethostname(), 0, comm.size, True, timeout, wait_for_workers=False)
-        mine = f"{socket.gethostname()} {server.port}"
+        server = dist.TCPStore(own_address(), 0, comm.size, True, timeout, wait_for_workers=False)
+        mine = f"{own_address()} {server.port}"
     text = comm.agree("process group", note=mine.encode())[0].decode()
     if near:
         store = dist.FileStore(text, comm.size)
@@ -79,6 +81,14 @@ def store_of(comm: Any) -> Any:
         address, port = text.split()
         store = server or dist.TCPStore(address, int(port), comm.size, False, timeout)
     return store
+
+
+def own_address() -> str:
+    """Return the address at which ranks of other hosts reach this one; hosts need not know each other by name."""
+    for address in psutil.net_if_addrs().get(os.environ.get(INTERFACE, ""), []):
+        if address.family == socket.AF_INET:
+            return address.address
+    return socket.gethostname()
 
 
 def remove(path: str) -> None:
@@ -89,15 +99,14 @@ def remove(path: str) -> None:
 @contextmanager
 def loopback(near: bool) -> Iterator[Any]:
     """Within it, gloo talks over the loopback interface where all ranks are `near`, unless the user has said which."""
-    name = "GLOO_SOCKET_IFNAME"
-    found = near and name not in os.environ and socket.if_nameindex()[0][1]
+    found = near and INTERFACE not in os.environ and socket.if_nameindex()[0][1]
     if found:
-        os.environ[name] = found
+        os.environ[INTERFACE] = found
     try:
         yield
     finally:
         if found:
-            del os.environ[name]
+            del os.environ[INTERFACE]
 
 
 def gloo_on(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
