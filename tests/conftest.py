@@ -111,6 +111,18 @@ def open_mpi():
     installed.other_mpi("openmpi")
 
 
+@pytest.fixture(scope="module")
+def mpich_cleaned_up():
+    """At the end nothing is left of the shared memory of ranks that were killed under a launcher of a test's own."""
+    yield
+    from hpdl_lab.features import dev_shm
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dev_shm, "ABANDONED", 1.0)
+        time.sleep(1.1)
+        dev_shm.remove_abandoned()
+
+
 @pytest.fixture
 def lasting_port():
     """A free port that stays free: the system gives those from 32768 on to whoever asks for any."""

@@ -76,7 +76,7 @@ NAMES = re.findall(r'^    "([a-z_ ]+)":', RANKS, re.M)
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def job(tmp_path_factory, mpich_cleaned_up):
     """Ranks, two more than collectives, whose launcher does not hear of a killed one; they end with the tests."""
     launcher = features.mpiexec() + ".gforker"
     if not os.path.exists(launcher):

@@ -47,7 +47,7 @@ def waits_in(op, ranks):
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, mpich_cleaned_up):
     """start(script): the script on 3 ranks, as a process whose ranks are ended with the test."""
     started = []
 
