@@ -48,14 +48,14 @@ def rows():
 def test_a_wrong_script_is_rejected_with_its_message_in_time(exercise, failed, says, text, tmp_path, launcher):
     began = time.monotonic()
     result = checked(exercise, text, tmp_path, launcher)
-    assert (result.failed, says.lower() in result.message.lower()) == (failed, True), result
+    assert (result.failed, says.lower() in result.message.lower()) == (failed, True), str(result)
     assert time.monotonic() - began < launching.LIMIT
 
 
 @pytest.mark.parametrize("exercise", SCRIPTS, ids=lambda e: e.id)
 def test_the_solution_passes(exercise, launcher):
     result = check_script(exercise, script_of(exercise.file), launcher)
-    assert result, result
+    assert result, str(result)
     assert "as on one rank, to 1e-12" in str(result)
 
 
@@ -63,7 +63,7 @@ def test_the_solution_passes(exercise, launcher):
 @pytest.mark.parametrize(("exercise", "name", "edits"), RIGHT, ids=[f"{e.id}-{name}" for e, name, _ in RIGHT])
 def test_another_right_script_passes(exercise, name, edits, tmp_path, launcher):
     result = checked(exercise, script_answers.edited(exercise.solution, edits), tmp_path, launcher)
-    assert result, result
+    assert result, str(result)
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_a_rank_that_does_not_come_is_waited_for_in_vain_but_not_for_long(does, 
     lines = ["import os, torch, torch.distributed as dist", 'dist.init_process_group("gloo")']
     lines += [f"if dist.get_rank() == 1: {does}", "dist.recv(torch.zeros(3), 1)"]
     result = checked(SCRIPTS[0], "\n".join(lines), tmp_path)
-    assert (result.failed, says in result.message) == (failed, True), result
+    assert (result.failed, says in result.message) == (failed, True), str(result)
     assert "checks/scripts" not in result.detail
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if str(tmp_path) in command]
