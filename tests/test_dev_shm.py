@@ -120,9 +120,14 @@ def test_what_killed_ranks_have_left_is_removed_before_new_ones_could_find_it(no
         for path in (*made.values(), other):
             with open(path, "wb") as file:
                 file.write(bytes(4096))
-            if path != made["new"]:
+        with open(made["mapped"], "r+b") as file, mmap.mmap(file.fileno(), 4096):
+            for path in (
+                made["left"],
+                made["mapped"],
+                other,
+            ):  # from now on they look old, also to other tests' engines
                 os.utime(path, (0, 0))
-        with open(made["mapped"], "r+b") as file, mmap.mmap(file.fileno(), 4096), Cluster.start(1):
+            Cluster.start(1).stop()
             assert [name for name, path in made.items() if os.path.exists(path)] == ["mapped", "new"]
             assert os.path.exists(other)
     finally:
