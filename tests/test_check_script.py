@@ -44,7 +44,7 @@ def rows():
         yield pytest.param(exercise, failed, says, text, marks=marks, id=f"{exercise.id}-{failed}-{says[:30]}")
 
 
-@pytest.mark.parametrize(("exercise", "failed", "says", "text"), rows())
+@pytest.mark.parametrize(("exercise", "failed", "says", "text"), [*rows()])
 def test_a_wrong_script_is_rejected_with_its_message_in_time(exercise, failed, says, text, tmp_path, launcher):
     began = time.monotonic()
     result = checked(exercise, text, tmp_path, launcher)
@@ -146,6 +146,16 @@ def test_a_rank_that_does_not_come_is_waited_for_in_vain_but_not_for_long(
     assert (result.failed, says in result.message) == (failed, True), str(result)
     assert "checks/scripts" not in result.detail
     eventually(lambda: not psutil.Process(launcher._process.pid).children(recursive=True))
+
+
+@pytest.mark.slow
+def test_ranks_that_never_met_are_launched_a_second_time(tmp_path, monkeypatch, launcher):
+    monkeypatch.setattr(launching, "RENDEZVOUS_STALL", 1.0)
+    launches, launch = [], launcher._launch
+    monkeypatch.setattr(launcher, "_launch", lambda *call: launches.append(call) or launch(*call))
+    meet = 'dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=3)'
+    result = checked(SCRIPTS[0], f"import os, torch.distributed as dist\n{meet}\n", tmp_path, launcher)
+    assert (result.failed, len(launches)) == ("deadlock", 2), str(result)
 
 
 def test_the_command_prints_what_is_wrong_and_fails(tmp_path, capsys):
