@@ -237,6 +237,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="tests with this word in their name")
     parser.add_argument("--mpi", choices=("mpich", *installed.OTHER_MPIS), help="only the rank tests, under this MPI")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # by which steps end, too
     if options.all:
         installed.everything()
     steps = turns_under(options.mpi) if options.mpi else turns(options.all)
