@@ -13,9 +13,9 @@ from hpdl_lab.features import dev_shm
 MARK = "HPDL_TEST_RUN"  # in the environment of all that the run starts
 SECONDS = 60  # for processes to end
 SHARED = ("/tmp", "/var/tmp", "/dev/shm")
-NAMES = ("hpdl", "torchelastic_", "mpich_shm_", "vader_segment", "sem.mp-", "torch_", "__KMP_", "ompi.")  # in those
+NAMES = ("hpdl", "torchelastic_", "mpich_shm_", "vader_segment", "sem.mp-", "torch_", "__KMP_")  # in those
 AT_HOME = (".hpdl", ".ipython", ".jupyter", ".nbgrader", ".local/share/jupyter", ".config/matplotlib")
-OF_PYTEST = "pytest-of-"  # in a TMPDIR of the run's own, where ranks keep theirs
+KEPT = ("pytest-of-", "ompi.")  # in a TMPDIR: the folders that pytest and Open MPI keep there for a user
 
 
 class Snapshot:
@@ -31,7 +31,7 @@ class Snapshot:
         while (running := self.processes()) and time.monotonic() < give_up:
             time.sleep(0.2)
         others = in_use()
-        files = [str(p) for folder in own for p in folder.iterdir() if not p.name.startswith(OF_PYTEST)]
+        files = [str(p) for folder in own for p in folder.iterdir() if not p.name.startswith(KEPT)]
         return [*running, *sorted(present() - self.before - others - in_use()), *sorted(files)]
 
     def processes(self) -> list[str]:

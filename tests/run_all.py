@@ -123,15 +123,12 @@ class Running:
         for path in private.values():
             path.mkdir(mode=0o700)
         environment = os.environ | features.launch_environment() | {name: str(path) for name, path in private.items()}
-        # Or each torchrun, and each mpiexec of Open MPI, leaves a folder in TMPDIR.
-        environment |= dict.fromkeys(("PET_LOG_DIR", "PRTE_MCA_prte_tmpdir_base"), str(place))
+        environment["PET_LOG_DIR"] = str(place)  # or each torchrun leaves a folder in TMPDIR
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(place / "inductor")  # of torch, which makes it there as well
         environment["HPDL_TEST_RESULTS"] = str(self.results)
         environment["OMP_NUM_THREADS"] = "1"  # ranks and workers are as many as cores
         environment["HPDL_TORCH"] = "later"  # when something needs it: most engines of tests are stopped before
-        environment.pop(
-            "PYTHONDONTWRITEBYTECODE", None
-        )  # or hundreds of processes compile the package, each for itself
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles the package for itself
         if server:
             environment = {"": dict, "ranks": server.of_torchrun, "all": server.among}[self.step.forks](environment)
         command = [*self.step.command, *(["-k", only] if only else [])]
