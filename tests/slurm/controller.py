@@ -77,6 +77,7 @@ class Slurm:
         self.hidden = [str(folder) for folder in hidden]
         self.opened = walls(sys.prefix, sys.base_prefix, settings.PACKAGE)
         self.alone, self.changed = alone, changed
+        self.began = time.time()
         self.folder = Path(tempfile.mkdtemp(prefix="hpdl-slurm-", dir="/tmp"))
         self.folder.chmod(0o755)  # other users submit jobs too
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
@@ -110,6 +111,10 @@ class Slurm:
             self.network.close()
         else:
             self._kill_strays()
+        for path in Path("/tmp").glob("hydra_hwloc_xmlfile_*"):  # MPICH's mpiexec leaves one when its job is cancelled
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime > self.began:
+                    path.unlink()
         shutil.rmtree(self.folder)
 
     def _start(self):
