@@ -245,6 +245,8 @@ def main() -> int:
             for turn in steps:
                 ended += perform(turn, Path(folder), len(ended), options.only, began + WHOLE_SECONDS, server)
         found = before.left(*Path(folder).glob("*/tmp"))
+    if not ended:
+        sys.exit(f"no test, and no file of tests, has {options.only!r} in its name")
     write_seconds(ended, "test-all" if options.all else "test")
     return conclude(ended, found, time.monotonic() - began)
 

@@ -111,8 +111,11 @@ def _unfit(label: str, root: str, path: str, longest: int) -> str | None:
 
 
 def _has_locks(folder: str) -> bool:
-    """Whether the file system locks folders: NFS mostly does not."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Tell whether the file system locks folders: NFS mostly does not."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # some sites let nobody list /var/tmp, which can be used all the same
+        return True
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

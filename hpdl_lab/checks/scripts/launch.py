@@ -139,7 +139,7 @@ def wait(pid: int, folder: Path, ranks: int, began: float) -> tuple[bool, bool]:
 
 
 def patience(place: tuple[int, str]) -> float:
-    """Seconds without progress, at this (line, its text), after which ranks count as waiting for each other."""
+    """Return the seconds without progress, at this (line, its text), after which ranks count as stuck."""
     return RENDEZVOUS_STALL if WHERE_RANKS_MEET in place[1] else STALL
 
 
