@@ -7,7 +7,7 @@ Every line has its reason. The three that a site most often replaces, TLS, AUTHE
 
 import sys
 
-from hpdl_lab.classroom import authenticator, hub, settings, state
+from hpdl_lab.classroom import authenticator, bounds, hub, own, settings, state
 
 c = get_config()  # noqa: F821  # JupyterHub puts it here
 
@@ -16,7 +16,9 @@ given = settings.read()
 by_hand = given is None
 if by_hand:
     given = settings.Settings(users=tuple(authenticator.numbered(12)), address="127.0.0.1")
-    given = hub.prepare(given, state.State.make(given.state))
+    folder = state.State.make(given.state)
+    given = hub.prepare(given, folder)
+    hub.end_others(given, folder)
 
 # -- who comes in ------------------------------------------------------------------------------------------------------
 
@@ -24,8 +26,19 @@ if by_hand:
 c.JupyterHub.bind_url = given.bind_url
 # TLS: the certificate chain and its key. Empty where a web server in front of this one does TLS.
 c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = given.certificate, given.key
-# SUBDOMAINS: where the class has a wildcard name, c.JupyterHub.subdomain_host = "https://hub.example.org" gives each
-# attendee a web address of their own: a page that one of them made cannot use the server of another who opens it.
+# SUBDOMAINS: where the class has a wildcard name, "https://hub.example.org" gives each attendee a web address of their
+# own: a page that one of them made cannot use the server of another who opens it. Nor set the cookies of another.
+c.JupyterHub.subdomain_host = given.subdomain_host
+c.JupyterHub.cookie_host_prefix_enabled = given.subdomain_host.startswith("https://")
+# Without it the proxy (hub/proxy.mjs) gives a browser only what its own attendee's server says, which it proves here.
+c.JupyterHub.extra_handlers = [("/own", own.OwnHandler, {"given": given})]
+# Nor do pages that a page of a server opens let it in, or scripts see the token that proves that a form is meant.
+c.JupyterHub.tornado_settings = {
+    "headers": {"Cross-Origin-Opener-Policy": "noopener-allow-popups"},
+    "xsrf_cookie_kwargs": {"httponly": True},
+}
+# Requests are bounded in size and time, and connections for each user id: nobody fills the memory that all need.
+bounds.bound_requests()
 # AUTHENTICATOR: attendees choose a password at their first login, or have got one by the users file. Others: "pam" for
 # the accounts of this machine, "oauthenticator.GitHubOAuthenticator", ... "dummy" lets in anybody: for rehearsals.
 c.JupyterHub.authenticator_class = "dummy" if given.dummy else "hpdl_lab.classroom.authenticator.AttendeeAuthenticator"
@@ -81,6 +94,9 @@ c.JupyterHub.last_activity_interval = 5
 # `hpdl hub --forget-password` may delete a user, with sessions and tokens, and nothing else.
 c.JupyterHub.services = [{"name": "hpdl", "api_token": (given.private / hub.API_TOKEN).read_text()}]
 c.JupyterHub.load_roles = [{"name": "hpdl", "scopes": ["delete:users", "delete:servers"], "services": ["hpdl"]}]
+# Attendees may use and stop their server, and make no tokens: one that a page made would outlive the page.
+own_rights = ["read:users!user", "users:activity!user", "servers!user", "access:servers!user"]
+c.JupyterHub.load_roles.append({"name": "user", "description": "An attendee", "scopes": own_rights})
 if given.idle:
     # jupyterhub-idle-culler stops servers, with their engines, that nobody has used for so long. Files stay.
     # It ends with its hub, also where that is killed: the next one starts another.

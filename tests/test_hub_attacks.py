@@ -8,10 +8,13 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,7 +23,7 @@ import pytest
 import requests
 
 from hpdl_lab import cli
-from hpdl_lab.classroom import authenticator, hub, limits, sandbox, settings
+from hpdl_lab.classroom import authenticator, bounds, hub, limits, sandbox, settings, sockets
 from hpdl_lab.classroom.attendee import Attendee, Trouble
 from hpdl_lab.classroom.state import State
 from hpdl_lab.cli import hub as command
@@ -33,6 +36,7 @@ pytestmark = [
 ADA, BOB, DAN, EVE, FAY = NAMES = [f"{name}{os.getpid()}" for name in ("ada", "bob", "dan", "eve", "fay")]
 PASSWORD, SECRET = "correct horse", "the-secret-of-root"
 MEGABYTE = 2**20
+LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
 PAGE = "PAGE OF THE ATTACKER"
 
 # Runs four programs that want to stay: with the first thread ended, respawning, detached, and not to be looked at.
@@ -139,6 +143,63 @@ def of_user(uid):
     return found
 
 
+class Command:
+    """`hpdl hub` in a process of its own, which can be killed; `start` again goes on with the same folder and port."""
+
+    def __init__(self, folder, names):
+        self.state, self.said = f"{folder}/state", []
+        with contextlib.closing(sockets.Held("127.0.0.1", 0)) as held:
+            self.port = held.port
+        users = Path(folder, "users")
+        users.write_text("\n".join(names))
+        self.argv = [sys.executable, "-m", "hpdl_lab", "hub", "--users-file", users, "--state", self.state]
+        self.argv += ["--port", str(self.port), "--engines", "2", "--idle", "0"]
+
+    def start(self):
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self.process = subprocess.Popen(self.argv, **pipe)
+        self.said = []
+        for line in self.process.stdout:
+            self.said.append(line)
+            if "The hub is ready" in line:
+                return
+        raise AssertionError("".join(self.said))
+
+    def kill(self, *words):
+        """Kill the command and those of its children that have a word in their arguments, all before one can react."""
+        children = psutil.Process(self.process.pid).children()
+        victims = [child for child in children if any(word in arg for word in words for arg in child.cmdline())]
+        assert len(victims) == len(words)
+        for victim in victims:
+            victim.suspend()
+        self.process.kill()
+        for victim in victims:
+            victim.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def by_command(eventually):
+    """A Command that has started, with ada and eve."""
+    folder = tempfile.mkdtemp(prefix="hpdl-test-", dir="/tmp")
+    command = Command(folder, (ADA, EVE))
+    try:
+        command.start()
+        yield command
+    finally:
+        command.process.send_signal(signal.SIGINT)
+        command.process.wait()
+        command.process.stdout.close()
+        eventually(lambda: removed(command.state))
+        shutil.rmtree(folder)
+
+
+def removed(state):
+    with contextlib.suppress(RuntimeError):  # a hub that was killed is about to end
+        State.lock_existing(state).remove()
+    return not os.path.exists(state)
+
+
 @contextlib.contextmanager
 def others_are_answered(running, within, seconds=1.0):
     """The hub answers everybody else meanwhile, each time within `seconds`."""
@@ -207,6 +268,61 @@ print(json.dumps(found))
             with contextlib.suppress(OSError):
                 theirs.add((fd.stat().st_dev, fd.stat().st_ino))
     assert theirs and not mine & theirs
+
+
+def test_no_attendee_makes_a_user_namespace_unless_the_class_has_emulated_hosts(running):
+    """With one, Eve would be root to a large part of the kernel. Tried by each system call that makes one."""
+    code = """
+import ctypes, errno, os
+libc, new_user = ctypes.CDLL(None, use_errno=True), 0x10000000
+unshare, clone = {"x86_64": (272, 56)}.get(os.uname().machine, (97, 220))
+arguments = (ctypes.c_uint64 * 11)(new_user, 0, 0, 0, 17)
+tried = {"unshare": (unshare, new_user), "with more": (unshare, new_user | 0x00020000),
+         "clone": (clone, new_user | 17, 0, 0, 0, 0), "clone3": (435, ctypes.byref(arguments), 88)}
+if os.uname().machine == "x86_64":
+    tried["x32"] = (0x40000000 | unshare, new_user)
+for name, call in tried.items():
+    if (done := libc.syscall(*call)) == 0:
+        print(name, "done", flush=True)
+        os._exit(0)
+    elif done < 0:
+        print(name, errno.errorcode[ctypes.get_errno()], flush=True)
+"""
+    account, given = running.state.account(EVE), running.settings
+    said = sandbox.run_as(given, account, [sys.executable, "-I", "-c", code], 60).decode().split("\n")
+    assert [line for line in said if line.endswith("done")] == [] and {"unshare EPERM", "clone EPERM"} < set(said)
+    said = sandbox.run_as(given.replace(emulated=True), account, [sys.executable, "-I", "-c", code], 60).decode()
+    assert said == "unshare done\n"
+
+
+def test_no_attendee_takes_the_terminals_of_all(running):
+    code = """
+import os
+try:
+    for count in range(10_000):
+        os.openpty()
+except OSError:
+    print(count)
+"""
+    for emulated in (False, True):
+        given = running.settings.replace(emulated=emulated)
+        said = sandbox.run_as(given, running.state.account(EVE), [sys.executable, "-I", "-c", code], 60)
+        assert int(said) == sandbox.TERMINALS
+
+
+def test_of_the_clone_an_attendee_sees_what_servers_need(at_work):
+    """Not .git/config, in which a token may stand, nor the notebooks' solutions; what shows an exercise's is there."""
+    code = f"""
+import os
+print([os.path.exists(os.path.join({str(settings.PACKAGE)!r}, part)) for part in
+       (".git", ".ci", "tests", "README.md", "notebooks/solutions", "notebooks/source", "hpdl_lab", "notebooks/hints")])
+from hpdl_lab import lab
+lab.catch_up("04")
+print("def reduce_scatter" in repr(lab.solution(reduce_scatter)), lab.hint(reduce_scatter) is not None)
+from hpdl_lab.checks.scripts.table import SCRIPTS
+print(all("import" in script.solution for script in SCRIPTS))
+"""
+    assert at_work(EVE).run(code, 60).split("\n")[:3] == [str([False] * 6 + [True] * 2), "True True", "True"]
 
 
 def test_shared_memory_that_an_attendee_plants_reaches_no_engines_of_others(at_work):
@@ -326,6 +442,27 @@ print([ask("127.0.0.1", {running.settings.hub_port}, "/hub/api/"), ask(*{where(r
     assert answers.endswith(" 403]\n")  # the proxy wants its token as well
 
 
+def test_silent_connections_of_an_attendee_stop_no_login(running, at_work, within):
+    """Eve opens three thousand to the hub's inner port, without a certificate, from a soft limit of 1,024 files."""
+    eve = at_work(EVE)
+    soft, hard = resource.prlimit(running.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard
+    code = f"""
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+silent = [socket.create_connection(("127.0.0.1", {running.settings.hub_port})) for _ in range(3000)]
+print(len(silent))
+"""
+    before = psutil.Process(running.pid).num_fds()
+    assert eve.run(code, 300) == "3000\n"
+    taken = psutil.Process(running.pid).num_fds() - before
+    assert taken <= bounds.CONNECTIONS + 20, taken  # and those of this test
+    begin = time.monotonic()
+    assert guess(running, FAY, PASSWORD) == 302
+    assert time.monotonic() - begin < within(2)
+    eve.run("silent.clear()", 60)
+
+
 TAKE_PORTS = """
 import socket, sys, time
 tried = 0
@@ -420,6 +557,105 @@ def test_who_guesses_waits_and_keeps_nobody_else_from_the_hub(running, browser, 
     assert guess(running, FAY, "x" * 10_000) == 403 and guess(running, None, None) == 400
 
 
+def posted(running, send):
+    """What becomes of a login by a stranger who sends its body with `send(socket)`: the status line, or the error."""
+    try:
+        with socket.create_connection(("127.0.0.1", running.settings.port), timeout=300) as stranger:
+            stranger.sendall(b"POST /hub/login HTTP/1.1\r\nHost: hub\r\n")
+            send(stranger)
+            return stranger.makefile().readline().strip()
+    except OSError as error:
+        return type(error).__name__
+
+
+def large(stranger):
+    stranger.sendall(b"Content-Length: 100000000\r\n\r\n")
+    for _ in range(95):
+        stranger.sendall(bytes(MEGABYTE))
+
+
+def in_chunks(stranger):
+    stranger.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
+    for _ in range(95):
+        stranger.sendall(b"100000\r\n" + bytes(MEGABYTE) + b"\r\n")
+
+
+def small_and_slow(stranger):
+    stranger.sendall(b"Content-Length: 60000\r\n\r\n" + bytes(59_999))
+
+
+@pytest.mark.parametrize("send", [large, in_chunks, small_and_slow], ids=lambda send: send.__name__)
+def test_bodies_of_strangers_fill_no_memory_and_hold_up_no_login(running, browser, within, send):
+    """Two hundred requests that do not come to an end. Memory is what the hub and its proxy have taken together."""
+    browser(ADA)
+    private = [psutil.Process(pid) for pid in running.pids]
+    most, stop = [], []
+
+    def watch():
+        while not stop:
+            most.append(max(process.memory_info().rss for process in private))
+            time.sleep(0.02)
+
+    def log_in():
+        begin = time.monotonic()
+        assert guess(running, ADA, PASSWORD) == 302
+        return time.monotonic() - begin
+
+    usual = log_in()
+    with concurrent.futures.ThreadPoolExecutor(202) as pool:
+        watching = pool.submit(watch)
+        strangers = [pool.submit(posted, running, send) for _ in range(200)]
+        times = [log_in() for _ in range(5)]
+        ends = {stranger.result() for stranger in strangers}
+        stop.append(True)
+        watching.result()
+    assert max(most) < 250 * MEGABYTE, max(most) / MEGABYTE
+    assert max(times) < usual + within(2), times
+    assert all(end.startswith(("HTTP/1.1 4", "HTTP/1.1 503")) or end.endswith("Error") for end in ends), ends
+
+
+def test_hub_and_proxy_have_limits_of_their_own(running):
+    for join in limits.make(running.settings, limits.HUB):
+        assert set(map(str, running.pids)) <= set(Path(join).read_text().split())
+    files = [Path(folder, limits.HUB, file) for folder in running.settings.groups for file in LIMIT_FILES]
+    (limit,) = [int(path.read_text()) for path in files if path.exists()]
+    assert limit == pytest.approx(limits.HUB_MEMORY, abs=65536)
+
+
+def test_a_connection_that_says_nothing_is_closed(running):
+    """Also with a certificate, and by root, whose connections are not counted."""
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", running.settings.hub_port), timeout=300) as silent:
+        with contextlib.suppress(ConnectionError):
+            assert silent.recv(1) == b""
+    assert bounds.SILENT_SECONDS - 1 < time.monotonic() - began < 10 * bounds.SILENT_SECONDS
+
+
+def test_who_came_in_is_found_after_a_flood_of_requests(running, browser, monkeypatch):
+    """It stands in a file of its own, without the requests that anybody can send."""
+    browser(BOB)
+    guess(running, BOB, "a wrong password")
+    guess(running, "nobody\n2026 bob came in", PASSWORD)
+    lines = (running.settings.private / "logins.log").read_text().splitlines()
+    assert any(line.endswith(f" {BOB} came in from here") for line in lines)
+    assert any(line.endswith(f" {BOB} was refused from here") for line in lines)
+    assert not [line for line in lines if "nobody" in line or line.startswith("2026 ")]
+
+
+@pytest.mark.parametrize("name", [f"{DAN} ", f" {DAN}", f"{DAN}\0", f"{DAN}\0{ADA}", DAN.upper(), f"{DAN}\u200b"])
+def test_a_name_that_is_nearly_one_is_that_one_or_none(running, browser, name):
+    browser(DAN)
+    with requests.Session() as http:
+        http.get(f"{running.url}/hub/login", timeout=300)
+        form = {"_xsrf": http.cookies.get("_xsrf", path="/hub/"), "username": name, "password": PASSWORD}
+        reply = http.post(f"{running.url}/hub/login", data=form, timeout=300, allow_redirects=False)
+        if name.strip(" \0") == DAN:
+            whose = http.get(f"{running.url}/hub/api/user", timeout=300)
+            assert reply.status_code == 302 and whose.json()["name"] == DAN
+        else:
+            assert reply.status_code == 403
+
+
 def test_a_log_that_strangers_fill_stays_small(tmp_path, monkeypatch, eventually):
     monkeypatch.setattr(hub, "LOG_BYTES", 10_000)
     log = hub.Log(tmp_path / "hub.log")
@@ -437,10 +673,14 @@ def test_a_hub_with_a_host_name_checks_the_servers_address(running, at_work):
         assert reply.status_code == 200, reply.text
 
 
-def token_of(one):
-    """An API token that an attendee makes for later."""
-    reply = one._ask("POST", f"/hub/api/users/{one.name}/tokens", json={"note": "for later"}, xsrf="/hub/")
-    return {"Authorization": f"token {reply.json()['token']}"}
+def token_of(running, one):
+    """The token that an attendee's server has from the hub. Attendees can make none."""
+    with pytest.raises(Trouble, match="no permissions to generate tokens"):
+        one._ask("POST", f"/hub/api/users/{one.name}/tokens", json={"note": "for later"}, xsrf="/hub/")
+    for pid in of_user(running.state.account(one.name).uid):
+        with contextlib.suppress(psutil.Error, KeyError):
+            return {"Authorization": f"token {psutil.Process(pid).environ()['JUPYTERHUB_API_TOKEN']}"}
+    raise AssertionError(f"{one.name} has no server")
 
 
 def is_in(running, one, token):
@@ -452,7 +692,7 @@ def is_in(running, one, token):
 def test_a_forgotten_password_throws_everybody_out_and_lets_in_only_the_new_one(running, browser, eventually):
     dan = browser(DAN)
     dan.start_server(100)
-    token = token_of(dan)
+    token = token_of(running, dan)
     assert is_in(running, dan, token)
     new = hub.forget_password(running.settings.state, DAN)
     assert not is_in(running, dan, token)
@@ -482,6 +722,63 @@ def test_progress_is_read_as_the_attendee_whatever_lies_there(running, capsys):
     assert (running.settings.private / "cookie_secret").read_text().strip()[:16] not in said
 
 
+# -- a hub that was killed -----------------------------------------------------------------------------------------------
+
+HOLD = """
+import fcntl, os, socket, sys, time
+for folder, _, files in os.walk("/run/hpdl/notebooks"):
+    for path in (folder, *(os.path.join(folder, file) for file in files)):
+        fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
+print("locked", flush=True)
+while True:
+    try:
+        listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+        break
+    except OSError:
+        time.sleep(0.001)
+print("took it", flush=True)
+while True:
+    listener.accept()[0].sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\n")
+"""
+
+
+def test_when_a_hub_and_its_command_are_killed_attendees_end_before_the_port_is_free(by_command, until_ended, eventually):
+    state = State.open(by_command.state)
+    account = state.account(EVE)
+    eve = Attendee(f"http://127.0.0.1:{by_command.port}", EVE, PASSWORD)
+    eve.log_in()
+    eve.start_server(100)
+    with attack(settings.read(state.folder), account, HOLD, arguments=[by_command.port]) as attacker:
+        assert attacker.stdout.readline() == "locked\n"
+        servers = [psutil.Process(pid) for pid in of_user(account.uid)]
+        by_command.kill("classroom.sockets")
+        until_ended(servers)
+        assert attacker.stdout.read() == ""
+    eve.leave()
+
+    def starts():  # as soon as all has ended
+        with contextlib.suppress(AssertionError):
+            by_command.start()
+            return True
+
+    eventually(starts)
+
+
+def test_a_crash_of_all_leaves_no_port_and_no_lock_to_an_attendee(by_command):
+    """Also what ends attendees' programs is killed: Eve has the port and every lock that she can take."""
+    account = State.open(by_command.state).account(EVE)
+    with attack(settings.read(by_command.state), account, HOLD, arguments=[by_command.port]) as attacker:
+        assert attacker.stdout.readline() == "locked\n"
+        by_command.kill("classroom.sockets", hub.SURVIVE, hub.PROXY)
+        assert attacker.stdout.readline() == "took it\n"
+        by_command.start()
+        assert f"Port {by_command.port} was held by {EVE} since the last hub was killed: ended." in by_command.said[1]
+        assert attacker.wait(60) != 0
+    ada = Attendee(f"http://127.0.0.1:{by_command.port}", ADA, PASSWORD)
+    ada.log_in()
+    ada.leave()
+
+
 # -- the life of a state folder ----------------------------------------------------------------------------------------
 
 
@@ -504,7 +801,8 @@ def test_a_second_hub_with_the_same_names_and_who_is_off_the_list(running, at_wo
     with hub.Hub.start(given) as second:
         eve = Attendee(second.url, EVE, PASSWORD)
         eve.log_in()
-        token = token_of(eve)
+        eve.start_server(100)
+        token = token_of(second, eve)
         assert is_in(second, eve, token)
         before = {name: second.state.account(name) for name in (ADA, EVE)}
         first = {running.state.account(name).uid for name in NAMES}

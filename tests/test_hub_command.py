@@ -148,11 +148,11 @@ def test_the_proxy_is_the_one_for_node_and_that_of_this_environment_comes_first(
     missing()  # without node
     for place in ("path", "prefix/bin", "wheel"):
         node = places(place, "node", "#!/bin/sh")
-        assert hub.proxy_program() == [node, script]
+        assert hub.proxy_program()[:2] == [node, "--import"] and hub.proxy_program()[3:] == [script]
     places("prefix/bin", hub.PROXY, "#!/usr/bin/python3")  # another program of this name, in Python
-    assert hub.proxy_program() == [node, script]
+    assert hub.proxy_program()[3:] == [script]
     own = places("modules/.bin", hub.PROXY, "#!/usr/bin/env node")
-    assert hub.proxy_program() == [node, own]
+    assert hub.proxy_program()[3:] == [own]
 
 
 def test_make_hub_without_npm_says_so(tmp_path):
@@ -282,15 +282,20 @@ def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place,
     someone.run("x = 42", SECONDS)
     running = set(sandbox.left(account))
     written = {os.readlink(f"/proc/{process.pid}/fd/{fd}") for process in running for fd in (1, 2)}
-    inner, proxy = first.child("classroom.sockets"), first.child(hub.PROXY)
+    inner, proxy, survivor = (first.child(word) for word in ("classroom.sockets", hub.PROXY, hub.SURVIVE))
     assert os.readlink(f"/proc/{inner.pid}/fd/1") not in written  # attendees do not write into the hub's log
 
-    # JupyterHub and its command, at the same moment.
+    # JupyterHub, its command, and what ends servers then, at the same moment.
     inner.suspend()  # so that it cannot end in order when its parent is killed
+    survivor.kill()
     first.process.kill()
     inner.kill()
     first.process.wait(SECONDS)
     until_ended([inner, proxy])
+    empty = {"certificate": os.devnull, "key": os.devnull}
+    with pytest.raises(RuntimeError, match="The proxy ended"):  # a start that fails ends nothing
+        hub.Hub.start(settings.Settings(users=(NAME,), state=state, port=0, trust_attendees=True, **empty))
+    assert running <= set(sandbox.left(account))
     second = start()
     someone.open_notebook("00_engines.ipynb")  # the same kernel, as when a browser connects again
     assert someone.run("print(x)", SECONDS) == "42\n"

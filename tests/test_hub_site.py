@@ -11,7 +11,7 @@ from jupyterhub.proxy import ConfigurableHTTPProxy
 from jupyterhub.spawner import Spawner
 from traitlets.config.loader import PyFileConfigLoader
 
-from hpdl_lab.classroom import hub, settings, state
+from hpdl_lab.classroom import bounds, hub, settings, state
 from hpdl_lab.classroom.authenticator import AttendeeAuthenticator
 from hpdl_lab.classroom.spawner import AttendeeSpawner
 
@@ -39,6 +39,8 @@ def asked(monkeypatch, private):
     monkeypatch.delenv(settings.VARIABLE, raising=False)
     monkeypatch.setattr(state.State, "make", lambda folder: None)
     monkeypatch.setattr(hub, "proxy_program", lambda: ["node", "proxy"])
+    monkeypatch.setattr(hub, "end_others", lambda given, at: None)
+    monkeypatch.setattr(bounds, "bound_requests", lambda: None)
     monkeypatch.setattr(
         hub, "prepare", lambda given, at: said.append(given) or given.replace(state=str(private.parent))
     )

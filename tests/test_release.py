@@ -466,7 +466,7 @@ def test_a_huge_notebook_is_not_read(given, source):
 
 
 def test_a_lock_that_is_held_is_not_waited_for(given, source):
-    with update.alone(given / update.HIDDEN):
+    with update.alone(given / update.HIDDEN, given):
         with raises(RuntimeError):
             update.write(given, source)
     assert update.write(given, source) == []

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import logging.handlers
 import os
 import re
 import secrets
@@ -19,7 +20,7 @@ from tornado.httputil import HTTPServerRequest
 from tornado.web import HTTPError
 from traitlets import Unicode
 
-from .settings import Settings, write_whole
+from .settings import LOG_BYTES, LOGS, Settings, write_whole
 from .state import NAME
 
 MOST = 10_000  # attendees: a typing mistake beyond
@@ -42,6 +43,11 @@ class AttendeeAuthenticator(Authenticator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._wrong: dict[tuple[str, str], tuple[int, float]] = {}  # (name, address): (how often, wait until)
+        # A file that requests, which anybody can send by the million, do not fill.
+        self._logins = logging.Logger("logins")
+        path = Path(self.passwords).with_name("logins.log")
+        self._logins.addHandler(logging.handlers.RotatingFileHandler(path, "a", LOG_BYTES, LOGS, delay=True))
+        self._logins.handlers[0].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         self._checks, self._waiting = ThreadPoolExecutor(AT_ONCE), 0  # others than those that stop servers
 
     def add_user(self, user: Any) -> None:
@@ -72,6 +78,7 @@ class AttendeeAuthenticator(Authenticator):
             why = await loop.run_in_executor(self._checks, check, stored, name, password)
         finally:
             self._waiting -= 1
+        self._logins.info("%s %s from %s", name, "came in" if why is None else "was refused", source[1] or "here")
         if why is None:
             self._wrong.pop(source, None)
             return name

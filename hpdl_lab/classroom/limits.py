@@ -8,6 +8,8 @@ from pathlib import Path
 from .settings import Settings
 
 PROCESSES = 1024  # of one attendee, threads included: JupyterLab, two kernels and 8 engines take about 200
+HUB = "-hub-"  # the group of JupyterHub and its proxy: no attendee has this name
+HUB_MEMORY = 2 * 10**9  # bytes: with a class of thirty they take 0.3e9; beyond, they are started again
 PERIOD = 100_000  # microseconds in which a group's share of processor time is counted
 CONTROLLERS = ("memory", "cpu", "pids")
 EMPTY_SECONDS = 10  # for a group to be empty after its processes were killed
@@ -47,18 +49,22 @@ def delegated(mine: Path, name: str) -> str:
 
 
 def make(given: Settings, name: str) -> list[str]:
-    """Make the groups of one attendee and set their limits; returns the files by which a process joins them."""
-    quota, weight = int(given.core_limit * PERIOD), max(1, int(given.core_limit * 100))
+    """Make the groups of one attendee, or of the HUB, and set their limits; returns the files by which a process joins.
+
+    The hub has as many cores as it wants, before any attendee.
+    """
+    hub = name == HUB
+    memory, quota = HUB_MEMORY if hub else given.memory_limit, int(given.core_limit * PERIOD)
     limits = {  # files of both versions, in the order in which they can be written; those that are not there are left
-        "memory.max": given.memory_limit,
+        "memory.max": memory,
         "memory.swap.max": 0,
-        "cpu.max": f"{quota} {PERIOD}",
-        "cpu.weight": weight,
-        "memory.limit_in_bytes": given.memory_limit,
-        "memory.memsw.limit_in_bytes": given.memory_limit,
+        "cpu.max": f"{'max' if hub else quota} {PERIOD}",
+        "cpu.weight": 10_000 if hub else max(1, int(given.core_limit * 100)),
+        "memory.limit_in_bytes": memory,
+        "memory.memsw.limit_in_bytes": memory,
         "cpu.cfs_period_us": PERIOD,
-        "cpu.cfs_quota_us": quota,
-        "cpu.shares": max(2, int(given.core_limit * 1024)),
+        "cpu.cfs_quota_us": -1 if hub else quota,
+        "cpu.shares": 2**18 if hub else max(2, int(given.core_limit * 1024)),
         "pids.max": PROCESSES,
     }
     for folder in given.groups:

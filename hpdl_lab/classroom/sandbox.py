@@ -2,7 +2,7 @@
 
     the attendee sees     /home/ada                  their files, the only ones that they can change for good
                           /tmp /run /dev/shm         theirs, empty at first, of bounded size, in memory
-                          /usr /etc ... , this Python and this package, read-only
+                          /usr /etc ... , this Python and of this clone what servers need, read-only
                           their own processes        the sandbox ends with its first process, and nothing outlives it
 
 Root makes the sandbox and has no rights in it: setpriv gives up all of them before anything of the attendee's runs.
@@ -12,7 +12,9 @@ import contextlib
 import ctypes
 import glob
 import os
+import resource
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from . import bounds
 from .settings import PACKAGE, Settings, write_whole
 
 if TYPE_CHECKING:
@@ -28,12 +31,20 @@ if TYPE_CHECKING:
 
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # links into /usr, or folders of their own
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
+CLONE = ("hpdl_lab", "cluster", "csrc", "notebooks/hints", "notebooks/scripts")  # what servers and exercises read
 GIVEN = "/run/hpdl"  # where the sandbox has what the hub gives: certificate, notebooks
+TERMINALS = 64  # of one attendee: the machine has 3,000 for all
 KEYCTL = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)  # number of the system call
+CALLS = {"x86_64": (0xC000003E, 272, 56), "aarch64": (0xC00000B7, 97, 220)}  # architecture, unshare, clone
+CLONE3, CLONE_NEWUSER, X32 = 435, 0x10000000, 0x40000000
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # linux/filter.h: of 32-bit words, with constants
+ALLOW, REFUSE, NO_SUCH_CALL = 0x7FFF0000, 0x00050001, 0x00050026  # linux/seccomp.h, with EPERM and ENOSYS
 KEYCTL_JOIN_SESSION_KEYRING = 1  # linux/keyctl.h
 END_SECONDS = 20  # for processes that were killed to be gone
 ENTER = 'umask 077; [ -z "$0" ] || { mkdir -p "$XDG_RUNTIME_DIR" && exec >"$0" 2>&1; }; "$@"; exit $?'
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'  # groups, "--", command
+FILTER = 'exec 9<"$0" || exit; exec "$@"'  # file of the filter, command
+BOUND = f'mount -o remount,max={TERMINALS} /dev/pts || exit; exec "$@"'
 
 
 def command(
@@ -56,7 +67,13 @@ def command(
         inner = ["setpriv", f"--reuid={account.uid}", f"--regid={account.uid}", *rights, *inner]
     if given.sandbox:
         fd = ["--info-fd", str(info)] if info is not None else []
-        inner = ["bwrap", *fd, *walls(given, account, readable), *inner]
+        inner = [*walls(given, account, readable), "sh", "-c", BOUND, "sh", *inner]
+        if given.emulated:
+            inner = ["bwrap", *fd, *inner]
+        else:
+            program = os.path.join(account.given, "filter")
+            write_whole(program, without_user_namespaces())
+            inner = ["sh", "-c", FILTER, program, "bwrap", *fd, "--seccomp", "9", *inner]
     else:
         inner = ["env", "-C", account.home, *inner]
     return ["sh", "-c", JOIN, "sh", *groups, "--", *inner]
@@ -77,7 +94,7 @@ def walls(given: Settings, account: "Account", readable: Sequence[str] = ()) -> 
     yield from ("--ro-bind-try", "/run/systemd/resolve", "/run/systemd/resolve")  # where /etc/resolv.conf may lead
     for path in (path for pattern in DEVICES for path in glob.glob(pattern)):
         yield from ("--dev-bind", path, path)
-    needed = [str(path) for path in (sys.prefix, sys.base_prefix, PACKAGE)]
+    needed = [sys.prefix, sys.base_prefix, *(str(path) for part in CLONE if (path := PACKAGE / part).exists())]
     for path in sorted({*needed, *map(os.path.realpath, needed), *readable}):
         parents = path.split("/")[1:-1]
         for depth in range(len(parents)):  # folders above, which may be closed outside, as /root is
@@ -125,8 +142,36 @@ def write_names(account: "Account") -> None:
         os.chmod(path, 0o644)
 
 
-def leave_keyring() -> None:
-    """Have this process, and those below, no key of root's: the kernel hands down the keyring of a session forever."""
+def without_user_namespaces() -> bytes:
+    """The filter of system calls, for seccomp, by which an attendee makes no user namespaces.
+
+    In one they would be root to a large part of the kernel. clone3 does not exist for them, as the filter cannot see
+    what it is asked for; the C library then calls clone. Raises RuntimeError on a processor that is not known here.
+    """
+    if (machine := os.uname().machine) not in CALLS:
+        raise RuntimeError(f"user namespaces cannot be kept from attendees on {machine}: say --emulated to allow them")
+    architecture, unshare, clone = CALLS[machine]
+    program = [  # instruction, constant, how many to skip if true and if false
+        (LOAD, 4, 0, 0),  # seccomp_data.arch
+        (EQUAL, architecture, 0, 9),
+        (LOAD, 0, 0, 0),  # .nr
+        (AT_LEAST, X32, 7, 0),
+        (EQUAL, CLONE3, 5, 0),
+        (EQUAL, unshare, 1, 0),
+        (EQUAL, clone, 0, 2),
+        (LOAD, 16, 0, 0),  # .args[0], the flags
+        (ANY_BIT, CLONE_NEWUSER, 2, 0),
+        (RETURN, ALLOW, 0, 0),
+        (RETURN, NO_SUCH_CALL, 0, 0),
+        (RETURN, REFUSE, 0, 0),
+    ]
+    return b"".join(struct.pack("=HBBI", code, true, false, value) for code, value, true, false in program)
+
+
+def before_start() -> None:
+    """Have the process that is about to start, and those below, no key of root's, and the limit of open files of this
+    one when it started. The kernel hands down the keyring of a session forever."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, bounds.FILES)
     if KEYCTL is not None:
         ctypes.CDLL(None).syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)  # where it fails there are no keyrings
 

@@ -8,8 +8,10 @@ from typing import Any
 
 VARIABLE = "HPDL_HUB"  # the state folder of the hub, in the environment of the hub's processes
 STATE = "/var/lib/hpdl-hub"
+API_TOKEN = "api_token"  # file: what `hpdl hub --forget-password` asks a running hub with, and the key of /hub/own
 PACKAGE = Path(__file__).resolve().parents[2]  # the clone, or the site-packages that holds this package
 CONFIGURATION = PACKAGE / "cluster" / "jupyterhub_config.py"
+LOG_BYTES, LOGS = 10_000_000, 3  # of each log, and how many older ones are kept
 # Bytes: JupyterLab with one kernel; an engine at work; a rank of a script that torchrun runs meanwhile.
 MEMORY_OF_SERVER, MEMORY_OF_ENGINE = 1.0e9, 0.8e9
 
@@ -30,6 +32,8 @@ class Settings:
     certificate: str = ""  # paths of the certificate chain and of its key: https
     key: str = ""
     trust_attendees: bool = False  # start also where attendees cannot be kept apart, or not within limits
+    subdomain_host: str = ""  # "https://hub.example.org": attendees' servers are at names below it, ada.hub.example.org
+    emulated: bool = False  # attendees may make user namespaces, as emulated hosts need
     dummy: bool = False  # any password does; on the loopback address only
     hub_port: int = 8081  # on the loopback address: running servers know it
     proxy_port: int = 8001  # of the proxy's own interface, on the loopback address
@@ -69,7 +73,7 @@ class Settings:
     @property
     def url(self) -> str:
         """What attendees type into their browser."""
-        return self._url(os.uname().nodename if self.address in ("0.0.0.0", "::") else self.address)
+        return self.subdomain_host or self._url(os.uname().nodename if self.address in ("0.0.0.0", "::") else self.address)
 
     @property
     def local_url(self) -> str:
@@ -117,9 +121,9 @@ def read(state: str | None = None) -> Settings | None:
     return Settings(**said | lists)
 
 
-def write_whole(path: str | Path, text: str) -> None:
+def write_whole(path: str | Path, text: str | bytes) -> None:
     """Write a file that only this user may read, so that others find the old one or the new one, never half of it."""
     new = f"{path}.new"
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(text.encode() if isinstance(text, str) else text)
     os.rename(new, path)

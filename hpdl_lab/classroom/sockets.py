@@ -1,6 +1,6 @@
 r"""The ports of a hub, held open by `hpdl hub` while JupyterHub and its proxy are started again.
 
-    hpdl hub  binds and listens ---- inherits ----> proxy         cluster/hub/inherited_sockets.cjs
+    hpdl hub  binds and listens ---- inherits ----> proxy         cluster/hub/proxy.mjs
                                 \--- inherits ----> JupyterHub    python -m hpdl_lab.classroom.sockets -f CONFIGURATION
 
 So no attendee can take the place of one that has just died; who connects meanwhile waits.

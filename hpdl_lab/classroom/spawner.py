@@ -110,7 +110,7 @@ class AttendeeSpawner(Spawner):
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 pass_fds=[write],
-                preexec_fn=sandbox.leave_keyring,
+                preexec_fn=sandbox.before_start,
             )
         finally:
             os.close(write)

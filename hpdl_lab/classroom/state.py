@@ -169,6 +169,7 @@ class State:
                 limits.remove(limited, name)
             except (OSError, ValueError, RuntimeError) as error:
                 left.append(f"{home} ({error})")
+        limits.remove(limited, limits.HUB)
         limits.remove(limited)
         if left:
             raise RuntimeError(f"{len(left)} homes could not be removed, such as {left[0]}: mend that and try again")

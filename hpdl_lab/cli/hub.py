@@ -1,6 +1,7 @@
 """`hpdl hub`: JupyterHub for a class, on this machine."""
 
 import os
+import re
 import signal
 import ssl
 import sys
@@ -45,12 +46,21 @@ def add(commands: Any) -> None:
     command.add_argument("--port", type=int, default=usual.port, help="for browsers (8000)")
     command.add_argument("--certificate", default="", metavar="FILE", help="TLS: the certificate chain")
     command.add_argument("--key", default="", metavar="FILE", help="TLS: its key")
+    command.add_argument(
+        "--subdomain-host",
+        default="",
+        metavar="URL",
+        help="https://hub.example.org: servers at names below it, by a wildcard name and certificate",
+    )
     command.add_argument("--state", type=folder, default=STATE, help=f"accounts' files and all else ({STATE})")
     command.add_argument(
         "--no-tls", action="store_true", help="beyond this machine without TLS: another server does it"
     )
     command.add_argument(
         "--trust-attendees", action="store_true", help="start even if they cannot be kept apart, or within limits"
+    )
+    command.add_argument(
+        "--emulated", action="store_true", help="emulated hosts work: attendees may make user namespaces"
     )
     command.add_argument("--dummy", action="store_true", help="any password opens any account; on 127.0.0.1 only")
     task = command.add_mutually_exclusive_group()
@@ -96,6 +106,8 @@ def hub(arguments: Any) -> Any:
         certificate=os.path.abspath(arguments.certificate) if arguments.certificate else "",
         key=os.path.abspath(arguments.key) if arguments.key else "",
         trust_attendees=arguments.trust_attendees,
+        subdomain_host=arguments.subdomain_host.rstrip("/"),
+        emulated=arguments.emulated,
         dummy=arguments.dummy,
     )
     check(given, arguments.no_tls)
@@ -126,6 +138,8 @@ def check(given: Any, no_tls: bool = False) -> None:
         )
     if given.dummy and not given.loopback:
         raise ValueError(f"--dummy lets anybody in as anybody: on 127.0.0.1 only, not on {given.address}")
+    if given.subdomain_host and not re.fullmatch(r"https?://[^/:]*[a-z][^/:]*(:\d+)?", given.subdomain_host):
+        raise ValueError(f"--subdomain-host {given.subdomain_host}: a name is wanted, as in https://hub.example.org")
     if bool(given.certificate) != bool(given.key):
         raise ValueError("TLS needs both, --certificate and --key")
     for path in filter(None, (given.certificate, given.key)):

@@ -34,9 +34,10 @@ WHY = {errno.ELOOP: "is a symbolic link", errno.EISDIR: "is no file", errno.EACC
 NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, RecursionError)
 
 
-def write(folder: Any, source: Any = None) -> list:
+def write(folder: Any, source: Any = None, lock: Any = None) -> list:
     """Write the exercise forms of `source` (None: of this clone) into `folder`, or update those that it holds.
 
+    lock: a folder of which two such runs take turns (None: one in `folder`, that whoever may read it can keep).
     Run by root on a folder of somebody else, or in somebody's home, it writes as they would, with no more rights.
 
     Returns: sentences, one for each notebook for which something was done or is to be said.
@@ -45,14 +46,14 @@ def write(folder: Any, source: Any = None) -> list:
     folder, source = Path(os.path.abspath(folder)), Path(source or forms.NOTEBOOKS).resolve()
     if source in (folder.resolve(), *folder.resolve().parents):
         raise RuntimeError(f"{folder} is where the notebooks come from: name another folder for an attendee")
-    return put(folder, forms.exercises(source))
+    return put(folder, forms.exercises(source), lock)
 
 
-def put(folder: Any, given: dict) -> list:
+def put(folder: Any, given: dict, lock: Any = None) -> list:
     """Bring the files `given`, {path in the folder: bytes}, to an absolute folder, as `write` does."""
     try:
         account = somebody_else(folder)
-        return as_account(account, folder, given) if account else bring_all(folder, given)
+        return as_account(account, folder, given) if account else bring_all(folder, given, lock)
     except OSError as error:
         raise RuntimeError(
             f"{error.filename or folder}: {error.strerror}. Nothing is lost: no notebook is left half written; "
@@ -60,9 +61,9 @@ def put(folder: Any, given: dict) -> list:
         ) from None
 
 
-def bring_all(folder: Any, given: dict) -> list:
+def bring_all(folder: Any, given: dict, lock: Any = None) -> list:
     (folder / HIDDEN).mkdir(parents=True, exist_ok=True)
-    with alone(folder / HIDDEN):
+    with alone(lock or folder / HIDDEN, folder):
         return [said for name, form in given.items() if (said := bring(folder, name, form))]
 
 
@@ -189,14 +190,14 @@ def replace(path: Any, text: bytes, theirs: bytes | None = None) -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: Any) -> Iterator[Any]:
+def alone(lock: Any, folder: Any) -> Iterator[Any]:
     """Two servers of one attendee may start at the same time: one of them does it. Raises RuntimeError in the other."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    handle = os.open(lock, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RuntimeError(f"{folder.parent} is being brought up to date by another process") from None
+            raise RuntimeError(f"{folder} is being brought up to date by another process") from None
         except OSError:
             pass  # a file system without locks
         yield
