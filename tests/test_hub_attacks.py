@@ -419,6 +419,25 @@ def test_no_attendee_takes_the_place_of_a_server_that_starts_or_has_died(running
             assert PAGE not in seen(bob)
 
 
+def test_what_torchrun_starts_listens_on_this_machine_only(running, at_work):
+    """Its stores have no password. As a take-home cell, and as a terminal, starts it."""
+    script = """
+import os, psutil, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    agent = psutil.Process(os.getppid())
+    print({c.laddr.ip for p in (agent, *agent.children()) for c in p.net_connections("inet") if c.status == "LISTEN"})
+dist.barrier()
+dist.destroy_process_group()
+"""
+    code = f"""
+open("listen.py", "w").write({script!r})
+out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 listen.py; torchrun --nproc-per-node 2 listen.py
+print([line for line in out if line.startswith("{{")])
+"""
+    assert at_work(EVE).run(code, 300) == str([str({"127.0.0.1"})] * 2) + "\n"
+
+
 def test_a_certificate_of_ones_own_opens_no_other_server_and_not_the_proxy(running, at_work):
     eve, _ = at_work(EVE), at_work(ADA)
     own = where(running, EVE)
@@ -722,7 +741,29 @@ def test_progress_is_read_as_the_attendee_whatever_lies_there(running, capsys):
     assert (running.settings.private / "cookie_secret").read_text().strip()[:16] not in said
 
 
-# -- a hub that was killed -----------------------------------------------------------------------------------------------
+def test_behind_tls_in_front_no_cookie_of_another_port_lets_in(tmp_path_factory):
+    """There a browser says what it fetches, and takes only by TLS the cookie that opens an attendee's server."""
+    given = settings.Settings(users=(ADA,), state=str(tmp_path_factory.mktemp("front") / "state"), port=0, idle=0)
+    with hub.Hub.start(given.replace(address="0.0.0.0", engines=1)) as front:
+        ada = Attendee(front.url, ADA, PASSWORD)
+        ada.log_in()
+        ada.start_server(100)
+        (plain,) = [cookie.value for cookie in ada.http.cookies if cookie.name == "hpdl-own"]
+        browser = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document", "Sec-Fetch-Site": "none"}
+        page, how = f"{front.url}/user/{ADA}/api", {"timeout": 300, "allow_redirects": False}
+        proved = ada.http.get(f"{front.url}/hub/own?next=/user/{ADA}/api", headers=browser, **how)
+        safe = proved.headers["Set-Cookie"]
+        assert safe.startswith(f"__Host-hpdl-own={plain};") and "Secure" in safe
+        for name, status in (("hpdl-own", 302), ("__Host-hpdl-own", 200)):
+            reply = requests.get(page, headers=browser | {"Cookie": f"{name}={plain}"}, **how)
+            assert reply.status_code == status and reply.headers.get("Location", "").startswith(
+                "/hub/own"[: status - 200]
+            )
+        ada.leave()
+    State.lock_existing(given.state).remove()
+
+
+# -- a hub that was killed ---------------------------------------------------------------------------------------------
 
 HOLD = """
 import fcntl, os, socket, sys, time
@@ -742,7 +783,7 @@ while True:
 """
 
 
-def test_when_a_hub_and_its_command_are_killed_attendees_end_before_the_port_is_free(by_command, until_ended, eventually):
+def test_attendees_of_a_hub_that_is_killed_end_before_its_port_is_free(by_command, until_ended, eventually):
     state = State.open(by_command.state)
     account = state.account(EVE)
     eve = Attendee(f"http://127.0.0.1:{by_command.port}", EVE, PASSWORD)

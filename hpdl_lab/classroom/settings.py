@@ -73,7 +73,8 @@ class Settings:
     @property
     def url(self) -> str:
         """What attendees type into their browser."""
-        return self.subdomain_host or self._url(os.uname().nodename if self.address in ("0.0.0.0", "::") else self.address)
+        host = os.uname().nodename if self.address in ("0.0.0.0", "::") else self.address
+        return self.subdomain_host or self._url(host)
 
     @property
     def local_url(self) -> str:
