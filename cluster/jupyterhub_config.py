@@ -18,7 +18,7 @@ if by_hand:
     given = settings.Settings(users=tuple(authenticator.numbered(12)), address="127.0.0.1")
     folder = state.State.make(given.state)
     given = hub.prepare(given, folder)
-    hub.end_others(given, folder)
+    hub.clear(given, folder, set(folder.manifest.names) - set(given.users))  # who was taken off the list
 
 # -- who comes in ------------------------------------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = given.certificate, given.key
 c.JupyterHub.subdomain_host = given.subdomain_host
 c.JupyterHub.cookie_host_prefix_enabled = given.subdomain_host.startswith("https://")
 # Without it the proxy (hub/proxy.mjs) gives a browser only what its own attendee's server says, which it proves here.
-c.JupyterHub.extra_handlers = [("/own", own.OwnHandler, {"given": given})]
+c.JupyterHub.extra_handlers = [("/own", own.OwnHandler)]
 # Nor do pages that a page of a server opens let it in, or scripts see the token that proves that a form is meant.
 c.JupyterHub.tornado_settings = {
     "headers": {"Cross-Origin-Opener-Policy": "noopener-allow-popups"},

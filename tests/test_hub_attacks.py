@@ -756,9 +756,7 @@ def test_behind_tls_in_front_no_cookie_of_another_port_lets_in(tmp_path_factory)
         assert safe.startswith(f"__Host-hpdl-own={plain};") and "Secure" in safe
         for name, status in (("hpdl-own", 302), ("__Host-hpdl-own", 200)):
             reply = requests.get(page, headers=browser | {"Cookie": f"{name}={plain}"}, **how)
-            assert reply.status_code == status and reply.headers.get("Location", "").startswith(
-                "/hub/own"[: status - 200]
-            )
+            assert reply.status_code == status
         ada.leave()
     State.lock_existing(given.state).remove()
 

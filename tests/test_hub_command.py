@@ -234,6 +234,12 @@ def free_port():
     return held.port
 
 
+def is_free(state):
+    with contextlib.suppress(RuntimeError):
+        State.lock_existing(state).close()
+        return True
+
+
 class Command:
     """`hpdl hub`, ready, and what it prints."""
 
@@ -263,7 +269,7 @@ def command(*options):
 
 
 @ROOT
-def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place, until_ended):
+def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place, until_ended, eventually):
     """Where JupyterHub alone is killed, tests/test_hub_attacks.py sees the command start it again."""
     state, port, start = place
     first = start()
@@ -292,6 +298,7 @@ def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place,
     inner.kill()
     first.process.wait(SECONDS)
     until_ended([inner, proxy])
+    eventually(lambda: is_free(state))  # a child of JupyterHub has the lock for a moment more
     empty = {"certificate": os.devnull, "key": os.devnull}
     with pytest.raises(RuntimeError, match="The proxy ended"):  # a start that fails ends nothing
         hub.Hub.start(settings.Settings(users=(NAME,), state=state, port=0, trust_attendees=True, **empty))

