@@ -49,19 +49,22 @@ function isOf(name, headers) {
 function isNavigation(method, headers) {
   const { "sec-fetch-mode": mode, "sec-fetch-dest": dest, "sec-fetch-site": site } = headers;
   if (mode === undefined) return true; // no browser, or one without TLS and not on this machine
-  return mode === "navigate" && dest === "document" && (method === "GET" || site === "same-origin");
+  return mode === "navigate" && dest === "document" && (method === "GET" || ["same-origin", "none"].includes(site));
 }
 
-// What is wrong with a request: an HTTP status; 302 if /hub/own can mend it; 0 for nothing.
+// What is wrong with a request for what is below `prefix`: [HTTP status], [302, where the hub is] if /hub/own can mend it,
+// [0] for nothing.
 function refusal(kind, req, prefix) {
-  const owner = /\/user\/([^/]+)/.exec(prefix)?.[1];
+  const [base, owner] = prefix.split("/user/");
   const navigation = isNavigation(req.method, req.headers);
   if (owner) {
-    if (given.subdomain_host || isOf(owner, req.headers)) return 0;
-    return kind === "web" && req.method === "GET" && navigation ? 302 : 403;
+    if (given.subdomain_host || isOf(owner.split("/")[0], req.headers)) return [0];
+    return kind === "web" && req.method === "GET" && navigation ? [302, base] : [403];
   }
-  if (req.headers["content-length"] > BODY_BYTES) return 413;
-  return navigation || /^\/hub\/(api|static|logo)\b/.test(req.url) ? 0 : 403;
+  if (prefix.includes("/services/")) return [0];
+  if (req.headers["content-length"] > BODY_BYTES) return [413];
+  const hub = given.subdomain_host || prefix === "/" ? "/hub" : `${prefix}/hub`;
+  return [navigation || ["api", "static", "logo"].some((part) => req.url.startsWith(`${hub}/${part}`)) ? 0 : 403];
 }
 
 const { ConfigurableProxy } = await import(
@@ -70,13 +73,17 @@ const { ConfigurableProxy } = await import(
 const handleProxy = ConfigurableProxy.prototype.handleProxy;
 ConfigurableProxy.prototype.handleProxy = async function (kind, req, res, ...rest) {
   const match = await this.targetForReq(req).catch(() => undefined);
-  const status = match ? refusal(kind, req, match.prefix) : 0;
+  const [status, base] = match ? refusal(kind, req, match.prefix) : [0];
   if (kind === "web" && (status || !match?.prefix.includes("/user/"))) {
     // Who is answered before all was said is not listened to any more; nor does JupyterHub (bounds.py).
     res.on("finish", () => req.complete || req.socket.destroy());
   }
-  if (status === 302) return res.writeHead(302, { Location: `/hub/own?next=${encodeURIComponent(req.url)}` }).end();
+  if (status === 302) return res.writeHead(302, { Location: `${base}/hub/own?next=${encodeURIComponent(req.url)}` }).end();
   if (status === 413) return res.writeHead(413, { Connection: "close" }).end();
-  if (status) return this.handleProxyError(status, kind, req, res);
+  if (status) {
+    this.handleProxyError(status, kind, req, res);
+    if (kind === "ws") res.destroySoon();
+    return;
+  }
   return handleProxy.call(this, kind, req, res, ...rest);
 };

@@ -110,10 +110,9 @@ class Hub:
     def _launch_survivor(self) -> None:
         """Start what outlives this process when it is killed: it holds the ports until nothing of attendees runs."""
         held = [each.fileno() for held in self._held for each in (held.socket, held.other) if each is not None]
-        lock, after = self.settings.private / "lock", [sys.executable, "-m", __name__, self.settings.state]
-        self.survivor = subprocess.Popen(
-            ["sh", "-c", SURVIVE, lock, *after], stdin=subprocess.PIPE, pass_fds=held, start_new_session=True
-        )
+        folder = self.settings.private
+        argv = ["sh", "-c", SURVIVE, folder / "lock", sys.executable, "-m", __name__, self.settings.state]
+        self.survivor = subprocess.Popen(argv, cwd=folder, stdin=subprocess.PIPE, pass_fds=held, start_new_session=True)
 
     def _start(self) -> None:
         """Start what does not run, and return when JupyterHub answers through its proxy."""

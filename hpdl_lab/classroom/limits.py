@@ -49,7 +49,7 @@ def delegated(mine: Path, name: str) -> str:
 
 
 def make(given: Settings, name: str) -> list[str]:
-    """Make the groups of an attendee, or of the HUB, and set their limits; returns the files by which a process joins."""
+    """Make the groups of an attendee, or of the HUB, and set their limits; returns the files by which one joins."""
     hub = name == HUB  # which has as many cores as it wants, before any attendee
     memory, quota = HUB_MEMORY if hub else given.memory_limit, int(given.core_limit * PERIOD)
     limits = {  # files of both versions, in the order in which they can be written; those that are not there are left

@@ -18,8 +18,10 @@ class OwnHandler(BaseHandler):
     @web.authenticated
     def get(self) -> None:
         name, there, given = self.current_user.name, self.get_argument("next", ""), read() or Settings()
-        if not there.startswith(f"/user/{name}/"):
-            raise web.HTTPError(403, "This page is on the server of somebody else, who alone can open it.")
+        if not there.startswith(f"{self.base_url}user/{name}/"):
+            raise web.HTTPError(
+                403, "It is on the server of somebody else, who alone can open it", reason="Not your page"
+            )
         proof = hmac.new((given.private / API_TOKEN).read_bytes(), name.encode(), "sha256").hexdigest()
         # "__Host-": no page of another port of this machine can have set it. Browsers take it by TLS, be it of a web
         # server in front of this one, and only by TLS, or on this machine, do they say what they fetch.
