@@ -111,7 +111,7 @@ class Hub:
         """Start what outlives this process when it is killed: it holds the ports until nothing of attendees runs."""
         held = [each.fileno() for held in self._held for each in (held.socket, held.other) if each is not None]
         folder = self.settings.private
-        argv = ["sh", "-c", SURVIVE, folder / "lock", sys.executable, "-m", __name__, self.settings.state]
+        argv = ["sh", "-c", SURVIVE, f"{folder}/lock", sys.executable, "-m", __name__, self.settings.state]
         self.survivor = subprocess.Popen(argv, cwd=folder, stdin=subprocess.PIPE, pass_fds=held, start_new_session=True)
 
     def _start(self) -> None:
