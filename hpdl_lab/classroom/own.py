@@ -1,10 +1,7 @@
-"""/hub/own gives a browser the cookie by which the proxy lets it to the server of its own attendee, and no other.
-
-GET /user/ada/lab --proxy--> /hub/own?next=/user/ada/lab --for ada--> /user/ada/lab with the cookie of ada
-                                                         --for eve--> 403
-"""
+"""/hub/own gives a browser the cookie by which the proxy (cluster/hub/proxy.mjs) lets it to its own server."""
 
 import hmac
+import re
 
 from jupyterhub.handlers import BaseHandler
 from tornado import web
@@ -17,15 +14,14 @@ class OwnHandler(BaseHandler):
 
     @web.authenticated
     def get(self) -> None:
-        name, there, given = self.current_user.name, self.get_argument("next", ""), read() or Settings()
-        if not there.startswith(f"{self.base_url}user/{name}/"):
-            raise web.HTTPError(
-                403, "It is on the server of somebody else, who alone can open it", reason="Not your page"
-            )
-        proof = hmac.new((given.private / API_TOKEN).read_bytes(), name.encode(), "sha256").hexdigest()
-        # "__Host-": no page of another port of this machine can have set it. Browsers take it by TLS, be it of a web
-        # server in front of this one, and only by TLS, or on this machine, do they say what they fetch.
-        safe = bool(given.certificate) or ("Sec-Fetch-Mode" in self.request.headers and not given.loopback)
+        user, there, given = self.current_user, self.get_argument("next", ""), read() or Settings()
+        if not there.startswith(f"{self.base_url}user/{user.escaped_name}/"):
+            raise web.HTTPError(403, "It is on a server of somebody else, who alone can open it", reason="Not yours")
+        said = f"{user.name} {self.get_session_cookie() or ''}".encode()
+        proof = hmac.new((given.private / API_TOKEN).read_bytes(), said, "sha256").hexdigest()
+        # By TLS, also of a web server in front of this one, a cookie that only this address can set. See proxy.mjs.
+        here = re.fullmatch(r"(localhost|127\.[\d.]+|\[::1\])(:\d+)?", self.request.host)
+        safe = self.request.protocol == "https" or ("Sec-Fetch-Mode" in self.request.headers and not here)
         cookie, how = "__Host-hpdl-own" if safe else "hpdl-own", {"httponly": True, "samesite": "Lax"}
-        self.set_cookie(cookie, f"{name}.{proof}", path="/", secure=safe, expires_days=1, **how)
+        self.set_cookie(cookie, proof, path="/", secure=safe, expires_days=30, **how)
         self.redirect(there)

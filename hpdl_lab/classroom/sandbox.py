@@ -92,13 +92,15 @@ def walls(given: Settings, account: "Account", readable: Sequence[str] = ()) -> 
     for path in (path for pattern in DEVICES for path in glob.glob(pattern)):
         yield from ("--dev-bind", path, path)
     needed = [sys.prefix, sys.base_prefix, *(str(path) for part in CLONE if (path := PACKAGE / part).exists())]
+    if PACKAGE.parts[1] in ("opt", "usr", "etc"):  # they are shown: not the rest of a clone in them
+        yield from ("--tmpfs", str(PACKAGE))
     for path in sorted({*needed, *map(os.path.realpath, needed), *readable}):
         parents = path.split("/")[1:-1]
         for depth in range(len(parents)):  # folders above, which may be closed outside, as /root is
             yield from ("--perms", "0755", "--dir", "/" + "/".join(parents[: depth + 1]))
         yield from ("--ro-bind", path, path)
     if os.path.exists(theirs := os.path.join(sys.prefix, TORCHRUN[1])):
-        yield from ("--ro-bind", str(PACKAGE / TORCHRUN[0]), theirs)
+        yield from ("--ro-bind-try", str(PACKAGE / TORCHRUN[0]), theirs)
     for name in ("passwd", "group"):
         yield from ("--ro-bind-try", os.path.join(account.given, name), f"/etc/{name}")
     yield from ("--perms", "0755", "--dir", GIVEN, "--ro-bind", account.given, f"{GIVEN}/own")
@@ -142,10 +144,9 @@ def write_names(account: "Account") -> None:
 
 
 def before_start() -> None:
-    """Have the process that is about to start, and those below, no key of root's, and the limit of open files of this
-    one when it started. The kernel hands down the keyring of a session forever."""
+    """Give the process that is about to start the limit of open files that this one began with, no key of root's."""
     resource.setrlimit(resource.RLIMIT_NOFILE, bounds.FILES)
-    if KEYCTL is not None:
+    if KEYCTL is not None:  # the kernel hands down the keyring of a session forever
         ctypes.CDLL(None).syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)  # where it fails there are no keyrings
 
 

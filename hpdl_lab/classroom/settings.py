@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def read(state: str | None = None) -> Settings | None:
 
 def write_whole(path: str | Path, text: str | bytes) -> None:
     """Write a file that only this user may read, so that others find the old one or the new one, never half of it."""
-    new = f"{path}.new"
+    new = f"{path}.{secrets.token_hex(4)}.new"  # two processes may write it
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(text.encode() if isinstance(text, str) else text)
     os.rename(new, path)

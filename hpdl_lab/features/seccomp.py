@@ -10,7 +10,7 @@ ALLOW, REFUSE, NO_SUCH_CALL = 0x7FFF0000, 0x00050001, 0x00050026  # linux/seccom
 
 
 def without_user_namespaces() -> bytes:
-    """Make the filter with which programs, and what they start, make no user namespaces: all else is allowed.
+    """Make the filter with which programs, and what they start, make no user namespaces. Those of 32 bits do not run.
 
     clone3 does not exist for them, as a filter cannot see what it is asked for; the C library then calls clone.
     Returns: a program of classic BPF, as bubblewrap's --seccomp reads it.

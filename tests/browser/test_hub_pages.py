@@ -41,13 +41,21 @@ TRY = """async ([hub, server]) => {
   };
   const read = async (url, how) => {
     const reply = await fetch(url, { credentials: "include", ...how });
-    return reply.ok ? (await reply.text()).slice(0, 80) || reply.type : "no";
+    const said = await reply.text();
+    return reply.ok || said.includes("<html") ? said.slice(0, 80) || reply.type : "no";
   };
   for (const mode of ["cors", "no-cors"])
     await attempt(`home by fetch, ${mode}`, async () => {
       const said = await read(`${hub}/hub/home`, { mode });
       return said === "opaque" ? "no" : said;
     });
+  for (const path of ["/hub/apiX", "/hub/logoX", "/hub/api/oauth2/authorize", "/hub/none"])
+    await attempt(`${path} by fetch`, () => read(hub + path, { mode: "no-cors" }));
+  await attempt("logout", async () => {
+    await fetch(`${hub}/hub/logout`, { mode: "no-cors", credentials: "include" });
+    const reply = await fetch(`${server}/user/ada/api/me`);
+    return reply.ok ? "no" : "logged out";
+  });
   for (const path of ["/hub/token", "/hub/home"])
     await attempt(`${path} in a window`, async () => {
       const opened = window.open(hub + path);
