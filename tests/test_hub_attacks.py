@@ -107,7 +107,9 @@ def at_work(browser):
         one = browser(name)
         if one.socket is None:
             one.start_server(120)
-            one.open_notebook("00_engines.ipynb")
+        else:
+            one.leave()  # the server closes what has not answered it for a minute of other tests
+        one.open_notebook("00_engines.ipynb")
         return one
 
     return work
@@ -605,7 +607,7 @@ def small_and_slow(stranger):
 
 @pytest.mark.parametrize("send", [large, in_chunks, small_and_slow], ids=lambda send: send.__name__)
 def test_bodies_of_strangers_fill_no_memory_and_hold_up_no_login(running, browser, within, send):
-    """Two hundred requests that do not come to an end. Memory is what the hub and its proxy have taken together."""
+    """Two hundred requests that do not come to an end. Memory is that of JupyterHub and that of its proxy."""
     browser(ADA)
     private = [psutil.Process(pid) for pid in running.pids]
     most, stop = [], []
