@@ -27,17 +27,17 @@ c.JupyterHub.bind_url = given.bind_url
 # TLS: the certificate chain and its key. Empty where a web server in front of this one does TLS.
 c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = given.certificate, given.key
 # SUBDOMAINS: where the class has a wildcard name, "https://hub.example.org" gives each attendee a web address of their
-# own: a page that one of them made cannot use the server of another who opens it. Nor set the cookies of another.
+# own: a page that one of them made cannot use the server of another who opens it, nor set the cookies of another.
 c.JupyterHub.subdomain_host = given.subdomain_host
 c.JupyterHub.cookie_host_prefix_enabled = given.subdomain_host.startswith("https://")
-# Without it the proxy (hub/proxy.mjs) gives a browser only what its own attendee's server says, which it proves here.
+# Without it the proxy (hub/proxy.mjs) lets a browser only to its own attendee's server. This page proves whose it is.
 c.JupyterHub.extra_handlers = [("/own", own.OwnHandler)]
-# Nor do pages that a page of a server opens let it in, or scripts see the token that proves that a form is meant.
+# A page of a server cannot read the hub's pages in a window that it opens, nor the token that the hub's forms carry.
 c.JupyterHub.tornado_settings = {
     "headers": {"Cross-Origin-Opener-Policy": "noopener-allow-popups"},
     "xsrf_cookie_kwargs": {"httponly": True},
 }
-# Requests are bounded in size and time, and connections for each user id: nobody fills the memory that all need.
+# Requests are bounded in size and time, and so are the connections of each user id: nobody fills the hub's memory.
 bounds.bound_requests()
 # AUTHENTICATOR: attendees choose a password at their first login, or have got one by the users file. Others: "pam" for
 # the accounts of this machine, "oauthenticator.GitHubOAuthenticator", ... "dummy" lets in anybody: for rehearsals.
@@ -94,7 +94,7 @@ c.JupyterHub.last_activity_interval = 5
 # `hpdl hub --forget-password` may delete a user, with sessions and tokens, and nothing else.
 c.JupyterHub.services = [{"name": "hpdl", "api_token": (given.private / hub.API_TOKEN).read_text()}]
 c.JupyterHub.load_roles = [{"name": "hpdl", "scopes": ["delete:users", "delete:servers"], "services": ["hpdl"]}]
-# Attendees may use and stop their server, and make no tokens: one that a page made would outlive the page.
+# Attendees may use and stop their server. They make no API tokens: one that a script made would outlive the script.
 own_rights = ["read:users!user", "users:activity!user", "servers!user", "access:servers!user"]
 c.JupyterHub.load_roles.append({"name": "user", "description": "An attendee", "scopes": own_rights})
 if given.idle:

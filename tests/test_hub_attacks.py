@@ -535,9 +535,7 @@ def test_the_ports_of_a_hub_that_is_killed_are_nobodys(running, at_work):
     assert [line for line in lines if line.startswith("took")] == []
     assert int(lines[-1]) > 1000
     for name in (ADA, EVE):
-        one = at_work(name)
-        one.leave()
-        one.open_notebook("00_engines.ipynb")
+        at_work(name)
     assert at_work(ADA).run("print(x)", 60) == "before\n"
 
 
@@ -684,7 +682,7 @@ def test_a_connection_that_says_nothing_is_closed(running):
     assert bounds.SILENT_SECONDS - 1 < time.monotonic() - began < 10 * bounds.SILENT_SECONDS
 
 
-def test_who_came_in_is_found_after_a_flood_of_requests(running, browser, monkeypatch):
+def test_who_came_in_is_found_after_a_flood_of_requests(running, browser):
     """It stands in a file of its own, without the requests that anybody can send."""
     browser(BOB)
     guess(running, BOB, "a wrong password")

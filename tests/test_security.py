@@ -155,6 +155,10 @@ def test_only_root_reads_the_hubs_own_files(running):
     [
         (["--address", "0.0.0.0"], "without TLS passwords are readable on the network"),
         (["--address", "0.0.0.0", "--no-tls", "--dummy"], "lets anybody in as anybody: on 127.0.0.1 only"),
+        (["--subdomain-host", "hub.example.org"], "a name is wanted, as in https://hub.example.org"),
+        (["--subdomain-host", "https://127.0.0.1:8000"], "a name is wanted, as in https://hub.example.org"),
+        (["--subdomain-host", "https://hub.example.org"], "https wants --certificate and --key"),
+        (["--subdomain-host", "http://hub.example.org", "--no-tls"], "http wants neither"),
         (["--certificate", "/dev/null"], "TLS needs both, --certificate and --key"),
         (["--certificate", "EMPTY", "--key", "EMPTY"], "no certificate chain and its key, in PEM and without"),
         (["--certificate", "/dev/null", "--key", "/dev/null"], "other accounts can read /dev/null"),

@@ -1,4 +1,4 @@
-"""What one client may take of JupyterHub: the size and the time of a request, and connections of one user id."""
+"""Bound what one client takes of JupyterHub: size and time of a request, and connections of each user id."""
 
 import os
 import resource

@@ -48,7 +48,7 @@ PROXY = "configurable-http-proxy"
 GUARD = str(CONFIGURATION.parent / "hub" / "proxy.mjs")  # loaded into the proxy
 PROGRESS = ["-mindepth", "2", "-maxdepth", "2", "-path", "*/.hpdl/progress.jsonl", "-type", "f"]  # for `find`
 PROGRESS_SECONDS, PROGRESS_BYTES = 10, 32768  # for each attendee: what was done last
-SURVIVE = 'trap "" INT TERM HUP; read -r told || exec flock "$0" "$@"'  # lock, and the command for when it is free
+SURVIVE = 'trap "" INT TERM HUP; read -r line || exec flock "$0" "$@"'  # lock, and the command to run when it is free
 LOOK = "import jupyterhub, hpdl_lab.classroom.server, importlib.util as u; open(u.find_spec('jupyterlab').origin)"
 
 

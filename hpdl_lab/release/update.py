@@ -34,10 +34,10 @@ WHY = {errno.ELOOP: "is a symbolic link", errno.EISDIR: "is no file", errno.EACC
 NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, RecursionError)
 
 
-def write(folder: Any, source: Any = None, lock: Any = None) -> list:
+def write(folder: Any, source: Any = None, lock: Path | None = None) -> list:
     """Write the exercise forms of `source` (None: of this clone) into `folder`, or update those that it holds.
 
-    lock: a folder of which two such runs take turns (None: one in `folder`, that whoever may read it can keep).
+    lock: the folder that two such runs lock in turn; None: one in `folder`, which anybody who may read it can lock.
     Run by root on a folder of somebody else, or in somebody's home, it writes as they would, with no more rights.
 
     Returns: sentences, one for each notebook for which something was done or is to be said.
@@ -49,7 +49,7 @@ def write(folder: Any, source: Any = None, lock: Any = None) -> list:
     return put(folder, forms.exercises(source), lock)
 
 
-def put(folder: Any, given: dict, lock: Any = None) -> list:
+def put(folder: Any, given: dict, lock: Path | None = None) -> list:
     """Bring the files `given`, {path in the folder: bytes}, to an absolute folder, as `write` does."""
     try:
         account = somebody_else(folder)
@@ -61,7 +61,7 @@ def put(folder: Any, given: dict, lock: Any = None) -> list:
         ) from None
 
 
-def bring_all(folder: Any, given: dict, lock: Any = None) -> list:
+def bring_all(folder: Any, given: dict, lock: Path | None = None) -> list:
     (folder / HIDDEN).mkdir(parents=True, exist_ok=True)
     with alone(lock or folder / HIDDEN, folder):
         return [said for name, form in given.items() if (said := bring(folder, name, form))]
@@ -190,7 +190,7 @@ def replace(path: Any, text: bytes, theirs: bytes | None = None) -> None:
 
 
 @contextlib.contextmanager
-def alone(lock: Any, folder: Any) -> Iterator[Any]:
+def alone(lock: Path, folder: Path) -> Iterator[None]:
     """Two servers of one attendee may start at the same time: one of them does it. Raises RuntimeError in the other."""
     handle = os.open(lock, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
