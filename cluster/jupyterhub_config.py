@@ -30,7 +30,7 @@ c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = given.certificate, given.key
 # own: a page that one of them made cannot use the server of another who opens it, nor set the cookies of another.
 c.JupyterHub.subdomain_host = given.subdomain_host
 c.JupyterHub.cookie_host_prefix_enabled = given.subdomain_host.startswith("https://")
-# Without it the proxy (hub/proxy.mjs) lets a browser only to its own attendee's server. This page proves whose it is.
+# Without it the proxy (hub/proxy.mjs) lets a browser only to its own server. By this page it proves whose it is.
 c.JupyterHub.extra_handlers = [("/own", own.OwnHandler)]
 # A page of a server cannot read the hub's pages in a window that it opens, nor the token that the hub's forms carry.
 c.JupyterHub.tornado_settings = {

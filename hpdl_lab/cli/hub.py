@@ -140,10 +140,10 @@ def check(given: Any, no_tls: bool = False) -> None:
         raise ValueError(f"--dummy lets anybody in as anybody: on 127.0.0.1 only, not on {given.address}")
     if given.subdomain_host and not re.fullmatch(r"https?://[^/:]*[a-z][^/:]*(:\d+)?", given.subdomain_host):
         raise ValueError(f"--subdomain-host {given.subdomain_host}: a name is wanted, as in https://hub.example.org")
-    if given.subdomain_host.startswith("https:") != bool(given.certificate or no_tls) and given.subdomain_host:
+    if given.subdomain_host and given.subdomain_host.startswith("https:") != bool(given.certificate or no_tls):
         raise ValueError(
-            f"--subdomain-host {given.subdomain_host}: https wants --certificate and --key, or --no-tls where a web server "
-            "in front of this one does TLS; http wants neither"
+            f"--subdomain-host {given.subdomain_host}: https wants --certificate and --key, or --no-tls where a web "
+            "server in front of this one does TLS; http wants neither"
         )
     if bool(given.certificate) != bool(given.key):
         raise ValueError("TLS needs both, --certificate and --key")
