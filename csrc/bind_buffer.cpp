@@ -53,16 +53,25 @@ const Exchange* exchange_of(nb::handle x) {
     return exchange;
 }
 
+constexpr std::uint8_t kFloat8E4m3fn = 10, kFloat8E5m2 = 12;  // DLPack's codes, which nanobind may not name
+
 std::optional<DType> dtype_of(const nb::dlpack::dtype& dtype) {
     if (dtype == nb::dtype<float>()) return DType::float32;
     if (dtype == nb::dtype<double>()) return DType::float64;
     if (dtype == nb::dtype<std::int32_t>()) return DType::int32;
     if (dtype == nb::dtype<std::int64_t>()) return DType::int64;
     if (dtype == nb::dtype<std::uint8_t>()) return DType::uint8;
-    if (dtype.bits != 16 || dtype.lanes != 1) return std::nullopt;
+    if (dtype == nb::dtype<bool>()) return DType::boolean;
+    if (dtype == nb::dtype<std::int8_t>()) return DType::int8;
+    if (dtype == nb::dtype<std::int16_t>()) return DType::int16;
+    if (dtype == nb::dtype<std::uint16_t>()) return DType::uint16;
+    if (dtype.lanes != 1) return std::nullopt;
+    if (dtype.code == kFloat8E4m3fn) return DType::float8_e4m3fn;
+    if (dtype.code == kFloat8E5m2) return DType::float8_e5m2;
+    if (dtype.bits != 16) return std::nullopt;
     if (dtype.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat)) return DType::bfloat16;
     if (dtype.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float)) return DType::float16;
-    return std::nullopt;
+    return std::nullopt;  // of complex numbers Python knows whether the memory holds them or their conjugates
 }
 
 std::optional<Buffer> from_tensor(nb::handle x) {
@@ -104,7 +113,7 @@ Buffer from_python(nb::handle x, const char* verb, bool writable) {
         throw std::invalid_argument(std::string("cannot ") + verb + " a read-only array");
     const std::string name = nb::cast<std::string>(description.attr("dtype"));
     for (int i = 0; i < kDTypes; i++) {
-        if (name != kDTypeNames[i]) continue;
+        if (name != kDTypeInfo[i].name) continue;
         return {reinterpret_cast<char*>(nb::cast<std::uintptr_t>(description.attr("address"))),
                 nb::cast<std::size_t>(description.attr("count")), static_cast<DType>(i)};
     }

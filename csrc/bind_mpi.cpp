@@ -36,7 +36,10 @@ Constants constants_of(const nb::dict& description) {
     c.sum = integer("sum");
     c.status_nbytes = integer("status_nbytes");
     c.tag_offset = integer("tag_offset");
-    for (int i = 0; i < kDTypes; i++) c.dtypes[i] = description.contains(kDTypeNames[i]) ? integer(kDTypeNames[i]) : 0;
+    for (int i = 0; i < kDTypes; i++) {
+        const char* name = kDTypeInfo[i].name;
+        c.dtypes[i] = description.contains(name) ? integer(name) : 0;
+    }
     return c;
 }
 

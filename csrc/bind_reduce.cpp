@@ -51,7 +51,7 @@ class Sum {
         std::vector<Buffer> buffers;
         for (nb::handle x : tensors) {
             buffers.push_back(buffer_of(x, "add", writable));
-            require_aligned(buffers.back(), "add");
+            require_addable(buffers.back(), "add");
         }
         return buffers;
     }
@@ -66,6 +66,15 @@ class Sum {
 }  // namespace
 
 void bind_reduce(nb::module_& m) {
+    m.def(
+        "dtypes",
+        [] {
+            nb::list rows;
+            for (const DTypeInfo& dtype : kDTypeInfo)
+                rows.append(nb::make_tuple(dtype.name, dtype.nbytes, dtype.instead_of_sum ? dtype.instead_of_sum : ""));
+            return rows;
+        },
+        "(name, bytes, what to do instead of a sum) of each dtype, as buffers.TABLE.");
     m.def(
         "instructions",
         [] {

@@ -48,12 +48,16 @@ void require_root(int root, int size) {
         throw std::invalid_argument("no root " + std::to_string(root) + " among " + std::to_string(size));
 }
 
-void require_aligned(const Buffer& buffer, const char* verb) {
-    const std::size_t beyond = reinterpret_cast<std::uintptr_t>(buffer.data) % item_size(buffer.dtype);
+void require_addable(const Buffer& buffer, const char* verb) {
+    const DTypeInfo& dtype = info_of(buffer.dtype);
+    if (dtype.instead_of_sum)
+        throw std::invalid_argument(std::string("cannot ") + verb + " " + dtype.name +
+                                    ", which has no sum: " + dtype.instead_of_sum);
+    const std::size_t beyond = reinterpret_cast<std::uintptr_t>(buffer.data) % dtype.alignment;
     if (buffer.count == 0 || beyond == 0) return;
     throw std::invalid_argument(std::string("cannot ") + verb + " " + describe(buffer.count, buffer.dtype) +
                                 " at an address that is " + std::to_string(beyond) + " bytes beyond a multiple of " +
-                                std::to_string(item_size(buffer.dtype)) + ": use a copy");
+                                std::to_string(dtype.alignment) + ": use a copy");
 }
 
 void require_apart(const Buffer& a, const Buffer& b, const char* verb) {
@@ -70,8 +74,8 @@ void require_rows(const Buffer& whole, const Buffer& part, int rows, int own, bo
         throw std::invalid_argument(std::string(verb) + " of " + std::to_string(rows) + " ranks needs " +
                                     std::to_string(rows) + " rows of " + describe(part.count, part.dtype) + ", got " +
                                     describe(whole.count, whole.dtype));
-    if (adds) require_aligned(whole, verb);
-    if (adds) require_aligned(part, verb);
+    if (adds) require_addable(whole, verb);
+    if (adds) require_addable(part, verb);
     if (own < 0 || part.data != whole.data + own * part.nbytes()) require_apart(whole, part, verb);
 }
 

@@ -17,16 +17,17 @@ void find(void* library, Function*& function, const char* name) {
     if (!function) throw std::runtime_error(std::string("the loaded MPI library has no ") + name);
 }
 
-constexpr std::size_t kSmall = 2047;                  // bytes, below every MPI's limit for sending without asking
+constexpr std::size_t kSmall = 2046;                  // bytes, below every MPI's limit for sending without asking
 constexpr std::size_t kPiece = std::size_t{1} << 30;  // bytes, because MPI counts them with an int
-constexpr int kLarge = 1 << 14;                       // in a tag: the message is announced
+constexpr int kLarge = kSmall + 1;                    // in a tag, in place of a count: the message is announced
 
-// dtype in the low 3 bits; above them the count of a small message, which fits into 11 bits; kLarge. The count of a
-// large one is in its announcement. So every tag is at most kLargestTag.
+// dtype in the low 4 bits; above them, in 11 bits, the count of a small message, or kLarge: the count of a large one is
+// in its announcement.
 int tag_of(const Buffer& buffer) {
-    if (buffer.nbytes() > kSmall) return static_cast<int>(buffer.dtype) | kLarge;
-    return static_cast<int>(buffer.dtype) | static_cast<int>(buffer.count) << 3;
+    const int count = buffer.nbytes() > kSmall ? kLarge : static_cast<int>(buffer.count);
+    return static_cast<int>(buffer.dtype) | count << 4;
 }
+static_assert(((kLarge << 4) | 15) <= kLargestTag);
 
 }  // namespace
 
@@ -192,8 +193,8 @@ void Message::require_match(int code, const Status& status) {
     const bool truncated = group_.mpi->is_truncation(code);
     if (!truncated) group_.mpi->check(code, "MPI_Irecv");
     const int tag = group_.mpi->tag(status);
-    const bool large = tag & kLarge;  // then what has come is its announcement, also if a small one was expected
-    Buffer sent{nullptr, static_cast<std::size_t>((tag & ~kLarge) >> 3), static_cast<DType>(tag & 7)};
+    const bool large = tag >> 4 == kLarge;  // then what has come is its announcement, also if a small one was expected
+    Buffer sent{nullptr, static_cast<std::size_t>(tag >> 4), static_cast<DType>(tag & 15)};
     const char* came = announcement_ ? announcement_.get() : buffer_.data;
     if (large && !truncated) std::memcpy(&sent.count, came, sizeof sent.count);
     if (large == large_ && !truncated && sent.count == buffer_.count && sent.dtype == buffer_.dtype) return;
@@ -242,6 +243,7 @@ Elements moved(const Group& group, const Buffer& x) {
 }
 
 Elements added(const Group& group, const Buffer& x, const char* call) {
+    require_addable(x, call);
     const Handle dtype = group.mpi->constants.dtypes[static_cast<int>(x.dtype)];
     if (!dtype) throw std::invalid_argument(std::string(call) + " does not know " + name_of(x.dtype));
     return of(dtype, x.count);
@@ -302,7 +304,7 @@ void reduce(const Group& group, const Buffer& x, const Buffer& out, int root) {
     const Mpi& mpi = *group.mpi;
     const Elements e = added(group, x, "MPI_Reduce");
     const bool receives = is_root(group, root);
-    require_aligned(x, "reduce");
+    require_addable(x, "reduce");
     if (receives) require_rows(x, out, 1, 0, true, "reduce");
     const void* from = receives ? in_place(group, x, out) : x.data;
     mpi.check(mpi.Reduce(from, out.data, e.count, e.dtype, mpi.constants.sum, root, group.comm), "MPI_Reduce");

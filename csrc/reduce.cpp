@@ -1,6 +1,7 @@
 #include "reduce.h"
 
 #include <cstring>
+#include <stdexcept>
 
 #if defined(__x86_64__)
 #include <immintrin.h>

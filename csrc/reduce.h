@@ -17,7 +17,8 @@ struct Loops {
     const char* instructions;  // "AVX-512", "AVX2", "portable"
 
     // dst[k][j] = src[0][j] + src[1][j] + ... for every k, added in that order. 16-bit floats are added in float32 and
-    // rounded once; integers wrap around. A dst may be one of the src; otherwise nothing overlaps. count: elements.
+    // rounded once; integers wrap around. dtype: one that sums know, see DTypeInfo. A dst may be one of the src;
+    // otherwise nothing overlaps. count: elements.
     void (*sum)(DType dtype, Sources src, Destinations dst, std::size_t count);
 
     // 16-bit floats to float32 and back (round to nearest even). Only bfloat16 and float16.

@@ -21,7 +21,7 @@ int modulo(long i, int p) { return static_cast<int>((i % p + p) % p); }
 }  // namespace
 
 Ring::Ring(const Group& group, const Buffer& x, std::size_t segment, bool traced) : group_(group), x_(x), work_(x) {
-    require_aligned(x, "all_reduce");
+    require_addable(x, "all_reduce");
     if (x.dtype == DType::bfloat16 || x.dtype == DType::float16) {
         wide_.resize(x.count);
         loops().widen(x.dtype, x.data, wide_.data(), x.count);
@@ -127,7 +127,7 @@ void Ring::finish() {
 }
 
 Parts all_reduce_by_messages(const Group& group, const Call& call, const Buffer& x, std::size_t segment, bool traced) {
-    require_aligned(x, "all_reduce");
+    require_addable(x, "all_reduce");
     const auto compare = [=] { return std::make_shared<Consensus>(group, call, ""); };
     // Not earlier than the part begins: the task before this one may write to x.
     const auto ring = [=] { return std::make_shared<Ring>(group, x, segment, traced); };

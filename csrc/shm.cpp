@@ -266,7 +266,7 @@ ShmGroup::Steps ShmGroup::rest() { co_await Barrier(*this); }
 // -- all_reduce: small, in shared memory, or anywhere ----------------------------------------------------------------
 
 void ShmGroup::start_all_reduce(const Buffer& x) {
-    require_aligned(x, "all_reduce");
+    require_addable(x, "all_reduce");
     start(Call::of("all_reduce", x.count, x.dtype), x);
     steps_ = x.nbytes() <= sizeof(Cell::note) ? add_notes(x) : all_reduce(x);
 }
@@ -358,7 +358,7 @@ void ShmGroup::collect_sums(const Buffer& x, int k) const {
 }
 
 Parts all_reduce_in_memory(ShmGroup& group, const Buffer& x) {
-    require_aligned(x, "all_reduce");
+    require_addable(x, "all_reduce");
     const auto begin = [&group, x] {
         group.start_all_reduce(x);
         return std::shared_ptr<Operation>(std::shared_ptr<void>(), &group);  // which somebody else owns
@@ -420,7 +420,7 @@ void ShmGroup::gather(const Call& call, const Buffer& x, const Buffer& out, bool
 
 void ShmGroup::start_reduce(const Buffer& x, const Buffer& out, int root) {
     require_root(root, size_);
-    require_aligned(x, "reduce");
+    require_addable(x, "reduce");
     if (rank_ == root) require_rows(out, x, 1, 0, true, "reduce");
     start(Call::of("reduce", x.count, x.dtype, root), x);
     const auto stage = [=, this](int k) {

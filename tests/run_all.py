@@ -235,6 +235,7 @@ def main() -> int:
     parser.add_argument("--mpi", choices=("mpich", *installed.OTHER_MPIS), help="only the rank tests, under this MPI")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # by which steps end, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would ranks
     if options.all:
         installed.everything()
     steps = turns_under(options.mpi) if options.mpi else turns(options.all)

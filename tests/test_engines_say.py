@@ -125,7 +125,8 @@ def test_what_the_others_wait_for_is_told_also_when_a_rank_fails_at_once(cluster
         text = str(caught.value)
         for rank in (0, 1, 3):
             # one that gave up by itself before a late rank had arrived names that one too: "with ranks 2, 3"
-            assert re.search(rf"^  {rank} +waiting +barrier +with ranks? [\d, -]*[23][, \d].*{where}$", text, re.M), text
+            line = rf"^  {rank} +waiting +barrier +with ranks? [\d, -]*[23][, \d].*{where}$"
+            assert re.search(line, text, re.M), text
         assert re.search(r"rank 2 raised KeyError at test_engines_say.py:\d+ and never arrived$", text), text
 
 

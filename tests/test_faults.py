@@ -92,7 +92,8 @@ def job(tmp_path_factory, mpich_cleaned_up):
     for member in [*family, process]:
         member.kill()
     process.wait()
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if "hpdl" in name]
+    # Tests beside these have files there, too, for a while.
+    until(lambda: not [name for name in set(os.listdir("/dev/shm")) - before if "hpdl" in name], 120)
 
 
 class Job:

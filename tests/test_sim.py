@@ -10,13 +10,14 @@ import torch
 
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import PerRank, sim
+from hpdl_lab.comm.buffers import ADDED, DTYPES
 from hpdl_lab.comm.network import Switch
 from tests.wording import raises
 
 
-def around(comm, x):
+def around(comm, x, y=None):
     """Every rank sends its vector one rank on."""
-    y = np.empty_like(x)
+    y = np.empty_like(x) if y is None else y
     return comm.sendrecv(x, (comm.rank + 1) % comm.size, y, (comm.rank - 1) % comm.size)
 
 
@@ -185,6 +186,26 @@ def test_the_base_collectives():
 
     sim.run(1, all_of_them)
     sim.run(4, all_of_them)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_travels(dtype):
+    def everything(comm):
+        x = torch.full((comm.size, 2), comm.rank).to(getattr(torch, dtype))
+        row = torch.zeros(2).to(x.dtype)
+        found = [
+            around(comm, x.clone(), torch.zeros_like(x))[0],
+            comm.broadcast(x.clone(), 2)[0],
+            comm.all_gather(x)[1, 0],
+        ]
+        found += [comm.all_to_all(x)[1], comm.scatter(x if comm.rank == 1 else None, row, 1)]
+        sums = [comm.all_reduce(x.clone())[0], comm.reduce_scatter(x)] if dtype in ADDED else []
+        return [y.to(torch.complex64).real.tolist() for y in (*found, *sums)]
+
+    for rank, found in enumerate(sim.run(3, everything)):
+        two = 1 if dtype == "bool" else 2
+        assert found[:5] == [[v, v] for v in (min((rank - 1) % 3, two), two, 1, 1, 1)]
+        assert all(y == [3, 3] for y in found[5:])
 
 
 def test_half_precision_sums_round_once():

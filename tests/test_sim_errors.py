@@ -80,7 +80,10 @@ def test_mismatched_dtypes_are_named():
         (lambda comm: comm.send(np.zeros(1), comm.rank), ("rank 0",)),
         (lambda comm: comm.send(np.zeros((4, 4)).T, 1 - comm.rank), ("non-contiguous array of shape",)),
         (lambda comm: comm.send(torch.zeros(4, 4).t(), 1 - comm.rank), ("x.contiguous",)),
-        (lambda comm: comm.send(torch.zeros(1, dtype=torch.complex64), 1 - comm.rank), ("complex64",)),
+        (lambda comm: comm.send(torch.zeros(1, dtype=torch.uint32), 1 - comm.rank), ("uint32",)),
+        (lambda comm: comm.all_reduce(torch.zeros(1, dtype=torch.bool)), ("no sum", "as uint8", "maximum")),
+        (lambda comm: comm.reduce(torch.zeros(1, dtype=torch.float8_e5m2)), ("no sum", "in float32")),
+        (lambda comm: comm.reduce_scatter(torch.zeros(2, dtype=torch.uint16)), ("no sum", "int32")),
     ],
 )
 def test_bad_messages_are_refused_before_they_are_sent(bad, message):

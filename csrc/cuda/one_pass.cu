@@ -44,7 +44,12 @@ void one_pass(void* const* tensors, int ranks, std::size_t first, std::size_t co
         case DType::float16: return launch<__half>(tensors, ranks, first, count, stream);
         case DType::int32: return launch<int>(tensors, ranks, first, count, stream);
         case DType::int64: return launch<long long>(tensors, ranks, first, count, stream);
-        case DType::uint8: return launch<unsigned char>(tensors, ranks, first, count, stream);
+        case DType::int16: return launch<short>(tensors, ranks, first, count, stream);
+        case DType::uint8:
+        case DType::int8: return launch<unsigned char>(tensors, ranks, first, count, stream);
+        case DType::complex64: return launch<float>(tensors, ranks, 2 * first, 2 * count, stream);
+        case DType::complex128: return launch<double>(tensors, ranks, 2 * first, 2 * count, stream);
+        default: break;  // sums do not know it
     }
     throw std::invalid_argument("one_pass does not know dtype " + std::to_string(static_cast<int>(dtype)));
 }

@@ -15,9 +15,30 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The order is part of the wire format: a message's tag carries the index of its dtype (comm/mpi/session.py).
-DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
-ITEMSIZE = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8, "uint8": 1}
+ADD_FLOAT8 = "gather it and add in float32, comm.all_gather(x).float().sum(0)"
+# Every dtype that is moved: its bytes, and what to do instead of a sum where there is none. At most 16, whose order is
+# part of the wire format: a message's tag carries the index of its dtype (csrc/mpi.cpp).
+TABLE: dict[str, tuple[int, str]] = {
+    "float32": (4, ""),
+    "float64": (8, ""),
+    "bfloat16": (2, ""),
+    "float16": (2, ""),
+    "int32": (4, ""),
+    "int64": (8, ""),
+    "uint8": (1, ""),
+    "bool": (1, "gather it as uint8 and take the maximum, comm.all_gather(x.to(torch.uint8)).amax(0)"),
+    "int8": (1, ""),
+    "int16": (2, ""),
+    "uint16": (2, "add it as int32, comm.all_reduce(x.to(torch.int32))"),
+    "complex64": (8, ""),
+    "complex128": (16, ""),
+    "float8_e4m3fn": (1, ADD_FLOAT8),
+    "float8_e5m2": (1, ADD_FLOAT8),
+}
+DTYPES = tuple(TABLE)
+ITEMSIZE = {name: nbytes for name, (nbytes, _) in TABLE.items()}
+ADDED = tuple(name for name, (_, instead) in TABLE.items() if not instead)  # that sums know
+SUMS = "reduce", "reduce_scatter"  # how the names of the collectives end that add
 
 
 class Extent(NamedTuple):
@@ -50,7 +71,7 @@ def dtype_name(dtype: Any) -> str:
 def buffer_of(x: Tensor, verb: str = "send", device: str = "cpu") -> Buffer:
     """The memory of `x`, a contiguous tensor on `device` or, for the CPU, an array.
 
-    Raises ValueError or TypeError that says what to do.
+    Raises ValueError or TypeError that says what to do. verb: a collective that adds refuses more dtypes.
     """
     extent = extent_of(x, verb, device)
     return Buffer(x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr(), *extent)
@@ -79,11 +100,15 @@ def extent_of(x: Tensor, verb: str = "send", device: str = "cpu") -> Extent:
             )
         if x.is_neg():  # its memory holds the values with the other sign
             raise ValueError(f"cannot {verb} a tensor that is a negated view: use x.resolve_neg()")
+        if x.is_conj():
+            raise ValueError(f"cannot {verb} a tensor that is a conjugated view: use x.resolve_conj()")
         dtype, count = dtype_name(x.dtype), x.numel()
     else:
         raise TypeError(f"cannot {verb} a {type(x).__name__}: a message is a torch tensor or a NumPy array")
     if dtype not in ITEMSIZE:
         raise ValueError(f"cannot {verb} dtype {dtype}: one of {', '.join(DTYPES)} is needed")
+    if dtype not in ADDED and verb.endswith(SUMS):
+        raise ValueError(f"cannot {verb} {dtype}, which has no sum: {TABLE[dtype][1]}")
     return extent(count, dtype)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..comm import world
 from ..comm.base import Comm
-from ..comm.buffers import DTYPES, ITEMSIZE, dtype_name
+from ..comm.buffers import ADDED, dtype_name
 from ..comm.hosts import SESSION
 from ..comm.launcher import started_by
 from ..comm.mpi.session import session_of_this_process
@@ -26,7 +26,6 @@ from . import moves
 from .work import HpdlWork, MessageWork
 
 USE_GLOO = 'use gloo for this: dist.new_group(backend="gloo")'
-ADDED_BY_GLOO = (torch.bool, torch.int8, torch.complex64, torch.complex128)  # and not here
 
 
 class HpdlGroup(dist.ProcessGroup):
@@ -193,10 +192,10 @@ def require_sum(op: str, tensors: list[Tensor], name: str) -> None:
         remedy = "multiply first, and add" if name == "PREMUL_SUM" else USE_GLOO
         raise NotImplementedError(f'{op} of the backend "hpdl" adds (ReduceOp.SUM){more}; it has no {name}: {remedy}')
     for x in tensors:
-        if dtype_name(x.dtype) not in ITEMSIZE:
+        if dtype_name(x.dtype) not in ADDED:
             near = "torch.float32" if x.is_floating_point() else "torch.int64"
-            remedy = USE_GLOO if x.dtype in ADDED_BY_GLOO else f"nor does gloo; convert it, x.to({near})"
-            raise ValueError(f"{op} adds {', '.join(DTYPES)}, not {dtype_name(x.dtype)}: {remedy}")
+            remedy = USE_GLOO if x.dtype == torch.bool else f"nor does gloo; convert it, x.to({near})"
+            raise ValueError(f"{op} adds {', '.join(ADDED)}, not {dtype_name(x.dtype)}: {remedy}")
 
 
 MEETING = 30.0  # s: for all ranks of mpiexec to import this

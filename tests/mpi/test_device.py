@@ -59,7 +59,7 @@ def test_it_is_refused_where_it_moves_nothing_that_is_known(run):
         from_process_group()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.int16, torch.complex64])
 def test_collectives_go_through_the_group_and_the_host_agrees_elsewhere(device, dtype):
     assert isinstance(device, DeviceComm) and carried(device) == []
     r, p = device.rank, device.size
@@ -68,16 +68,26 @@ def test_collectives_go_through_the_group_and_the_host_agrees_elsewhere(device, 
     assert (device.broadcast(torch.full((3,), r, dtype=dtype), p - 1) == p - 1).all()
     out = device.reduce(torch.full((3,), r, dtype=dtype), p - 1)
     assert out is None if r != p - 1 else (out == p * (p - 1) // 2).all()
-    assert torch.equal(device.all_gather(torch.full((2,), r, dtype=dtype))[:, 1], torch.arange(p, dtype=dtype))
-    rows = torch.arange(3 * p, dtype=dtype).view(p, 3)
+    assert torch.equal(device.all_gather(torch.full((2,), r, dtype=dtype))[:, 1], torch.arange(p).to(dtype))
+    rows = torch.arange(3 * p).to(dtype).view(p, 3)
     assert torch.equal(device.reduce_scatter(rows.clone()), p * rows[r])
     assert torch.equal(device.all_to_all(rows * (r + 1)), torch.stack([rows[r] * (s + 1) for s in range(p)]))
     told = ["broadcast", "reduce", "_allgather_base", "_reduce_scatter_base", "alltoall_base"]
     assert carried(device) == told
     got = device.gather(torch.full((2,), r, dtype=dtype), 0)
-    assert got is None if r else torch.equal(got[:, 0], torch.arange(p, dtype=dtype))
+    assert got is None if r else torch.equal(got[:, 0], torch.arange(p).to(dtype))
     assert torch.equal(device.scatter(rows if r == 0 else None, torch.zeros(3, dtype=dtype)), rows[r])
     assert carried(device) == ["gather", "scatter"]
+    x = torch.tensor([True, r == 0])
+    assert device.all_gather(x)[:, 1].tolist() == [True] + [False] * (p - 1)
+    with pytest.raises(ValueError, match="cannot all_reduce bool, which has no sum: gather it as uint8"):
+        device.all_reduce(x)
+    x = torch.full((3,), float(r)).to(torch.float8_e4m3fn)
+    assert (device.broadcast(x, p - 1).float() == p - 1).all()
+    if p > 1:
+        got = device.sendrecv(torch.full((2,), r, dtype=dtype), (r + 1) % p, torch.zeros(2, dtype=dtype), (r - 1) % p)
+        assert (got == (r - 1) % p).all()
+    carried(device)
     device.barrier()
     assert device.all_reduce(np.ones(3))[0] == p and device.all_gather(np.ones(2)).shape == (p, 2)
     assert device.all_reduce(torch.zeros(0)).numel() == 0 and carried(device) == [], "the host's own, and nothing"

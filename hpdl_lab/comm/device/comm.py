@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..base import best_all_reduce
-from ..buffers import DTYPES, ITEMSIZE, buffer_of, copy_into, is_tensor
+from ..buffers import DTYPES, ITEMSIZE, buffer_of, copy_into, dtype_name, is_tensor
 from ..calls import Call
 from ..errors import CommError, Mismatch
 from ..real import RealComm, shape_and_dtype
@@ -35,7 +35,8 @@ from ..work import RealWork
 
 PATIENCE = 0.2  # s: notes are faster, so of two ranks that send to each other one at most starts without the other
 MOST_TENSORS = 16  # kMaxTensors of csrc/cuda/one_pass.h
-WIDENED = ("bfloat16", "float16")  # added as float32 and rounded once
+WIDENED = {"bfloat16": torch.float32, "float16": torch.float32, "int16": torch.int32}  # added so, and rounded once
+MOVED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8", "int8")  # else as bytes
 
 
 class DeviceWork(RealWork):
@@ -77,7 +78,7 @@ class DeviceWork(RealWork):
     def start(self) -> Any:
         """Hand it to the group; returns its torch.distributed.Work, or None within a batch that NCCL coalesces."""
         act = self.comm.device_group.send if self.op == "send" else self.comm.device_group.recv
-        return act([self.x.detach()], self.peer, 0)
+        return act([moved(self.x)], self.peer, 0)
 
     def wait(self) -> None:
         if self.message is not None:
@@ -251,8 +252,8 @@ class DeviceComm(RealComm):
         """all_reduce by the process group, wherever `x` lies on the device."""
         total = widened(x)
         self._collective("all_reduce", x, lambda group: group.allreduce([total]))
-        if total is not x:
-            copy_into(x, total)
+        if total.data_ptr() != x.data_ptr():
+            copy_into(x, narrowed(total, x.dtype))
         return x
 
     def ring_all_reduce(self, x: Tensor) -> Any:
@@ -271,7 +272,7 @@ class DeviceComm(RealComm):
     def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
         if not self._on_device("broadcast", x):
             return super().broadcast(x, root)
-        data = x.detach()
+        data = moved(x)
         self._collective("broadcast", x, lambda group: group.broadcast(data, root), root)
         return x
 
@@ -280,13 +281,13 @@ class DeviceComm(RealComm):
             return super().reduce(x, root)
         total = widened(x).clone()
         self._collective("reduce", x, lambda group: group.reduce(total, root), root)
-        return total.to(x.dtype) if self.rank == root else None
+        return narrowed(total, x.dtype) if self.rank == root else None
 
     def all_gather(self, x: Tensor) -> Tensor:
         if not self._on_device("all_gather", x):
             return super().all_gather(x)
-        out, data = x.new_empty((self.size, *x.shape)), x.detach().reshape(-1)
-        self._collective("all_gather", x, lambda group: group._allgather_base(out.view(-1), data))
+        out = x.new_empty((self.size, *x.shape))
+        self._collective("all_gather", x, lambda group: group._allgather_base(moved(out), moved(x)))
         return out
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
@@ -296,14 +297,14 @@ class DeviceComm(RealComm):
         rows = widened(x)
         out = rows.new_empty(rows.shape[1:])
         self._collective("reduce_scatter", x, lambda group: group._reduce_scatter_base(out.view(-1), rows.reshape(-1)))
-        return out.to(x.dtype)
+        return narrowed(out, x.dtype)
 
     def gather(self, x: Tensor, root: int = 0) -> Any:
         if not self._on_device("gather", x):
             return super().gather(x, root)
         out = x.new_empty((self.size, *x.shape)) if self.rank == root else None
-        rows = [] if out is None else list(out)
-        self._collective("gather", x, lambda group: group.gather(rows, x.detach(), root), root)
+        rows = [] if out is None else [moved(row) for row in out]
+        self._collective("gather", x, lambda group: group.gather(rows, moved(x), root), root)
         return out
 
     def scatter(self, x: Any, out: Tensor, root: int = 0) -> Tensor:
@@ -312,8 +313,8 @@ class DeviceComm(RealComm):
         if self.rank == root:
             self._check_rows("scatter", x)
             buffer_of(x, "scatter", self.device)
-        rows = list(x.detach()) if self.rank == root else []
-        self._collective("scatter", out, lambda group: group.scatter(out.detach(), rows, root), root)
+        rows = [moved(row) for row in x] if self.rank == root else []
+        self._collective("scatter", out, lambda group: group.scatter(moved(out), rows, root), root)
         return out
 
     def all_to_all(self, x: Tensor) -> Tensor:
@@ -321,7 +322,7 @@ class DeviceComm(RealComm):
             return super().all_to_all(x)
         self._check_rows("all_to_all", x)
         out = x.new_empty(x.shape)
-        self._collective("all_to_all", x, lambda group: group.alltoall_base(out, x.detach(), [], []))
+        self._collective("all_to_all", x, lambda group: group.alltoall_base(moved(out), moved(x), [], []))
         return out
 
     @contextmanager
@@ -397,9 +398,23 @@ class DeviceComm(RealComm):
         return super()._release()
 
 
+def moved(x: Tensor) -> Tensor:
+    """The memory of `x`, flat, in a dtype that every process group moves: in bytes where it has another."""
+    flat = x.detach().reshape(-1)
+    return flat if dtype_name(x.dtype) in MOVED else flat.view(torch.uint8)
+
+
 def widened(x: Tensor) -> Tensor:
-    """`x`, or a copy in float32 if it has 16 bits: sums are rounded once."""
-    return x.detach().float() if str(x.dtype).removeprefix("torch.") in WIDENED else x.detach()
+    """`x` as a process group adds it: a copy of twice the bits if it has 16, real and imaginary parts if it has two."""
+    x = x.detach()
+    if x.is_complex():
+        return torch.view_as_real(x)
+    return x.to(WIDENED.get(dtype_name(x.dtype), x.dtype))
+
+
+def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of what `widened` made of tensors of `dtype`, in that dtype."""
+    return torch.view_as_complex(total) if dtype.is_complex else total.to(dtype)
 
 
 ALIGNED = 64  # elements: slices begin at multiples, so that all but the last are whole packets of 16 bytes

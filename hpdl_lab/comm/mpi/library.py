@@ -45,12 +45,16 @@ def require_own_memory(MPI: Any, earlier: Any) -> None:
 
 def constants(MPI: Any) -> Any:
     """The numbers that differ from one MPI to the next, as 64-bit words."""
-    names = {
+    names = {  # what MPI adds; the rest it moves as bytes
         "float32": MPI.FLOAT,
         "float64": MPI.DOUBLE,
         "int32": MPI.INT32_T,
         "int64": MPI.INT64_T,
         "uint8": MPI.UINT8_T,
+        "int8": MPI.INT8_T,
+        "int16": MPI.INT16_T,
+        "complex64": MPI.C_FLOAT_COMPLEX,
+        "complex128": MPI.C_DOUBLE_COMPLEX,
     }
     info = {
         "any_tag": MPI.ANY_TAG,

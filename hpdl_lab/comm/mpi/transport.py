@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SEGMENT = 256 * 1024  # bytes, of the compiled ring; 16 to 512 KiB were tried
-SMALL = 2047  # bytes: larger messages are announced, without their count in the tag (csrc/mpi.cpp)
+SMALL = 2046  # bytes: larger messages are announced, without their count in the tag (csrc/mpi.cpp)
 
 
 class MpiTransport(Transport):
@@ -46,9 +46,9 @@ class MpiTransport(Transport):
         if not self.as_mpi4py().Iprobe(peer, MPI.ANY_TAG, status):
             return False
         count, dtype = wanted
-        tag = status.Get_tag()  # dtype in 3 bits, count in 11, and whether it is a large message's announcement
+        tag = status.Get_tag()  # dtype in 4 bits, count in 11; the largest says that it is announced
         large = count * ITEMSIZE[dtype] > SMALL
-        return tag == DTYPES.index(dtype) | (1 << 14 if large else count << 3)
+        return tag == DTYPES.index(dtype) | (SMALL + 1 if large else count) << 4
 
     def unreceived(self) -> tuple[int, ...]:
         MPI, status = self.session.MPI, self.session.MPI.Status()

@@ -97,8 +97,8 @@ class TorchTransport(Transport):
     # -- collectives ------------------------------------------------------------------------------------------------
 
     def all_reduce(self, comm: RealComm, op: str, x: Tensor) -> None:
-        """The process group's own, of all its ranks; by messages among some, and for floats of 16 bits."""
-        if comm.size < self.group.size() or buffer_of(x, op).dtype in ("float16", "bfloat16"):
+        """The process group's own, of all its ranks; by messages among some, and for what gloo adds not, or badly."""
+        if comm.size < self.group.size() or buffer_of(x, op).dtype in ("float16", "bfloat16", "int16"):
             with comm.agreed(op, x):
                 Comm.all_reduce(comm, x)
             return
