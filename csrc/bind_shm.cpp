@@ -72,6 +72,7 @@ void bind_shm(nb::module_& m) {
     nb::class_<ShmGroup, Operation>(m, "ShmGroup", "Ranks that share memory. Every collective returns true when done.")
         .def(nb::init<std::shared_ptr<SharedMemory>, int, int>(), "memory"_a, "rank"_a, "size"_a)
         .def_static("nbytes_for", &ShmGroup::nbytes_for, "size"_a)
+        .def_static("seats_nbytes_for", &ShmGroup::seats_nbytes_for, "size"_a)
         .def("add", &ShmGroup::add, "memory"_a, "part"_a)
         .def("all_reduce", &all_reduce, "x"_a, "seconds"_a, "oversubscribed"_a)
         .def("broadcast", &broadcast, "x"_a, "root"_a, "seconds"_a, "oversubscribed"_a)
@@ -85,6 +86,9 @@ void bind_shm(nb::module_& m) {
              "oversubscribed"_a)
         .def("scatter", &with_root<&ShmGroup::start_scatter>, "x"_a.none(), "out"_a, "root"_a, "seconds"_a,
              "oversubscribed"_a)
+        .def_static(
+            "path", [](int size) { return Choice::of(size).text(); }, "size"_a,
+            "How this process, as rank 0 of so many, has found that tensors of any origin are best staged.")
         .def("barrier", &barrier, "call"_a, "seconds"_a, "oversubscribed"_a)
         .def_prop_ro("nbytes", &ShmGroup::nbytes, "Of the tensor of the last collective.");
 }

@@ -4,9 +4,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #include <algorithm>
 #include <cerrno>
@@ -23,31 +20,17 @@ namespace {
     throw std::runtime_error("cannot " + what + ": " + std::strerror(reason));
 }
 
-// Bytes of a chunk: small enough that what one rank has copied in is still in the cache when the others read it, large
-// enough that barriers cost little. 32 KiB to 1 MiB were tried.
-constexpr std::size_t kChunk = std::size_t{1} << 18;
-constexpr std::size_t kFewest = 2048;  // bytes: below, `rep movsb` takes longer to begin than it gains
-constexpr std::size_t kLine = 64;      // bytes of a cache line, which two ranks should not write at once
 constexpr std::size_t kReduceAtOnce = std::size_t{4} << 20;  // bytes, some 1 ms: between two looks at signals
-
-// Elements of a chunk; parts: ranks that share it.
-std::size_t chunk_length(DType dtype, int parts) { return kChunk / item_size(dtype) / parts; }
-
-// Chunks of x, at least one: an empty tensor has a barrier, too.
-int chunks_in(const Buffer& x, int parts = 1) {
-    const std::size_t each = chunk_length(x.dtype, parts);
-    return static_cast<int>(std::max<std::size_t>(1, (x.count + each - 1) / each));
-}
+constexpr std::size_t kMatters = 64 * kKiB;                  // bytes, from which on it matters how they are staged
+constexpr int kWatched = 8;               // one large call of so many has its time taken, which costs 0.2 us
+constexpr std::size_t kPart = 64 * kKiB;  // bytes, of which the memory is made that a trial copies from and to
 
 Buffer part_between(const Buffer& x, std::size_t begin, std::size_t end) {
     begin = std::min(x.count, begin);
     return x.part(begin, std::min(x.count, end) - begin);
 }
 
-Buffer chunk_of(const Buffer& x, int i, int parts = 1) {
-    const std::size_t each = chunk_length(x.dtype, parts);
-    return part_between(x, i * each, (i + 1) * each);
-}
+std::size_t whole_lines(std::size_t nbytes) { return (nbytes + kLine - 1) / kLine * kLine; }
 
 // Slice i of x in `parts` slices of whole cache lines, the last ones shorter or empty.
 Buffer slice_of(const Buffer& x, int parts, int i) {
@@ -59,36 +42,19 @@ Buffer slice_of(const Buffer& x, int parts, int i) {
 // Row i of x, which has `rows` rows.
 Buffer row_of(const Buffer& x, int rows, int i) { return x.part(i * (x.count / rows), x.count / rows); }
 
-// Whether the processor has a fast `rep movsb` (ERMS: bit 9 of EBX, leaf 7).
-bool has_fast_movsb() {
-#if defined(__x86_64__)
-    unsigned a, b = 0, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b >> 9 & 1);
-#else
-    return false;
-#endif
-}
-
-// Nothing is copied from or to a tensor without elements, which may have no address.
-//
-// To memory that other ranks have read: an ordinary store waits there until the other core has given up its copy of the
-// line. Between cores without a common cache, all_reduce of 1 MiB took 2.8 times as long with ordinary stores as with
-// `rep movsb`, which memcpy uses on some processors and in some C libraries only. Stores past the caches are as fast
-// there, but half as fast between cores that share a cache. Prefetching for writing gains nothing, nor does staging
-// memory of 4 to 64 chunks instead of 2.
-void copy(char* to, const Buffer& from) {
-    std::size_t nbytes = from.nbytes();
-    if (nbytes == 0) return;
-#if defined(__x86_64__)
-    static const bool fast = has_fast_movsb();
-    if (fast && nbytes >= kFewest) {
-        const char* at = from.data;
-        asm volatile("rep movsb" : "+D"(to), "+S"(at), "+c"(nbytes) : : "memory");
-        return;
+// Adds to `ns` how long it lives.
+class Spent {
+  public:
+    Spent(bool on, std::int64_t& ns) : ns_(ns), begin_(on ? now_ns() : 0) {}
+    ~Spent() {
+        if (begin_) ns_ += now_ns() - begin_;
     }
-#endif
-    std::memcpy(to, from.data, nbytes);
-}
+    Spent(const Spent&) = delete;
+
+  private:
+    std::int64_t& ns_;
+    std::int64_t begin_;
+};
 
 void copy(const Buffer& to, const char* from) {
     if (to.count > 0 && to.data != from) std::memcpy(to.data, from, to.nbytes());
@@ -162,8 +128,7 @@ void SharedMemory::seal() {
 std::size_t ShmGroup::nbytes_for(int size) {
     if (size < 1 || size > kMaxRanks)
         throw std::invalid_argument(std::to_string(size) + " ranks on one machine: from 1 to 1,024 can share memory");
-    // An outbox and the inboxes of all ranks, everything twice.
-    return size * sizeof(Seat) + 2 * (static_cast<std::size_t>(size) + 1) * kChunk;
+    return seats_nbytes_for(size) + (static_cast<std::size_t>(size) + 1) * kArea;  // an outbox and the inboxes of all
 }
 
 ShmGroup::ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size)
@@ -175,6 +140,7 @@ ShmGroup::ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size)
         throw std::invalid_argument(std::to_string(size) + " ranks need " + std::to_string(nbytes_for(size)) +
                                     " bytes of shared memory");
     seats_ = reinterpret_cast<Seat*>(memory_->data());
+    if (rank == 0 && size > 1) choice_ = &Choice::of(size);
 }
 
 void ShmGroup::add(std::shared_ptr<SharedMemory> memory, std::size_t part) {
@@ -184,9 +150,39 @@ void ShmGroup::add(std::shared_ptr<SharedMemory> memory, std::size_t part) {
     segments_.push_back({std::move(memory), part});
 }
 
-char* ShmGroup::inbox(int rank, int chunk) const {
-    char* staging = reinterpret_cast<char*>(seats_ + size_);
-    return staging + (2 * static_cast<std::size_t>(rank) + ((chunks_ + chunk) & 1)) * kChunk;
+// Elements of a chunk; parts: ranks that share it.
+std::size_t ShmGroup::chunk_length(DType dtype, int parts) const {
+    return kPaths[path_].chunk / item_size(dtype) / parts;
+}
+
+// Chunks of x, at least one: an empty tensor has a barrier, too.
+int ShmGroup::chunks_in(const Buffer& x, int parts) const {
+    const std::size_t each = chunk_length(x.dtype, parts);
+    return static_cast<int>(std::max<std::size_t>(1, (x.count + each - 1) / each));
+}
+
+Buffer ShmGroup::chunk_of(const Buffer& x, int i, int parts) const {
+    const std::size_t each = chunk_length(x.dtype, parts);
+    return part_between(x, i * each, (i + 1) * each);
+}
+
+void ShmGroup::put(char* to, const Buffer& from) const { copy(kPaths[path_].way, to, from); }
+
+// Chunk k is staged behind the chunk before it, which others may still be reading, around a ring as long as the path
+// says, or three such chunks.
+void ShmGroup::place(int k, std::size_t nbytes) {
+    nbytes = whole_lines(nbytes);
+    const std::size_t parts = broadcasts_ ? kBroadcastParts : 1;
+    const std::size_t ring = std::max(kPaths[path_].ring / parts, 3 * nbytes);
+    std::size_t begin = latest_.end + nbytes > ring ? 0 : latest_.end;
+    if (begin < latest_.end && latest_.begin < begin + nbytes)  // the one before went around a longer ring
+        begin = latest_.end + nbytes > kRing / parts ? 0 : latest_.end;
+    latest_ = {begin, begin + nbytes};
+    places_[k & 3] = begin + (broadcasts_ ? kRing : 0);
+}
+
+char* ShmGroup::inbox(int rank, int k) const {
+    return memory_->data() + seats_nbytes_for(size_) + rank * kArea + places_[k & 3];
 }
 
 // -- barriers and proposals ------------------------------------------------------------------------------------------
@@ -197,9 +193,9 @@ ShmGroup::Proposal ShmGroup::propose(const Call& call, const Buffer& x) const {
         const auto begin = reinterpret_cast<std::uintptr_t>(segment.memory->data() + rank_ * segment.part);
         const auto at = reinterpret_cast<std::uintptr_t>(x.data);
         if (at >= begin && at - begin <= segment.part && x.nbytes() <= segment.part - (at - begin))
-            return {call, static_cast<std::int64_t>(at - begin), static_cast<std::int32_t>(i)};
+            return {call, static_cast<std::int64_t>(at - begin), static_cast<std::int32_t>(i), path_, false};
     }
-    return {call, 0, -1};
+    return {call, 0, -1, path_, false};
 }
 
 // Before the first step, which comes before the first barrier: it may write to this rank's cell and inbox only.
@@ -207,10 +203,32 @@ void ShmGroup::start(const Call& call, const Buffer& x) {
     if (!steps_.are_done())
         throw std::runtime_error("an earlier collective did not complete: the ranks are out of step");
     nbytes_ = x.nbytes();
+    broadcasts_ = false;
+    latest_ = staged_[0];
     calls_.clear();
     compared_ = false;
     first_barrier_ = barriers_ + 1;
-    cell_of(rank_).proposal = propose(call, x);
+    Proposal& mine = cell_of(rank_).proposal = propose(call, x);
+    if (nbytes_ >= kMatters && size_ > 1 && mine.segment < 0) take_pages();
+    if (choice_ && nbytes_ >= kMatters) {
+        mine.path = choice_->path();
+        watched_ = ++large_calls_ % kWatched == 0;
+    } else {
+        watched_ = false;
+    }
+}
+
+// Those of this rank's rings, at once: else each would be taken when it is first written, for some microseconds. Where
+// the system cannot (before Linux 5.14), that is what happens.
+void ShmGroup::take_pages() {
+    const std::size_t ring = kPaths[path_].ring, page = 4096, part = ring / size_ / page * page;
+    if (pages_ >= ring) return;
+    pages_ = ring;
+#if defined(MADV_POPULATE_WRITE)
+    char* const rings = memory_->data() + seats_nbytes_for(size_);
+    madvise(rings + rank_ * kArea, ring, MADV_POPULATE_WRITE);
+    madvise(rings + size_ * kArea + rank_ * part, part, MADV_POPULATE_WRITE);
+#endif
 }
 
 void ShmGroup::reach_barrier() {
@@ -240,6 +258,7 @@ void ShmGroup::compare_calls() {
     const Call& mine = cell_of(rank_).proposal.call;
     bool same = true;
     for (int r = 0; r < size_; r++) same = same && cell_of(r).proposal.call == mine;
+    told_ = cell_of(0).proposal.path;
     if (same) return;
     steps_ = {};  // this collective is over, on every rank alike
     for (int r = 0; r < size_; r++) calls_.push_back(cell_of(r).proposal.call);
@@ -253,7 +272,63 @@ bool ShmGroup::advance() {
     if (!compared_) compare_calls();
     steps_.go_on();
     progress_++;
+    if (steps_.are_done() && has_staged_) {
+        has_staged_ = false;
+        if (told_ == kMeasure)
+            steps_ = measure();
+        else if (told_ != path_)
+            steps_ = take(told_);
+    }
     return steps_.are_done();
+}
+
+void ShmGroup::end_staging(std::int64_t spent) {
+    staged_[broadcasts_] = latest_;
+    has_staged_ = true;
+    if (watched_) choice_->watch(cell_of(rank_).proposal.call, nbytes_, spent);
+}
+
+// From now on, in new places: nobody may still read what lies in the old ones.
+ShmGroup::Steps ShmGroup::take(std::uint8_t path) {
+    co_await Barrier(*this);
+    path_ = path;
+    staged_[0] = staged_[1] = {};
+}
+
+// Sums of kTrial bytes, each written before and read after it, as in a step: what a store past the caches saves, a load
+// may pay. Rank 0 says at a barrier before each which path it takes, and at the last which one is chosen.
+ShmGroup::Steps ShmGroup::measure() {
+    std::vector<float> memory((kTrial + kPart) / sizeof(float));
+    const Buffer x{reinterpret_cast<char*>(memory.data()), kTrial / sizeof(float), DType::float32};
+    char* const other = x.data + kTrial;
+    if (choice_) choice_->begin();
+    for (;;) {
+        if (choice_) {
+            const std::size_t next = choice_->next();
+            Proposal& proposal = seats_[0].cells[(barriers_ + 1) & 1].proposal;
+            proposal.tries = next < kPaths.size();
+            proposal.path = proposal.tries ? static_cast<std::uint8_t>(next) : choice_->path();
+        }
+        co_await Barrier(*this);
+        const Proposal& proposal = seats_[0].cells[barriers_ & 1].proposal;
+        if (proposal.path != path_) staged_[0] = staged_[1] = {};
+        path_ = proposal.path;
+        if (!proposal.tries) co_return;
+        broadcasts_ = false;
+        latest_ = staged_[0];
+        const std::int64_t began = now_ns();
+        for (std::size_t at = 0; at < kTrial; at += kPart) std::memcpy(x.data + at, other, kPart);
+        const int chunks = chunks_in(x);
+        for (int k = 0; k < chunks + 2; k++) {
+            if (k > 0) co_await Barrier(*this);
+            if (k < chunks) stage_for_sum(chunk_of(x, k), k);
+            if (k > 0 && k <= chunks) add_staged(chunk_of(x, k - 1), k - 1);
+            if (k > 1) collect_sums(chunk_of(x, k - 2), k - 2);
+        }
+        staged_[0] = latest_;
+        for (std::size_t at = 0; at < kTrial; at += kPart) std::memcpy(other, x.data + at, kPart);
+        if (choice_) choice_->took(now_ns() - began);
+    }
 }
 
 void ShmGroup::start_barrier(const Call& call) {
@@ -271,18 +346,18 @@ void ShmGroup::start_all_reduce(const Buffer& x) {
     steps_ = x.nbytes() <= sizeof(Cell::note) ? add_notes(x) : all_reduce(x);
 }
 
-// sum = the elements at source(0) + source(1) + ..., of all ranks.
+// sum = the elements at source(0) + source(1) + ..., of all ranks; `also`, if not null, is where it goes as well.
 template <typename Source>
-void ShmGroup::add_all(Source source, const Buffer& sum) const {
+void ShmGroup::add_all(Source source, const Buffer& sum, char* also) const {
     char* sources[kMaxRanks];
     for (int r = 0; r < size_; r++) sources[r] = source(r);
-    char* const to = sum.data;
-    loops().sum(sum.dtype, {sources, static_cast<std::size_t>(size_)}, {&to, 1}, sum.count);
+    char* const to[] = {sum.data, also};
+    loops().sum(sum.dtype, {sources, static_cast<std::size_t>(size_)}, {to, also ? 2u : 1u}, sum.count);
 }
 
 // Small: everybody adds everything. One barrier.
 ShmGroup::Steps ShmGroup::add_notes(Buffer x) {
-    copy(cell_of(rank_).note, x);
+    copy(Way::stores, cell_of(rank_).note, x);
     co_await Barrier(*this);
     add_all([this](int r) { return cell_of(r).note; }, x);
 }
@@ -295,7 +370,11 @@ ShmGroup::Steps ShmGroup::add_notes(Buffer x) {
 //
 //     step k    copy chunk k to my inbox | add my slice of chunk k-1 to the outbox | copy chunk k-2 from the outbox
 ShmGroup::Steps ShmGroup::all_reduce(Buffer x) {
-    if (cell_of(rank_).proposal.segment < 0) stage_for_sum(x, 0);
+    std::int64_t spent = 0;
+    if (cell_of(rank_).proposal.segment < 0) {
+        const Spent here(watched_, spent);
+        stage_for_sum(chunk_of(x, 0), 0);
+    }
     co_await Barrier(*this);
     int shared = 0;
     for (int r = 0; r < size_; r++) shared += cell_of(r).proposal.segment >= 0;
@@ -310,17 +389,19 @@ ShmGroup::Steps ShmGroup::all_reduce(Buffer x) {
         co_return;
     }
     if (shared > 0) {  // ranks whose tensors are shared have not staged anything yet: all begin again
-        stage_for_sum(x, 0);
+        latest_ = staged_[0];
+        stage_for_sum(chunk_of(x, 0), 0);
         co_await Barrier(*this);
     }
     const int chunks = chunks_in(x);
     for (int k = 1; k < chunks + 2; k++) {
         if (k > 1) co_await Barrier(*this);
-        if (k < chunks) stage_for_sum(x, k);
-        if (k <= chunks) add_staged(x, k - 1);
-        if (k >= 2) collect_sums(x, k - 2);
+        const Spent here(watched_, spent);
+        if (k < chunks) stage_for_sum(chunk_of(x, k), k);
+        if (k <= chunks) add_staged(chunk_of(x, k - 1), k - 1);
+        if (k >= 2) collect_sums(chunk_of(x, k - 2), k - 2);
     }
-    chunks_ += chunks;
+    end_staging(spent);
 }
 
 void ShmGroup::add_shared(const Buffer& x, const Buffer& part) const {
@@ -334,23 +415,24 @@ void ShmGroup::add_shared(const Buffer& x, const Buffer& part) const {
     loops().sum(x.dtype, all, all, part.count);
 }
 
-void ShmGroup::stage_for_sum(const Buffer& x, int k) const {
-    const Buffer chunk = chunk_of(x, k);
+void ShmGroup::stage_for_sum(const Buffer& chunk, int k) {
+    place(k, chunk.nbytes());
     for (int s = 0; s < size_; s++) {
         const Buffer slice = slice_of(chunk, size_, s);
-        if (s != rank_) copy(inbox(rank_, k) + (slice.data - chunk.data), slice);  // its own is read where it is
+        if (s != rank_) put(inbox(rank_, k) + (slice.data - chunk.data), slice);  // its own is read where it is
     }
 }
 
-void ShmGroup::add_staged(const Buffer& x, int k) const {
-    const Buffer chunk = chunk_of(x, k), here = slice_of(chunk, size_, rank_);
+void ShmGroup::add_staged(const Buffer& chunk, int k) const {
+    const Buffer here = slice_of(chunk, size_, rank_);
     const std::ptrdiff_t at = here.data - chunk.data;
-    add_all([=, this](int r) { return r == rank_ ? here.data : inbox(r, k) + at; }, here);
-    copy(outbox(k) + at, here);
+    const bool at_once = kPaths[path_].way == Way::stores;  // an ordinary store is all that the loops know
+    add_all([=, this](int r) { return r == rank_ ? here.data : inbox(r, k) + at; }, here,
+            at_once ? outbox(k) + at : nullptr);
+    if (!at_once) put(outbox(k) + at, here);
 }
 
-void ShmGroup::collect_sums(const Buffer& x, int k) const {
-    const Buffer chunk = chunk_of(x, k);
+void ShmGroup::collect_sums(const Buffer& chunk, int k) const {
     for (int s = 0; s < size_; s++) {
         const Buffer slice = slice_of(chunk, size_, s);
         if (s != rank_) copy(slice, outbox(k) + (slice.data - chunk.data));
@@ -371,31 +453,36 @@ Parts all_reduce_in_memory(ShmGroup& group, const Buffer& x) {
 // Chunk k is staged in step k, and used in step k+1. Tensors in shared memory are staged, too: others could read them
 // where they are, but their owner's next stores would wait for those, and a step in which 1 MiB is produced, broadcast
 // and consumed took 3.7 times as long.
+//
+// row: what is cut into chunks, of which `parts` share the size of a chunk; each rank stages `pieces` of them.
 template <typename Stage, typename Use>
-ShmGroup::Steps ShmGroup::in_chunks(int chunks, Stage stage, Use use) {
-    stage(0);
-    for (int k = 1; k <= chunks; k++) {
-        co_await Barrier(*this);
-        if (k < chunks) stage(k);
-        use(k - 1);
+ShmGroup::Steps ShmGroup::in_chunks(Buffer row, int parts, int pieces, Stage stage, Use use) {
+    const int chunks = chunks_in(row, parts);
+    std::int64_t spent = 0;
+    for (int k = 0; k <= chunks; k++) {
+        if (k > 0) co_await Barrier(*this);
+        const Spent here(watched_, spent);
+        if (k < chunks) {
+            place(k, pieces * whole_lines(chunk_of(row, k, parts).nbytes()));
+            stage(k);
+        }
+        if (k > 0) use(k - 1);
     }
-    chunks_ += chunks;
+    end_staging(spent);
 }
-
-// One rank copies in, the others wait for its first chunk: with chunks of 64 KiB in place of 256, and cores that share
-// a cache, 1 MiB takes 0.55 times as long. For collectives in which all ranks copy in, that gains nothing.
-constexpr int kBroadcastParts = 4;
 
 void ShmGroup::start_broadcast(const Buffer& x, int root) {
     require_root(root, size_);
     start(Call::of("broadcast", x.count, x.dtype, root), x);
+    broadcasts_ = true;
+    latest_ = staged_[1];
     const auto stage = [=, this](int k) {
-        if (rank_ == root) copy(inbox(root, k), chunk_of(x, k, kBroadcastParts));
+        if (rank_ == root) put(inbox(root, k), chunk_of(x, k, kBroadcastParts));
     };
     const auto use = [=, this](int k) {
         if (rank_ != root) copy(chunk_of(x, k, kBroadcastParts), inbox(root, k));
     };
-    steps_ = in_chunks(chunks_in(x, kBroadcastParts), stage, use);
+    steps_ = in_chunks(x, kBroadcastParts, 1, stage, use);
 }
 
 void ShmGroup::start_all_gather(const Buffer& x, const Buffer& out) {
@@ -410,12 +497,12 @@ void ShmGroup::start_gather(const Buffer& x, const Buffer& out, int root) {
 void ShmGroup::gather(const Call& call, const Buffer& x, const Buffer& out, bool receives) {
     if (receives) require_rows(out, x, size_, rank_, false, call.name);
     start(call, x);
-    const auto stage = [=, this](int k) { copy(inbox(rank_, k), chunk_of(x, k)); };
+    const auto stage = [=, this](int k) { put(inbox(rank_, k), chunk_of(x, k)); };
     const auto use = [=, this](int k) {
         for (int r = 0; receives && r < size_; r++)
             copy(chunk_of(row_of(out, size_, r), k), r == rank_ ? chunk_of(x, k).data : inbox(r, k));
     };
-    steps_ = in_chunks(chunks_in(x), stage, use);
+    steps_ = in_chunks(x, 1, 1, stage, use);
 }
 
 void ShmGroup::start_reduce(const Buffer& x, const Buffer& out, int root) {
@@ -424,43 +511,48 @@ void ShmGroup::start_reduce(const Buffer& x, const Buffer& out, int root) {
     if (rank_ == root) require_rows(out, x, 1, 0, true, "reduce");
     start(Call::of("reduce", x.count, x.dtype, root), x);
     const auto stage = [=, this](int k) {
-        if (rank_ != root) copy(inbox(rank_, k), chunk_of(x, k));
+        if (rank_ != root) put(inbox(rank_, k), chunk_of(x, k));
     };
     const auto use = [=, this](int k) {
         if (rank_ != root) return;
         add_all([=, this](int r) { return r == rank_ ? chunk_of(x, k).data : inbox(r, k); }, chunk_of(out, k));
     };
-    steps_ = in_chunks(chunks_in(x), stage, use);
+    steps_ = in_chunks(x, 1, 1, stage, use);
 }
 
-// x has a row for each rank; the rows of a chunk stand in the inbox one after the other.
+// x has a row for each rank; the rows of a chunk stand in the inbox one after the other. Its own row stays where it is.
 void ShmGroup::stage_rows(const Buffer& x, int k) const {
-    const std::size_t room = chunk_length(x.dtype, size_) * item_size(x.dtype);
-    for (int r = 0; r < size_; r++) copy(inbox(rank_, k) + r * room, chunk_of(row_of(x, size_, r), k, size_));
+    for (int r = 0; r < size_; r++) {
+        const Buffer row = chunk_of(row_of(x, size_, r), k, size_);
+        if (r != rank_) put(inbox(rank_, k) + r * whole_lines(row.nbytes()), row);
+    }
 }
 
-// What rank `src` has for this rank.
-char* ShmGroup::staged_row(int src, int k, DType dtype) const {
-    return inbox(src, k) + rank_ * chunk_length(dtype, size_) * item_size(dtype);
+// Chunk k of what rank `src` has for this rank; mine: this rank's own row, which is as long.
+char* ShmGroup::row_from(int src, int k, const Buffer& mine) const {
+    const Buffer row = chunk_of(mine, k, size_);
+    return src == rank_ ? row.data : inbox(src, k) + rank_ * whole_lines(row.nbytes());
 }
 
 void ShmGroup::start_reduce_scatter(const Buffer& x, const Buffer& out) {
     require_rows(x, out, size_, rank_, true, "reduce_scatter");
     start(Call::of("reduce_scatter", x.count, x.dtype), x);
+    const Buffer mine = row_of(x, size_, rank_);
     const auto use = [=, this](int k) {
-        add_all([=, this](int r) { return staged_row(r, k, x.dtype); }, chunk_of(out, k, size_));
+        add_all([=, this](int r) { return row_from(r, k, mine); }, chunk_of(out, k, size_));
     };
-    steps_ = in_chunks(chunks_in(out, size_), [=, this](int k) { stage_rows(x, k); }, use);
+    steps_ = in_chunks(mine, size_, size_, [=, this](int k) { stage_rows(x, k); }, use);
 }
 
 void ShmGroup::start_all_to_all(const Buffer& x, const Buffer& out) {
     require_rows(x, out, 1, 0, false, "all_to_all");
     require_rows(out, row_of(out, size_, 0), size_, 0, false, "all_to_all");
     start(Call::of("all_to_all", x.count, x.dtype), x);
+    const Buffer mine = row_of(x, size_, rank_);
     const auto use = [=, this](int k) {
-        for (int r = 0; r < size_; r++) copy(chunk_of(row_of(out, size_, r), k, size_), staged_row(r, k, x.dtype));
+        for (int r = 0; r < size_; r++) copy(chunk_of(row_of(out, size_, r), k, size_), row_from(r, k, mine));
     };
-    steps_ = in_chunks(chunks_in(row_of(out, size_, 0), size_), [=, this](int k) { stage_rows(x, k); }, use);
+    steps_ = in_chunks(mine, size_, size_, [=, this](int k) { stage_rows(x, k); }, use);
 }
 
 void ShmGroup::start_scatter(const Buffer& x, const Buffer& out, int root) {
@@ -471,8 +563,9 @@ void ShmGroup::start_scatter(const Buffer& x, const Buffer& out, int root) {
     const auto stage = [=, this](int k) {
         if (rank_ == root) stage_rows(x, k);
     };
-    const auto use = [=, this](int k) { copy(chunk_of(out, k, size_), staged_row(root, k, out.dtype)); };
-    steps_ = in_chunks(chunks_in(out, size_), stage, use);
+    const Buffer mine = rank_ == root ? row_of(x, size_, rank_) : out;
+    const auto use = [=, this](int k) { copy(chunk_of(out, k, size_), row_from(root, k, mine)); };
+    steps_ = in_chunks(mine, size_, size_, stage, use);
 }
 
 }  // namespace hpdl

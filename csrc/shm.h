@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "path.h"
 #include "progress.h"
 
 namespace hpdl {
@@ -67,6 +68,9 @@ class ShmGroup : public Operation {
     // Bytes of shared memory that `size` ranks need for barriers and for tensors that are not shared.
     static std::size_t nbytes_for(int size);
 
+    // Of it, at the beginning, what barriers and small tensors need.
+    static std::size_t seats_nbytes_for(int size) { return size * sizeof(Seat); }
+
     // memory: zeroed, nbytes_for(size) bytes, the same on every rank. Throws std::invalid_argument.
     ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size);
 
@@ -109,6 +113,8 @@ class ShmGroup : public Operation {
         Call call;
         std::int64_t offset;   // of x from the start of its rank's part
         std::int32_t segment;  // which holds x, or -1 if x is not in shared memory
+        std::uint8_t path;     // rank 0's: by which the next tensors are staged, or kMeasure
+        bool tries;            // within `measure`: there is more to try
     };
     struct alignas(64) Cell {
         std::atomic<std::uint64_t> barrier;  // the last one that its rank has reached
@@ -155,28 +161,37 @@ class ShmGroup : public Operation {
     };
 
     void start(const Call& call, const Buffer& x);
+    void take_pages();
     void reach_barrier();
     bool is_complete();
     void compare_calls();
     Proposal propose(const Call& call, const Buffer& x) const;
     Cell& cell_of(int rank) const { return seats_[rank].cells[first_barrier_ & 1]; }
-    char* inbox(int rank, int chunk) const;                        // what `rank` has copied of its chunk
-    char* outbox(int chunk) const { return inbox(size_, chunk); }  // sums of a chunk, each slice written by one rank
+    std::size_t chunk_length(DType dtype, int parts) const;
+    int chunks_in(const Buffer& x, int parts = 1) const;
+    Buffer chunk_of(const Buffer& x, int i, int parts = 1) const;
+    void put(char* to, const Buffer& from) const;
+    void place(int k, std::size_t nbytes);
+    char* inbox(int rank, int k) const;                    // what `rank` has copied of its chunk k
+    char* outbox(int k) const { return inbox(size_, k); }  // sums of a chunk, each slice written by one rank
 
     Steps rest();
     Steps add_notes(Buffer x);
     Steps all_reduce(Buffer x);
     void add_shared(const Buffer& x, const Buffer& part) const;
-    void stage_for_sum(const Buffer& x, int k) const;
-    void add_staged(const Buffer& x, int k) const;
-    void collect_sums(const Buffer& x, int k) const;
+    void stage_for_sum(const Buffer& chunk, int k);
+    void add_staged(const Buffer& chunk, int k) const;
+    void collect_sums(const Buffer& chunk, int k) const;
+    void end_staging(std::int64_t spent);
+    Steps measure();
+    Steps take(std::uint8_t path);
     template <typename Source>
-    void add_all(Source source, const Buffer& sum) const;
+    void add_all(Source source, const Buffer& sum, char* also = nullptr) const;
     template <typename Stage, typename Use>
-    Steps in_chunks(int chunks, Stage stage, Use use);
+    Steps in_chunks(Buffer row, int parts, int pieces, Stage stage, Use use);
     void gather(const Call& call, const Buffer& x, const Buffer& out, bool receives);
     void stage_rows(const Buffer& x, int k) const;
-    char* staged_row(int src, int k, DType dtype) const;
+    char* row_from(int src, int k, const Buffer& mine) const;
 
     std::shared_ptr<SharedMemory> memory_;
     Seat* seats_;
@@ -189,7 +204,21 @@ class ShmGroup : public Operation {
     std::uint64_t barriers_ = 0, first_barrier_ = 0;
     bool compared_ = false;     // the calls of all ranks
     int present_ = 0;           // ranks 0 .. present_ - 1 have reached the current barrier
-    std::uint64_t chunks_ = 0;  // staged in all collectives before this one
+    Choice* choice_ = nullptr;  // rank 0's, where there are others
+    std::uint8_t path_ = 0;     // in kPaths
+    std::uint8_t told_ = 0;     // rank 0's, for what comes after this collective
+    std::size_t pages_ = 0;     // bytes of its ring that have been taken
+    bool has_staged_ = false;   // something, so that it matters
+    int large_calls_ = 0;
+    bool watched_ = false;  // is the time of this collective taken?
+    // Of a ring: the chunk that was placed last, by the collectives before this one, for broadcast in a ring of its
+    // own; and by this one.
+    struct Piece {
+        std::size_t begin = 0, end = 0;
+    };
+    Piece staged_[2], latest_;
+    bool broadcasts_ = false;
+    std::size_t places_[4];  // of its last chunks
 };
 
 // An all-reduce of x as a task of `group`, which must live as long as the task. Throws std::invalid_argument.

@@ -8,7 +8,10 @@ from ..comm.mpi.session import session_of_this_process
 
 
 def main() -> None:
-    """Do the task of the first argument; rank 0 prints what is reported, one JSON object a line."""
+    """Do the task of the first argument; rank 0 prints what is reported, one JSON object a line.
+
+    The last one tells what has been chosen meanwhile: how tensors of any origin go through shared memory.
+    """
     task = json.loads(sys.argv[1])
     session = session_of_this_process()  # before the long import: who waits in MPI's start takes a core from the others
     from ..comm.device import kind
@@ -34,6 +37,8 @@ def main() -> None:
     for number, arguments in enumerate(task["runs"]):
         with session.comm(number, deadline=DEADLINE, on_row=tell, trace=False, make=make) as comm:
             run(comm, *arguments)
+    if tell:
+        tell({"about": about(session, task["device"]) | {"staging": session.core.ShmGroup.path(session.size)}})
 
 
 if __name__ == "__main__":

@@ -115,7 +115,9 @@ def cycle(
             for folder, who in environments.items():
                 runs = [[name, size, who, seconds] for name in names for size in sizes]
                 for message in launch.on_ranks(ranks, "cycle", runs, folder):
-                    if "about" in message:
+                    if "staging" in message.get("about", ""):
+                        abouts[folder] = message["about"]
+                    elif "about" in message:
                         abouts[folder] = message["about"]
                         print(f"round {number} of {rounds}: {library(abouts[folder])}", flush=True)
                     else:

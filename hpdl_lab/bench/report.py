@@ -67,20 +67,23 @@ class Table:
     ) -> list[Row]:
         """Print the rows among `messages` while they come, then write the files of `report`; returns the rows.
 
-        messages: {"about": machine and versions} first, then rows. verdicts(rows): sentences below the table.
+        messages: {"about": machine and versions} first, then rows, or more about it. verdicts(rows): sentences below.
         """
         rows: list[Row] = []
         about: Row = {}
         for message in messages:
             if "about" in message:
-                about = message["about"]
-                print(f"{title}; {where(about)}", *wrapped(about), sep="\n")
+                if not about:
+                    print(f"{title}; {where(message['about'])}", *wrapped(message["about"]), sep="\n")
+                about |= message["about"]
                 continue
             if not rows or (self.group and rows[-1][self.group] != message[self.group]):
                 print(f"\n# {message[self.group]}" if self.group else "", self.head(), sep="\n")
             rows.append(message)
             print(self.line(self.cells(message)), flush=True)
         said = verdicts(rows)
+        if "staging" in about:
+            said += [f"Tensors of any origin go through shared memory {about['staging']}."]
         print("", *said, sep="\n")
         if report.json:
             system.write_file(report.json, json.dumps({"command": report.command, **about, "rows": rows}, indent=1))

@@ -20,8 +20,8 @@ class SharedRanks:
     def __init__(self, comm: Any, core: Any, op: str) -> None:
         """Collective, on behalf of `op`. Raises MemoryError on every rank where one of them cannot take part."""
         self.comm, self.core = comm, core
-        nbytes = core.ShmGroup.nbytes_for(comm.size)
-        self.group = core.ShmGroup(share(comm, core, nbytes, op), comm.rank, comm.size)
+        nbytes, seats = core.ShmGroup.nbytes_for(comm.size), core.ShmGroup.seats_nbytes_for(comm.size)
+        self.group = core.ShmGroup(share(comm, core, nbytes, op, taken=seats), comm.rank, comm.size)
         self.segments = []  # (SharedMemory, bytes from one rank's part to the next)
 
     def allocate(self, shape: Any, dtype: Any) -> Tensor:
@@ -57,9 +57,12 @@ def part_nbytes(nbytes: int) -> int:
     return max(PAGE, -(-nbytes // PAGE) * PAGE)
 
 
-def share(comm: Any, core: Any, nbytes: int, op: str, count: int = 0, dtype: Any = "uint8") -> Any:
+def share(
+    comm: Any, core: Any, nbytes: int, op: str, count: int = 0, dtype: Any = "uint8", taken: int | None = None
+) -> Any:
     """Memory of `nbytes` that all ranks map, one equal part of it taken by each: core.SharedMemory. Collective.
 
+    taken: only so many bytes, from the beginning, where the rest is hardly used: that comes when it is written.
     Raises: ValueError where the ranks mean different things; MemoryError with the first rank's reason where one cannot.
     """
     memory, reason = None, ""
@@ -71,7 +74,7 @@ def share(comm: Any, core: Any, nbytes: int, op: str, count: int = 0, dtype: Any
     if comm.rank != 0 and names[0]:
         memory, reason = attempt(core.SharedMemory.open, names[0].decode(), nbytes)
     if memory is not None:
-        part = nbytes // comm.size
+        part = (nbytes if taken is None else taken) // comm.size
         _, reason = attempt(memory.reserve, comm.rank * part, part)
     # Nobody can open it after this: rank 0 lets go of the name when all have said how it went.
     reasons = comm.agree(op, note=reason.encode()[:100])

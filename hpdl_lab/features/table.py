@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from . import (
 from .home import require_writable
 from .launcher import require as require_launcher
 
+STAGING = 10.0  # s: at most, of a few ms
 SHM_NEEDED = 32 << 20  # bytes: the MPI library's own segments for a few ranks
 SHM_WANTED = 256 << 20  # bytes: the same for as many ranks as a laptop starts
 
@@ -76,6 +78,7 @@ def report() -> Any:
             shared_memory(),
             emulated_hosts(),
             simd(),
+            staging(),
             Feature("cores", True, f"{cores()} usable of {os.cpu_count()}; more ranks than cores take turns"),
             torch(answers),
             gloo(answers),
@@ -87,6 +90,24 @@ def report() -> Any:
             home(),
         ]
     )
+
+
+def staging() -> Feature:
+    """How tensors of any origin would go from rank to rank of this machine: two threads play the ranks."""
+    import numpy as np
+
+    try:
+        core = compiled_module()
+        memory = core.SharedMemory.create(core.ShmGroup.nbytes_for(2))
+
+        def add(rank: int) -> None:
+            core.ShmGroup(memory, rank, 2).all_reduce(np.ones(1 << 18, np.float32), STAGING, cores() < 2)
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(add, range(2)))
+    except (ImportError, RuntimeError) as error:
+        return Feature("staging", False, str(error), needed=False)
+    return Feature("staging", True, core.ShmGroup.path(2))
 
 
 def short(path: str) -> str:

@@ -12,7 +12,7 @@ from hpdl_lab.trace import bytes_sent
 
 COUNTS = (0, 1, 7, 1000, 1001)
 LARGE = "large"  # see elements
-CHUNK = 1 << 18  # bytes of the staging area, which has two for each rank (csrc/shm.cpp)
+CHUNK = 1 << 20  # bytes: the longest that goes through the staging area in one piece (csrc/path.h)
 COMPILED = (native.ring_all_reduce, native.shm_all_reduce)  # those in Python: test_collective_family.py
 
 

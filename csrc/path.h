@@ -1,0 +1,101 @@
+// How tensors of any origin go through the memory that ranks share, which each group of ranks finds out by trying.
+//
+// An ordinary store to memory that another core has just read waits until that core has given up its copy of the line.
+// How long depends on the processor, and on which of its cores the ranks are on: on one and the same virtual machine it
+// was 0.04 to 0.6 ns a byte. It helps to copy in another way, or to write so much other memory in between that the line
+// has left the other core's cache. Neither is best everywhere.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "buffer.h"
+
+namespace hpdl {
+
+enum class Way : std::uint8_t { string, stores, past_caches };
+constexpr const char* kWays[] = {"rep movsb", "ordinary stores", "stores past the caches"};
+
+// In chunks, each rank's one behind the other around a ring, which holds three of them.
+struct Path {
+    Way way;
+    std::size_t chunk;  // bytes of the longest
+    std::size_t ring;   // bytes around which shorter ones go, too
+};
+
+constexpr std::size_t kLine = 64;  // bytes of a cache line, which two ranks should not write at once
+constexpr std::size_t kKiB = 1024, kRing = 3072 * kKiB;  // of the longest ring
+// Broadcast has shorter chunks, around a shorter ring of its own: one rank copies in, and the others wait for its first
+// chunk. Where cores share a cache, 1 MiB takes 0.55 times as long as in whole chunks, and 4 MiB 0.7 times as long as
+// around the whole ring. Collectives in which all ranks copy in gain nothing.
+constexpr int kBroadcastParts = 4;
+constexpr std::size_t kArea = kRing + kRing / kBroadcastParts;  // of one rank
+// The first one is taken until something has been measured, the last one, untried, where ranks take turns on their
+// cores.
+constexpr std::array<Path, 7> kPaths = {{
+    {Way::string, 256 * kKiB, 256 * kKiB},   // stays in a core's own cache
+    {Way::string, 256 * kKiB, 2048 * kKiB},  // leaves it, and so the other cores'
+    {Way::stores, 256 * kKiB, 2048 * kKiB},
+    {Way::past_caches, 256 * kKiB, 2048 * kKiB},
+    {Way::stores, 256 * kKiB, 1024 * kKiB},
+    {Way::past_caches, 256 * kKiB, 1024 * kKiB},
+    {Way::string, 1024 * kKiB, 512 * kKiB},  // the fewest barriers
+}};
+constexpr std::uint8_t kFewestBarriers = kPaths.size() - 1;
+constexpr std::size_t kTrial = 1024 * kKiB;  // bytes of the sums by which they are compared
+constexpr std::uint8_t kMeasure = 255;       // in place of a path: all ranks are to measure
+
+// Can this processor copy so?
+bool is_possible(Way way);
+
+// Copy to memory that other ranks have read; `to` begins with a cache line. Nothing is copied from a tensor without
+// elements, which may have no address.
+void copy(Way way, char* to, const Buffer& from);
+
+// What rank 0 of a group of so many ranks has measured. It lasts longer than the group: every run makes a new one.
+class Choice {
+  public:
+    // Of this process, for groups of `size` ranks.
+    static Choice& of(int size);
+    explicit Choice(bool shares_cores)
+        : shares_cores_(shares_cores), path_(shares_cores ? kFewestBarriers : kMeasure) {}
+
+    std::uint8_t path() const { return path_; }  // kMeasure if it has to be measured, or measured again
+
+    // Measure: begin, then sums of kTrial bytes by the path `next`, until that is kPaths.size(), which sets `path`.
+    // Each path goes once around its ring, so that the other cores' caches hold what they would hold, then the faster
+    // one of two sums counts.
+    void begin();
+    std::size_t next();
+    void took(std::int64_t ns);
+
+    // A collective has taken `ns` on rank 0, without its waits, for `nbytes`. When the machine's state has changed, so
+    // that calls of one kind take twice or half as long as they did at first, the path is measured again.
+    void watch(const Call& call, std::size_t nbytes, std::int64_t ns);
+
+    std::string text() const;  // "in chunks of 256 KiB around 1 MiB by rep movsb 52; ..."
+
+  private:
+    struct Kind {
+        double promised = 0, least = 0;  // ns a byte: at first, and in this window
+        int calls = 0;
+    };
+
+    std::size_t warm_up() const;
+    std::uint8_t best() const;
+
+    const bool shares_cores_;
+    std::uint8_t path_;
+    std::array<std::int64_t, kPaths.size()> ns_{};                 // of the faster sum; 0: not tried
+    std::size_t trial_ = 0, around_ = 0;                           // trials that have ended; bytes around the ring
+    bool is_last_ = false;                                         // is this the last trial?
+    std::int64_t begun_ = 0, took_ = 0;                            // ns
+    int times_ = 0;                                                // that it was measured
+    std::map<std::tuple<std::uint64_t, DType, int>, Kind> kinds_;  // by name, dtype and power of two
+};
+
+}  // namespace hpdl

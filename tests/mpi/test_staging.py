@@ -1,0 +1,75 @@
+"""How any tensor goes through shared memory: rank 0 measures, all take what it has chosen, and again when it is due."""
+
+import mmap
+import os
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from hpdl_lab import features
+
+core = features.compiled_module()
+COUNT = 1 << 16  # 256 KiB of float32
+
+
+def path(comm):
+    return core.ShmGroup.path(comm.size)
+
+
+def times(comm):
+    """How often it has been measured, as rank 0 says."""
+    found = re.search(r"measured (?:(once)|(\d+) times)", path(comm))
+    return 0 if found is None else int(found[2] or 1)
+
+
+@pytest.fixture
+def pair(ranks):
+    """The members of a group that has a core for each rank, of which this is one; None on the other ranks."""
+    if min(ranks.size, os.cpu_count()) < 2:
+        pytest.skip("two ranks and two cores are needed")
+    return range(2) if ranks.rank < 2 else None
+
+
+def test_rank_0_measures_and_the_other_takes_what_it_has_chosen(run, pair):
+    for _ in range(2 if pair else 0):  # what one communicator has found out serves the next one
+        comm = run(members=pair)
+        for n in (COUNT, 7, 4 * COUNT):
+            assert (comm.all_reduce(torch.ones(n)) == comm.size).all()
+        assert (times(comm) > 0) == (comm.rank == 0), path(comm)
+        assert path(comm).startswith("in chunks of" if comm.rank == 0 else "not measured yet")
+        comm.close()
+
+
+def test_it_is_measured_again_when_calls_take_twice_as_long_as_at_first(run, pair):
+    """Played by tensors whose pages nobody has touched: all that is done with them takes several times as long."""
+    if not pair:
+        return
+    comm = run(members=pair)
+    x, before = torch.zeros(COUNT, dtype=torch.int32), times(comm)
+    for _ in range(400):  # a kind of calls that other tests do not make
+        comm.all_reduce(x)
+    end = time.monotonic() + 100
+    while not comm.broadcast(np.array([times(comm) > max(1, before)], np.uint8))[0]:
+        assert time.monotonic() < end, path(comm)
+        for _ in range(200):
+            comm.all_reduce(torch.frombuffer(mmap.mmap(-1, 4 * COUNT), dtype=torch.int32))
+
+
+def test_ranks_that_take_turns_on_their_cores_do_not_measure(comm):
+    if comm.size > os.cpu_count():
+        comm.all_reduce(torch.ones(COUNT))
+        assert "not measured: ranks share cores" in path(comm)
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter"])
+def test_any_collective_may_be_the_one_after_which_it_is_measured(comm, collective):
+    """And what follows at once is right, whatever has been chosen."""
+    x = torch.full((comm.size, COUNT), float(comm.rank))
+    getattr(comm, collective)(x)
+    for n in (COUNT, 16, 5 * COUNT, 1000):
+        assert (comm.all_reduce(torch.full((n,), float(comm.rank))) == comm.size * (comm.size - 1) // 2).all()
+        gathered = comm.all_gather(torch.full((n,), float(comm.rank)))
+        assert (gathered == torch.arange(comm.size)[:, None]).all()
