@@ -114,7 +114,7 @@ class Running:
         return [test]
 
     def counts(self) -> Counter:
-        return Counter(self.outcomes.values()) + Counter(failed=bool(self.fault))
+        return Counter(self.outcomes.values()) + Counter(failed=int(bool(self.fault)))
 
     def start(self, only: str, server: warm.Server | None) -> None:
         """Begin, in an environment in which the user's settings decide no test and nobody's engines are found."""

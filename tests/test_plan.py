@@ -113,7 +113,7 @@ def test_more_engines_than_memory_fit_nobody_and_say_so():
 @pytest.mark.parametrize(
     ("gpus", "attendees", "sentence"),
     [
-        (1, 4, "GPUs: one for 2 engines, which NCCL refuses to share"),
+        (1, 4, "GPUs: one for 2 engines, which NCCL serves from 2.30 on"),
         (4, 40, "so 2 attendees at a time, 20 turns for all"),
         (8, 1, "which is all of them; 6 GPUs stay idle"),
     ],

@@ -29,7 +29,7 @@ BEYOND = {  # {resource: what happens where there is too little of it, and the r
     "/dev/shm": "lab.start says so: mount -o remount,size=... /dev/shm; a container: --shm-size",
     "threads": "no process can start: sysctl kernel.pid_max kernel.threads-max, and TasksMax of the hub's service",
     "cores, to compute": "engines take turns when all compute at once: slower, and plots say oversubscribed",
-    "GPUs": "NCCL refuses ranks that share a GPU: take turns on them, by Slurm's queue",
+    "GPUs": "ranks that share a GPU need NCCL 2.30, or go through the host: take turns on them, by Slurm's queue",
 }
 IN_TURNS = ("cores, to compute", "GPUs")  # a class that wants more of these still works
 

@@ -163,7 +163,7 @@ def shared_gpus(plan: Any, each: int) -> str:
     """How a class shares its GPUs. each: engines that one attendee has on them."""
     idle, at_once = plan.gpus - plan.attendees * each, plan.gpus // each
     if at_once == 0:
-        return f"one for {each} engines, which NCCL refuses to share: use it for lab.start(1) alone"
+        return f"one for {each} engines, which NCCL serves from 2.30 on; before, their tensors go through the host"
     said = f"one for each of {each} engines, so {counted(at_once, 'attendee')} at a time"
     if idle > 0:
         return f"{said}, which is all of them; {counted(idle, 'GPU')} stay idle"

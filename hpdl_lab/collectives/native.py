@@ -42,6 +42,8 @@ def nccl_all_reduce(comm: Comm, x: Any) -> Any:
     """NCCL's all_reduce. Raises ValueError where the ranks have no GPUs."""
     if comm.device == "cpu":
         raise ValueError('NCCL adds tensors on GPUs, and these ranks have none: lab.start(2, device="cuda")')
+    if not hasattr(comm, "nccl_all_reduce") or comm.goes_through_host:
+        raise ValueError("NCCL does not serve ranks that share a GPU: lab.start with a rank for each GPU")
     return comm.nccl_all_reduce(x)
 
 

@@ -1,10 +1,16 @@
 """Everything that needs a GPU, in one command: `make test-gpu`. The last line counts the tests.
 
+    python tests/gpu/run.py .venv-gpu build/gpu               what make test-gpu does
+    python tests/gpu/run.py .venv-gpu build/gpu rehearse      the same where there is no GPU: each test is skipped
+
 Run by a Python that has a torch with CUDA; nothing else is expected. It makes an environment beside that Python's
 packages, builds csrc/ with nvcc, adds what is missing where a package index can be reached, runs tests/gpu on one GPU
 and tests/gpu/ranks on two ranks, climbs the reduction ladder, leaves its table in the folder `report`, and records what
 lab.replay shows on machines without a GPU in hpdl_lab/data/recorded, to be committed. What cannot run is skipped with
 the reason. Exit code 0 also where there is no GPU: then nothing has been tested, and it says so.
+
+GPUs are lent by the minute: all of it ends within TOGETHER seconds, and what has been found until then is in the folder
+`report` and in hpdl_lab/data/recorded at any moment.
 """
 
 import glob
@@ -12,9 +18,11 @@ import os
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+TOGETHER = 540  # s, from the first line on
 BUILD = ("scikit_build_core", "nanobind", "cmake", "ninja")
 NEEDED = ("numpy", "psutil", "cloudpickle", "pytest", "pytest_timeout")  # by csrc/, comm and the tests
 FOR_RANKS = ("mpi4py", "mpich")  # without them one rank can be tested, two cannot
@@ -83,8 +91,9 @@ def run(command, check=True):
     return done.returncode == 0
 
 
-def main(folder, report):
-    if reason := why_not(sys.executable):
+def main(folder, report, rehearses=""):
+    until = time.time() + TOGETHER
+    if not rehearses and (reason := why_not(sys.executable)):
         print(f"make test-gpu: nothing was tested: {reason}")
         return 0
     python = make_environment(Path(folder).resolve())
@@ -92,8 +101,12 @@ def main(folder, report):
     if absent := missing(python, BUILD + NEEDED):
         raise SystemExit(f"make test-gpu: without {', '.join(absent)} nothing can be built or tested")
     own_build = "build-dir=build/test-gpu"  # that of `make install` is for another Python
-    run([python, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "-C", own_build, "-e", "."])
-    return subprocess.run([python, "tests/gpu/steps.py", report], cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+    settings = ["-C", own_build]
+    if not rehearses:  # of these GPUs alone: half the time
+        settings += ["-C", "cmake.define.CMAKE_CUDA_ARCHITECTURES=native"]
+    run([python, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", *settings, "-e", "."])
+    command = [python, "tests/gpu/steps.py", report, str(until), rehearses]
+    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from ..status.operation import Operation
 from ..status.report import mismatch
 from ..torch.messages import GroupWork
 from ..work import RealWork
+from .host import HostGroup
 
 PATIENCE = 0.2  # s: notes are faster, so of two ranks that send to each other one at most starts without the other
 MOST_TENSORS = 16  # kMaxTensors of csrc/cuda/one_pass.h
@@ -154,6 +155,11 @@ class DeviceComm(RealComm):
     def connect(self) -> None:
         self.device_group = self.groups.connect(self)
 
+    @property
+    def goes_through_host(self) -> bool:
+        """Does the host carry tensors of the device, since NCCL does not serve these ranks?"""
+        return isinstance(self.device_group, HostGroup)
+
     def _of_these(self, transport: Any, members: tuple[int, ...], waiting: Any, trace: Any) -> DeviceComm:
         return DeviceComm(self.groups, self.place, transport, members, waiting, self.on_row, trace)
 
@@ -249,7 +255,7 @@ class DeviceComm(RealComm):
         return True
 
     def nccl_all_reduce(self, x: Tensor) -> Tensor:
-        """all_reduce by the process group, wherever `x` lies on the device."""
+        """all_reduce by the process group, or by the host in its place, wherever `x` lies on the device."""
         total = widened(x)
         self._collective("all_reduce", x, lambda group: group.allreduce([total]))
         if total.data_ptr() != x.data_ptr():

@@ -21,6 +21,7 @@ from ..errors import CommError, name_ranks
 from ..mpi.session import session_of_this_process
 from ..torch.group import store_of
 from .comm import DeviceComm
+from .host import HostGroup
 
 SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}  # several ranks on one GPU, which NVLS excludes
 FEW_BLOCKS = 2  # of a kernel, if ranks share a GPU: all kernels must be on it at once, since they wait for each other
@@ -32,13 +33,23 @@ class MpiGroups:
 
     shares_memory = True
 
-    def __init__(self, session: Any, device: Any = None, make_group: Callable | None = None, cuda: Any = None) -> None:
+    def __init__(
+        self,
+        session: Any,
+        device: Any = None,
+        make_group: Callable | None = None,
+        cuda: Any = None,
+        through_host: Callable[[list[int]], bool] | None = None,
+    ) -> None:
         """device: by default the ranks of a host take its GPUs by turns. make_group: in place of `nccl_group`.
+
+        through_host: of the ranks that share their GPU: does NCCL not serve them? In place of `nccl_refuses`.
 
         Raises: RuntimeError without a GPU, features.Missing without NCCL.
         """
         self.device = torch.device(device or device_of(session))
         self.make_group, self.cuda = make_group or nccl_group, cuda
+        self.through_host = through_host or nccl_refuses
         if cuda is None:
             with suppress(Missing):  # then nothing is shared between GPUs
                 self.cuda = cuda_module()
@@ -63,6 +74,8 @@ class MpiGroups:
         hosts = [comm.place.hosts[r] for r in comm.members]
         places = [(host, gpu) for host, (_, gpu) in zip(hosts, notes, strict=True)]
         sharing = [rank for rank, place in enumerate(places) if places.count(place) > 1]
+        if self.through_host(sharing):
+            return HostGroup(comm)
         name = comm.agree("gpus", note=secrets.token_hex(6).encode())[0].decode()
         group = self.make_group(store_of(comm), comm.rank, comm.size, self.device, sharing)
         self.names[group] = name
@@ -113,20 +126,25 @@ def nccl_group(store: Any, rank: int, size: int, device: Any, sharing: Any) -> A
     return group
 
 
+def nccl_refuses(sharing: list[int]) -> bool:
+    """Does the NCCL of this torch refuse ranks of which `sharing` share their GPU with another?"""
+    return bool(sharing) and nccl.version_of_torch() < nccl.SHARES_A_GPU
+
+
 def nccl_options(sharing: Any) -> Any:
     """What torch tells NCCL. sharing: ranks that share their GPU with another.
 
-    Raises: CommError with the reason if this NCCL refuses ranks that share a GPU.
+    Raises: CommError with the reason if this NCCL refuses them.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = FOREVER
+    if nccl_refuses(sharing):
+        found, needed = nccl.text_of(nccl.version_of_torch()), nccl.text_of(nccl.SHARES_A_GPU)
+        raise CommError(
+            f"{name_ranks(sharing)} share a GPU, which NCCL {found} of this torch refuses; "
+            f"{needed} and newer can. Start one rank for each GPU"
+        )
     if sharing:
-        version = nccl.version_of_torch()
-        if version < nccl.SHARES_A_GPU:
-            raise CommError(
-                f"{name_ranks(sharing)} share a GPU, which NCCL {nccl.text_of(version)} of this torch refuses; "
-                f"{nccl.text_of(nccl.SHARES_A_GPU)} and newer can. Start one rank for each GPU"
-            )
         for name, value in SHARING.items():  # NCCL reads them once, at the first communicator
             os.environ.setdefault(name, value)
         options.config.max_ctas = FEW_BLOCKS

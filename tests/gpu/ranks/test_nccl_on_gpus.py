@@ -25,6 +25,8 @@ def equal(a, b):
 
 
 def test_nccl_serves_these_ranks(comm):
+    if comm.goes_through_host:
+        pytest.skip("they share a GPU, which this NCCL refuses: the host carries what follows")
     assert comm.nccl_all_reduce(torch.ones(5, device=comm.device)).sum() == 5 * comm.size
 
 
