@@ -47,6 +47,9 @@ void ordinary(__m128i* to, __m128i value) { _mm_store_si128(to, value); }
 void past_caches(__m128i* to, __m128i value) { _mm_stream_si128(to, value); }
 #endif
 
+// That of the longest chunks.
+std::size_t ring_of(const Path& path) { return std::max(path.ring, 3 * path.chunk); }
+
 std::string size_text(std::size_t nbytes) {
     return nbytes % (1024 * kKiB) ? std::to_string(nbytes / kKiB) + " KiB"
                                   : std::to_string(nbytes / (1024 * kKiB)) + " MiB";
@@ -98,7 +101,7 @@ void Choice::begin() {
 }
 
 std::size_t Choice::next() {
-    if (around_ == warm_up() + 2 * kTrial) {
+    if (around_ >= warm_up() + 2 * kTrial) {
         around_ = 0;
         trial_ = is_last_ ? kFewestBarriers : trial_ + 1;
         while (trial_ < kFewestBarriers && !is_possible(kPaths[trial_].way)) trial_++;
@@ -121,7 +124,7 @@ void Choice::took(std::int64_t ns) {
 }
 
 // Bytes; once more for the first path, which finds pages that are not mapped yet.
-std::size_t Choice::warm_up() const { return (trial_ == 0 ? 2 : 1) * kPaths[trial_].ring; }
+std::size_t Choice::warm_up() const { return (trial_ == 0 ? 2 : 1) * ring_of(kPaths[trial_]); }
 
 std::uint8_t Choice::best() const {
     std::uint8_t best = 0;
@@ -148,9 +151,9 @@ void Choice::watch(const Call& call, std::size_t nbytes, std::int64_t ns) {
 
 std::string Choice::text() const {
     const auto row = [this](std::size_t i) {
-        return "in chunks of up to " + size_text(kPaths[i].chunk) + " around " +
-               size_text(std::max(kPaths[i].ring, 3 * kPaths[i].chunk)) + " by " +
-               kWays[static_cast<int>(kPaths[i].way)] + (ns_[i] ? " " + std::to_string((ns_[i] + 500) / 1000) : "");
+        return "in chunks of up to " + size_text(kPaths[i].chunk) + " around " + size_text(ring_of(kPaths[i])) +
+               " by " + kWays[static_cast<int>(kPaths[i].way)] +
+               (ns_[i] ? " " + std::to_string((ns_[i] + 500) / 1000) : "");
     };
     if (shares_cores_) return row(path_) + " (not measured: ranks share cores, and the fewest meetings are best)";
     if (times_ == 0) return "not measured yet: no tensor was large enough";
