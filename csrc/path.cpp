@@ -92,7 +92,13 @@ Choice& Choice::of(int size) {
     return choices.try_emplace(size, size > cores).first->second;
 }
 
+std::uint8_t Choice::path() const {
+    const std::lock_guard lock(mutex_);
+    return path_;
+}
+
 void Choice::begin() {
+    const std::lock_guard lock(mutex_);
     begun_ = now_ns();
     ns_.fill(0);
     kinds_.clear();
@@ -101,6 +107,7 @@ void Choice::begin() {
 }
 
 std::size_t Choice::next() {
+    const std::lock_guard lock(mutex_);
     if (around_ >= warm_up() + 2 * kTrial) {
         around_ = 0;
         trial_ = is_last_ ? kFewestBarriers : trial_ + 1;
@@ -119,6 +126,7 @@ std::size_t Choice::next() {
 }
 
 void Choice::took(std::int64_t ns) {
+    const std::lock_guard lock(mutex_);
     around_ += kTrial;
     if (around_ > warm_up() && (ns_[trial_] == 0 || ns < ns_[trial_])) ns_[trial_] = ns;
 }
@@ -136,6 +144,7 @@ std::uint8_t Choice::best() const {
 }
 
 void Choice::watch(const Call& call, std::size_t nbytes, std::int64_t ns) {
+    const std::lock_guard lock(mutex_);
     std::uint64_t collective;  // no two of them begin with the same 8 letters
     std::memcpy(&collective, call.name, sizeof collective);
     if (shares_cores_) return;
@@ -150,6 +159,7 @@ void Choice::watch(const Call& call, std::size_t nbytes, std::int64_t ns) {
 }
 
 std::string Choice::text() const {
+    const std::lock_guard lock(mutex_);
     const auto row = [this](std::size_t i) {
         return "in chunks of up to " + size_text(kPaths[i].chunk) + " around " + size_text(ring_of(kPaths[i])) +
                " by " + kWays[static_cast<int>(kPaths[i].way)] +

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <string>
 #include <tuple>
 
@@ -64,7 +65,7 @@ class Choice {
     explicit Choice(bool shares_cores)
         : shares_cores_(shares_cores), path_(shares_cores ? kFewestBarriers : kMeasure) {}
 
-    std::uint8_t path() const { return path_; }  // kMeasure if it has to be measured, or measured again
+    std::uint8_t path() const;  // kMeasure if it has to be measured, or measured again
 
     // Measure: begin, then sums of kTrial bytes by the path `next`, until that is kPaths.size(), which sets `path`.
     // Each path goes once around its ring, so that the other cores' caches hold what they would hold, then the faster
@@ -88,6 +89,7 @@ class Choice {
     std::size_t warm_up() const;
     std::uint8_t best() const;
 
+    mutable std::mutex mutex_;  // of a group, and of its double in the background
     const bool shares_cores_;
     std::uint8_t path_;
     std::array<std::int64_t, kPaths.size()> ns_{};                 // of the faster sum; 0: not tried

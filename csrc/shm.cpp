@@ -150,9 +150,10 @@ void ShmGroup::add(std::shared_ptr<SharedMemory> memory, std::size_t part) {
     segments_.push_back({std::move(memory), part});
 }
 
-// Elements of a chunk; parts: ranks that share it.
+// Elements of a chunk, in whole cache lines; parts: ranks that share it.
 std::size_t ShmGroup::chunk_length(DType dtype, int parts) const {
-    return kPaths[path_].chunk / item_size(dtype) / parts;
+    const std::size_t nbytes = kPaths[path_].chunk / parts;
+    return (nbytes - nbytes % kLine) / item_size(dtype);
 }
 
 // Chunks of x, at least one: an empty tensor has a barrier, too.
