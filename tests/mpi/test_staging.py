@@ -51,7 +51,7 @@ def test_it_is_measured_again_when_calls_take_twice_as_long_as_at_first(run, pai
     x, before = torch.zeros(COUNT, dtype=torch.int32), times(comm)
     for _ in range(400):  # a kind of calls that other tests do not make
         comm.all_reduce(x)
-    end = time.monotonic() + 100
+    end = time.monotonic() + 600
     while not comm.broadcast(np.array([times(comm) > max(1, before) and "also tried" in path(comm)], np.uint8))[0]:
         assert time.monotonic() < end, path(comm)  # a rank that got no core meanwhile has had time for one path only
         for _ in range(200):
