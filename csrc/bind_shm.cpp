@@ -70,7 +70,8 @@ void bind_shm(nb::module_& m) {
         .def("array", &bytes_of, "offset"_a, "nbytes"_a, "The bytes as a NumPy array, which keeps the memory mapped.");
 
     nb::class_<ShmGroup, Operation>(m, "ShmGroup", "Ranks that share memory. Every collective returns true when done.")
-        .def(nb::init<std::shared_ptr<SharedMemory>, int, int>(), "memory"_a, "rank"_a, "size"_a)
+        .def(nb::init<std::shared_ptr<SharedMemory>, int, int, bool>(), "memory"_a, "rank"_a, "size"_a,
+             "takes_turns"_a = false)
         .def_static("nbytes_for", &ShmGroup::nbytes_for, "size"_a)
         .def_static("seats_nbytes_for", &ShmGroup::seats_nbytes_for, "size"_a)
         .def("add", &ShmGroup::add, "memory"_a, "part"_a)
@@ -87,7 +88,13 @@ void bind_shm(nb::module_& m) {
         .def("scatter", &with_root<&ShmGroup::start_scatter>, "x"_a.none(), "out"_a, "root"_a, "seconds"_a,
              "oversubscribed"_a)
         .def_static(
-            "path", [](int size) { return Choice::of(size).text(); }, "size"_a,
+            "path",
+            [](int size, bool takes_turns) {
+                return takes_turns
+                           ? describe(kPaths[kFewestBarriers]) + " (not measured: ranks take turns on their cores)"
+                           : Choice::of(size).text();
+            },
+            "size"_a, "takes_turns"_a,
             "How this process, as rank 0 of so many, has found that tensors of any origin are best staged.")
         .def("barrier", &barrier, "call"_a, "seconds"_a, "oversubscribed"_a)
         .def_prop_ro("nbytes", &ShmGroup::nbytes, "Of the tensor of the last collective.");

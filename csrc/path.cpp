@@ -5,8 +5,6 @@
 #include <immintrin.h>
 #endif
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -20,8 +18,8 @@ namespace {
 
 constexpr std::size_t kFewest = 2048;  // bytes: below, `rep movsb` takes longer to begin than it gains
 
-constexpr std::int64_t kAllTrials = 3'500'000;  // ns of measuring, after which no other path is tried
-constexpr double kWorth = 0.8;  // of the first path's time has another one to take: short tensors are best off with it
+constexpr int kSums = 8;        // of which the fastest counts: others were interrupted
+constexpr double kWorth = 0.9;  // of the first path's time has another one to take, which differs by more than noise
 constexpr int kWindow = 16;     // calls of a kind, whose fastest counts: others were interrupted
 constexpr double kChanged = 2;  // times
 constexpr std::int64_t kRest = 200;  // times the length of a measurement, before the next one
@@ -47,15 +45,17 @@ void ordinary(__m128i* to, __m128i value) { _mm_store_si128(to, value); }
 void past_caches(__m128i* to, __m128i value) { _mm_stream_si128(to, value); }
 #endif
 
-// That of the longest chunks.
-std::size_t ring_of(const Path& path) { return std::max(path.ring, 3 * path.chunk); }
-
 std::string size_text(std::size_t nbytes) {
     return nbytes % (1024 * kKiB) ? std::to_string(nbytes / kKiB) + " KiB"
                                   : std::to_string(nbytes / (1024 * kKiB)) + " MiB";
 }
 
 }  // namespace
+
+std::string describe(const Path& path) {
+    return "in chunks of up to " + size_text(path.chunk) + " around at least " + size_text(path.ring) + " by " +
+           kWays[static_cast<int>(path.way)];
+}
 
 bool is_possible(Way way) {
 #if defined(__x86_64__)
@@ -88,17 +88,10 @@ Choice& Choice::of(int size) {
     static std::mutex mutex;
     static std::map<int, Choice> choices;
     const std::lock_guard lock(mutex);
-    static const long cores = sysconf(_SC_NPROCESSORS_ONLN);  // takes 5 us
-    return choices.try_emplace(size, size > cores).first->second;
-}
-
-std::uint8_t Choice::path() const {
-    const std::lock_guard lock(mutex_);
-    return path_;
+    return choices[size];
 }
 
 void Choice::begin() {
-    const std::lock_guard lock(mutex_);
     begun_ = now_ns();
     ns_.fill(0);
     kinds_.clear();
@@ -107,17 +100,14 @@ void Choice::begin() {
 }
 
 std::size_t Choice::next() {
-    const std::lock_guard lock(mutex_);
-    if (around_ >= warm_up() + 2 * kTrial) {
-        around_ = 0;
-        trial_ = is_last_ ? kFewestBarriers : trial_ + 1;
-        while (trial_ < kFewestBarriers && !is_possible(kPaths[trial_].way)) trial_++;
-    }
-    const bool has_time = now_ns() < begun_ + kAllTrials;
-    if (trial_ < kFewestBarriers && (has_time || is_last_)) return trial_;
-    if (!is_last_ && best() != 0) {  // the first one may have suffered from being the first
+    if (around_ < warm_up() + kSums * kTrial) return trial_;
+    around_ = 0;
+    trial_ = is_last_ ? kFewestBarriers : trial_ + 1;
+    while (trial_ < kFewestBarriers && !is_possible(kPaths[trial_].way)) trial_++;
+    if (trial_ < kFewestBarriers) return trial_;
+    if (best() != 0 && !is_last_) {  // the first one may have suffered from being the first
         is_last_ = true;
-        return trial_ = around_ = 0;
+        return trial_ = 0;
     }
     path_ = best();
     times_++;
@@ -126,13 +116,12 @@ std::size_t Choice::next() {
 }
 
 void Choice::took(std::int64_t ns) {
-    const std::lock_guard lock(mutex_);
     around_ += kTrial;
     if (around_ > warm_up() && (ns_[trial_] == 0 || ns < ns_[trial_])) ns_[trial_] = ns;
 }
 
 // Bytes; once more for the first path, which finds pages that are not mapped yet.
-std::size_t Choice::warm_up() const { return (trial_ == 0 ? 2 : 1) * ring_of(kPaths[trial_]); }
+std::size_t Choice::warm_up() const { return (trial_ == 0 ? 2 : 1) * kPaths[trial_].ring; }
 
 std::uint8_t Choice::best() const {
     std::uint8_t best = 0;
@@ -144,11 +133,9 @@ std::uint8_t Choice::best() const {
 }
 
 void Choice::watch(const Call& call, std::size_t nbytes, std::int64_t ns) {
-    const std::lock_guard lock(mutex_);
     std::uint64_t collective;  // no two of them begin with the same 8 letters
     std::memcpy(&collective, call.name, sizeof collective);
-    if (shares_cores_) return;
-    Kind& kind = kinds_[{collective, call.dtype, static_cast<int>(std::bit_width(nbytes))}];
+    Kind& kind = kinds_[{collective, call.dtype, static_cast<int>(std::bit_width(nbytes)), call.root == 0}];
     const double each = static_cast<double>(ns) / static_cast<double>(nbytes);
     kind.least = kind.calls == 0 || each < kind.least ? each : kind.least;
     if (++kind.calls < kWindow) return;
@@ -159,20 +146,16 @@ void Choice::watch(const Call& call, std::size_t nbytes, std::int64_t ns) {
 }
 
 std::string Choice::text() const {
-    const std::lock_guard lock(mutex_);
     const auto row = [this](std::size_t i) {
-        return "in chunks of up to " + size_text(kPaths[i].chunk) + " around " + size_text(ring_of(kPaths[i])) +
-               " by " + kWays[static_cast<int>(kPaths[i].way)] +
-               (ns_[i] ? " " + std::to_string((ns_[i] + 500) / 1000) : "");
+        return describe(kPaths[i]) + (ns_[i] ? " " + std::to_string((ns_[i] + 500) / 1000) : "");
     };
-    if (shares_cores_) return row(path_) + " (not measured: ranks share cores, and the fewest meetings are best)";
     if (times_ == 0) return "not measured yet: no tensor was large enough";
     const std::uint8_t best = path_ == kMeasure ? 0 : path_;
     std::string others;
     for (std::size_t i = 0; i < kPaths.size(); i++) {
         if (ns_[i] > 0 && i != best) others += (others.empty() ? "; also tried: " : ", ") + row(i);
     }
-    return row(best) + others + " (us to write, add and read 1 MiB; measured " +
+    return row(best) + others + " (us to write, add and read " + size_text(kTrial) + "; measured " +
            (times_ == 1 ? "once, in " : std::to_string(times_) + " times, lately in ") +
            std::to_string((took_ + 500) / 1000) + " us)";
 }

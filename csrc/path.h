@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <tuple>
 
@@ -37,18 +36,18 @@ constexpr int kBroadcastParts = 4;
 constexpr std::size_t kArea = kRing + kRing / kBroadcastParts;  // of one rank
 // The first one is taken until something has been measured, the last one, untried, where ranks take turns on their
 // cores.
-constexpr std::array<Path, 7> kPaths = {{
-    {Way::string, 256 * kKiB, 256 * kKiB},   // stays in a core's own cache
-    {Way::string, 256 * kKiB, 2048 * kKiB},  // leaves it, and so the other cores'
-    {Way::stores, 256 * kKiB, 2048 * kKiB},
-    {Way::past_caches, 256 * kKiB, 2048 * kKiB},
+constexpr std::array<Path, 5> kPaths = {{
+    {Way::string, 256 * kKiB, 256 * kKiB},   // short tensors stay in a core's own cache
+    {Way::string, 256 * kKiB, 1024 * kKiB},  // they leave it, and so the other cores'
     {Way::stores, 256 * kKiB, 1024 * kKiB},
     {Way::past_caches, 256 * kKiB, 1024 * kKiB},
     {Way::string, 1024 * kKiB, 512 * kKiB},  // the fewest barriers
 }};
 constexpr std::uint8_t kFewestBarriers = kPaths.size() - 1;
-constexpr std::size_t kTrial = 1024 * kKiB;  // bytes of the sums by which they are compared
-constexpr std::uint8_t kMeasure = 255;       // in place of a path: all ranks are to measure
+constexpr std::size_t kTrial = 64 * kKiB;  // bytes of the sums by which they are compared: a short tensor's
+constexpr std::uint8_t kMeasure = 255;      // in place of a path: all ranks are to measure
+
+std::string describe(const Path& path);  // "in chunks of up to 256 KiB around at least 1 MiB by rep movsb"
 
 // Can this processor copy so?
 bool is_possible(Way way);
@@ -58,18 +57,17 @@ bool is_possible(Way way);
 void copy(Way way, char* to, const Buffer& from);
 
 // What rank 0 of a group of so many ranks has measured. It lasts longer than the group: every run makes a new one.
+// Groups of one thread alone have one: in the background ranks take turns with what they compute.
 class Choice {
   public:
     // Of this process, for groups of `size` ranks.
     static Choice& of(int size);
-    explicit Choice(bool shares_cores)
-        : shares_cores_(shares_cores), path_(shares_cores ? kFewestBarriers : kMeasure) {}
 
-    std::uint8_t path() const;  // kMeasure if it has to be measured, or measured again
+    std::uint8_t path() const { return path_; }  // kMeasure if it has to be measured, or measured again
 
     // Measure: begin, then sums of kTrial bytes by the path `next`, until that is kPaths.size(), which sets `path`.
-    // Each path goes once around its ring, so that the other cores' caches hold what they would hold, then the faster
-    // one of two sums counts.
+    // Each path goes once around its ring, so that the other cores' caches hold what they would hold, then the fastest
+    // one of several sums counts.
     void begin();
     std::size_t next();
     void took(std::int64_t ns);
@@ -78,7 +76,7 @@ class Choice {
     // that calls of one kind take twice or half as long as they did at first, the path is measured again.
     void watch(const Call& call, std::size_t nbytes, std::int64_t ns);
 
-    std::string text() const;  // "in chunks of 256 KiB around 1 MiB by rep movsb 52; ..."
+    std::string text() const;  // `describe`, us of the fastest sum, and what else was tried
 
   private:
     struct Kind {
@@ -89,15 +87,14 @@ class Choice {
     std::size_t warm_up() const;
     std::uint8_t best() const;
 
-    mutable std::mutex mutex_;  // of a group, and of its double in the background
-    const bool shares_cores_;
-    std::uint8_t path_;
-    std::array<std::int64_t, kPaths.size()> ns_{};                 // of the faster sum; 0: not tried
-    std::size_t trial_ = 0, around_ = 0;                           // trials that have ended; bytes around the ring
-    bool is_last_ = false;                                         // is this the last trial?
-    std::int64_t begun_ = 0, took_ = 0;                            // ns
-    int times_ = 0;                                                // that it was measured
-    std::map<std::tuple<std::uint64_t, DType, int>, Kind> kinds_;  // by name, dtype and power of two
+    std::uint8_t path_ = kMeasure;
+    std::array<std::int64_t, kPaths.size()> ns_{};  // of the fastest sum; 0: not tried
+    std::size_t trial_ = 0, around_ = 0;            // the path that is tried; bytes that it has gone around its ring
+    bool is_last_ = false;                          // is this the last trial?
+    std::int64_t begun_ = 0, took_ = 0;             // ns
+    int times_ = 0;                                 // that it was measured
+    std::map<std::tuple<std::uint64_t, DType, int, bool>, Kind>
+        kinds_;  // by name, dtype, power of two, is it the root?
 };
 
 }  // namespace hpdl

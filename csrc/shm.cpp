@@ -23,7 +23,6 @@ namespace {
 constexpr std::size_t kReduceAtOnce = std::size_t{4} << 20;  // bytes, some 1 ms: between two looks at signals
 constexpr std::size_t kMatters = 64 * kKiB;                  // bytes, from which on it matters how they are staged
 constexpr int kWatched = 8;               // one large call of so many has its time taken, which costs 0.2 us
-constexpr std::size_t kPart = 64 * kKiB;  // bytes, of which the memory is made that a trial copies from and to
 
 Buffer part_between(const Buffer& x, std::size_t begin, std::size_t end) {
     begin = std::min(x.count, begin);
@@ -131,8 +130,8 @@ std::size_t ShmGroup::nbytes_for(int size) {
     return seats_nbytes_for(size) + (static_cast<std::size_t>(size) + 1) * kArea;  // an outbox and the inboxes of all
 }
 
-ShmGroup::ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size)
-    : memory_(std::move(memory)), seats_(nullptr), rank_(rank), size_(size) {
+ShmGroup::ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size, bool takes_turns)
+    : memory_(std::move(memory)), seats_(nullptr), rank_(rank), size_(size), takes_turns_(takes_turns) {
     static_assert(sizeof(Cell) == 4096, "a cell is a page");
     if (rank < 0 || rank >= size)
         throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size));
@@ -140,7 +139,7 @@ ShmGroup::ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size)
         throw std::invalid_argument(std::to_string(size) + " ranks need " + std::to_string(nbytes_for(size)) +
                                     " bytes of shared memory");
     seats_ = reinterpret_cast<Seat*>(memory_->data());
-    if (rank == 0 && size > 1) choice_ = &Choice::of(size);
+    if (rank == 0 && size > 1 && !takes_turns) choice_ = &Choice::of(size);
 }
 
 void ShmGroup::add(std::shared_ptr<SharedMemory> memory, std::size_t part) {
@@ -211,6 +210,7 @@ void ShmGroup::start(const Call& call, const Buffer& x) {
     first_barrier_ = barriers_ + 1;
     Proposal& mine = cell_of(rank_).proposal = propose(call, x);
     if (nbytes_ >= kMatters && size_ > 1 && mine.segment < 0) take_pages();
+    if (rank_ == 0 && nbytes_ >= kMatters && takes_turns_) mine.path = kFewestBarriers;
     if (choice_ && nbytes_ >= kMatters) {
         mine.path = choice_->path();
         watched_ = ++large_calls_ % kWatched == 0;
@@ -299,7 +299,7 @@ ShmGroup::Steps ShmGroup::take(std::uint8_t path) {
 // Sums of kTrial bytes, each written before and read after it, as in a step: what a store past the caches saves, a load
 // may pay. Rank 0 says at a barrier before each which path it takes, and at the last which one is chosen.
 ShmGroup::Steps ShmGroup::measure() {
-    std::vector<float> memory((kTrial + kPart) / sizeof(float));
+    std::vector<float> memory(2 * kTrial / sizeof(float));
     const Buffer x{reinterpret_cast<char*>(memory.data()), kTrial / sizeof(float), DType::float32};
     char* const other = x.data + kTrial;
     if (choice_) choice_->begin();
@@ -318,16 +318,14 @@ ShmGroup::Steps ShmGroup::measure() {
         broadcasts_ = false;
         latest_ = staged_[0];
         const std::int64_t began = now_ns();
-        for (std::size_t at = 0; at < kTrial; at += kPart) std::memcpy(x.data + at, other, kPart);
-        const int chunks = chunks_in(x);
-        for (int k = 0; k < chunks + 2; k++) {
-            if (k > 0) co_await Barrier(*this);
-            if (k < chunks) stage_for_sum(chunk_of(x, k), k);
-            if (k > 0 && k <= chunks) add_staged(chunk_of(x, k - 1), k - 1);
-            if (k > 1) collect_sums(chunk_of(x, k - 2), k - 2);
-        }
+        std::memcpy(x.data, other, kTrial);
+        stage_for_sum(x, 0);
+        co_await Barrier(*this);
+        add_staged(x, 0);
+        co_await Barrier(*this);
+        collect_sums(x, 0);
         staged_[0] = latest_;
-        for (std::size_t at = 0; at < kTrial; at += kPart) std::memcpy(other, x.data + at, kPart);
+        std::memcpy(other, x.data, kTrial);
         if (choice_) choice_->took(now_ns() - began);
     }
 }

@@ -72,7 +72,9 @@ class ShmGroup : public Operation {
     static std::size_t seats_nbytes_for(int size) { return size * sizeof(Seat); }
 
     // memory: zeroed, nbytes_for(size) bytes, the same on every rank. Throws std::invalid_argument.
-    ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size);
+    // takes_turns: ranks share cores, with each other or with what they compute. Rank 0's counts: what such ranks
+    // measure is when they get a core, so they do not, and take the path with the fewest barriers.
+    ShmGroup(std::shared_ptr<SharedMemory> memory, int rank, int size, bool takes_turns);
 
     // Add memory in which rank r has the bytes [r * part, (r + 1) * part). In the same order on every rank.
     // Throws std::invalid_argument.
@@ -196,6 +198,7 @@ class ShmGroup : public Operation {
     std::shared_ptr<SharedMemory> memory_;
     Seat* seats_;
     int rank_, size_;
+    bool takes_turns_;
     std::vector<Segment> segments_;
 
     Steps steps_;

@@ -97,17 +97,17 @@ def staging() -> Feature:
     import numpy as np
 
     try:
-        core = compiled_module()
+        core, takes_turns = compiled_module(), cores() < 2
         memory = core.SharedMemory.create(core.ShmGroup.nbytes_for(2))
 
         def add(rank: int) -> None:
-            core.ShmGroup(memory, rank, 2).all_reduce(np.ones(1 << 18, np.float32), STAGING, cores() < 2)
+            core.ShmGroup(memory, rank, 2, takes_turns).all_reduce(np.ones(1 << 18, np.float32), STAGING, takes_turns)
 
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(add, range(2)))
     except (ImportError, RuntimeError) as error:
         return Feature("staging", False, str(error), needed=False)
-    return Feature("staging", True, core.ShmGroup.path(2))
+    return Feature("staging", True, core.ShmGroup.path(2, takes_turns))
 
 
 def short(path: str) -> str:
