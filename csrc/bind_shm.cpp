@@ -96,6 +96,10 @@ void bind_shm(nb::module_& m) {
             },
             "size"_a, "takes_turns"_a,
             "How this process, as rank 0 of so many, has found that tensors of any origin are best staged.")
+        .def_static(
+            "choose", [](int size, int path) { Choice::of(size).choose(static_cast<std::uint8_t>(path)); }, "size"_a,
+            "path"_a, "Take this path of csrc/path.h, plus 64 to read exchanges; 255: measure. For tests.")
+        .def_prop_ro("reads", &ShmGroup::reads, "Are large exchanges read from other ranks' tensors?")
         .def("barrier", &barrier, "call"_a, "seconds"_a, "oversubscribed"_a)
         .def_prop_ro("nbytes", &ShmGroup::nbytes, "Of the tensor of the last collective.");
 }

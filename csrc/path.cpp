@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::size_t kFewest = 2048;  // bytes: below, `rep movsb` takes longer to begin than it gains
 
-constexpr int kSums = 8;        // of which the fastest counts: others were interrupted
 constexpr double kWorth = 0.9;  // of the first path's time has another one to take, which differs by more than noise
+constexpr int kSums = 8;        // of which the fastest counts: others were interrupted
 constexpr int kWindow = 16;     // calls of a kind, whose fastest counts: others were interrupted
 constexpr double kChanged = 2;  // times
 constexpr std::int64_t kRest = 200;  // times the length of a measurement, before the next one
@@ -94,6 +94,7 @@ Choice& Choice::of(int size) {
 void Choice::begin() {
     begun_ = now_ns();
     ns_.fill(0);
+    exchange_ns_.fill(0);
     kinds_.clear();
     trial_ = around_ = 0;
     is_last_ = false;
@@ -105,14 +106,23 @@ std::size_t Choice::next() {
     trial_ = is_last_ ? kFewestBarriers : trial_ + 1;
     while (trial_ < kFewestBarriers && !is_possible(kPaths[trial_].way)) trial_++;
     if (trial_ < kFewestBarriers) return trial_;
-    if (best() != 0 && !is_last_) {  // the first one may have suffered from being the first
+    if (find_best() != 0 && !is_last_) {  // the first one may have suffered from being the first
         is_last_ = true;
         return trial_ = 0;
     }
-    path_ = best();
+    best_ = find_best();
+    return kPaths.size();
+}
+
+void Choice::exchanged(bool reads, std::int64_t ns) {
+    std::int64_t& least = exchange_ns_[reads];
+    least = least == 0 ? ns : std::min(least, ns);
+}
+
+void Choice::end() {
+    path_ = best_ + (reads() ? kReads : 0);
     times_++;
     took_ = now_ns() - begun_;
-    return kPaths.size();
 }
 
 void Choice::took(std::int64_t ns) {
@@ -123,7 +133,7 @@ void Choice::took(std::int64_t ns) {
 // Bytes; once more for the first path, which finds pages that are not mapped yet.
 std::size_t Choice::warm_up() const { return (trial_ == 0 ? 2 : 1) * kPaths[trial_].ring; }
 
-std::uint8_t Choice::best() const {
+std::uint8_t Choice::find_best() const {
     std::uint8_t best = 0;
     for (std::uint8_t i = 1; i < kPaths.size(); i++) {
         const double least = static_cast<double>(ns_[best]) * (best == 0 ? kWorth : 1);
@@ -146,18 +156,24 @@ void Choice::watch(const Call& call, std::size_t nbytes, std::int64_t ns) {
 }
 
 std::string Choice::text() const {
-    const auto row = [this](std::size_t i) {
-        return describe(kPaths[i]) + (ns_[i] ? " " + std::to_string((ns_[i] + 500) / 1000) : "");
+    const auto us = [](std::int64_t ns) { return std::to_string((ns + 500) / 1000); };
+    const auto row = [&](std::size_t i) {
+        return describe(kPaths[i]) + (ns_[i] ? " " + us(ns_[i]) : "");
     };
     if (times_ == 0) return "not measured yet: no tensor was large enough";
-    const std::uint8_t best = path_ == kMeasure ? 0 : path_;
     std::string others;
     for (std::size_t i = 0; i < kPaths.size(); i++) {
-        if (ns_[i] > 0 && i != best) others += (others.empty() ? "; also tried: " : ", ") + row(i);
+        if (ns_[i] > 0 && i != best_) others += (others.empty() ? "; also tried: " : ", ") + row(i);
     }
-    return row(best) + others + " (us to write, add and read " + size_text(kTrial) + "; measured " +
-           (times_ == 1 ? "once, in " : std::to_string(times_) + " times, lately in ") +
-           std::to_string((took_ + 500) / 1000) + " us)";
+    const std::string exchanges =
+        exchange_ns_[1] == 0
+            ? ", and no rank may read another one's memory"
+            : "; exchanges of " + size_text(kExchange) + " and more are " +
+                  (reads() ? "read where they are, in " + us(exchange_ns_[1]) + " us (staged: "
+                           : "staged, too, in " + us(exchange_ns_[0]) + " us (read where they are: ") +
+                  us(exchange_ns_[!reads()]) + ")";
+    return row(best_) + others + " (us to write, add and read " + size_text(kTrial) + ")" + exchanges + " (measured " +
+           (times_ == 1 ? "once, in " : std::to_string(times_) + " times, lately in ") + us(took_) + " us)";
 }
 
 }  // namespace hpdl

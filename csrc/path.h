@@ -46,6 +46,8 @@ constexpr std::array<Path, 5> kPaths = {{
 constexpr std::uint8_t kFewestBarriers = kPaths.size() - 1;
 constexpr std::size_t kTrial = 64 * kKiB;  // bytes of the sums by which they are compared: a short tensor's
 constexpr std::uint8_t kMeasure = 255;      // in place of a path: all ranks are to measure
+constexpr std::uint8_t kReads = 64;         // added to a path: large exchanges read other ranks' tensors where they are
+constexpr std::size_t kExchange = 512 * kKiB;  // bytes from which on an exchange is large
 
 std::string describe(const Path& path);  // "in chunks of up to 256 KiB around at least 1 MiB by rep movsb"
 
@@ -63,14 +65,21 @@ class Choice {
     // Of this process, for groups of `size` ranks.
     static Choice& of(int size);
 
+    void choose(std::uint8_t path) { path_ = path; }
     std::uint8_t path() const { return path_; }  // kMeasure if it has to be measured, or measured again
 
-    // Measure: begin, then sums of kTrial bytes by the path `next`, until that is kPaths.size(), which sets `path`.
+    // Measure: begin, then sums of kTrial bytes by the path `next`, until that is kPaths.size(), which sets `best`.
     // Each path goes once around its ring, so that the other cores' caches hold what they would hold, then the fastest
     // one of several sums counts.
     void begin();
     std::size_t next();
+    std::uint8_t best() const { return best_; }
     void took(std::int64_t ns);
+
+    // Then, if all ranks can read each other's memory: exchanges of kExchange bytes, by that path and read where they
+    // are, whose fastest ones count.
+    void exchanged(bool reads, std::int64_t ns);
+    void end();
 
     // A collective has taken `ns` on rank 0, without its waits, for `nbytes`. When the machine's state has changed, so
     // that calls of one kind take twice or half as long as they did at first, the path is measured again.
@@ -85,10 +94,13 @@ class Choice {
     };
 
     std::size_t warm_up() const;
-    std::uint8_t best() const;
+    std::uint8_t find_best() const;
+    bool reads() const { return exchange_ns_[1] > 0 && exchange_ns_[1] <= exchange_ns_[0]; }
 
     std::uint8_t path_ = kMeasure;
+    std::uint8_t best_ = 0;
     std::array<std::int64_t, kPaths.size()> ns_{};  // of the fastest sum; 0: not tried
+    std::array<std::int64_t, 2> exchange_ns_{};     // of the fastest exchange: staged, read; 0: not tried
     std::size_t trial_ = 0, around_ = 0;            // the path that is tried; bytes that it has gone around its ring
     bool is_last_ = false;                          // is this the last trial?
     std::int64_t begun_ = 0, took_ = 0;             // ns

@@ -4,11 +4,17 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#endif
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <random>
 #include <stdexcept>
+#include <utility>
 
 #include "reduce.h"
 
@@ -22,6 +28,7 @@ namespace {
 
 constexpr std::size_t kReduceAtOnce = std::size_t{4} << 20;  // bytes, some 1 ms: between two looks at signals
 constexpr std::size_t kMatters = 64 * kKiB;                  // bytes, from which on it matters how they are staged
+constexpr int kExchanges = 4;  // of each kind that are tried
 constexpr int kWatched = 8;               // one large call of so many has its time taken, which costs 0.2 us
 
 Buffer part_between(const Buffer& x, std::size_t begin, std::size_t end) {
@@ -273,11 +280,12 @@ bool ShmGroup::advance() {
     if (!compared_) compare_calls();
     steps_.go_on();
     progress_++;
+    if (steps_.are_done() && otherwise_) steps_ = std::exchange(otherwise_, nullptr)();
     if (steps_.are_done() && has_staged_) {
         has_staged_ = false;
         if (told_ == kMeasure)
             steps_ = measure();
-        else if (told_ != path_)
+        else if (told_ != taken_)
             steps_ = take(told_);
     }
     return steps_.are_done();
@@ -292,29 +300,41 @@ void ShmGroup::end_staging(std::int64_t spent) {
 // From now on, in new places: nobody may still read what lies in the old ones.
 ShmGroup::Steps ShmGroup::take(std::uint8_t path) {
     co_await Barrier(*this);
-    path_ = path;
+    follow(path);
+    if (reads_) {
+        for (Steps steps = try_to_read(); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
+    }
+}
+
+void ShmGroup::follow(std::uint8_t path) {
+    taken_ = path;
+    path_ = path & ~kReads;
+    reads_ = (path & kReads) && !cannot_read_;
     staged_[0] = staged_[1] = {};
 }
 
 // Sums of kTrial bytes, each written before and read after it, as in a step: what a store past the caches saves, a load
-// may pay. Rank 0 says at a barrier before each which path it takes, and at the last which one is chosen.
+// may pay. Rank 0 says at a barrier before each which path it takes, and at the last which one is chosen. Then the same
+// with exchanges, if all ranks can read what the others have.
 ShmGroup::Steps ShmGroup::measure() {
-    std::vector<float> memory(2 * kTrial / sizeof(float));
-    const Buffer x{reinterpret_cast<char*>(memory.data()), kTrial / sizeof(float), DType::float32};
-    char* const other = x.data + kTrial;
+    std::vector<float> memory((2 * kExchange + kTrial) / sizeof(float));
+    const Buffer all{reinterpret_cast<char*>(memory.data()), memory.size(), DType::float32};
+    const std::size_t n = kExchange / sizeof(float) / size_ * size_;
+    const Buffer x = all.part(0, kTrial / sizeof(float)), from = all.part(0, n), to = all.part(n, n);
+    char* const other = all.data + 2 * kExchange;
+    watched_ = false;
     if (choice_) choice_->begin();
     for (;;) {
         if (choice_) {
             const std::size_t next = choice_->next();
             Proposal& proposal = seats_[0].cells[(barriers_ + 1) & 1].proposal;
             proposal.tries = next < kPaths.size();
-            proposal.path = proposal.tries ? static_cast<std::uint8_t>(next) : choice_->path();
+            proposal.path = proposal.tries ? static_cast<std::uint8_t>(next) : choice_->best();
         }
         co_await Barrier(*this);
         const Proposal& proposal = seats_[0].cells[barriers_ & 1].proposal;
-        if (proposal.path != path_) staged_[0] = staged_[1] = {};
-        path_ = proposal.path;
-        if (!proposal.tries) co_return;
+        if (proposal.path != path_) follow(proposal.path);
+        if (!proposal.tries) break;
         broadcasts_ = false;
         latest_ = staged_[0];
         const std::int64_t began = now_ns();
@@ -328,6 +348,26 @@ ShmGroup::Steps ShmGroup::measure() {
         std::memcpy(other, x.data, kTrial);
         if (choice_) choice_->took(now_ns() - began);
     }
+    for (Steps steps = try_to_read(); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
+    for (int i = 0; reads_ && i < 2 * kExchanges; i++) {
+        co_await Barrier(*this);
+        latest_ = staged_[0];
+        const std::int64_t began = now_ns();
+        for (std::size_t at = 0; at < from.nbytes(); at += kTrial)
+            std::memcpy(from.data + at, other, std::min(kTrial, from.nbytes() - at));
+        Steps steps = i % 2 ? read_rows(from, to, rank_ * (from.nbytes() / size_), nullptr) : exchange(from, to);
+        for (; !steps.are_done(); steps.go_on()) co_await std::suspend_always();
+        for (std::size_t at = 0; at < to.nbytes(); at += kTrial)
+            std::memcpy(other, to.data + at, std::min(kTrial, to.nbytes() - at));
+        if (choice_) choice_->exchanged(i % 2, now_ns() - began);
+    }
+    if (choice_) {
+        choice_->end();
+        seats_[0].cells[(barriers_ + 1) & 1].proposal.path = choice_->path();
+    }
+    co_await Barrier(*this);
+    follow(seats_[0].cells[barriers_ & 1].proposal.path);
+    has_staged_ = false;
 }
 
 void ShmGroup::start_barrier(const Call& call) {
@@ -447,6 +487,92 @@ Parts all_reduce_in_memory(ShmGroup& group, const Buffer& x) {
     return {{begin}, false};
 }
 
+// -- memory of other ranks -------------------------------------------------------------------------------------------
+
+// Behind the next barrier others can see what is there.
+void ShmGroup::show(const char* at, std::uint64_t sample) {
+    const There mine{at, sample, getpid()};
+    std::memcpy(seats_[rank_].cells[(barriers_ + 1) & 1].note, &mine, sizeof mine);
+}
+
+// False if the system does not allow it, or not of this memory: that of a device is read by nobody.
+bool ShmGroup::read(char* to, const There& there, std::size_t offset, std::size_t nbytes) {
+#if defined(__linux__)
+    while (nbytes > 0) {
+        const iovec here{to, nbytes}, from{const_cast<char*>(there.at) + offset, nbytes};
+        const ssize_t n = process_vm_readv(there.process, &here, 1, &from, 1, 0);
+        if (n <= 0) return false;
+        to += n;
+        offset += n;
+        nbytes -= n;
+    }
+    return true;
+#else
+    return false;
+#endif
+}
+
+ShmGroup::There ShmGroup::shown_by(int rank) const {
+    There there;
+    std::memcpy(&there, seats_[rank].cells[barriers_ & 1].note, sizeof there);
+    return there;
+}
+
+ShmGroup::Steps ShmGroup::try_to_read() {
+#if defined(__linux__)
+    prctl(PR_SET_PTRACER, getppid(), 0, 0, 0);  // its descendants are the ranks; without Yama all of one user may read
+#endif
+    const std::uint64_t sample = std::random_device{}();
+    show(reinterpret_cast<const char*>(&sample), sample);
+    co_await Barrier(*this);
+    bool failed = cannot_read_;
+    for (int r = 0; r < size_ && !failed; r++) {
+        const There there = shown_by(r);
+        std::uint64_t found = 0;
+        failed = !read(reinterpret_cast<char*>(&found), there, 0, sizeof found) || found != there.sample;
+    }
+    say(failed);
+    co_await Barrier(*this);
+    reads_ = !has_anybody_said();
+}
+
+void ShmGroup::say(bool failed) { seats_[rank_].cells[(barriers_ + 1) & 1].proposal.failed = failed; }
+
+bool ShmGroup::has_anybody_said() const {
+    bool failed = false;
+    for (int r = 0; r < size_; r++) failed = failed || seats_[r].cells[barriers_ & 1].proposal.failed;
+    return failed;
+}
+
+// out's row r becomes rank r's bytes from `offset` of x on, which nobody copies before: one copy in place of two, for
+// which the system looks up every page. If a rank cannot, all do `otherwise`, and never try again.
+ShmGroup::Steps ShmGroup::read_rows(Buffer x, Buffer out, std::size_t offset, std::function<Steps()> otherwise) {
+    show(x.data);
+    co_await Barrier(*this);
+    bool failed = false;
+    for (int i = 0; i < size_; i++) {
+        const int r = (rank_ + i) % size_;
+        const Buffer row = row_of(out, size_, r);
+        if (r == rank_) {
+            copy(row, x.data + offset);
+            continue;
+        }
+        const There there = shown_by(r);
+        for (std::size_t at = 0; at < row.nbytes() && !failed; at += kReduceAtOnce) {
+            if (at > 0) co_await std::suspend_always();
+            failed = !read(row.data + at, there, offset + at, std::min(kReduceAtOnce, row.nbytes() - at));
+        }
+    }
+    say(failed);
+    co_await Barrier(*this);
+    if (has_anybody_said()) {
+        cannot_read_ = true;
+        reads_ = false;
+        otherwise_ = std::move(otherwise);
+    }
+    has_staged_ = true;
+}
+
 // -- the other collectives -------------------------------------------------------------------------------------------
 
 // Chunk k is staged in step k, and used in step k+1. Tensors in shared memory are staged, too: others could read them
@@ -475,13 +601,16 @@ void ShmGroup::start_broadcast(const Buffer& x, int root) {
     start(Call::of("broadcast", x.count, x.dtype, root), x);
     broadcasts_ = true;
     latest_ = staged_[1];
+    // A short tensor, too, is read while the rest is copied in, if that does not cost turns on a core.
+    int parts = kBroadcastParts;
+    while (path_ != kFewestBarriers && parts < 4 * kBroadcastParts && chunks_in(x, parts) < 4) parts *= 2;
     const auto stage = [=, this](int k) {
-        if (rank_ == root) put(inbox(root, k), chunk_of(x, k, kBroadcastParts));
+        if (rank_ == root) put(inbox(root, k), chunk_of(x, k, parts));
     };
     const auto use = [=, this](int k) {
-        if (rank_ != root) copy(chunk_of(x, k, kBroadcastParts), inbox(root, k));
+        if (rank_ != root) copy(chunk_of(x, k, parts), inbox(root, k));
     };
-    steps_ = in_chunks(x, kBroadcastParts, 1, stage, use);
+    steps_ = in_chunks(x, parts, 1, stage, use);
 }
 
 void ShmGroup::start_all_gather(const Buffer& x, const Buffer& out) {
@@ -501,7 +630,8 @@ void ShmGroup::gather(const Call& call, const Buffer& x, const Buffer& out, bool
         for (int r = 0; receives && r < size_; r++)
             copy(chunk_of(row_of(out, size_, r), k), r == rank_ ? chunk_of(x, k).data : inbox(r, k));
     };
-    steps_ = in_chunks(x, 1, 1, stage, use);
+    const auto in_steps = [=, this] { return in_chunks(x, 1, 1, stage, use); };
+    steps_ = reads_ && call.root < 0 && size_ * x.nbytes() >= kExchange ? read_rows(x, out, 0, in_steps) : in_steps();
 }
 
 void ShmGroup::start_reduce(const Buffer& x, const Buffer& out, int root) {
@@ -547,11 +677,17 @@ void ShmGroup::start_all_to_all(const Buffer& x, const Buffer& out) {
     require_rows(x, out, 1, 0, false, "all_to_all");
     require_rows(out, row_of(out, size_, 0), size_, 0, false, "all_to_all");
     start(Call::of("all_to_all", x.count, x.dtype), x);
+    const auto in_steps = [=, this] { return exchange(x, out); };
+    const std::size_t mine = rank_ * (x.nbytes() / size_);
+    steps_ = reads_ && x.nbytes() >= kExchange ? read_rows(x, out, mine, in_steps) : in_steps();
+}
+
+ShmGroup::Steps ShmGroup::exchange(Buffer x, Buffer out) {
     const Buffer mine = row_of(x, size_, rank_);
     const auto use = [=, this](int k) {
         for (int r = 0; r < size_; r++) copy(chunk_of(row_of(out, size_, r), k, size_), row_from(r, k, mine));
     };
-    steps_ = in_chunks(mine, size_, size_, [=, this](int k) { stage_rows(x, k); }, use);
+    return in_chunks(mine, size_, size_, [=, this](int k) { stage_rows(x, k); }, use);
 }
 
 void ShmGroup::start_scatter(const Buffer& x, const Buffer& out, int root) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <coroutine>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -103,6 +104,7 @@ class ShmGroup : public Operation {
     bool advance() override;
 
     std::size_t nbytes() const { return nbytes_; }  // of the tensor of the last collective
+    bool reads() const { return reads_; }           // are large exchanges read where they are?
     std::vector<Call> calls() const override { return calls_; }
     std::vector<int> missing() const override;
 
@@ -117,6 +119,7 @@ class ShmGroup : public Operation {
         std::int32_t segment;  // which holds x, or -1 if x is not in shared memory
         std::uint8_t path;     // rank 0's: by which the next tensors are staged, or kMeasure
         bool tries;            // within `measure`: there is more to try
+        bool failed;           // its rank could not read another one's memory
     };
     struct alignas(64) Cell {
         std::atomic<std::uint64_t> barrier;  // the last one that its rank has reached
@@ -125,6 +128,13 @@ class ShmGroup : public Operation {
     };
     struct Seat {
         Cell cells[2];
+    };
+    // A rank's memory, which stands in its note: others read it by its process id. `sample` lies there, and shows that
+    // the id means the same process to them, which it may not in containers.
+    struct There {
+        const char* at;
+        std::uint64_t sample;
+        pid_t process;
     };
 
     // A collective under way, which has run up to its first barrier.
@@ -187,6 +197,15 @@ class ShmGroup : public Operation {
     void end_staging(std::int64_t spent);
     Steps measure();
     Steps take(std::uint8_t path);
+    void follow(std::uint8_t path);
+    void show(const char* at, std::uint64_t sample = 0);
+    There shown_by(int rank) const;
+    static bool read(char* to, const There& there, std::size_t offset, std::size_t nbytes);
+    Steps try_to_read();
+    void say(bool failed);
+    bool has_anybody_said() const;
+    Steps read_rows(Buffer x, Buffer out, std::size_t offset, std::function<Steps()> otherwise);
+    Steps exchange(Buffer x, Buffer out);
     template <typename Source>
     void add_all(Source source, const Buffer& sum, char* also = nullptr) const;
     template <typename Stage, typename Use>
@@ -210,6 +229,10 @@ class ShmGroup : public Operation {
     Choice* choice_ = nullptr;  // rank 0's, where there are others
     std::uint8_t path_ = 0;     // in kPaths
     std::uint8_t told_ = 0;     // rank 0's, for what comes after this collective
+    std::uint8_t taken_ = 0;    // what it has told before
+    bool reads_ = false;        // are large exchanges read where they are?
+    bool cannot_read_ = false;  // it has failed
+    std::function<Steps()> otherwise_;  // which has to follow
     std::size_t pages_ = 0;     // bytes of its ring that have been taken
     bool has_staged_ = false;   // something, so that it matters
     int large_calls_ = 0;
