@@ -157,21 +157,18 @@ void Choice::watch(const Call& call, std::size_t nbytes, std::int64_t ns) {
 
 std::string Choice::text() const {
     const auto us = [](std::int64_t ns) { return std::to_string((ns + 500) / 1000); };
-    const auto row = [&](std::size_t i) {
-        return describe(kPaths[i]) + (ns_[i] ? " " + us(ns_[i]) : "");
-    };
+    const auto row = [&](std::size_t i) { return describe(kPaths[i]) + (ns_[i] ? " " + us(ns_[i]) : ""); };
     if (times_ == 0) return "not measured yet: no tensor was large enough";
     std::string others;
     for (std::size_t i = 0; i < kPaths.size(); i++) {
         if (ns_[i] > 0 && i != best_) others += (others.empty() ? "; also tried: " : ", ") + row(i);
     }
     const std::string exchanges =
-        exchange_ns_[1] == 0
-            ? ", and no rank may read another one's memory"
-            : "; exchanges of " + size_text(kExchange) + " and more are " +
-                  (reads() ? "read where they are, in " + us(exchange_ns_[1]) + " us (staged: "
-                           : "staged, too, in " + us(exchange_ns_[0]) + " us (read where they are: ") +
-                  us(exchange_ns_[!reads()]) + ")";
+        exchange_ns_[1] == 0 ? ", and no rank may read another one's memory"
+                             : "; exchanges of " + size_text(kExchange) + " and more are " +
+                                   (reads() ? "read where they are, in " + us(exchange_ns_[1]) + " us (staged: "
+                                            : "staged, too, in " + us(exchange_ns_[0]) + " us (read where they are: ") +
+                                   us(exchange_ns_[!reads()]) + ")";
     return row(best_) + others + " (us to write, add and read " + size_text(kTrial) + ")" + exchanges + " (measured " +
            (times_ == 1 ? "once, in " : std::to_string(times_) + " times, lately in ") + us(took_) + " us)";
 }

@@ -45,8 +45,8 @@ constexpr std::array<Path, 5> kPaths = {{
 }};
 constexpr std::uint8_t kFewestBarriers = kPaths.size() - 1;
 constexpr std::size_t kTrial = 64 * kKiB;  // bytes of the sums by which they are compared: a short tensor's
-constexpr std::uint8_t kMeasure = 255;      // in place of a path: all ranks are to measure
-constexpr std::uint8_t kReads = 64;         // added to a path: large exchanges read other ranks' tensors where they are
+constexpr std::uint8_t kMeasure = 255;     // in place of a path: all ranks are to measure
+constexpr std::uint8_t kReads = 64;        // added to a path: large exchanges read other ranks' tensors where they are
 constexpr std::size_t kExchange = 512 * kKiB;  // bytes from which on an exchange is large
 
 std::string describe(const Path& path);  // "in chunks of up to 256 KiB around at least 1 MiB by rep movsb"
@@ -59,7 +59,7 @@ bool is_possible(Way way);
 void copy(Way way, char* to, const Buffer& from);
 
 // What rank 0 of a group of so many ranks has measured. It lasts longer than the group: every run makes a new one.
-// Groups of one thread alone have one: in the background ranks take turns with what they compute.
+// No lock: groups in the background, which another thread advances, take turns on their cores and have none.
 class Choice {
   public:
     // Of this process, for groups of `size` ranks.

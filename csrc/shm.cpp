@@ -28,8 +28,8 @@ namespace {
 
 constexpr std::size_t kReduceAtOnce = std::size_t{4} << 20;  // bytes, some 1 ms: between two looks at signals
 constexpr std::size_t kMatters = 64 * kKiB;                  // bytes, from which on it matters how they are staged
-constexpr int kExchanges = 4;  // of each kind that are tried
-constexpr int kWatched = 8;               // one large call of so many has its time taken, which costs 0.2 us
+constexpr int kExchanges = 4;                                // of each kind that are tried
+constexpr int kWatched = 8;  // one large call of so many has its time taken, which costs 0.2 us
 
 Buffer part_between(const Buffer& x, std::size_t begin, std::size_t end) {
     begin = std::min(x.count, begin);

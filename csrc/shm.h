@@ -224,17 +224,17 @@ class ShmGroup : public Operation {
     std::vector<Call> calls_;
     std::size_t nbytes_ = 0;
     std::uint64_t barriers_ = 0, first_barrier_ = 0;
-    bool compared_ = false;     // the calls of all ranks
-    int present_ = 0;           // ranks 0 .. present_ - 1 have reached the current barrier
-    Choice* choice_ = nullptr;  // rank 0's, where there are others
-    std::uint8_t path_ = 0;     // in kPaths
-    std::uint8_t told_ = 0;     // rank 0's, for what comes after this collective
-    std::uint8_t taken_ = 0;    // what it has told before
-    bool reads_ = false;        // are large exchanges read where they are?
-    bool cannot_read_ = false;  // it has failed
+    bool compared_ = false;             // the calls of all ranks
+    int present_ = 0;                   // ranks 0 .. present_ - 1 have reached the current barrier
+    Choice* choice_ = nullptr;          // rank 0's, where there are others
+    std::uint8_t path_ = 0;             // in kPaths
+    std::uint8_t told_ = 0;             // rank 0's, for what comes after this collective
+    std::uint8_t taken_ = 0;            // what it has told before
+    bool reads_ = false;                // are large exchanges read where they are?
+    bool cannot_read_ = false;          // it has failed
     std::function<Steps()> otherwise_;  // which has to follow
-    std::size_t pages_ = 0;     // bytes of its ring that have been taken
-    bool has_staged_ = false;   // something, so that it matters
+    std::size_t pages_ = 0;             // bytes of its ring that have been taken
+    bool has_staged_ = false;           // something, so that it matters
     int large_calls_ = 0;
     bool watched_ = false;  // is the time of this collective taken?
     // Of a ring: the chunk that was placed last, by the collectives before this one, for broadcast in a ring of its

@@ -38,7 +38,8 @@ def main() -> None:
         with session.comm(number, deadline=DEADLINE, on_row=tell, trace=False, make=make) as comm:
             run(comm, *arguments)
     if tell:
-        tell({"about": about(session, task["device"]) | {"staging": session.core.ShmGroup.path(session.size, session.oversubscribed)}})
+        staging = session.core.ShmGroup.path(session.size, session.oversubscribed)
+        tell({"about": about(session, task["device"]) | {"staging": staging}})
 
 
 if __name__ == "__main__":

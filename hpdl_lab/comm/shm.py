@@ -21,7 +21,8 @@ class SharedRanks:
         """Collective, on behalf of `op`. Raises MemoryError on every rank where one of them cannot take part."""
         self.comm, self.core = comm, core
         nbytes, seats = core.ShmGroup.nbytes_for(comm.size), core.ShmGroup.seats_nbytes_for(comm.size)
-        self.group = core.ShmGroup(share(comm, core, nbytes, op, taken=seats), comm.rank, comm.size, comm.oversubscribed)
+        memory = share(comm, core, nbytes, op, taken=seats)
+        self.group = core.ShmGroup(memory, comm.rank, comm.size, comm.oversubscribed)
         self.segments = []  # (SharedMemory, bytes from one rank's part to the next)
 
     def allocate(self, shape: Any, dtype: Any) -> Tensor:

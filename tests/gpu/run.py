@@ -47,11 +47,11 @@ def why_not(python):
     return "" if available == "True" else f"the torch of {python} has CUDA {version}, but finds no GPU"
 
 
-def make_environment(folder):
+def make_environment(folder, until):
     """An environment that sees this Python's packages; returns its python."""
     python = folder / "bin" / "python"
     if not python.exists():
-        run([sys.executable, "-m", "venv", "--without-pip", folder])
+        run([sys.executable, "-m", "venv", "--without-pip", folder], until)
     here = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
     there = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     lines = [f"import site; site.addsitedir({path!r})\n" for path in dict.fromkeys(here)]
@@ -69,26 +69,33 @@ def missing(python, modules):
     return [m for m in modules if m in absent]
 
 
-def install(python, modules):
+def install(python, modules, until):
     """Install what is missing, one by one: an index that lacks one, or no network, costs only what needs it."""
     for module in missing(python, modules):
         name = NAMES.get(module, module.replace("_", "-"))
         # A program of the machine's own packages is not where this environment looks for it.
         here = ["--ignore-installed", "--no-deps"] if module == "mpich" else []
+        patience = ["--retries=1", "--timeout=5"]
         if not run(
-            [python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--retries=1", *here, name],
+            [python, "-m", "pip", "--disable-pip-version-check", "install", "-q", *patience, *here, name],
+            until,
             check=False,
         ):
             print(f"{name} could not be installed: what needs it is skipped", flush=True)
 
 
-def run(command, check=True):
-    """True when the command succeeds."""
+def run(command, until, check=True):
+    """True when the command succeeds before time.time() is `until`; it is killed then."""
     print("+", *command, flush=True)
-    done = subprocess.run([str(part) for part in command], cwd=ROOT, stdin=subprocess.DEVNULL)
-    if done.returncode and check:
-        raise SystemExit(f"make test-gpu: {command[0]} ended with exit code {done.returncode}: see above")
-    return done.returncode == 0
+    seconds = max(0.0, until - time.time())
+    try:
+        done = subprocess.run([str(part) for part in command], cwd=ROOT, stdin=subprocess.DEVNULL, timeout=seconds)
+        ended = f"with exit code {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        ended = "not before the time for all of it was up"
+    if ended and check:
+        raise SystemExit(f"make test-gpu: {command[0]} ended {ended}: see above")
+    return not ended
 
 
 def main(folder, report, rehearses=""):
@@ -96,15 +103,15 @@ def main(folder, report, rehearses=""):
     if not rehearses and (reason := why_not(sys.executable)):
         print(f"make test-gpu: nothing was tested: {reason}")
         return 0
-    python = make_environment(Path(folder).resolve())
-    install(python, BUILD + NEEDED + FOR_RANKS + FOR_ENGINES + FOR_KERNELS)
+    python = make_environment(Path(folder).resolve(), until)
+    install(python, BUILD + NEEDED + FOR_RANKS + FOR_ENGINES + FOR_KERNELS, until)
     if absent := missing(python, BUILD + NEEDED):
         raise SystemExit(f"make test-gpu: without {', '.join(absent)} nothing can be built or tested")
     own_build = "build-dir=build/test-gpu"  # that of `make install` is for another Python
     settings = ["-C", own_build]
     if not rehearses:  # of these GPUs alone: half the time
         settings += ["-C", "cmake.define.CMAKE_CUDA_ARCHITECTURES=native"]
-    run([python, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", *settings, "-e", "."])
+    run([python, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", *settings, "-e", "."], until)
     command = [python, "tests/gpu/steps.py", report, str(until), rehearses]
     return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
 

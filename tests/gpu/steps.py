@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,6 +66,7 @@ class Copies(threading.Thread):
 
 
 def main(report, until, rehearses=""):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
     os.chdir(ROOT)
     end = time.monotonic() + float(until) - time.time()
     folder = Path(report)
@@ -72,6 +74,9 @@ def main(report, until, rehearses=""):
     ended, lines, failed = [], [], 0
     with tempfile.TemporaryDirectory(prefix="hpdl-g-", dir="/tmp") as place, Copies(Path(place), folder):
         for step, why_not in steps(sys.executable):
+            if not why_not and time.monotonic() > end - KEPT:
+                why_not = "the time for all tests was up"
+                failed += 1
             if why_not:
                 lines.append(f"{step.name:<28} not run: {why_not}")
                 continue
@@ -84,6 +89,10 @@ def main(report, until, rehearses=""):
         ):
             if rehearses:
                 lines.append(f"{name:<28} not run: a rehearsal")
+                continue
+            if time.monotonic() > end:
+                failed += 1
+                lines.append(f"{name:<28} not run: the time for all steps was up")
                 continue
             print(f"\n== {name} ==", flush=True)
             command = [sys.executable, "-m", "hpdl_lab", *map(str, arguments)]

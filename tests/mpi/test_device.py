@@ -169,6 +169,22 @@ def test_what_does_not_come_ends_at_the_deadline_with_who_waits_for_whom(device,
     assert time.monotonic() - begin < 20
 
 
+@pytest.mark.parametrize("device", ["host"], indirect=True)
+def test_what_is_under_way_through_the_host_is_kept_until_mpi_has_done_with_it(device, ranks, meet):
+    if device.size == 1:
+        return
+    group, x = device.device_group, torch.ones(1 << 20)
+    if device.rank == 0:  # nobody receives the one, nobody sends the other
+        group.send([x], 1, 0)
+        group.recv([torch.zeros(1)], 1, 0)
+        sends = [message for message in group._messages if message.sends]
+        group.abort()
+        assert sends and all(message in ranks.pending_sends for message in sends) and not group._messages
+    meet()
+    if device.rank == 1:
+        group.recv([x], 0, 0).wait()
+
+
 def test_nothing_of_it_is_left(run):
     nccl_group.register()
     with process_group(run(), nccl_group.NAME) as group:

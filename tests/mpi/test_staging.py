@@ -100,6 +100,7 @@ def test_large_exchanges_are_read_where_they_are(run, pair, dtype):
             expected = torch.stack([(rows[comm.rank] + 3 * r).to(dtype) for r in range(2)])
             assert torch.equal(comm.all_to_all(mine), expected)
             mine.fill_(0)  # nobody reads it any more
-            assert torch.equal(comm.all_gather((rows[0] + comm.rank).to(dtype)), torch.stack([(rows[0] + r).to(dtype) for r in range(2)]))
+            gathered = comm.all_gather((rows[0] + comm.rank).to(dtype))
+            assert torch.equal(gathered, torch.stack([(rows[0] + r).to(dtype) for r in range(2)]))
     finally:
         core.ShmGroup.choose(2, MEASURE)

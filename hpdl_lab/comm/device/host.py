@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ..errors import CommError
+from ..status.waiting import NAP
 
 
 class HostWork:
-    """What a Work of torch.distributed is to DeviceComm: is_completed() never blocks, wait() ends what has come."""
+    """Do what DeviceComm asks of a Work of torch.distributed: is_completed() never blocks, wait() ends what came."""
 
     def __init__(self, advance: Callable[[], bool], land: Callable[[], Any]) -> None:
         """advance(): has the host done its part? land(): copy what has come to the device."""
@@ -33,12 +34,19 @@ class HostWork:
 
 
 class HostMessage:
-    """A message of the host that is under way; the transport sets `message` before it begins."""
+    """A message of the host that is under way, as Session.keep takes it.
+
+    comm: whose transport carries it, and sets `message` before it begins.
+    """
 
     message: Any = None
 
-    def __init__(self, memory: Tensor) -> None:
-        self.memory = memory
+    def __init__(self, memory: Tensor, comm: HostGroup, sends: bool) -> None:
+        self.memory, self.comm, self.sends = memory, comm, sends
+
+    def let_go(self, seconds: float) -> bool:
+        """See RealWork.let_go."""
+        return self.message.wait(seconds, NAP, False) if self.sends else self.message.cancel()
 
 
 class HostGroup:
@@ -56,24 +64,24 @@ class HostGroup:
             )
         self._memory, self._oversubscribed = shared.group, comm.oversubscribed
         # Messages of their own: those of the host tell ahead of each what will come.
-        self._transport = comm.transport.double(comm, comm.waiting)
+        self.transport = comm.transport.double(comm, comm.waiting)
         self._pinned = torch.device(comm.device).type == "cuda"
         self._batch: list[HostWork] | None = None
         self._messages: list[HostMessage] = []  # that may be under way
-        self._cancelled = comm.place.cancelled
+        self._place = comm.place
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> HostWork:
-        return self._message(self._transport.send, self._from(tensors[0]), dst, lambda: None)
+        return self._message(True, self._from(tensors[0]), dst, lambda: None)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> HostWork:
         memory = self._like(tensors[0])
-        return self._message(self._transport.receive, memory, src, lambda: tensors[0].copy_(memory))
+        return self._message(False, memory, src, lambda: tensors[0].copy_(memory))
 
-    def _message(self, start: Callable, memory: Tensor, peer: int, land: Callable) -> HostWork:
-        holder = HostMessage(memory)
-        start(holder, memory, peer)
+    def _message(self, sends: bool, memory: Tensor, peer: int, land: Callable) -> HostWork:
+        holder = HostMessage(memory, self, sends)
+        (self.transport.send if sends else self.transport.receive)(holder, memory, peer)
         self._messages = [m for m in self._messages if not m.message.wait(0.0, 0.0, False)] + [holder]
         work = HostWork(lambda: holder.message.wait(0.0, 0.0, False), land)
         if self._batch is not None:
@@ -97,7 +105,8 @@ class HostGroup:
 
     def abort(self) -> None:
         """Keep the memory of what is under way: MPI may still write to it."""
-        self._cancelled.extend(self._messages)
+        self._place.keep(self._messages, 0.0)
+        self._messages = []
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
