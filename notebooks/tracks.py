@@ -262,6 +262,17 @@ TABLE = """
     3 homework     5  Exercise 13.5
     3 homework     3  Speculation, measured
     3 homework     5  Take it home
+14_performance  What a step could reach
+    how much of its hardware a training uses, which of two limits bounds a product, when a framework knows its graph,
+    and what a training costs in days and kWh
+    [08](08_memory.ipynb), [13](13_inference.ipynb); two cores, no engines
+    1 homework     3  The idea
+    1 homework     7  Exercise 14.1
+    1 homework    12  Exercise 14.2
+    1 homework     4  Other processors
+    1 homework     8  When is the graph known?
+    1 homework     4  What a training costs
+    1 homework     5  Take it home
 """
 
 # A notebook, with the part where it has several; or what else takes time, and its minutes.

@@ -15,7 +15,7 @@ LAYERS = [
     ["verbs"],
     ["engines", "classroom", "checks", "plots", "bench"],
     ["inference"],
-    ["parallel", "zoo", "release"],
+    ["parallel", "zoo", "release", "performance"],
     ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
     ["predict"],
     ["mesh"],

@@ -185,6 +185,7 @@ SAID = {  # guesses about what no later picture measures: most are printed besid
     "11_hybrid_parallel": {"my_grid"},  # the picker is set to it
     "12_large_models": {"my_token", "my_load", "my_used", "my_numbers"},
     "13_inference": {"my_speed_up"},
+    "14_performance": {"my_mfu", "my_batch", "my_kwh", "my_price"},
 }
 
 
