@@ -65,15 +65,21 @@ def meet(request):
     return meet_on_torchrun if BY_TORCHRUN else functools.partial(meet_on_mpi, request.getfixturevalue("ranks"))
 
 
-def meet_on_mpi(ranks):
+@pytest.fixture(autouse=True)
+def in_step(meet):
+    """Each test begins on all ranks: one that was late by more than a deadline would stay so, and all tests fail."""
+    meet(seconds=600)
+
+
+def meet_on_mpi(ranks, seconds=30):
     meeting = ranks.MPI.COMM_WORLD.Ibarrier()
-    wait_until(meeting.Test)
+    wait_until(meeting.Test, seconds)
 
 
-def meet_on_torchrun():
+def meet_on_torchrun(seconds=30):
     store, _, size = rendezvous()
     last = -(-store.add("meeting", 1) // size) * size
-    wait_until(lambda: store.add("meeting", 0) >= last)
+    wait_until(lambda: store.add("meeting", 0) >= last, seconds)
 
 
 def wait_until(condition, seconds=30):

@@ -121,8 +121,12 @@ def ends(case: Case) -> None:
         raise Broken(f"time: after {LIMIT:g} s the script still runs. Is there a loop that never ends?", there)
     if lost:
         found = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+)", case.run.output)
-        why = f"rank {found[-1][0]} ended with exit code {found[-1][1]}" if found else f"rank {lost[0]} ended"
-        raise Broken(f"launch: {why} before the end of the script, without an error.", case.run.output)
+        if found:  # by torchrun, which ends the other ranks before they can say anything
+            r, code = map(int, found[-1])
+            ended, printed = f"rank {r} ended with exit code {code}", last_lines(ranks[r])
+        else:
+            ended, printed = f"rank {lost[0]} ended", case.run.output
+        raise Broken(f"launch: {ended} before the end of the script, without an error.", printed)
 
 
 def why_raised(r: int, event: dict[str, Any], gone: list[int], lost: list[int], printed: str) -> None:
