@@ -129,7 +129,9 @@ STOPS = {
     "a rank ends early": ("raise SystemExit(0)", "deadlock", "rank 1 has ended"),
     "a rank is killed": ("os._exit(3)", "launch", "Rank 1 ended"),
     "a rank is killed while others compute": (
-        "print('so far', flush=True), os._exit(3)\nimport time; time.sleep(60)", "launch", "Rank 1 ended with exit code 3"
+        "print('so far', flush=True), os._exit(3)\nimport time; time.sleep(60)",
+        "launch",
+        "Rank 1 ended with exit code 3",
     ),
     "a rank fails": ("raise ValueError(3)", "raises", "Rank 1 raised ValueError in line 3, `if dist.get_rank() == 1: "),
     "a loop goes on": ("[0 for _ in iter(int, 1)]", "time", "a loop that never ends"),
