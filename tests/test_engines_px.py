@@ -186,8 +186,8 @@ def test_px_goes_on_with_new_engines_after_an_interrupted_first_use_and_says_tha
     pair.restart()
     for seconds in (0.01, 0.4):
         timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with contextlib.suppress(KeyboardInterrupt):
+            timer.start()  # on a busy machine it may end before anything else begins
             assert pair.client.ids == [0, 1]
             timer.join()
             time.sleep(1)
