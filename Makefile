@@ -20,7 +20,7 @@ PIP           := $(VENV)/bin/python -m pip --disable-pip-version-check install -
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help lab install hub slides test test-all test-mpi test-gpu sanitize bench lint wording house clean
+.PHONY: help lab install hub slides test test-all test-mpi test-gpu frameworks sanitize bench lint wording house clean
 
 help: ## show this list
 	@echo 'usage: make TARGET [VARIABLE=value ...]'
@@ -58,6 +58,9 @@ test-mpi: $(INSTALLED_DEV) ## run the rank tests under one MPI: MPI=mpich, openm
 test-gpu: ## run what needs a GPU: wants nvcc, and a PYTHON whose torch has CUDA
 	@'$(PYTHON)' tests/gpu/run.py .venv-gpu build/gpu
 
+frameworks: $(INSTALLED) ## train by PyTorch, JAX, TensorFlow and gRPC on emulated hosts, as root; record what 14 shows
+	@$(VENV)/bin/python -m hpdl_lab.cli.frameworks
+
 sanitize: $(INSTALLED_DEV) ## csrc/ under three sanitizers: 13,200 cases of bad input
 	@$(VENV)/bin/python tests/border/run.py --sanitize
 
@@ -79,7 +82,7 @@ house: $(INSTALLED_DEV) ## the size and shape of the package, in figures
 	@$(VENV)/bin/python tests/house.py --path
 
 clean: ## remove .venv, builds and caches; notebooks stay as they are
-	rm -rf $(VENV) .venv-openmpi .venv-intel .venv-gpu build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-openmpi .venv-intel .venv-gpu .venv-frameworks build dist .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp holds what was installed: a clone that was moved, or whose files were renamed, is installed again.

@@ -50,6 +50,7 @@ TABLE = """
     why many computers, and three ways to share a training among them; what SGD, mini-batch and epoch are
     nothing but this notebook: no engines, no exercises
     1 half day     5  Days of training
+    1 homework     3  Applications
     1 half day     4  Three ways to share it
     1 half day     2  From one neuron to many
     1 half day     4  A transformer block
@@ -262,17 +263,30 @@ TABLE = """
     3 homework     5  Exercise 13.5
     3 homework     3  Speculation, measured
     3 homework     5  Take it home
-14_performance  What a step could reach
-    how much of its hardware a training uses, which of two limits bounds a product, when a framework knows its graph,
-    and what a training costs in days and kWh
-    [08](08_memory.ipynb), [13](13_inference.ipynb); two cores, no engines
-    1 homework     3  The idea
+14_performance  Where the time goes
+    a waterfall of a training step, how much of its hardware it uses, ranks against threads, slow scripts, input, links,
+    NCCL's log, and what a training costs in days and kWh
+    [08](08_memory.ipynb), [13](13_inference.ipynb); two cores
+    1 homework     5  The idea
     1 homework     7  Exercise 14.1
     1 homework    12  Exercise 14.2
     1 homework     4  Other processors
-    1 homework     8  When is the graph known?
-    1 homework     4  What a training costs
-    1 homework     5  Take it home
+    2 homework    14  Exercise 14.3
+    2 homework     8  When is the graph known?
+    2 homework     5  Measure: the same training in four frameworks
+    2 homework     3  Diagnose: six slow scripts
+    2 homework    11  Exercise 14.4
+    2 homework     3  Measure: without three of its faults
+    3 homework     3  Input
+    3 homework    14  Exercise 14.5
+    3 homework     2  Measure: which link is fast enough?
+    3 homework    10  Exercise 14.6
+    3 homework     3  Measure: the switch adds
+    3 homework     2  Measure: a processor on the adapter
+    3 homework    12  Exercise 14.7
+    3 homework     3  Measure: the step twice as fast
+    3 homework     4  What a training costs
+    3 homework     5  Take it home
 """
 
 # A notebook, with the part where it has several; or what else takes time, and its minutes.

@@ -32,6 +32,7 @@ VERBS = {  # where they are
     "verbs.target": ("time_to_target",),
     "verbs.tensor": ("tensor",),
     "verbs.train": ("train",),
+    "verbs.waterfall": ("waterfall",),
 }
 HOMES = {verb: module for module, verbs in VERBS.items() for verb in verbs}
 __all__ = sorted(HOMES)
@@ -62,6 +63,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.target import time_to_target
     from ..verbs.tensor import tensor
     from ..verbs.train import train
+    from ..verbs.waterfall import waterfall
 else:
 
     def __getattr__(name: str) -> Any:

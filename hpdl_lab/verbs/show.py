@@ -27,6 +27,7 @@ from ..parallel.experts import Balance, Routing
 from ..parallel.gossip import Graph
 from ..parallel.recompute import Costs
 from ..plain_source import plain_source
+from ..plots import applications as uses
 from ..plots import collective as panels
 from ..plots import decode as tokens
 from ..plots import experts as routes
@@ -83,6 +84,7 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
         lab.show(experts.balance(layer, x))           the load of experts before and after updates of the bias
         lab.show(decode.compare({"yours": decode_step}))    what one more token takes, with and without a cache
         lab.show(engine)                              the pages of an inference engine: who holds which
+        lab.show("applications")                      what five applications were trained on, and how long
         lab.show("parallelism")                       three ways to share a model and its batch among ranks
         lab.show("ladder")                            kernels that add a vector on a GPU: what each costs, and yours
         lab.show(gpu_sum)                             a kernel f(x, out): which banks of shared memory a warp asks
@@ -385,6 +387,11 @@ def show_parallelism(x: str) -> Picture:
     return picture(models.draw_parallelism, text=text)
 
 
+def show_applications(x: str) -> Picture:
+    text = "what was trained on which data: " + ", ".join(f"{a.name}, {a.data}" for a in uses.APPLICATIONS)
+    return picture(uses.draw, text=text)
+
+
 # -- programs ---------------------------------------------------------------------------------------------------------
 
 
@@ -475,6 +482,7 @@ BY_TYPE: dict[type, Drawer] = {
 }
 LISTS: dict[str, Drawer] = {
     "collectives": show_collectives,
+    "applications": show_applications,
     "parallelism": show_parallelism,
     "zoo": show_programs,
     "ladder": show_ladder,
@@ -497,5 +505,6 @@ KINDS: dict[Drawer, str] = {
     show_engine: "an inference engine",
     show_routing: "the routing of tokens to experts",
     show_balance: "the balance of experts",
+    show_applications: "applications",
     show_parallelism: "ways to share a model",
 }

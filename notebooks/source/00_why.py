@@ -45,6 +45,23 @@ print(f"in a month: {np.ceil(days / 30):.0f} accelerators, if nothing is lost wh
 days = lab.explore("days", share_of_peak=0.5, prediction=my_days)
 
 # %% [markdown]
+# Neural networks are older: backward was published in 1986 (Rumelhart, Hinton and Williams), and computers were too
+# slow. GPUs have many cores, and ImageNet had 1.2 million labeled images: in 2012, AlexNet learned them in five to six
+# days on two GPUs, with 15.3% errors; the next best team had 26.2% (Krizhevsky et al. 2012). So began the
+# **resurgence** of deep learning. How much more was GPT-3, eight years later, and how much faster were its GPUs?
+
+# %%
+from hpdl_lab.performance.cost import TRAININGS
+
+alexnet, gpt3 = TRAININGS[0], TRAININGS[3]
+more, faster = gpt3.flops / alexnet.flops, gpt3.peak / alexnet.peak
+assert (gpt3.name, round(more, -3), round(faster)) == ("GPT-3 175B", 646_000, 79)
+print(f"{more:,.0f} times the operations, on GPUs {faster:.0f} times as fast")
+
+# %% [markdown]
+# The rest, a factor of 8,000, came from more GPUs, and from more days.
+
+# %% [markdown]
 # The authors of GPT-3 state 3.14 · 10²³ operations (Brown et al. 2020, table D.1): the simple product is right to a
 # percent. For 1,024 A100s Narayanan et al. (2021) estimate 34 days: they reach 140 teraFLOP/s, 45% of the peak, and
 # spend 8 N D, because they recompute activations to save memory.
@@ -60,7 +77,33 @@ print(f"{state / 1e12:.2f} TB, and an A100 holds 80 GB: at least {np.ceil(state 
 # %% [markdown]
 # So many computers work on one training: thousands for months on the largest models of today. They only help if they
 # spend their time computing rather than waiting for each other, and that is what this course is about.
+
+# %% [markdown]
+# ## Applications
 #
+# Text is one application of five. The layers are alike, the inputs differ:
+#
+# | application | data | model, and where you meet its parts | training |
+# |---|---|---|---|
+# | vision | ImageNet: 1.28 million images (2015) | ResNet-50: convolutions (09) | 8 P100, 29 hours (2017) |
+# | driving | nuScenes: 169 thousand images (2020) | BEVFormer: convolutions, attention | 8 A100, 56 hours (2022) |
+# | speech | LibriSpeech: 960 hours (2015) | wav2vec 2.0: a vector per 20 ms, attention | 128 V100, 55 hours (2020) |
+# | images with text | 400 million pairs (2021) | CLIP: a ViT (12), a text transformer (06) | 256 V100, 12 days (2021) |
+# | text | 15.6 trillion tokens (2024) | Llama 3.1 405B (12) | 16,384 H100, 78 days (2024) |
+#
+# The last two come from the whole web. LAION-5B lists 5.85 billion images with text (2022). Whisper learned from
+# 680,000 hours of speech (2022); YouTube receives more hours of video than that in a day, 500 each minute (2020).
+# DALL-E (2021) learned from 250 million pairs to draw "an armchair in the shape of an avocado". All that has to be
+# read (14). CLIP makes a vector from a picture and one from a text, and training moves those of a pair together: then
+# the text says which picture is meant.
+
+# %%
+car = 6 * 1_600 * 900 * 3 * 12 * 3_600  # cameras, pixels, bytes each, per s, seconds
+assert round(car / 1e12, 1) == 1.1
+print(f"the cameras of one nuScenes car: {car / 1e12:.1f} TB an hour, uncompressed")
+lab.show("applications")
+
+# %% [markdown]
 # ## Three ways to share it
 #
 # Below, four **ranks**, which is what the members of a parallel program are called. What can be shared among them? The
@@ -182,6 +225,9 @@ walk = lab.explore("batch")
 #   pictures above are found.
 # - Brown et al. 2020 (GPT-3), arXiv:2005.14165; Kaplan et al. 2020 (6 N D), arXiv:2001.08361; Rajbhandari et al. 2020
 #   (ZeRO: the 16 bytes), arXiv:1910.02054; Narayanan et al. 2021 (34 days on 1,024 A100), arXiv:2104.04473.
+# - nuScenes: Caesar et al. 2020, arXiv:1903.11027; wav2vec 2.0: Baevski et al. 2020, arXiv:2006.11477; CLIP: Radford et
+#   al. 2021, arXiv:2103.00020; LAION-5B: Schuhmann et al. 2022, arXiv:2210.08402; Whisper: Radford et al. 2022,
+#   arXiv:2212.04356; DALL-E: Ramesh et al. 2021, arXiv:2102.12092.
 
 # %% [markdown]
 # ## Recap

@@ -235,8 +235,8 @@ costs[0]
 #
 # A network adapter reads the host's memory. A vector in GPU memory therefore goes three ways: to **pinned** memory of
 # its host, which the system does not move, so that a copy can reach it; over the wire; and from the other host's
-# pinned memory to the other GPU. One after the other, that is three times as long as the wire. In 2011 MVAPICH2-GPU
-# cut the vector into blocks and let all three stages work at once:
+# pinned memory to the other GPU. One after the other, that is three times as long as the wire. In 2011 MVAPICH2-GPU, an
+# MPI library (Wang et al. 2011), cut the vector into blocks and let all three stages work at once:
 #
 #     copy out   block 0  block 1  block 2  block 3
 #     wire                block 0  block 1  block 2  block 3
@@ -319,6 +319,19 @@ lab.replay("staging_emulated_amd_epyc_2_cores", over=real)
 #
 # It chooses by size and by what the machine can: an adapter that reads a GPU behind another socket may be slower than
 # two copies, and then long vectors are still staged in blocks.
+#
+# In MVAPICH2-GDR (**GDR**: GPUDirect RDMA), environment variables control the choice:
+#
+# | variable | default | what it does |
+# |---|---|---|
+# | `MV2_USE_CUDA` | 0 | 1: MPI calls take addresses on the GPU |
+# | `MV2_USE_GDR`, earlier `MV2_USE_GPUDIRECT` | 1 | 0: no GPUDirect RDMA, everything is staged |
+# | `MV2_GPUDIRECT_LIMIT` | 8,192 bytes | longer messages are staged in blocks |
+# | `MV2_CUDA_BLOCK_SIZE` | 262,144 bytes | the block of your exercise 5.4 |
+#
+# (User guide of version 2.3.7; 2022.) So a job begins with `MV2_USE_CUDA=1 mpiexec ...`. Its successor, MVAPICH-Plus,
+# is made from MPICH, and takes such addresses unless `MVP_ENABLE_GPU=0` is set. Compare the default block with your
+# guess: for 4 MiB the formula gives 228,973 bytes, and 262,144 are 0.2% slower. For which n is one fixed block bad?
 
 # %%
 lab.start(4, where="local")
@@ -362,9 +375,9 @@ lab.show([event for event in steps.events if event.rank == 0 and event.op in str
 # %% [markdown]
 # ## Take it home
 #
-# Two files. The first is your pipeline in mpi4py; `copy_` is the copy engine. Without a GPU a tensor of the host plays
-# one. With `direct` behind the number mpi4py sends the tensor itself, whose address it learns by DLPack; for a tensor
-# on a GPU that needs a CUDA-aware MPI.
+# Three files. The first is your pipeline in mpi4py; `copy_` is the copy engine. Without a GPU a tensor of the host
+# plays one. With `direct` behind the number mpi4py sends the tensor itself, whose address it learns by DLPack; for a
+# tensor on a GPU that needs a CUDA-aware MPI.
 
 # %% tags=["take-home"]
 # %%writefile take_home_05_blocks.py
@@ -407,7 +420,47 @@ print(out.n)
 assert int(out.grep("blocks:")[0].split()[-1]) == -(-real.nbytes // real.best)
 
 # %% [markdown]
-# The second is your stream in PyTorch. Where each rank has a GPU it is one of CUDA, and the host goes on.
+# The second is one line: `comm.Allreduce(MPI.IN_PLACE, x)` for an x on the GPU. mpi4py asks x for its address, by
+# DLPack (torch) or by `__cuda_array_interface__` (CuPy, numba), and hands it to MPI. A plain MPI would take it for an
+# address of the host, and crash. Here a stand-in plays the GPU's tensor: it tells its address, and nothing else. With
+# `direct` behind the name of the file, and a CUDA-aware MPI, the tensor is on the GPU.
+
+# %% tags=["take-home"]
+# %%writefile take_home_05_gpu.py
+"""Add tensors of GPUs by a CUDA-aware MPI: MV2_USE_CUDA=1 mpiexec -n 2 python take_home_05_gpu.py [direct]"""
+
+import sys
+
+import torch
+from mpi4py import MPI
+
+
+class StandIn:
+    """A tensor of the host that plays one of a GPU: it says where it lies by DLPack, and nothing else."""
+
+    def __init__(self, tensor):
+        self.__dlpack__, self.__dlpack_device__ = tensor.__dlpack__, tensor.__dlpack_device__
+
+
+comm, direct = MPI.COMM_WORLD, sys.argv[1:] == ["direct"]
+device = f"cuda:{comm.rank % torch.cuda.device_count()}" if direct else "cpu"
+tensor = torch.full((2**20,), comm.rank + 1.0, device=device)
+x = tensor if direct else StandIn(tensor)
+if direct:
+    torch.cuda.synchronize()  # MPI knows no streams: x has to be ready before
+comm.Allreduce(MPI.IN_PLACE, x)
+assert (tensor == comm.size * (comm.size + 1) / 2).all()
+print(f"rank {comm.rank}: sum {tensor[0].item():.0f} on {device}\n", end="")
+
+# %% tags=["take-home"]
+# out = !mpiexec -n 2 python take_home_05_gpu.py
+print(out.n)
+
+# %% tags=["take-home"]
+assert [line.split()[3] for line in out.grep("sum")] == ["3", "3"]
+
+# %% [markdown]
+# The third is your stream in PyTorch. Where each rank has a GPU it is one of CUDA, and the host goes on.
 
 # %% tags=["take-home"]
 # %%writefile take_home_05_stream.py
@@ -459,6 +512,8 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # - `hpdl_lab/kernels/ladder.py`: your kernel; `hpdl_lab/kernels/threads.py`: who counts what it does.
 # - `hpdl_lab/kernels/staging.py`: your blocks, the formula, and the copy engines of a GPU that is not there.
 # - `hpdl_lab/kernels/streams.py`: a stream, of twenty lines.
+# - Wang et al. 2011 (MVAPICH2-GPU), doi:10.1007/s00450-011-0171-3; Potluri et al. 2013 (GPUDirect RDMA in MVAPICH2),
+#   ICPP; the demos of mpi4py for CuPy and numba: `demo/cuda-aware-mpi`.
 
 # %% [markdown]
 # ## Recap
@@ -481,7 +536,8 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # | bank conflict | threads of a warp want different words of one bank of shared memory, and get them in turns |
 # | race | two threads touch an element, one of them writes, and nothing says who comes first |
 # | pinned memory | memory of the host that is never moved: asynchronous copies and adapters reach it |
-# | GPUDirect RDMA | the network adapter reads and writes GPU memory itself |
+# | GPUDirect RDMA, GDR | the network adapter reads and writes GPU memory itself |
+# | CUDA-aware MPI | an MPI whose calls take addresses of GPU memory |
 # | stream, event | a queue of work of a GPU; a place in it for which another stream can wait |
 #
 # **What you can do now:** count the bytes of an algorithm, and say how fast it can be at best; write a sum for a GPU

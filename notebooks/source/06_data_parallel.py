@@ -244,6 +244,9 @@ lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction()
 #     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 #     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 #
+# Here `hvd` is `horovod.torch`. The same calls are in `horovod.tensorflow`, `horovod.keras` and `horovod.mxnet`: one
+# thread in the background of each rank serves all four: it needs only names, sizes and addresses of gradients.
+#
 # Its gradients become ready in any order. In every cycle of a millisecond (`HOROVOD_CYCLE_TIME`; 5 ms before version
 # 0.21) rank 0 asks all others what they have, and answers with what is sent next (**negotiation**). What fits into a
 # buffer travels together (**tensor fusion**), and the second step finds the answer in a cache. You see two steps: the

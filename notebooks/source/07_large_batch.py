@@ -40,6 +40,9 @@ lab.start(4)
 # | ResNet-50, LARS | 32K | no loss of accuracy | You et al. 2017, arXiv:1708.03888 |
 # | BERT, LAMB | 32K and more | 76 minutes in place of 3 days | You et al. 2019, arXiv:1904.00962 |
 #
+# The run of one hour was made in Caffe2, whose all-reduce was Gloo's between servers. Halving-doubling (04) was three
+# times as fast as a ring on 32 servers with eight GPUs each.
+#
 # ## Predict
 #
 # A small network reads the digits after 20 epochs, with a batch of 32 and a rate that suits it. Now 1,024 examples per
@@ -132,6 +135,10 @@ gpt
 # The small ones must not be lost. What a rank has not sent, it adds to its next gradient: **error feedback**. At every
 # step, over all ranks, all that was sent and all that is held back add up to all gradients. Ranks choose different
 # places, so the places have to travel, too.
+#
+# Error feedback is older than top-k. In 2014 Microsoft trained speech recognition with one bit for each gradient, its
+# sign, and kept what the rounding lost (1-bit SGD, Seide et al. 2014). Its framework, the Cognitive Toolkit (CNTK),
+# has it built in.
 
 # %% exercise="hpdl_lab.parallel.compression:top_k_all_reduce"
 

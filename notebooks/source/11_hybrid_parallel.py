@@ -351,6 +351,10 @@ assert max(abs(a - b) for a, b in zip(losses, alone.losses, strict=True)) < 1e-1
 # %% [markdown]
 # Here it is only parsed. On a cluster, `!sbatch --test-only take_home_11.sbatch` asks Slurm when it could start, and
 # `!sbatch take_home_11.sbatch` starts it.
+#
+# This notebook itself can use such nodes, too: `lab.start(8, where="slurm", partition="gpu", nodes=2, gpus=1)` waits in
+# Slurm's queue and starts an engine for each GPU. With `device="cuda"` their tensors are on the GPUs, and travel by
+# NCCL. `docs/clusters.md` and `docs/gpu.md` say what a site needs, and what has not been tried yet.
 
 # %% tags=["take-home"]
 # out = !bash -n take_home_11.sbatch

@@ -1,0 +1,33 @@
+"""What several frameworks did on emulated hosts, as `make frameworks` recorded it, as a table."""
+
+from __future__ import annotations
+
+from ..data import recorded
+
+HEAD = ("trained by", "ms a step", "loss", "worker out", "in", "server out", "in", "package")
+QUIET = 10_000  # bytes: less in a step is no gradient
+
+
+def table_of_frameworks() -> str:
+    """Return the recording as lines of text: for each framework, the time of a step and the MB on the links."""
+    found = recorded.load("frameworks")
+    about = f"{recorded.machine_of(found)}, {found['date'][:10]}, Python {found['versions']['python']}"
+    return "\n".join([f"{found['what']}:", "", *lines(found), "", f"Recorded on {about}, by: make frameworks"])
+
+
+def lines(recording: recorded.Recording) -> list[str]:
+    """Return the rows of this recording as lines of text."""
+    rows = [HEAD, *map(cells, recording["rows"])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    found = []
+    for name, *numbers, package in rows:
+        middle = "  ".join(f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:-1], strict=True))
+        found.append(f"{name:<{widths[0]}}  {middle}  {package}")
+    return [*found, f"out, in: MB a step on the link of a host. All weights: {recording['nbytes'] / 1e6:.1f} MB"]
+
+
+def cells(row: recorded.Recording) -> tuple[str, ...]:
+    """Return what a line says: of the first worker's link, and of the server's."""
+    ways = [*row["links"][0], *row["links"][2]]
+    links = (f"{nbytes / 1e6:.1f}" if nbytes > QUIET else "-" for nbytes in ways)
+    return row["name"], f"{row['seconds'] * 1e3:.0f}", f"{row['loss']:.5f}", *links, row["package"]

@@ -1,0 +1,195 @@
+"""Slow training scripts, each with one fault, and the counters that show it: they count, and measure no time."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import random
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+STEPS, TEXTS, WIDTH = 6, 2, 4  # texts: of one rank in one step; width: numbers for each token of a text
+READING = "item tolist numpy cpu nonzero __array__ __bool__ __float__ __int__ __index__ __repr__ __format__".split()
+LETTERS = "EACFBD"  # of the scripts, by the place of the fault
+HEAD = ("script", "synchronizations", "graphs", "breaks", "threads", "cores", "bytes waited for", "texts read", "used")
+
+
+@dataclass
+class Job:
+    """The work of one rank of a node. The GPU is a stand-in: the CPU computes, and the copies are counted.
+
+    cores, ranks: of the node; rank: this one; batches: the texts of each step by number, for all ranks together.
+    """
+
+    cores: int
+    ranks: int
+    rank: int
+    reads: list[int] = field(default_factory=list, init=False)  # numbers of the texts
+    pageable: int = field(default=0, init=False)  # bytes
+    waited: int = field(default=0, init=False)  # bytes
+
+    @property
+    def batches(self) -> list[list[int]]:
+        size = self.ranks * TEXTS
+        numbers = random.Random(0).sample(range(STEPS * size), STEPS * size)
+        return [numbers[step : step + size] for step in range(0, STEPS * size, size)]
+
+    def weights(self) -> Tensor:
+        return torch.full((WIDTH, WIDTH), 0.5, requires_grad=True)
+
+    def read(self, numbers: Iterable[int]) -> list[Tensor]:
+        """Read texts from the storage, (length, width) each."""
+        new = list(numbers)
+        self.reads += new
+        return [torch.randn(5 + i * 7 % 13, WIDTH, generator=torch.Generator().manual_seed(i)) for i in new]
+
+    def to_device(self, texts: list[Tensor], pin_memory: bool = False, non_blocking: bool = False) -> Tensor:
+        """Collect texts in one tensor, (rows, width), and copy it; only from pinned memory without waiting."""
+        x = torch.cat(texts)
+        self.pageable += 0 if pin_memory else x.nbytes
+        self.waited += 0 if pin_memory and non_blocking else x.nbytes
+        return x
+
+
+SHOWN = Job(cores=16, ranks=4, rank=0)
+
+
+def train_slowly(job: Job) -> list[float]:
+    """Train on the texts of one rank, one step for each batch."""
+    torch.set_num_threads(job.cores)
+
+    @partial(torch.compile, backend="eager", dynamic=False)
+    def loss_of(x: Tensor, weights: Tensor) -> Tensor:
+        hidden = (x @ weights).relu()
+        print("forward")
+        return (hidden - x).square().mean()
+
+    weights, losses = job.weights(), []
+    for batch in job.batches:
+        texts = job.read(batch)[job.rank :: job.ranks]
+        weights.grad = None
+        x = job.to_device(texts)
+        loss = loss_of(x, weights)
+        loss.backward()
+        with torch.no_grad():
+            weights -= 0.1 * weights.grad
+        losses.append(loss.item())
+    return losses
+
+
+def train_quickly(job: Job) -> list[float]:
+    """Train on the texts of one rank, one step for each batch.
+
+        one rank:  storage --read--> main memory --to_device--> GPU --loss_of--> losses
+
+    Nothing may change in the losses. The all-reduce of gradients is left out.
+
+    Args:    job: `cores` and `ranks` of the node, the number `rank` of this rank, and
+             `batches`: for each step the numbers of all ranks' texts. `read(numbers)`
+             reads texts, (length, 4) each. `to_device(texts, pin_memory=False,
+             non_blocking=False)` copies them to the GPU as one tensor, (rows, 4).
+             pin_memory: collect them in pinned memory; non_blocking: do not wait for
+             the copy.
+    Returns: the loss of each step.
+    Budget:  at most one synchronization; one graph, or two; no graph break; the threads
+             of all ranks fill the cores of the node, and are not more; no bytes waited
+             for; every text that is read is used. backend="eager" runs the graphs as
+             they are, without a compiler.
+    """
+    torch.set_num_threads(job.cores // job.ranks)
+
+    @partial(torch.compile, backend="eager", dynamic=True)
+    def loss_of(x: Tensor, weights: Tensor) -> Tensor:
+        hidden = (x @ weights).relu()
+        return (hidden - x).square().mean()
+
+    weights, losses = job.weights(), []
+    for batch in job.batches:
+        texts = job.read(batch[job.rank :: job.ranks])
+        weights.grad = None
+        x = job.to_device(texts, pin_memory=True, non_blocking=True)
+        loss = loss_of(x, weights)
+        loss.backward()
+        with torch.no_grad():
+            weights -= 0.1 * weights.grad
+        losses.append(loss.detach())
+    return torch.stack(losses).tolist()
+
+
+class Counts(NamedTuple):
+    """What a script returned, and what was counted while it ran."""
+
+    losses: Any
+    synchronizations: int
+    graphs: int
+    breaks: int
+    threads: int  # of all ranks
+    job: Job
+
+
+class Synchronizations(TorchFunctionMode):
+    """Count the calls by which Python reads a number from a tensor; with a GPU, each waits for all work before it."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "__name__", "") in READING
+        return func(*args, **(kwargs or {}))
+
+
+def count(script: Callable[[Job], list[float]], job: Job) -> Counts:
+    """Run a script twice: first compiled, to count graphs, then in eager mode, to count synchronizations."""
+    import torch._dynamo as dynamo  # takes seconds
+    from torch._dynamo.utils import counters
+
+    before, job = torch.get_num_threads(), replace(job)
+    dynamo.reset()
+    counters.clear()
+    compiled = torch.compile
+    try:
+        torch.compile = lambda fn=None, **how: compiled(fn, **how | {"backend": "eager"})  # whatever the script says
+        torch.set_num_threads(job.cores)  # PyTorch's own choice on such a node
+        losses, threads = script(job), torch.get_num_threads()
+        graphs = counters["stats"]["unique_graphs"]
+        breaks = max(sum(counters[kind].values()) for kind in ("graph_break", "resumes"))  # the first knows no `if`
+        # set_stance is there since PyTorch 2.6; with `disable`, fullgraph=True raises
+        new = hasattr(torch.compiler, "set_stance")
+        eager = torch.compiler.set_stance("force_eager") if new else dynamo.config.patch(disable=True)
+        with eager, Synchronizations() as mode:
+            script(replace(job))
+    finally:
+        torch.compile = compiled
+        torch.set_num_threads(before)
+    return Counts(losses, mode.count, graphs, breaks, threads * job.ranks, job)
+
+
+def scripts() -> dict[str, Callable[[Job], list[float]]]:
+    """Return six scripts: train_quickly, each with one of the lines in which train_slowly differs from it."""
+    quick, slow = (inspect.getsource(fn).rpartition('"""\n')[2].split("\n") for fn in (train_quickly, train_slowly))
+    changes = [change for change in SequenceMatcher(None, quick, slow).get_opcodes() if change[0] != "equal"]
+    found = {}
+    for letter, (_, begin, end, first, last) in zip(LETTERS, changes, strict=True):
+        scope = dict(globals())
+        exec("\n".join(["def script(job):", *quick[:begin], *slow[first:last], *quick[end:]]), scope)
+        found[letter] = scope["script"]
+    return dict(sorted(found.items()))
+
+
+def table(counts: dict[str, Counts] | None = None) -> str:
+    """Return the counters as lines of text: of these runs, or of the six scripts and of train_slowly."""
+    if counts is None:
+        with redirect_stdout(io.StringIO()):
+            counts = {name: count(fn, SHOWN) for name, fn in (scripts() | {"all six": train_slowly}).items()}
+    rows: list[tuple[str, ...]] = [HEAD]
+    for name, (_, *numbers, job) in counts.items():
+        rows.append((name, *(f"{n:,}" for n in (*numbers, job.cores, job.waited, len(job.reads), STEPS * TEXTS))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows)
