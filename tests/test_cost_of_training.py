@@ -1,4 +1,4 @@
-"""What trainings take against published numbers: petaflop/s-days, days, MWh, and Chinchilla's own size."""
+"""The cost of trainings against published numbers: petaflop/s-days, days, MWh, and Chinchilla's own size."""
 
 import pytest
 

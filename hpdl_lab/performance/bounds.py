@@ -1,4 +1,4 @@
-"""What a processor can reach at best: the roofline with its two roofs."""
+"""The roofline with its two roofs: the FLOP/s that a processor reaches at best."""
 
 
 def attainable(m: int, k: int, n: int, bytes_each: int, peak: float, bandwidth: float) -> tuple[float, str]:

@@ -1,4 +1,4 @@
-"""What a training takes: petaflop/s-days, days and kWh, of published trainings and of planned ones."""
+"""The cost of a training in petaflop/s-days, days and kWh, of published trainings and of planned ones."""
 
 import math
 from typing import NamedTuple

@@ -15,7 +15,7 @@ BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int
 
 @dataclass(frozen=True)
 class Processor:
-    """One processor, as its vendor describes it.
+    """A processor as its vendor describes it.
 
     kind:      "GPU", "CPU", "TPU", "IPU", "FPGA" or "accelerator".
     year:      of its introduction.

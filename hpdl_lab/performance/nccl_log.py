@@ -76,7 +76,7 @@ class Job:
 
     @property
     def cause(self) -> str:
-        """What `diagnose_log` has to find: no setting does harm to messages that the job does not send."""
+        """Return what `diagnose_log` has to find: no setting does harm to messages that the job does not send."""
         cause = FAULTS[self.setting][0] if self.setting else "none"
         return "none" if (self.gpus if cause == "shm" else len(self.hosts)) == 1 else cause
 

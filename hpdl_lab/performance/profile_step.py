@@ -56,7 +56,7 @@ class Span(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What one rank knows of its steps.
+    """The steps of a rank, timed and recorded.
 
     bars: seconds per step, with all exposed communication in one bar; waits: [(begin, end, which communication)] of
     that bar; posted: when each communication began, in order; steps: how many were recorded; flops: of a step; peak:

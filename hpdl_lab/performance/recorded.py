@@ -1,4 +1,4 @@
-"""What several frameworks did on emulated hosts, as `make frameworks` recorded it, as a table."""
+"""A table of what `make frameworks` has recorded: one training by several frameworks on emulated hosts."""
 
 from __future__ import annotations
 

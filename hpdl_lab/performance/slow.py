@@ -125,7 +125,7 @@ def train_quickly(job: Job) -> list[float]:
 
 
 class Counts(NamedTuple):
-    """What a script returned, and what was counted while it ran."""
+    """The losses that a script returned, and what was counted while it ran."""
 
     losses: Any
     synchronizations: int

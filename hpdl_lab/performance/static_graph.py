@@ -28,7 +28,7 @@ def recorded(op: str) -> Callable[..., Node]:
 
 
 class Node:
-    """One operation and its inputs: nodes, or a number (gt). `order`: all nodes that its value needs, itself last."""
+    """An operation and its inputs: nodes, or a number (gt). `order`: all nodes that its value needs, itself last."""
 
     def __init__(self, op: str, *inputs: Node | float) -> None:
         self.op, self.inputs = op, inputs

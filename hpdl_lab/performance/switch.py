@@ -36,7 +36,7 @@ class AddingSwitch(Switch):
 
 
 class Reduction(NamedTuple):
-    """One all-reduce on simulated ranks.
+    """An all-reduce on simulated ranks.
 
     total: what rank 0 has in the end; sent: bytes that it sends; seconds: of virtual time, with what ranks compute;
     hidden: share of the communication that is under way while they compute.
@@ -107,7 +107,7 @@ def all_reduce_in_switch(comm: Comm, x: np.ndarray, segments: int = 1) -> np.nda
 
 
 class Ring:
-    """What ring.all_reduce needs of a communicator, here on every rank, or on each `every`-th one: 1, 3, 5 ... for 2.
+    """The part of a communicator that ring.all_reduce needs, on every rank, or on each `every`-th one: 1, 3, 5 ... for 2.
 
     slices: s that the host computes: one slice in each step, between the begin of its messages and the wait for them.
     """

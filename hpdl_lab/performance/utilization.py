@@ -1,4 +1,4 @@
-"""Which share of the hardware a training uses, from what papers state about it."""
+"""The share of the hardware that a training uses, from what papers state about it."""
 
 
 def model_flops_utilization(

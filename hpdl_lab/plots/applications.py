@@ -1,4 +1,4 @@
-"""What published models of five applications were trained on, and how long: accelerator-hours on one axis."""
+"""The data and the accelerator-hours of published models of five applications, on one axis."""
 
 from __future__ import annotations
 

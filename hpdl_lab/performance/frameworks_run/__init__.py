@@ -1,1 +1,1 @@
-"""One net trained on two hosts by PyTorch, JAX, TensorFlow and gRPC, with the bytes on the links: `make frameworks`."""
+"""A net trained on two hosts by PyTorch, JAX, TensorFlow and gRPC, with the bytes on the links: `make frameworks`."""

@@ -1,4 +1,4 @@
-"""What all programs share: the model, its examples, the time of a step, and the bytes on the links."""
+"""The parts that all programs share: the model, its examples, the time of a step, and the bytes on the links."""
 
 import json
 import os
