@@ -107,7 +107,7 @@ def all_reduce_in_switch(comm: Comm, x: np.ndarray, segments: int = 1) -> np.nda
 
 
 class Ring:
-    """The part of a communicator that ring.all_reduce needs, on every rank, or on each `every`-th one: 1, 3, 5 ... for 2.
+    """The part of a communicator that ring.all_reduce needs, on each `every`-th rank: on ranks 1, 3, 5 ... for 2.
 
     slices: s that the host computes: one slice in each step, between the begin of its messages and the wait for them.
     """
