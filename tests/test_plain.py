@@ -66,6 +66,7 @@ CLUMSY = {
     "time_to_target": ("3", "target=2", "prediction=3"),
     "train": ("all_reduce=3", "'lion'", "step=3", "torch.nn.Linear(3, 3)", "steps='many'", "all_reduce=len"),
     "tune": ("3", "'x', 'y'"),
+    "waterfall": ("3", "before=3", ""),
     "write_again": ("3", "prediction='much'"),
 }
 

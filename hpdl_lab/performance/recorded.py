@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..data import recorded
 
-HEAD = ("trained by", "ms a step", "loss", "worker out", "in", "server out", "in", "package")
+HEAD = ("trained by", "ms a step", "loss", "worker out", "in", "server out", "in")
 QUIET = 10_000  # bytes: less in a step is no gradient
 
 
@@ -20,14 +20,16 @@ def lines(recording: recorded.Recording) -> list[str]:
     rows = [HEAD, *map(cells, recording["rows"])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     found = []
-    for name, *numbers, package in rows:
-        middle = "  ".join(f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:-1], strict=True))
-        found.append(f"{name:<{widths[0]}}  {middle}  {package}")
-    return [*found, f"out, in: MB a step on the link of a host. All weights: {recording['nbytes'] / 1e6:.1f} MB"]
+    for name, *numbers in rows:
+        cell_texts = "  ".join(f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:], strict=True))
+        found.append(f"{name:<{widths[0]}}  {cell_texts}")
+    packages = dict.fromkeys(row["package"] for row in recording["rows"])
+    foot = f"out, in: MB a step on the link of a host. All weights: {recording['nbytes'] / 1e6:.1f} MB"
+    return [*found, foot, ", ".join(packages)]
 
 
 def cells(row: recorded.Recording) -> tuple[str, ...]:
     """Return what a line says: of the first worker's link, and of the server's."""
     ways = [*row["links"][0], *row["links"][2]]
     links = (f"{nbytes / 1e6:.1f}" if nbytes > QUIET else "-" for nbytes in ways)
-    return row["name"], f"{row['seconds'] * 1e3:.0f}", f"{row['loss']:.5f}", *links, row["package"]
+    return row["name"], f"{row['seconds'] * 1e3:.0f}", f"{row['loss']:.5f}", *links

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 STEPS, TEXTS, WIDTH = 6, 2, 4  # texts: of one rank in one step; width: numbers for each token of a text
 READING = "item tolist numpy cpu nonzero __array__ __bool__ __float__ __int__ __index__ __repr__ __format__".split()
 LETTERS = "EACFBD"  # of the scripts, by the place of the fault
-HEAD = ("script", "synchronizations", "graphs", "breaks", "threads", "cores", "bytes waited for", "texts read", "used")
+HEAD = ("script", "syncs", "graphs", "breaks", "threads", "cores", "bytes waited for", "texts read", "used")
 
 
 @dataclass

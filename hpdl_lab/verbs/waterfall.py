@@ -58,8 +58,12 @@ def waterfall(
              returns a function that makes one step; the default is a small GPT that is slow for six reasons.
              ranks: how many, default all engines. before: an earlier result, drawn in gray.
     Returns: bars in seconds per step, and the share of the step that they explain.
-    Raises:  ValueError on simulated ranks, whose time is virtual.
+    Raises:  ValueError on simulated ranks, whose time is virtual; TypeError if make makes no function.
     """
+    if not callable(make):
+        raise TypeError(f"lab.waterfall needs a function make(comm), which returns a step, not {type(make).__name__}")
+    if before is not None and not isinstance(before, Waterfall):
+        raise TypeError(f"before must be what lab.waterfall has returned, not {type(before).__name__}")
     where = place(ranks)
     if where.simulated:
         raise ValueError("lab.waterfall measures real steps, and no engines run: lab.start(2)")
@@ -81,6 +85,8 @@ def record(comm: Comm, make: Callable[..., Callable[[], object]], args: tuple[ob
 
     with process_group(comm):
         step = make(comm, *args)
+        if not callable(step):
+            raise TypeError(f"make(comm) returned {type(step).__name__}: it has to return a function that makes a step")
         recorder = Recorder()
         while True:
             step()

@@ -5,34 +5,36 @@
 #
 # <!-- tracks -->
 #
-# A step takes 200 ms. Where are they? A **waterfall** shows it: one bar for each thing that a step waits for. Each
-# section of this notebook explains one of the bars.
+# A step takes 200 ms. Where are they? A **waterfall** shows it: one bar for each use of its time. The sections of
+# this notebook explain the bars.
 
 # %%
 from hpdl_lab import lab
 from hpdl_lab.performance.gpt_step import REPAIRS, gpt_step
 from hpdl_lab.performance.machines import PROCESSORS, table_of_processors
 
-lab.start(2)
+lab.start(4)
 
 # %% [markdown]
 # ## The idea
 #
 # At every moment of a step, each rank does one of these things:
 #
-#     waiting for input          |##                                  files, workers                          14.5
-#     Python and dispatch        |  ###                               scripts, graphs                         14.4
-#     memory-bound kernels       |     ######                         bytes / bandwidth                       14.2
-#     matrix products            |           ##########               FLOPs / peak                     14.1 - 14.3
-#     exposed communication      |                     ######         links, bytes, overlap            14.6 - 14.7
-#     optimizer                  |                           ##       one operation, or many
-#     imbalance                  |                             ####   waiting for a slower rank
-#     unexplained                |                                 #  what is missing to the measured time
+#     waiting for input       |##                             14.5
+#     Python and dispatch     |  ###                          14.4
+#     memory-bound kernels    |     ######                    14.2
+#     matrix products         |           #########           14.1, 14.2, 14.3
+#     exposed communication   |                    #####      14.6, 14.7
+#     optimizer               |                         ##
+#     imbalance               |                           ###
 #
-# Only matrix products use what a GPU is bought for. **Python and dispatch** is the time in which no operation runs, and
-# what it takes to start one. **Memory-bound kernels** are the other operations: they move many bytes, and compute
-# little. **Exposed** communication is what no computing hides (06). A rank that waits for a message which another rank
-# has not sent yet sees **imbalance**.
+# - **Python and dispatch**: no operation runs, or one is being started (dispatch).
+# - **Memory-bound kernels** are the operations that are no matrix products: they move many bytes, and compute little.
+#   Only matrix products can reach the peak of a GPU.
+# - **Exposed communication** is what no computing hides (06).
+# - **Imbalance**: a rank waits for a message that another rank has not sent yet.
+#
+# A last bar, **unexplained**, is the measured time of a step minus all other bars.
 
 # %% [markdown]
 # ## Predict
@@ -44,7 +46,7 @@ lab.start(2)
 my_products = lab.guess("% of the step in matrix products", ...)
 
 # %%
-first = lab.waterfall(gpt_step)
+first = lab.waterfall(gpt_step, ranks=2)
 print(first)
 products = first.share("matrix products")
 print(f"explained {first.explained:.0%}; matrix products {products:.0%}, you guessed {my_products}%")
@@ -99,9 +101,9 @@ print(f"MFU {mfu:.1%}, HFU {hfu:.1%}; you guessed an MFU of {my_mfu}%")
 # %% [markdown]
 # ## Predict
 #
-# To generate a token, a language model multiplies one row per request by each weight matrix (13). An H100 reads
-# 3.35 TB/s from its memory and computes 989 teraFLOP/s in 16 bits. With few requests it waits for the weights. At
-# which batch does decoding on an H100 stop being bound by memory? Take weights of 8,192 x 8,192 in 16 bits.
+# To generate a token, a language model multiplies one row per request by each weight matrix (13). An H100 reads 3.35
+# TB/s from its memory and computes 989 teraFLOP/s in 16 bits. With few requests it waits for the weights. At which
+# batch does decoding on an H100 stop being bound by memory? Take weights of 8,192 x 8,192 in 16 bits.
 
 # %% guess=[300]
 my_batch = lab.guess("least batch at which decoding on an H100 is bound by compute", ...)
@@ -194,10 +196,10 @@ print(table_of_processors())
 # ## Predict
 #
 # A node has 56 cores: two processors with 28 cores each, and each processor has its own memory. One process with 56
-# threads can train on them, or 56 processes with one thread each, or something between. A step has 448 images. Some
-# operations of an image cannot be divided among threads: 5 ms, the **serial part**. The arithmetic of an image takes
-# 0.3 s on one core, and the memory of one processor moves its bytes in 8 ms. There are 100 MB of gradients, and all
-# ranks together send 2 GB/s. (The cores are those of a real node; the other numbers are made up.) How many ranks train
+# threads can train on them, or 56 processes with one thread each, or something between. A step has 448 images. For
+# each image, 5 ms of work cannot be divided among threads: the **serial part**. The arithmetic of an image takes 0.3
+# s on one core, and the memory of one processor moves its bytes in 8 ms. There are 100 MB of gradients, and all ranks
+# together send 2 GB/s. (The cores are those of a real node; the other numbers are made up.) How many ranks train
 # fastest?
 
 # %% guess=[4]
@@ -235,30 +237,30 @@ print(f"{ranks} ranks x {56 // ranks} threads; you guessed {my_ranks} ranks")
 #
 # Now measure on two cores of this machine. A small GPT trains with one rank of one thread, one rank of two threads,
 # and two ranks of one thread. `two_cores` makes the arguments of your function from the first two times and from the
-# time of the all-reduce. What a second thread does not shorten counts as the serial part.
+# time of the all-reduce. Time that a second thread does not save counts as the serial part.
 
 # %%
 alone = [lab.run(step_seconds, threads, ranks=[0])[0][0] for threads in (1, 2)]
-computing, exchange = max(lab.run(step_seconds, 1))
+computing, exchange = max(lab.run(step_seconds, 1, ranks=[0, 1]))  # of the slower rank
 assert min(*alone, computing, exchange) > 0
 print(f"1 rank x 2 threads {alone[1]:.3f} s, 2 ranks x 1 {computing + exchange:.3f} s")
 print("ranks that your function chooses:", split_cores(*two_cores(*alone, exchange)))
 
 # %% [markdown]
 # On idle cores both splits are close. If other programs use the cores, one rank with two threads can be slower than
-# one thread: after each divided operation, both threads wait for the later one. Two ranks wait for each other once per
-# step.
+# one thread: after each divided operation, both threads wait for the later one. Two ranks wait for each other once
+# per step.
 #
-# At work, `OMP_NUM_THREADS=14 torchrun --nproc-per-node 4 train.py` starts 4 ranks x 14 threads. Without the variable,
-# `torchrun` gives each of several ranks one thread. `numactl --cpunodebind=0 --membind=0` keeps a process and its data
-# in domain 0.
+# At work, `OMP_NUM_THREADS=14 torchrun --nproc-per-node 4 train.py` starts 4 ranks x 14 threads. Without the
+# variable, `torchrun` gives each of several ranks one thread. `numactl --cpunodebind=0 --membind=0` keeps a process
+# and its data in domain 0.
 
 # %% [markdown]
 # ## When is the graph known?
 #
 # A **graph** lists the operations of a training step and what each of them reads. In **define-and-run**, a program
 # records the graph first and runs it later, as in Theano, Caffe and TensorFlow 1. In **define-by-run**, every
-# operation runs at once. Chainer gave it this name; PyTorch and TensorFlow 2 call it eager.
+# operation runs immediately. Chainer gave it this name; PyTorch and TensorFlow 2 call it eager.
 #
 # `hpdl_lab/performance/static_graph.py` is define-and-run in 70 lines. A **placeholder** stands for a tensor that
 # comes later:
@@ -276,12 +278,12 @@ nodes = [placeholder(name) for name in ("x", "y", "w1", "b1", "w2", "b2")]
 # gradients. Given tensors, the same lines run in eager mode:
 
 # %%
-torch.manual_seed(0)
 loss, sizes = two_layers(*nodes), ((8, 4), (8, 2), (4, 16), (16,), (16, 2), (2,))
 feed = {node: torch.randn(size) for node, size in zip(nodes, sizes, strict=True)}
-(values, most), (_, unfreed) = (run([loss, *gradients(loss, nodes[2:])], feed, free) for free in (True, False))
-assert all(map(torch.allclose, values[1:], torch.func.grad(two_layers, (2, 3, 4, 5))(*feed.values())))
-print(f"loss {values[0]:.5f}, eager {two_layers(*feed.values()):.5f}; in memory {most} of {unfreed} values")
+values, most = run([loss, *gradients(loss, nodes[2:])], feed)
+eager = torch.func.grad(two_layers, (2, 3, 4, 5))(*feed.values())  # gradients of w1, b1, w2 and b2
+assert all(map(torch.allclose, values[1:], eager))
+print(f"loss {values[0]:.5f}, eager {two_layers(*feed.values()):.5f}; at most {most} values in memory at a time")
 
 # %% [markdown]
 # A whole graph shows the last reader of each value, so memory is freed early. It also allows fusing operations,
@@ -314,7 +316,8 @@ for net in (two_layers, branching):
     print(f"{net.__name__}: {breaks} graph breaks, graphs traced after each call: {graphs}")
 
 # %% [markdown]
-# After a second shape torch treats the number of examples as a variable, so 10 examples need no new graph.
+# After a second shape torch treats the number of examples as a variable, so 10 examples need no new graph. In
+# `branching`, the part after the break works on one number, so a new shape does not change it.
 #
 # The frameworks differ in this, in what distributes the work, and in the libraries that compute:
 
@@ -325,8 +328,8 @@ print(table())
 # CNTK is the Microsoft Cognitive Toolkit, and MKL-DNN is now called oneDNN. `hpdl_lab/performance/frameworks.py` has
 # the source of each line.
 #
-# TensorFlow can place operations by hand: what is made under `with tf.device("/GPU:1"):` runs on the second GPU of the
-# node, and tensors that cross are copied. That is model parallelism. `tf.distribute.MirroredStrategy()` is data
+# TensorFlow can place operations by hand: what is made under `with tf.device("/GPU:1"):` runs on the second GPU of
+# the node, and tensors that cross are copied. That is model parallelism. `tf.distribute.MirroredStrategy()` is data
 # parallelism: a replica on each GPU of the node (06).
 #
 # ### Processes that share a tensor
@@ -360,28 +363,28 @@ print(table_of_frameworks())
 # Who sends what to whom? The programs are in `hpdl_lab/performance/frameworks_run/`, each with 40 to 70 lines, and
 # `hpdl_lab/cli/frameworks.py` starts them:
 #
-# - **PyTorch DDP**: every worker has all weights, and Gloo adds the gradients by an all-reduce. `torch.compile` changes
-#   how the gradients are computed, and sends the same bytes.
+# - **PyTorch DDP**: every worker has all weights, and Gloo adds the gradients by an all-reduce. `torch.compile`
+#   changes how the gradients are computed, and sends the same bytes.
 # - **JAX**: every host runs the same program. `jit` compiles the whole step, `shard_map` says which rows each device
 #   has, and `pmean` in the step is the all-reduce. Gloo computes it on CPUs.
-# - **TensorFlow, MultiWorkerMirroredStrategy**: every worker has all weights, and an all-reduce over gRPC averages what
-#   the workers assign. gRPC calls a function in another process, by way of the network.
-# - **TensorFlow, ParameterServerStrategy**: a server has the weights. A third process, the coordinator, hands steps to
-#   the workers. Each step reads all weights from the server, and sends all gradients back. No worker waits for another
-#   one, so that training is asynchronous, and the loss differs from run to run. TensorFlow 2 documents
-#   this strategy for asynchronous training only.
-# - **A parameter server over gRPC**, in 60 lines: the server waits for all gradients, takes the step, and answers with
-#   the new weights. This is synchronous, and its loss is that of one process.
+# - **TensorFlow, MultiWorkerMirroredStrategy**: every worker has all weights, and an all-reduce over gRPC averages
+#   what the workers assign. gRPC calls a function in another process, by way of the network.
+# - **TensorFlow, ParameterServerStrategy**: a server has the weights. Another process, the coordinator, hands steps
+#   to the workers. Each step reads all weights from the server, and sends all gradients back. No worker waits for
+#   another one, so that training is asynchronous, and the loss differs from run to run. TensorFlow 2 documents this
+#   strategy for asynchronous training only.
+# - **A parameter server over gRPC**, in 60 lines: the server waits for all gradients, takes the step, and answers
+#   with the new weights. This is synchronous, and its loss is that of one process.
 #
 # In TensorFlow 1 a program placed each variable by hand: `with tf.device("/job:ps/task:0"):` put it on server 0. A
 # strategy does that now. `tf.device` is still there.
 #
-# How many times did all weights, or all gradients, pass each link?
+# How many times did all weights, or all gradients, pass each link? One **vector** here is all of them:
 
 # %%
 found = recorded.load("frameworks")
 for row in found["rows"]:
-    (worker, _), _, (server, _) = row["links"]  # bytes that leave each host in a step
+    (worker, _), _, (server, _) = row["links"]  # [sent, received] by two workers and a server
     vectors = [round(sent / found["nbytes"], 2) for sent in (worker, server)]
     print(f"{row['name']:33} worker, server: {vectors}")
 assert vectors == [1.0, 0.0]  # the last row, a ring
@@ -399,8 +402,8 @@ for p in (2, 8, 64):
 assert round(server / ring) == 65
 
 # %% [markdown]
-# The recorded steps with 2 workers take a little more than that: computing takes time, too. So large parameter servers
-# divide the weights among many servers, each with a link of its own (04).
+# The recorded steps with 2 workers take more than that: computing takes time, too. So large parameter servers divide
+# the weights among many servers, each with a link of its own (04).
 #
 # The ring of this laboratory takes longer than 34 ms, because it sends by `send` and `recv` of Gloo here. Gloo moves
 # the two directions one after the other if `send` comes first. By MPI on the same links, the same ring takes 34 ms.
@@ -408,12 +411,13 @@ assert round(server / ring) == 65
 # %% [markdown]
 # ## Diagnose: six slow scripts
 #
-# Six scripts train the same model, and all get the same losses. Each has one fault that makes it slow. A time says that
-# a script is slow, and depends on the machine. A **counter** often says why:
+# Six scripts train the same model, and all get the same losses. Each has one fault that makes it slow. A time depends
+# on the machine, and shows no cause. A **counter** often shows the cause:
 #
-# - **synchronizations**: how often Python reads a number from a tensor. Python only queues the work of a GPU. To know a
-#   number, it has to wait until the GPU has done all that was queued before.
-# - **graphs, breaks**: graphs that `torch.compile` recorded, and graph breaks (see above).
+# - **syncs**, synchronizations: how often Python reads a number from a tensor. Python only queues the work of a GPU.
+#   To know a number, it has to wait until the GPU has done all that was queued before.
+# - **graphs, breaks**: graphs that `torch.compile` recorded, and graph breaks (see above); a break counts once for
+#   each shape.
 # - **threads, cores**: of the whole node, all ranks together. With more threads than cores, threads take turns.
 # - **bytes waited for**: bytes that are copied to the GPU while Python waits. Ordinary memory is **pageable**: the
 #   operating system may move it. So the driver first copies the bytes to **pinned** memory, which stays at its place.
@@ -446,8 +450,8 @@ print(f"all six faults: 12 graphs, two for each shape; you guessed {my_graphs}")
 # %% check="hpdl_lab.performance.slow:train_quickly"
 
 # %% [markdown]
-# A: `dynamic=False`. B: a copy from pageable memory. C: a `print` in `loss_of`. D: `.item()` in each step. E: each rank
-# takes all cores. F: each rank reads the whole batch and drops what belongs to others.
+# A: `dynamic=False`. B: a copy from pageable memory. C: a `print` in `loss_of`. D: `.item()` in each step. E: each
+# rank takes all cores. F: each rank reads the whole batch and drops what belongs to others.
 #
 # In PyTorch, `DataLoader(..., pin_memory=True)` collects batches in pinned memory, and `x.to("cuda",
 # non_blocking=True)` copies without waiting. `DistributedSampler` gives each rank its own share.
@@ -462,7 +466,7 @@ print(f"all six faults: 12 graphs, two for each shape; you guessed {my_graphs}")
 # "memory", "optimizer")` has none of the three. The earlier bars are gray:
 
 # %%
-second = lab.waterfall(gpt_step, "dispatch", "memory", "optimizer", before=first)
+second = lab.waterfall(gpt_step, "dispatch", "memory", "optimizer", ranks=2, before=first)
 print(second)
 
 # %% [markdown]
@@ -472,14 +476,14 @@ print(second)
 # three kinds of storage:
 #
 # - **node-local NVMe**: drives inside the node. Only its own processes can read them, so data are copied there first.
-# - **burst buffer**: fast drives between the nodes and the file system, for as long as a job runs. Some centers use
-#   the word for the drives inside the nodes.
+# - **burst buffer**: fast drives in front of the file system, reserved for a job while it runs. Some centers use the
+#   word for the drives inside the nodes.
 # - **shared file system**: all nodes read the same files. Lustre is one. To open a file, a node asks a **metadata
 #   server** which disks have its bytes. All jobs share this server, so at times it answers slowly.
 #
-# If each example is a file, each needs such a question. A **shard** is a file with many examples: one question for all
-# of them. With a **memory map** (`numpy.memmap`), a program uses a file as an array. The operating system reads a part
-# of the file when the program first uses it, and all processes of the node share the parts that have been read.
+# If each example is a file, each needs such a question. A **shard** is a file with many examples: one question for
+# all of them. With a **memory map** (`numpy.memmap`), a program uses a file as an array. The operating system reads a
+# part of the file when the program first uses it, and all processes of the node share the parts that have been read.
 
 # %%
 from hpdl_lab.performance import reading
@@ -489,13 +493,14 @@ shared = reading.STORAGES[-1]
 assert shared.seconds(1_000, 1e8) > 10 * shared.seconds(1, 1e8)
 
 # %% [markdown]
-# The GB/s are published. The milliseconds are made up, and so are the 1 to 2 GB/s of a single reader, from which the
-# last two columns follow. Both have a usual order of magnitude for a quiet storage.
+# The NVMe is that of one node, and the other two serve a whole machine. The GB/s are published. The milliseconds are
+# made up, and so are the 1 to 2 GB/s of a single reader, from which the last two columns follow. Both have a usual
+# order of magnitude for a quiet storage.
 #
 # ## Predict
 #
 # **Workers** are processes that read batches while the step computes. Reading a batch takes 0.11 s on average. About
-# 3 of 100 reads are slow: they take up to 6 times as long as usual. A step takes 0.03 s. There is memory for 24
+# 3 of 100 reads are slow: they take up to 8 times as long as usual. A step takes 0.03 s. There is memory for 24
 # batches. How many workers does the step need, so that waits add at most 1% to its time?
 
 # %% guess=[8]
@@ -505,13 +510,13 @@ my_workers = lab.guess("workers for steps of 0.03 s and reads of 0.11 s, some of
 # ## Exercise 14.5 ★★ Input that never starves
 #
 # A step **starves** if it waits for its input. Two numbers of torch's `DataLoader` prevent that. `num_workers` says
-# how many batches are read at the same time. Each worker needs a core, which then no rank can have.
-# `prefetch_factor` says how many batches each worker may read ahead: while one read is slow, the step lives on
-# batches that are ready. They need memory.
+# how many batches are read at the same time. Each worker takes one core away from the ranks. `prefetch_factor` says
+# how many batches each worker may read ahead: while one read is slow, the step lives on batches that are ready. They
+# need memory.
 #
 # Reads vary: this is **jitter**. While a server is slow, there are many slow reads in a row. An average does not show
-# that, so play a measured epoch batch by batch. A step that never waits would have to be ready for the slowest read of
-# all, so 1% of waiting is allowed.
+# that, so simulate an epoch batch by batch. Zero waiting needs enough batches in memory for the slowest read of all,
+# so waits may add 1%.
 
 # %% exercise="hpdl_lab.performance.reading:workers_and_prefetch"
 
@@ -532,20 +537,20 @@ print(f"{pair}: {real:.2f} s, {real / virtual:.2f} of virtual time; guessed {my_
 # %% [markdown]
 # In virtual time all workers start together; real ones start one after another.
 #
-# The average read needs 4 workers. With 4, and prefetch 6, waits add 5.1%: after slow reads it takes long until the
-# memory is full again, and the next slow read comes before that. With memory for 48 batches, 5 workers are enough, so
-# memory can replace cores.
+# The average read needs 4 workers. With 4, and prefetch 6, waits add 5.1%: after a slow read the memory fills slowly,
+# and the next slow read comes before it is full. With memory for 48 batches, 5 workers are enough, so memory can
+# replace cores.
 #
 # Two things are missing here. A worker that decodes images keeps its core busy; this one only sleeps. And a storage
 # has a limit: if the workers together read as much as it delivers, more workers change nothing. The next epoch has
-# other slow reads, so in practice add some prefetch to the least.
+# other slow reads, so in practice use a larger prefetch than this minimum.
 
 # %% [markdown]
 # ## Measure: which link is fast enough?
 #
-# Gradients have to reach other GPUs. NVLink and PCIe join GPUs inside a node (NVLink 5 joins a whole rack). InfiniBand
-# (`ndr`, `hdr`), Omni-Path, Slingshot and Ethernet join nodes. `roce` is Ethernet too, but with adapters that write
-# into each other's memory without TCP. Data sheets count bits: 400 Gbit/s are 50 GB/s.
+# Gradients have to reach other GPUs. NVLink and PCIe join GPUs inside a node (NVLink 5 joins a whole rack).
+# InfiniBand (`ndr`, `hdr`), Omni-Path, Slingshot and Ethernet join nodes. `roce` is Ethernet too, but with adapters
+# that write into each other's memory without TCP. For networks, data sheets count bits: 400 Gbit/s are 50 GB/s.
 #
 # Where is this machine? Two engines play ping-pong, as in 03:
 
@@ -557,17 +562,17 @@ print(ladder(link.alpha, link.beta))
 assert link.seconds[0] > LINKS["hbm3"].alpha
 
 # %% [markdown]
-# `hbm3` is the memory of an H100. Bandwidths are those of one direction, as data sheets state them. Latencies are
-# those of a small message; NCCL assumes the values from NVLink to RoCE when it chooses an algorithm. Engines on one
-# machine exchange messages through its memory, and much of their latency is Python.
+# `hbm3` is the memory of an H100. Bandwidths are those of one direction; data sheets of NVLink state the sum of both.
+# Latencies are those of a small message; NCCL assumes the values from NVLink to RoCE when it chooses an algorithm.
+# Engines on one machine exchange messages through its memory, and much of their latency is Python.
 
 # %% [markdown]
 # ## Predict
 #
-# A model has 1.5 billion parameters, and its gradients have 16 bits. 64 H100 GPUs train it, each with a network link of
-# its own and 8,192 tokens per step. Backward takes 4 FLOPs per parameter and token, and runs at 40% of the peak: that
-# is 124 ms. A ring all-reduce (04) adds the gradients meanwhile. How fast must each link be, so that backward hides
-# 90% of the communication?
+# A model has 1.5 billion parameters, and its gradients have 16 bits. 64 H100 GPUs train it, each with a network link
+# of its own and 8,192 tokens per step. Backward takes 4 FLOPs per parameter and token, and runs at 40% of the peak:
+# that is 124 ms. Assume that the first gradient is ready at once. A ring all-reduce (04) adds the gradients
+# meanwhile. How fast must each link be, so that backward hides 90% of the communication?
 
 # %% guess=[400]
 my_gbit = lab.guess("Gbit/s per GPU that hide 90% of the communication", ...)
@@ -575,8 +580,8 @@ my_gbit = lab.guess("Gbit/s per GPU that hide 90% of the communication", ...)
 # %% [markdown]
 # ## Exercise 14.6 ★ The cheapest link
 #
-# Communication that goes on while backward computes is **hidden**. The rest is **exposed**: the ranks wait for it (06).
-# A link that hides more than that costs more, and saves hardly any time.
+# Communication that goes on while backward computes is **hidden**. The rest is **exposed**: the ranks wait for it
+# (06). A link that hides more than `hidden` costs more, and saves little time.
 #
 # `links` come cheapest first. The order of `offers()` below is an assumption: faster costs more. If your prices say
 # otherwise, name the links in your order: `offers(["infiniband_hdr", "roce_400"])`.
@@ -595,16 +600,17 @@ assert best == "roce_400"
 print(f"{best}, {LINKS[best].GBps * 8:.0f} Gbit/s; you guessed {my_gbit}")
 
 # %% [markdown]
-# 344 Gbit/s would be enough, and the next link that exists has 400. With 200 Gbit/s, 52% are hidden. With twice the
-# tokens per step, backward takes twice as long, and 200 Gbit/s hide everything. Eight GPUs that share one adapter have
-# an eighth of it each, unless they first add over NVLink (the hierarchical all-reduce in 04).
+# About 343 Gbit/s would be enough, and the next link that exists has 400. With 200 Gbit/s, 52% are hidden. With twice
+# the tokens per step, backward takes twice as long, and 200 Gbit/s hide everything. Eight GPUs that share one adapter
+# have an eighth of it each, unless they first add over NVLink (the hierarchical all-reduce in 04).
 
 # %% [markdown]
 # ## Measure: the switch adds
 #
-# On a ring, ranks add. A switch can add, too: **SHARP** does that in InfiniBand switches, and **NVLS** in the NVSwitch
-# between GPUs (04). Each rank sends its vector to the switch once, and the switch sends the sum back to all. Here the
-# switch is a simulated rank with 16 ports of InfiniBand NDR, one for each of the others. First 1 KiB, then 4 MiB:
+# On a ring, ranks add. A switch can add, too: **SHARP** does that in InfiniBand switches, and **NVLS** in the
+# NVSwitch between GPUs (04). Each rank sends its vector to the switch once, and the switch sends the sum back to all.
+# Here the switch is a simulated rank with 16 ports of InfiniBand NDR, one for each of the others. First 1 KiB, then 4
+# MiB:
 
 # %%
 from hpdl_lab.performance.switch import by_dpus, by_hosts, by_ring, by_switch
@@ -623,8 +629,8 @@ for a, b in zip(ring, switch, strict=True):
 # ## Measure: a processor on the adapter
 #
 # A processor has to begin each step of a ring. Many MPI libraries do that only inside their calls: while the host
-# computes, the ring stands still. A **DPU**, data processing unit, is a network adapter with processor cores. It can do
-# the ring while the host computes. Eight hosts compute for 500 µs during an all-reduce of 4 MiB:
+# computes, the ring stops. A **DPU**, data processing unit, is a network adapter with processor cores. It can do the
+# ring while the host computes. Eight hosts compute for 500 µs during an all-reduce of 4 MiB:
 
 # %%
 given = 8, 2**22, 500e-6
@@ -634,8 +640,8 @@ for name, way in zip(("hosts, 1 call", "hosts, 14 calls", "DPUs"), ways, strict=
 assert [round(14 * way.hidden) for way in ways] == [1, 14, 14]
 
 # %% [markdown]
-# After one call, one of 14 steps goes on while the host computes. With a call in each step, everything is hidden, but
-# the program has to make these calls. The DPU needs none. Alone it is slower, 320 µs in place of 185 µs, because each
+# With one call, only one of 14 steps overlaps with computing. With a call in each step, everything is hidden, but the
+# program has to make these calls. The DPU needs none. Alone it is slower, 320 µs in place of 185 µs, because each
 # vector crosses PCIe there and back. MVAPICH2-DPU, an MPI library, states an overlap of up to 99% (X-ScaleSolutions
 # 2024). In 06, a thread on the host did the same work and used a core. NCCL's ring is a kernel on the GPU, and uses a
 # part of its cores.
@@ -643,46 +649,45 @@ assert [round(14 * way.hidden) for way in ways] == [1, 14, 14]
 # %% [markdown]
 # ## Predict
 #
-# Two nodes have four H100 GPUs each, and an InfiniBand adapter of 400 Gbit/s for each
-# GPU. They also have one Ethernet port of 25 Gbit/s each. If NCCL, the library for
-# collectives on GPUs, may not use InfiniBand, it takes the Ethernet port. The job still
-# runs. How many times lower is the bus bandwidth (busbw, 04) of a large all-reduce?
+# Two nodes have four H100 GPUs each, and an InfiniBand adapter of 400 Gbit/s for each GPU. They also have one
+# Ethernet port of 25 Gbit/s each, and a fifth adapter for storage (RoCE), which NCCL prints as IB, too. If NCCL may
+# not use InfiniBand, it takes the Ethernet port. The job still runs. How many times lower is the bus bandwidth
+# (busbw, 04) of a large all-reduce?
 
 # %% guess=[64]
 my_ratio = lab.guess("times lower busbw over Ethernet than over InfiniBand", ...)
 
 # %% [markdown]
-# With `NCCL_DEBUG=INFO`, NCCL prints how it connects the GPUs. Here is a good log: the
-# lines of rank 0, and the table of nccl-tests with busbw in the last column. Three slow
-# jobs follow, with only the lines that differ. These logs are **not recorded**: the
-# laboratory writes them in the format of NCCL 2.26, and makes up the bandwidths.
+# With `NCCL_DEBUG=INFO`, NCCL prints how it connects the GPUs. Here is a good log: the lines of rank 0, and the table
+# of nccl-tests with busbw in the last column. Three slow jobs follow, with only the lines that differ. These logs are
+# **not recorded**: the laboratory writes them in the format of NCCL 2.26. HCA is InfiniBand's word for adapter.
 
 # %%
 from hpdl_lab.performance.nccl_log import LOGS, busbw, excerpt
 
 good, *slow = LOGS.values()
 print(excerpt(good), *(excerpt(log, than=good) for log in slow), sep="\n\n")
-assert round(ratio := busbw(good) / busbw(LOGS["socket"])) == 65
-print(f"\nover Ethernet {ratio:.0f} times lower; you guessed {my_ratio}")
+assert round(busbw(good) / busbw(LOGS["socket"])) == 65
+print(f"\nover Ethernet 65 times lower; you guessed {my_ratio}")
 
 # %% [markdown]
 # The adapters of a node have 4 · 400 Gbit/s, and its Ethernet port has 25: a factor of
-# 64. In busbw, such an adapter gives 46 to 48 GB/s (an answer in nccl-tests, issue 290,
-# 2025). The good log is made with 46 for each of the four.
+# 64. In busbw, such an adapter gives 46 to 48 GB/s (an answer in nccl-tests, issue 290, 2025). The good log is made
+#     with 46 for each of the four; the other bandwidths are made up. So the logs show 183 against 2.8 GB/s: a factor
+#     of 65.
 #
 # ## Exercise 14.7 ★★ Read NCCL's log
 #
-# A **channel** is a ring, and each line with `via` is one step of it:
+# A **channel** is a ring, and each line with `via` shows one link of it. A link between nodes has two lines:
 #
 # - `P2P` (peer to peer): a GPU reaches the memory of the next one directly, by NVLink.
 # - `SHM` (shared memory): the data go through the node's main memory.
 # - `NET/Socket`: the data go to another node over Ethernet.
-# - `NET/IB/2/GDRDMA`: they go over InfiniBand adapter 2 (an **HCA**), which reads the
-#   GPU's memory itself. This is **GPUDirect RDMA**. Without it, `/GDRDMA` is missing,
-#   and the last number of "Connected all rings" is 0.
+# - `NET/IB/2/GDRDMA`: they go over InfiniBand adapter 2 (an **HCA**), which reads the GPU's memory itself. This is
+#   **GPUDirect RDMA**. Without it, `/GDRDMA` is missing, and the last number of "Connected all rings" is 0.
 #
-# The table says that a job is slow, and the log says why. Your function is judged on
-# logs of other jobs: other nodes, other numbers of GPUs, other settings.
+# The table says that a job is slow, and the log says why. Your function is judged on logs of other jobs: other nodes,
+# other numbers of GPUs, other settings.
 
 # %% exercise="hpdl_lab.performance.nccl_log:diagnose_log"
 
@@ -698,39 +703,39 @@ for name, log in LOGS.items():
     print(f"{busbw(log):6.1f} GB/s: {cause} {variable}, line {line}")
 
 # %% [markdown]
-# Each of these jobs gives right results, so nobody notices the fault without the table.
-# To read a log of your own, write it to a file first:
+# Each of these jobs gives right results, so nobody notices the fault without the table. To read a log of your own,
+# write it to a file first:
 #
 #     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET torchrun ... > nccl.log
 #
 #     print(diagnose_log(open("nccl.log").read()))
 #
-# The words change between versions: before 2.24, NCCL prints `NCCL_P2P_DISABLE=1` as
-# `NCCL_P2P_LEVEL set by environment to LOC`. There are reasons without a variable, too.
-# `Failed to open libibverbs.so[.1]` says that the container lacks the library for
-# InfiniBand, and `NET/IB : No device found.` that it lacks the adapter.
+# The words change between versions: before 2.24, NCCL prints `NCCL_P2P_DISABLE=1` as `NCCL_P2P_LEVEL set by
+# environment to LOC`. There are reasons without a variable, too. `Failed to open libibverbs.so[.1]` says that the
+# container lacks the library for InfiniBand, and `NET/IB : No device found.` that it lacks the adapter.
 
 # %% [markdown]
 # ## Measure: the step twice as fast
 #
-# Three faults are left. Each sequence is a file of its own; each gradient is sent after backward, and nothing hides it;
-# and rank 0 has three times as many sequences as rank 1. Without all six:
+# Three faults are left. Each sequence is a file of its own; each gradient is sent after backward, and nothing hides
+# it; and rank 0 has three times as many sequences as rank 1. Without all six:
 
 # %%
-last = lab.waterfall(gpt_step, *REPAIRS, before=first)
+last = lab.waterfall(gpt_step, *REPAIRS, ranks=2, before=first)
 print(last)
 print(f"{first.step_s / last.step_s:.1f} times as fast, {last.explained:.0%} explained")
 assert last.step_s < first.step_s
 
 # %% [markdown]
-# Matrix products now take most of the step. To go on, use fewer bits, a larger batch, or a faster processor.
+# On idle cores it is typically more than twice as fast, and more than 95% are explained. Matrix products now take the
+# largest part. To go on, use fewer bits, a larger batch, or a faster processor.
 
 # %% [markdown]
 # ## What a training costs
 #
-# A **petaflop/s-day** is 10¹⁵ operations per second for a day. GPT-3 took 3,640 (Brown et al. 2020), on V100
-# GPUs at 24.6 teraFLOP/s and 330 W each. The data center used 1.1 times the power of its computers: its **PUE**,
-# power usage effectiveness (Patterson et al. 2021). How many kWh is that? What does a kWh cost you?
+# A **petaflop/s-day** is 10¹⁵ operations per second for a day. GPT-3 took 3,640 (Brown et al. 2020), on V100 GPUs at
+# 24.6 teraFLOP/s and 330 W each. The data center used 1.1 times the power of its computers: its **PUE**, power usage
+# effectiveness (Patterson et al. 2021). How many kWh is that? What does a kWh cost you?
 
 # %% guess=[1_000_000, 0.3]
 my_kwh = lab.guess("kWh of the training of GPT-3", ...)
@@ -743,12 +748,12 @@ print(cost.table(my_price))
 print(f"GPT-3: you guessed {my_kwh:,.0f} kWh")
 
 # %% [markdown]
-# MFU counts all hours: PaLM states 46% without pauses. Only GPT-3 and PaLM state a PUE, and watts that include the
-# host; for the others, 1.1 and the processors alone are assumed.
+# MFU here includes pauses, and PaLM's 46% does not. Only GPT-3 and PaLM state a PUE, and watts that include the host;
+# for the others, 1.1 and the processors alone are assumed.
 #
-# D/N is tokens per parameter. For a fixed C = 6 N D operations, about 20 give the lowest loss (Hoffmann et al. 2022):
-# the last two columns. GPT-3 was too large for its tokens. Llama 3.1 is smaller than this rule says, so each answer
-# costs less (13). DeepSeek-V3's N counts what a token uses.
+# N is parameters, D is tokens of the training, and D/N tokens per parameter. For a fixed C = 6 N D operations, D/N of
+# about 20 gives the lowest loss (Hoffmann et al. 2022): the last two columns. GPT-3 was too large for its tokens.
+# Llama 3.1 is smaller than this rule says, so each answer costs less (13). DeepSeek-V3's N counts what a token uses.
 
 # %% [markdown]
 # ## Take it home
@@ -771,7 +776,7 @@ layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(8)]
 model = DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
 for (x,) in DataLoader(TensorDataset(torch.randn(32 * 128, 512)), batch_size=128):
-    loss = model(x.requires_grad_()).square().mean()
+    loss = model(x.requires_grad_()).square().mean()  # so that the first layer has two products in backward, too
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -791,14 +796,15 @@ tool = copy(profile_step.__file__, "profile_step.py")
 print(out.n)
 
 # %% tags=["take-home"]
+# out is a list of lines, and out.grep(text) those that have this text
 flops, needed = out.grep("FLOPs of a step")[0].split()[4][:-1], out.grep("6 N D")[0].split()[-1]
 assert abs(float(flops) / float(needed) - 1) < 0.01
-assert len(out.grep("ms ")) == 9
+assert len(out.grep(" ms ")) == 9  # seven bars, unexplained, and the step
 
 # %% [markdown]
-# PyTorch's `FlopCounterMode` counts the FLOPs of the step. They are 6 N D, since every weight is used once for each
-# row in forward, and twice in backward. With recomputation there are more: that is HFU. The peak is measured: one large
-# product on this processor.
+# PyTorch's `FlopCounterMode` counts the FLOPs of the step. They are 6 N D, with N weights and D rows: every weight is
+# used once for each row in forward, and twice in backward, and each use is a multiplication and an addition. With
+# recomputation there are more: that is HFU. The peak is measured: one large product on this processor.
 
 # %% [markdown]
 # ## Question to discuss
@@ -808,21 +814,22 @@ assert len(out.grep("ms ")) == 9
 #
 # ## Open issues, and what next
 #
-# - **Failures.** The training of Llama 3 was interrupted 466 times in 54 days on 16,384 GPUs: every three hours (Llama
-#   Team 2024). How does a training go on without the lost ranks, and how often does it save its state?
+# - **Failures.** The training of Llama 3 was interrupted 466 times in 54 days on 16,384 GPUs: every three hours
+#   (Llama Team 2024). How does a training go on without the lost ranks, and how often does it save its state?
 # - **Stragglers.** All ranks wait for the slowest (03). To leave its gradient out saves time, but changes the result.
 # - **Slow links.** Clusters in different cities can share one training if they send less (DiLoCo in 07).
-# - **Memory.** The ridges above have grown from 153 FLOPs per byte (A100) to 281 (B200): more products wait for memory.
-# - **Energy.** The table above has trainings of 20 GWh and more. Which of them were necessary?
+# - **Memory.** The ridge grew from 153 FLOPs per byte (A100) to 295 (H100). H200 and B200 have lower ones, 206 and
+#   281.
+# - **Energy.** One training in the table above took 24 GWh. Was it necessary?
 #
-# **What next?** Put `profile_step.py` before a script of your own. Then make it data parallel (06), or
-# cut its model into shards (08), and compare its MFU before and after.
+# **What next?** Put `profile_step.py` before a script of your own. Then make it data parallel (06), or cut its model
+# into shards (08), and compare its MFU before and after.
 #
 # ## Where to read the real code
 #
 # - `hpdl_lab/performance/profile_step.py` (the bars), `hpdl_lab/performance/gpt_step.py` (the slow step).
-# - `utilization.py`, `bounds.py`, `threads.py`, `slow.py`, `reading.py`, `links.py`, `nccl_log.py` in the same folder:
-#   your seven functions; `machines.py`: processors with their sources; `switch.py`: the switch and the DPU.
+# - `utilization.py`, `bounds.py`, `threads.py`, `slow.py`, `reading.py`, `links.py`, `nccl_log.py` in the same
+#   folder: your seven functions; `machines.py`: processors with their sources; `switch.py`: the switch and the DPU.
 # - `static_graph.py`, `frameworks.py`, `cost.py`, and `frameworks_run/`: one training in each framework.
 # - Williams, Waterman and Patterson 2009 (roofline), doi:10.1145/1498765.1498785; Chowdhery et al. 2022 (PaLM, MFU
 #   and HFU), arXiv:2204.02311; Hoffmann et al. 2022 (Chinchilla), arXiv:2203.15556; Patterson et al. 2021 (energy),
@@ -835,7 +842,7 @@ assert len(out.grep("ms ")) == 9
 # 1. A waterfall divides a step into bars. Their sum is compared with a time that was measured without a profiler.
 # 2. MFU counts the FLOPs that the model needs, HFU all that the hardware computes. Recomputation is the difference.
 # 3. A product takes the longer of two times: FLOPs over the peak, bytes over the bandwidth.
-# 4. Counters say why a script is slow: synchronizations, graphs, threads, bytes, examples read.
+# 4. Counters say why a script is slow: synchronizations, graphs, threads, bytes, texts read.
 # 5. Input and links have to be fast enough to be hidden, and nothing is gained beyond that.
 #
 # | term | what it means |
@@ -843,16 +850,16 @@ assert len(out.grep("ms ")) == 9
 # | MFU, HFU | share of the peak: of the FLOPs that the model needs; of all that are computed |
 # | roofline | FLOP/s that can be reached, against FLOPs per byte: a slope, then a flat roof |
 # | arithmetic intensity, ridge | FLOPs per byte of memory traffic; the intensity at which the two roofs meet |
-# | define-and-run, define-by-run | a program records the graph and runs it later; each operation runs at once |
+# | define-and-run, define-by-run | a program records the graph and runs it later; each operation runs immediately |
 # | graph break, recompilation | `torch.compile` ends a graph and goes on in Python; it traces again for new shapes |
-# | waterfall | one bar for each thing that a step waits for, and one for what is not explained |
+# | waterfall | one bar for each use of a step's time, and one for what is not explained |
 # | regret | how much longer a step takes with your choice than with the best one |
 # | starve, shard, burst buffer | wait for input; a file with many examples; fast drives in front of the file system |
 # | SHARP, DPU | a switch that adds; a network adapter with processor cores |
 # | busbw, GPUDirect RDMA | bus bandwidth (04); an adapter that reads the memory of a GPU itself |
 # | petaflop/s-day, PUE | 8.64 · 10¹⁹ FLOPs; power of a data center over that of its computers |
 #
-# **What you can do now:** say where the time of a step goes, for any script; read "45% of the peak" in a paper and ask
-# the right question; and read a log of NCCL.
+# **What you can do now:** say where the time of a step goes, for any script; read "45% of the peak" in a paper and
+# ask the right question; and read a log of NCCL.
 #
 # <!-- links -->
