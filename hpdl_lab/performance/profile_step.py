@@ -36,13 +36,13 @@ FIXES = {
     OPTIMIZER: "fused=True, or foreach=True, in the optimizer",
     IMBALANCE: "the same amount of work for each rank: batches of like length, no work of rank 0 alone",
 }
-SKIPPED, TIMED, WARMED, RECORDED = 3, 3, 1, 2  # steps: before the first round; then in each round
+SKIPPED, TIMED, WARMED, RECORDED = 3, 4, 1, 2  # steps: before the first round; then in each round
 ROUNDS = 4
 STEPS = SKIPPED + ROUNDS * (TIMED + WARMED + RECORDED)
 
 STEP_REGION, INPUT_REGION, OPTIMIZER_REGION = "ProfilerStep", "enumerate(DataLoader)", "Optimizer."
 MATMULS = re.compile(r"aten::(_?(add|ba?d?d?b|grouped_|scaled_)?mm\b|.*convolution|.*attention|_addmm_activation)")
-COMMUNICATION = re.compile(r"(gloo|nccl|mpi|ucc|xccl):|ncclDevKernel|ncclKernel")
+COMMUNICATION = re.compile(r"(gloo|mpi|ucc):")
 MATMULS_ON_GPU = re.compile(r"gemm|cutlass|xmma|nvjet|conv|flash|fmha|attention", re.I)
 OPTIMIZERS_ON_GPU = re.compile(r"multi_tensor_apply|adam|sgd", re.I)
 
@@ -95,7 +95,7 @@ class Recorder:
         elif self.steps == SKIPPED:
             self._counter.__exit__(None, None, None)
             self._flops = self._counter.get_total_flops()
-        elif self.steps > SKIPPED and place < TIMED:
+        elif self.steps > SKIPPED and 0 < place < TIMED:  # in the first one, ranks wait for the slowest reader of records
             self.times.append(seconds)
         if self._profiler is not None:
             self._profiler.step()
@@ -152,10 +152,11 @@ def read(profiler: profile, cost: tuple[float, float]) -> Recording:
     for event in profiler.events():
         begin, end = (start + int(1e3 * at) for at in (event.time_range.start, event.time_range.end))
         span = Span(begin, end, event.name)
-        if COMMUNICATION.match(event.name):
+        if event.device_type == DeviceType.CUDA:
+            if not getattr(event, "is_user_annotation", False):  # regions of the host, drawn over their kernels
+                (communication if event.name.startswith("nccl") else device).append(span)
+        elif event.is_async and COMMUNICATION.match(event.name):
             communication.append(span)
-        elif event.device_type == DeviceType.CUDA:
-            device.append(span)
         elif not event.is_async:
             threads.setdefault(event.thread, []).append(span)
     main = next(spans for spans in threads.values() if any(span.name.startswith(STEP_REGION) for span in spans))

@@ -760,7 +760,7 @@ print(f"GPT-3: you guessed {my_kwh:,.0f} kWh")
 #
 # `profile_step.py` needs nothing but torch. Put it before the name of your own script: it draws the same bars, says
 # which share of the peak the step reaches, and what to do about the longest bars. The script below stands for yours.
-# A script has to take 28 steps at least:
+# A script has to take 32 steps at least:
 
 # %% tags=["take-home"]
 # %%writefile take_home_14.py
@@ -775,7 +775,7 @@ dist.init_process_group("gloo")
 layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(8)]
 model = DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-for (x,) in DataLoader(TensorDataset(torch.randn(32 * 128, 512)), batch_size=128):
+for (x,) in DataLoader(TensorDataset(torch.randn(40 * 128, 512)), batch_size=128):
     loss = model(x.requires_grad_()).square().mean()  # so that the first layer has two products in backward, too
     loss.backward()
     optimizer.step()
