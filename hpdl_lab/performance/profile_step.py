@@ -95,7 +95,7 @@ class Recorder:
         elif self.steps == SKIPPED:
             self._counter.__exit__(None, None, None)
             self._flops = self._counter.get_total_flops()
-        elif self.steps > SKIPPED and 0 < place < TIMED:  # in the first one, ranks wait for the slowest reader of records
+        elif self.steps > SKIPPED and 0 < place < TIMED:  # in the first one, ranks wait for the last reader
             self.times.append(seconds)
         if self._profiler is not None:
             self._profiler.step()
