@@ -115,7 +115,7 @@ def main(folder: str | Path = recorded.FOLDER, word: str = "") -> None:
     rows = []
     with tempfile.TemporaryDirectory() as session, emulated(session) as switch:
         install()
-        env = os.environ | VARIABLES | {"SWITCH": str(switch), "PYTHONPATH": str(ROOT)}
+        env = os.environ | VARIABLES | {"SWITCH": str(switch), "PYTHONPATH": str(ROOT), "TMPDIR": session}
         for name in COLUMNS:
             if word in name:
                 rows.append(measured(name, session, env))
