@@ -58,12 +58,14 @@ class Span(NamedTuple):
 class Recording(NamedTuple):
     """The steps of a rank, timed and recorded.
 
+    step_s: median of the steps without a profiler; quartiles: a quarter of them is shorter, and a quarter longer;
     bars: seconds per step, with all exposed communication in one bar; waits: [(begin, end, which communication)] of
     that bar; posted: when each communication began, in order; steps: how many were recorded; flops: of a step; peak:
     FLOP/s of one large product.
     """
 
     step_s: float
+    quartiles: tuple[float, float]
     bars: dict[str, float]
     waits: list[tuple[int, int, int]]
     posted: list[int]
@@ -116,7 +118,8 @@ class Recorder:
             posted += r.posted
         bars = {name: statistics.median(r.bars[name] for r in self.rounds) for name in self.rounds[0].bars}
         steps = sum(r.steps for r in self.rounds)
-        return Recording(statistics.median(self.times), bars, waits, posted, steps, self._flops, measured_peak())
+        least, middle, most = statistics.quantiles(self.times, n=4)
+        return Recording(middle, (least, most), bars, waits, posted, steps, self._flops, measured_peak())
 
 
 def recorder() -> profile:
@@ -200,7 +203,7 @@ def analyze(
                 bars[bar] -= moved
                 bars[HOST] += moved
     per_step = {name: max(0.0, ns) / 1e9 / len(steps) for name, ns in bars.items()}
-    return Recording(0.0, per_step, waits, [span.begin for span in communication], len(steps), 0, 0.0)
+    return Recording(0.0, (0.0, 0.0), per_step, waits, [span.begin for span in communication], len(steps), 0, 0.0)
 
 
 def innermost(spans: Sequence[Span], begin: int, end: int) -> Iterator[tuple[int, int, list[Span]]]:
@@ -306,7 +309,11 @@ def report(ranks: Sequence[Recording]) -> str:
     longest = sorted((name for name in FIXES if bars[name] > 0.02 * step_s), key=lambda name: -bars[name])
     lines += [f"{n}. {name}: {FIXES[name]}" for n, name in enumerate(longest[:3], 1)]
     if abs(unexplained) > 0.05 * step_s:
-        lines.append("More than 5% is unexplained: other programs may use the cores. Run it again.")
+        least, most = (1e3 * statistics.fmean(rank.quartiles[i] for rank in ranks) for i in (0, 1))
+        lines.append(
+            f"More than 5% is unexplained. Half of the steps took {least:.1f} to {most:.1f} ms: if that is a wide"
+        )
+        lines.append("range, other programs use the cores. Run it again.")
     return "\n".join(lines)
 
 
