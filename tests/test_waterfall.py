@@ -1,5 +1,7 @@
 """The bars of a step: exact on spans that are known, and close to what a step measures of itself."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -8,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from hpdl_lab import lab
 from hpdl_lab.comm.torch.group import process_group
+from hpdl_lab.performance import profile_step
 from hpdl_lab.performance.gpt_step import REPAIRS, gpt_step
 from hpdl_lab.performance.profile_step import (
     BARS,
@@ -137,6 +140,13 @@ def test_repairs_change_no_loss(cluster):
 def test_a_repair_that_is_not_known_is_refused():
     with pytest.raises(ValueError, match="no repair is called 'inputs': there are input, dispatch"):
         gpt_step(None, "inputs")
+
+
+def test_a_script_without_enough_steps_is_told_how_many_are_needed(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')")
+    done = subprocess.run([sys.executable, profile_step.__file__, script], capture_output=True, text=True)
+    assert done.stdout.splitlines()[0] == "trained" and f"fewer than {STEPS + 1} steps" in done.stdout, done
 
 
 def test_a_waterfall_needs_engines():

@@ -300,7 +300,7 @@ def report(ranks: Sequence[Recording]) -> str:
     unexplained = step_s - sum(bars.values())
     rows = [*bars.items(), ("unexplained", unexplained), ("step", step_s)]
     lines = [
-        f"{name:22}{1e3 * seconds:9.2f} ms {seconds / step_s:6.1%} {'#' * round(40 * seconds / step_s)}"
+        f"{name:22}{1e3 * seconds:9.2f} ms {seconds / step_s:6.1%} {'#' * min(60, round(40 * seconds / step_s))}"
         for name, seconds in rows
     ]
     flops = statistics.fmean(rank.flops for rank in ranks)
@@ -354,7 +354,7 @@ def main() -> None:
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
     if recorder.steps < STEPS and os.environ.get("RANK", "0") == "0":
-        print(f"profile_step.py: {recorder.steps + 1} steps of an optimizer came, and {STEPS + 1} are needed")
+        print(f"profile_step.py: the script made fewer than {STEPS + 1} steps of an optimizer; so many are needed")
 
 
 def show(mine: Recording) -> None:
