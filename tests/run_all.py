@@ -310,11 +310,14 @@ def conclude(ended: list[Running], left: list[str], seconds: float) -> int:
     totals += Counter(failed=1) if left else Counter(passed=1)
     print(f"{'nothing is left behind':<28} {'1 failed: ' + '; '.join(left) if left else '1 passed'}")
     print(f"{'all':<28} {'':<36} {seconds:6.1f} s\n")
-    again = {
-        running.step.again + f" '{alone(running.step, test)}'": None for running in ended for test in running.texts
-    }
+    again: dict[str, list[str]] = {}
+    for running in ended:
+        for test, text in running.texts.items():
+            command = running.step.again + f" '{alone(running.step, test)}'"
+            again.setdefault(command, []).append(f"        {reason(text)}")
     if again:
-        print("To repeat what has failed:", *(f"    {command}" for command in again), "", sep="\n")
+        lines = (line for command, reasons in again.items() for line in (f"    {command}", *reasons))
+        print("To repeat what has failed:", *lines, "", sep="\n")
     print(summary(totals))
     return 1 if totals["failed"] or not totals["passed"] else 0
 
@@ -322,6 +325,12 @@ def conclude(ended: list[Running], left: list[str], seconds: float) -> int:
 def alone(step: Step, test: str) -> str:
     """What pytest can run of this step without all the rest: a test, or the whole notebook of a cell."""
     return test.partition("::")[0] if CELLS[0] in step.command else test
+
+
+def reason(text: str) -> str:
+    """The last error line of what pytest says of a failed test: a shortened log ends with it."""
+    lines = [line for line in text.splitlines() if line.strip()] or ["(no text)"]
+    return next((line for line in reversed(lines) if line.startswith("E ")), lines[-1])[:300]
 
 
 def tell_steps(ended: list[Running]) -> Counter:

@@ -872,8 +872,7 @@ def plant(home, uid):
 
 def test_a_second_hub_with_the_same_names_and_who_is_off_the_list(running, at_work, tmp_path_factory, eventually):
     """Its start, its second start with another list, its stop and its removal reach nothing of the first."""
-    ada = at_work(ADA)
-    ada.run("open('/home/' + __import__('os').environ['USER'] + '/mine', 'w').write('kept')", 60)
+    at_work(ADA).run("open('/home/' + __import__('os').environ['USER'] + '/mine', 'w').write('kept')", 60)
     state = str(tmp_path_factory.mktemp("second") / "state")
     given = settings.Settings(users=(ADA, EVE), state=state, port=0, engines=1, idle=0)
     with hub.Hub.start(given) as second:
@@ -885,11 +884,10 @@ def test_a_second_hub_with_the_same_names_and_who_is_off_the_list(running, at_wo
         before = {name: second.state.account(name) for name in (ADA, EVE)}
         first = {running.state.account(name).uid for name in NAMES}
         assert not first & {account.uid for account in before.values()}
-        port = second.settings.port
     plant(before[EVE].home, before[EVE].uid)
     rehearsal = second.state.account("-rehearsal-")
     plant(rehearsal.home, rehearsal.uid)  # more than an attendee could
-    with hub.Hub.start(given.replace(users=(BOB, ADA), port=port)) as second:
+    with hub.Hub.start(given.replace(users=(BOB, ADA))) as second:
         assert not is_in(second, eve, token) and guess(second, EVE, PASSWORD) == 403
         now = {name: second.state.account(name) for name in (ADA, BOB)}
         assert now[ADA] == before[ADA] and now[BOB].uid not in {account.uid for account in before.values()}
@@ -906,7 +904,8 @@ def test_a_second_hub_with_the_same_names_and_who_is_off_the_list(running, at_wo
     subprocess.run([*become, sys.executable, "-I", "-c", STAY], cwd="/", check=True)
     assert cli.main(["hub", "--remove", "--state", state]) == 0
     assert not os.path.exists(state) and not of_user(now[BOB].uid)
-    assert ada.run("print(open('/home/' + __import__('os').environ['USER'] + '/mine').read())", 60) == "kept\n"
+    read = "print(open('/home/' + __import__('os').environ['USER'] + '/mine').read())"
+    assert at_work(ADA).run(read, 60) == "kept\n"
 
 
 @pytest.fixture

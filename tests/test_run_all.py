@@ -84,3 +84,12 @@ def test_what_is_left_behind_is_found(tmp_path, monkeypatch):
         process.wait()
     assert found[0].startswith(f"process {process.pid}: ")
     assert found[1:] == [f"{tmp_path}/hpdl-store-1", f"{tmp_path}/own/any name"]
+
+
+def test_the_end_of_a_run_says_why_each_test_has_failed(tmp_path, capsys):
+    running = run_all.Running(run_all.pytest("unit tests", "python", "tests"), tmp_path)
+    text = "    def test_it():\n>       assert one == 2\nE       assert 1 == 2\n\ntests/test_it.py:3: AssertionError\n"
+    running.take({"test": "tests/test_it.py::test_it", "outcome": "failed", "seconds": 1.0, "text": text})
+    assert run_all.conclude([running], [], 1.0) == 1
+    said = capsys.readouterr().out
+    assert "    python -m pytest 'tests/test_it.py::test_it'\n        E       assert 1 == 2\n" in said
