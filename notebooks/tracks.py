@@ -265,28 +265,33 @@ TABLE = """
     3 homework     5  Take it home
 14_performance  Where the time goes
     a waterfall of a training step, how much of its hardware it uses, ranks against threads, slow scripts, input, links,
-    NCCL's log, and what a training costs in days and kWh
+    and NCCL's log
     [08](08_memory.ipynb), [13](13_inference.ipynb); two cores
     1 homework     5  The idea
     1 homework     7  Exercise 14.1
     1 homework    12  Exercise 14.2
-    1 homework     4  Other processors
     2 homework    14  Exercise 14.3
-    2 homework     8  When is the graph known?
-    2 homework     5  Measure: the same training in four frameworks
-    2 homework     3  Diagnose: six slow scripts
+    2 homework     4  Diagnose: six slow scripts
     2 homework    11  Exercise 14.4
     2 homework     3  Measure: without three of its faults
     3 homework     3  Input
     3 homework    14  Exercise 14.5
     3 homework     2  Measure: which link is fast enough?
     3 homework    10  Exercise 14.6
-    3 homework     3  Measure: the switch adds
-    3 homework     2  Measure: a processor on the adapter
     3 homework    12  Exercise 14.7
+    3 homework     2  Measure: two profilers, one step
     3 homework     3  Measure: the step twice as fast
-    3 homework     4  What a training costs
     3 homework     5  Take it home
+14_frameworks  Frameworks, processors and their price
+    when a framework knows its graph, what it sends, what other processors do differently, switches and adapters that
+    compute, and what a training costs in days and kWh
+    [14](14_performance.ipynb), or nothing: no engines, no exercises
+    1 homework     8  When is the graph known?
+    1 homework     6  Measure: the same training in four frameworks
+    1 homework     4  Other processors
+    1 homework     3  Measure: the switch adds
+    1 homework     2  Measure: a processor on the adapter
+    1 homework     4  What a training costs
 """
 
 # A notebook, with the part where it has several; or what else takes time, and its minutes.

@@ -14,9 +14,9 @@ ROWS = [[cell.strip() for cell in line] for line in LINES if len(line) == 7 and 
 
 
 def headings(notebook):
-    """The headings of a notebook, by its number or the beginning of its name."""
+    """The headings of a notebook, by its name, or by its number, which two notebooks may have."""
     paths = sorted((ROOT / "notebooks/source").glob(f"{notebook}_*.py")) or [ROOT / f"notebooks/source/{notebook}.py"]
-    return re.findall(r"^# #+ (.+)$", paths[0].read_text(), re.M)
+    return [text for path in paths for text in re.findall(r"^# #+ (.+)$", path.read_text(), re.M)]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}: {row[1]}")

@@ -43,6 +43,7 @@ STEPS = SKIPPED + ROUNDS * (TIMED + WARMED + RECORDED)
 STEP_REGION, INPUT_REGION, OPTIMIZER_REGION = "ProfilerStep", "enumerate(DataLoader)", "Optimizer."
 MATMULS = re.compile(r"aten::(_?(add|ba?d?d?b|grouped_|scaled_)?mm\b|.*convolution|.*attention|_addmm_activation)")
 COMMUNICATION = re.compile(r"(gloo|mpi|ucc):")
+BEGIN, WAIT = "hpdl:begin", "hpdl:wait"  # of a back end whose communication torch.profiler does not see as a whole
 MATMULS_ON_GPU = re.compile(r"gemm|cutlass|xmma|nvjet|conv|flash|fmha|attention", re.I)
 OPTIMIZERS_ON_GPU = re.compile(r"multi_tensor_apply|adam|sgd", re.I)
 
@@ -163,6 +164,8 @@ def read(profiler: profile, cost: tuple[float, float]) -> Recording:
         elif not event.is_async:
             threads.setdefault(event.thread, []).append(span)
     main = next(spans for spans in threads.values() if any(span.name.startswith(STEP_REGION) for span in spans))
+    begun, ended = ([span for span in sorted(main) if span.name == name] for name in (BEGIN, WAIT))
+    communication += [Span(first.begin, last.end, "hpdl") for first, last in zip(begun, ended, strict=False)]
     return analyze(main, device, sorted(communication), cost)
 
 
@@ -172,7 +175,7 @@ def analyze(
     """Divide the time of the recorded steps among the bars.
 
     Every moment belongs to one bar: to a kernel if the GPU computes; else to what the innermost open operation of the
-    thread `main` does. Between operations it belongs to communication if one is under way for most of that time.
+    thread `main` does. Between operations it belongs to a communication that ends before the next one begins.
     """
     recorded_ns, dispatch_ns = cost
     steps = [span for span in main if span.name.startswith(STEP_REGION)]
@@ -189,10 +192,10 @@ def analyze(
             if kernel is not None:
                 bars[kernel] += seconds
             elif bar == HOST and (waits_in := waiting_in(inner_begin, inner_end, communication)) is not None:
-                since, which = waits_in
-                waits.append((since, inner_end, which))
-                bars[HOST] += since - inner_begin
-                bars[EXPOSED] += inner_end - since
+                since, until, which = waits_in
+                waits.append((since, until, which))
+                bars[HOST] += seconds - (until - since)
+                bars[EXPOSED] += until - since
             else:
                 bars[bar] += seconds
         if stack and id(stack[-1]) not in seen:
@@ -263,18 +266,13 @@ def covered(begin: int, end: int, busy: Sequence[tuple[int, int, str]]) -> Itera
         yield begin, end, None
 
 
-def waiting_in(begin: int, end: int, communication: Sequence[Span]) -> tuple[int, int] | None:
-    """Return (since when, which communication is the last) if a thread waits between begin and end, or None.
+def waiting_in(begin: int, end: int, communication: Sequence[Span]) -> tuple[int, int, int] | None:
+    """Return (since when, until when, for which communication) a thread waits between begin and end, or None.
 
-    It does if communications are under way for more than half of the time since the first of them was.
+    Who waits goes on when the communication ends. So one that goes on after `end` is not waited for.
     """
-    under = [(max(begin, span.begin), min(end, span.end), i) for i, span in enumerate(communication)]
-    under = [row for row in under if row[0] < row[1]]
-    covered_ns, now = 0, begin
-    for since, until, _ in under:
-        covered_ns += max(0, until - max(now, since))
-        now = max(now, until)
-    return (under[0][0], under[-1][2]) if under and 2 * covered_ns > end - under[0][0] else None
+    ended = [(span.end, max(begin, span.begin), i) for i, span in enumerate(communication) if begin < span.end <= end]
+    return (min(since for _, since, _ in ended), *max(ended)[::2]) if ended else None
 
 
 def mean_bars(ranks: Sequence[Recording]) -> dict[str, float]:

@@ -19,6 +19,15 @@ from torch.overrides import TorchFunctionMode
 STEPS, TEXTS, WIDTH = 6, 2, 4  # texts: of one rank in one step; width: numbers for each token of a text
 READING = "item tolist numpy cpu nonzero __array__ __bool__ __float__ __int__ __index__ __repr__ __format__".split()
 LETTERS = "EACFBD"  # of the scripts, by the place of the fault
+COUNTERS = ("syncs", "graphs", "breaks", "threads", "bytes waited for", "texts read")
+FAULTS = {  # script: which counter, from 1, and why
+    "A": (2, "dynamic=False: a graph for each shape"),
+    "B": (5, "a copy from pageable memory, for which Python waits"),
+    "C": (3, "a print in loss_of"),
+    "D": (1, ".item() in each step"),
+    "E": (4, "each rank takes all cores"),
+    "F": (6, "each rank reads the whole batch, and drops what belongs to others"),
+}
 HEAD = ("script", "syncs", "graphs", "breaks", "threads", "cores", "bytes waited for", "texts read", "used")
 
 
@@ -193,3 +202,14 @@ def table(counts: dict[str, Counts] | None = None) -> str:
         rows.append((name, *(f"{n:,}" for n in (*numbers, job.cores, job.waited, len(job.reads), STEPS * TEXTS))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows)
+
+
+def diagnosed(answers: dict[str, float]) -> str:
+    """Return the fault of each script as lines of text, beside the number of the counter that was guessed."""
+    lines, right = [], 0
+    for script, (number, why) in FAULTS.items():
+        mine = answers.get(script)
+        right += mine == number
+        found = "right" if mine == number else f"you said {mine}"
+        lines.append(f"{script}: {number} {COUNTERS[number - 1]:17} {why:68} {found}")
+    return "\n".join([*lines, f"{right} of {len(FAULTS)}"])

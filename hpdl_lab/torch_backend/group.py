@@ -23,7 +23,7 @@ from ..comm.torch.backward import before_backward_ends
 from ..comm.torch.group import LOOPBACK_ADDRESS, gloo_on
 from ..comm.torch.transport import from_process_group
 from . import moves
-from .work import HpdlWork, MessageWork
+from .work import HpdlWork, MessageWork, labelled
 
 USE_GLOO = 'use gloo for this: dist.new_group(backend="gloo")'
 
@@ -58,6 +58,11 @@ class HpdlGroup(dist.ProcessGroup):
         work = HpdlWork(tensors)
         self._begun = [begun for begun in self._begun if not begun.get_future().done()]
         self._begun.append(work)
+        with labelled("hpdl:begin"):
+            self._begin(work, opts, function, *args)
+        return work
+
+    def _begin(self, work: HpdlWork, opts: Any, function: Callable, *args: Any) -> None:
         if torch._C._current_graph_task_id() != -1:  # within backward: what is compiled needs no Python meanwhile
             work.under_way = self.comm.background(function, *args)
             before_backward_ends(work.settle)
@@ -65,7 +70,6 @@ class HpdlGroup(dist.ProcessGroup):
             work.under_way = self.comm.background(function, *args)
         else:
             work.under_way = self.comm.background(work.run, function, *args)
-        return work
 
     # -- sums -------------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,20 @@
 """What the backend "hpdl" has begun, as torch wants it: torch.distributed.Work, with a future."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
 from ..comm.base import Comm
+
+
+def labelled(name: str) -> AbstractContextManager[Any]:
+    """Name what happens within it for torch.profiler, if that records."""
+    return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()
 
 
 class HpdlWork(dist.Work):
@@ -33,7 +40,8 @@ class HpdlWork(dist.Work):
 
     def settle(self) -> None:
         """Wait for it, and fulfill the future."""
-        self.under_way.wait()
+        with labelled("hpdl:wait"):
+            self.under_way.wait()
         if not self._future.done():
             self._future.set_result(self._tensors)
 

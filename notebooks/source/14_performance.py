@@ -11,7 +11,7 @@
 # %%
 from hpdl_lab import lab
 from hpdl_lab.performance.gpt_step import REPAIRS, gpt_step
-from hpdl_lab.performance.machines import PROCESSORS, table_of_processors
+from hpdl_lab.performance.machines import PROCESSORS
 
 lab.start(4)
 
@@ -137,62 +137,6 @@ print(f"from batch {batch} on; ridge {h100.ridge('bfloat16'):.0f}; you guessed {
 # cache (13).
 
 # %% [markdown]
-# ## Other processors
-#
-# Every processor has both roofs. The **ridge** says how often each byte has to be used to reach the peak:
-
-# %%
-print(table_of_processors())
-
-# %% [markdown]
-# ### TPU
-#
-# 1. A TPU multiplies matrices in a **systolic array**, a grid of multipliers that pass numbers to their neighbors: a
-#    TPU v6e chip has two grids of 256 x 256.
-# 2. A number that enters the grid is used in many multiplications before it leaves, so that little is read and
-#    written.
-# 3. A TPU v6e chip has one large core, and an H100 has 132 small ones that switch between many threads.
-# 4. The compiler (XLA) decides before the run when each number moves, so that shapes have to be known, and a new
-#    shape means a new compilation.
-# 5. The chips have network links of their own and form a torus: up to 256 chips in two dimensions (v6e), or 8,960 in
-#    three (v5p).
-#
-# ### IPU
-#
-# 1. A Bow IPU has 1,472 cores, and each has a memory of its own next to it; together these memories hold 0.9 GB.
-# 2. This memory is on the chip and moves about 65 TB/s, so that the ridge lies at 5 FLOPs per byte in 16 bits, where
-#    an H100 has 295.
-# 3. Each core runs its own program, and a GPU runs the same instruction for 32 threads at a time.
-# 4. All cores compute, then wait for each other, then exchange data: this is **bulk synchronous parallel**, and the
-#    compiler plans every exchange.
-# 5. A model that needs more than 0.9 GB is divided among several IPUs, or streamed from a much slower memory outside.
-#
-# ### FPGA
-#
-# 1. An FPGA has no fixed processor: it is a field of small logic blocks, multipliers and memories, and a program
-#    wires them to a circuit.
-# 2. The circuit can be made for one model, with one layer's output going straight into the next layer, not by way of
-#    memory.
-# 3. Numbers can have any width, for example 4 or 6 bits, and narrower numbers leave room for more multipliers.
-# 4. The price is a low clock, a few hundred MHz, and a low peak: 24.5 tera-operations per second in 8 bits for an
-#    Alveo U280.
-# 5. To compile a circuit takes hours, so FPGAs serve models that change rarely and have to answer fast, and they
-#    seldom train.
-#
-# ### Lu's accelerator (FlexFlow, HPCA 2017)
-#
-# 1. A convolution can be divided by feature maps, by neurons (places in the output), or by synapses (weights of a
-#    kernel).
-# 2. Earlier accelerators were built for one of these, and layers that have little of it leave most multipliers
-#    without work.
-# 3. FlexFlow changes the way in which data flow through its multipliers from layer to layer, and combines all three.
-# 4. Lu et al. report 2 to 10 times the speed, and 2.5 to 10 times the power efficiency, of three other architectures
-#    on six networks.
-# 5. A GPU leaves this choice to software, which picks another kernel for another shape. (The FlexFlow of Jia et al.
-#    2018 in 11 is another work: a search for the best division of a model.)
-#
-
-# %% [markdown]
 # ## Predict
 #
 # A node has 56 cores: two processors with 28 cores each, and each processor has its own memory. One process with 56
@@ -256,159 +200,6 @@ print("ranks that your function chooses:", split_cores(*two_cores(*alone, exchan
 # and its data in domain 0.
 
 # %% [markdown]
-# ## When is the graph known?
-#
-# A **graph** lists the operations of a training step and what each of them reads. In **define-and-run**, a program
-# records the graph first and runs it later, as in Theano, Caffe and TensorFlow 1. In **define-by-run**, every
-# operation runs immediately. Chainer gave it this name; PyTorch and TensorFlow 2 call it eager.
-#
-# `hpdl_lab/performance/static_graph.py` is define-and-run in 70 lines. A **placeholder** stands for a tensor that
-# comes later:
-
-# %%
-import torch
-
-from hpdl_lab.performance.frameworks import branching, table, two_layers
-from hpdl_lab.performance.static_graph import gradients, placeholder, run
-
-nodes = [placeholder(name) for name in ("x", "y", "w1", "b1", "w2", "b2")]
-
-# %% [markdown]
-# `two_layers` is the loss of a small net. Given placeholders, it only records. Then `run` computes the loss and its
-# gradients. Given tensors, the same lines run in eager mode:
-
-# %%
-loss, sizes = two_layers(*nodes), ((8, 4), (8, 2), (4, 16), (16,), (16, 2), (2,))
-feed = {node: torch.randn(size) for node, size in zip(nodes, sizes, strict=True)}
-values, most = run([loss, *gradients(loss, nodes[2:])], feed)
-eager = torch.func.grad(two_layers, (2, 3, 4, 5))(*feed.values())  # gradients of w1, b1, w2 and b2
-assert all(map(torch.allclose, values[1:], eager))
-print(f"loss {values[0]:.5f}, eager {two_layers(*feed.values()):.5f}; at most {most} values in memory at a time")
-
-# %% [markdown]
-# A whole graph shows the last reader of each value, so memory is freed early. It also allows fusing operations,
-# reordering them, and sending each gradient as soon as it is ready. But it forbids this:
-
-# %%
-try:
-    branching(*nodes)  # loss.square() if loss > 1 else loss
-except TypeError as error:
-    print(error)
-
-# %% [markdown]
-# `torch.compile` is today's compromise. At the first call it records a graph from the Python code. Later calls reuse
-# it as long as its conditions (**guards**) hold, such as the shapes. At an `if` that needs a value, the graph ends,
-# Python decides, and a second graph begins: a **graph break**. Another shape needs another graph: a
-# **recompilation**. Four calls, with 8, 8, 9 and 10 examples:
-
-# %%
-from torch._dynamo.utils import counters
-
-weights = list(feed.values())[2:]
-batches = [[torch.randn(rows, 4), torch.randn(rows, 2), *weights] for rows in (8, 8, 9, 10)]
-
-# %%
-for net in (two_layers, branching):
-    breaks = torch._dynamo.explain(net)(*batches[0]).graph_break_count
-    counters.clear()
-    compiled = torch.compile(net, backend="eager")  # runs the graphs as they are, without a compiler
-    graphs = [torch.allclose(compiled(*x), net(*x)) and counters["stats"]["unique_graphs"] for x in batches]
-    print(f"{net.__name__}: {breaks} graph breaks, graphs traced after each call: {graphs}")
-
-# %% [markdown]
-# After a second shape torch treats the number of examples as a variable, so 10 examples need no new graph. In
-# `branching`, the part after the break works on one number, so a new shape does not change it.
-#
-# The frameworks differ in this, in what distributes the work, and in the libraries that compute:
-
-# %%
-print(table())
-
-# %% [markdown]
-# CNTK is the Microsoft Cognitive Toolkit, and MKL-DNN is now called oneDNN. `hpdl_lab/performance/frameworks.py` has
-# the source of each line.
-#
-# TensorFlow can place operations by hand: what is made under `with tf.device("/GPU:1"):` runs on the second GPU of
-# the node, and tensors that cross are copied. That is model parallelism. `tf.distribute.MirroredStrategy()` is data
-# parallelism: a replica on each GPU of the node (06).
-#
-# ### Processes that share a tensor
-#
-# Processes of one node can also share memory. `torch.multiprocessing` starts two, and each writes one element of the
-# same tensor:
-
-# %%
-from functools import partial
-from operator import setitem
-
-shared = torch.zeros(2).share_memory_()
-torch.multiprocessing.spawn(partial(setitem, shared), args=(1.0,), nprocs=2)  # shared[rank] = 1.0, on two ranks
-print(shared)
-
-# %% [markdown]
-# ## Measure: the same training in four frameworks
-#
-# One model is trained on two workers by each framework, with the same weights and the same examples. Every worker
-# runs on an emulated host of its own, and the links carry 1 Gbit/s in each direction. `make frameworks` did this, and
-# you can run it again; it needs root. Here is what it recorded:
-
-# %%
-from hpdl_lab.data import recorded
-from hpdl_lab.performance.recorded import table_of_frameworks
-
-assert recorded.load("frameworks")["nbytes"] == 4_200_448
-print(table_of_frameworks())
-
-# %% [markdown]
-# Who sends what to whom? The programs are in `hpdl_lab/performance/frameworks_run/`, each with 40 to 70 lines, and
-# `hpdl_lab/cli/frameworks.py` starts them:
-#
-# - **PyTorch DDP**: every worker has all weights, and Gloo adds the gradients by an all-reduce. `torch.compile`
-#   changes how the gradients are computed, and sends the same bytes.
-# - **JAX**: every host runs the same program. `jit` compiles the whole step, `shard_map` says which rows each device
-#   has, and `pmean` in the step is the all-reduce. Gloo computes it on CPUs.
-# - **TensorFlow, MultiWorkerMirroredStrategy**: every worker has all weights, and an all-reduce over gRPC averages
-#   what the workers assign. gRPC calls a function in another process, by way of the network.
-# - **TensorFlow, ParameterServerStrategy**: a server has the weights. Another process, the coordinator, hands steps
-#   to the workers. Each step reads all weights from the server, and sends all gradients back. No worker waits for
-#   another one, so that training is asynchronous, and the loss differs from run to run. TensorFlow 2 documents this
-#   strategy for asynchronous training only.
-# - **A parameter server over gRPC**, in 60 lines: the server waits for all gradients, takes the step, and answers
-#   with the new weights. This is synchronous, and its loss is that of one process.
-#
-# In TensorFlow 1 a program placed each variable by hand: `with tf.device("/job:ps/task:0"):` put it on server 0. A
-# strategy does that now. `tf.device` is still there.
-#
-# How many times did all weights, or all gradients, pass each link? One **vector** here is all of them:
-
-# %%
-found = recorded.load("frameworks")
-for row in found["rows"]:
-    (worker, _), _, (server, _) = row["links"]  # [sent, received] by two workers and a server
-    vectors = [round(sent / found["nbytes"], 2) for sent in (worker, server)]
-    print(f"{row['name']:33} worker, server: {vectors}")
-assert vectors == [1.0, 0.0]  # the last row, a ring
-
-# %% [markdown]
-# A ring sends 2(p-1)/p vectors on each link (04), which is one vector for p = 2. A server's link carries p vectors in
-# each direction: p gradients arrive, and p copies of the weights leave. With a synchronous server the two take place
-# one after the other. How long do the links take at least, for p workers?
-
-# %%
-vector = found["nbytes"] / 125e6  # s, of all weights on a link of 1 Gbit/s
-for p in (2, 8, 64):
-    ring, server = 2 * (p - 1) / p * vector, 2 * p * vector
-    print(f"{p:2} workers: ring {ring * 1e3:3.0f} ms, server {server * 1e3:5,.0f} ms")
-assert round(server / ring) == 65
-
-# %% [markdown]
-# The recorded steps with 2 workers take more than that: computing takes time, too. So large parameter servers divide
-# the weights among many servers, each with a link of its own (04).
-#
-# The ring of this laboratory takes longer than 34 ms, because it sends by `send` and `recv` of Gloo here. Gloo moves
-# the two directions one after the other if `send` comes first. By MPI on the same links, the same ring takes 34 ms.
-
-# %% [markdown]
 # ## Diagnose: six slow scripts
 #
 # Six scripts train the same model, and all get the same losses. Each has one fault that makes it slow. A time depends
@@ -416,8 +207,9 @@ assert round(server / ring) == 65
 #
 # - **syncs**, synchronizations: how often Python reads a number from a tensor. Python only queues the work of a GPU.
 #   To know a number, it has to wait until the GPU has done all that was queued before.
-# - **graphs, breaks**: graphs that `torch.compile` recorded, and graph breaks (see above); a break counts once for
-#   each shape.
+# - **graphs, breaks**: `torch.compile` records a **graph** of operations at the first call, and runs it from then on.
+#   Another shape needs another graph: a **recompilation**. If Python has to do something in between, the graph ends,
+#   and a second one begins: a **graph break**. It counts once for each shape.
 # - **threads, cores**: of the whole node, all ranks together. With more threads than cores, threads take turns.
 # - **bytes waited for**: bytes that are copied to the GPU while Python waits. Ordinary memory is **pageable**: the
 #   operating system may move it. So the driver first copies the bytes to **pinned** memory, which stays at its place.
@@ -439,8 +231,16 @@ assert counts.split()[-7:-4] == ["12", "6", "64"]  # graphs, breaks, threads
 print(f"all six faults: 12 graphs, two for each shape; you guessed {my_graphs}")
 
 # %% [markdown]
-# Diagnose A to F before you read code: which counter is wrong, and which line do you expect? Write down six answers.
-#
+# Diagnose A to F before you read code: which counter is wrong? Type its number: 1 syncs, 2 graphs, 3 breaks, 4 threads,
+# 5 bytes waited for, 6 texts read.
+
+# %% guess=[2, 5, 3, 1, 4, 6]
+my_counters = lab.guess("the counter that is wrong", {"A": ..., "B": ..., "C": ..., "D": ..., "E": ..., "F": ...})
+
+# %%
+print(slow.diagnosed(my_counters))
+
+# %% [markdown]
 # ## Exercise 14.4 ★★ Why is it slow?
 #
 # The cell holds the script with all six faults. Check it as it is, then repair one fault after the other.
@@ -450,9 +250,6 @@ print(f"all six faults: 12 graphs, two for each shape; you guessed {my_graphs}")
 # %% check="hpdl_lab.performance.slow:train_quickly"
 
 # %% [markdown]
-# A: `dynamic=False`. B: a copy from pageable memory. C: a `print` in `loss_of`. D: `.item()` in each step. E: each
-# rank takes all cores. F: each rank reads the whole batch and drops what belongs to others.
-#
 # In PyTorch, `DataLoader(..., pin_memory=True)` collects batches in pinned memory, and `x.to("cuda",
 # non_blocking=True)` copies without waiting. `DistributedSampler` gives each rank its own share.
 # `TORCH_LOGS="graph_breaks,recompiles"` prints both with their reasons, and `torch.cuda.set_sync_debug_mode("warn")`
@@ -605,48 +402,6 @@ print(f"{best}, {LINKS[best].GBps * 8:.0f} Gbit/s; you guessed {my_gbit}")
 # have an eighth of it each, unless they first add over NVLink (the hierarchical all-reduce in 04).
 
 # %% [markdown]
-# ## Measure: the switch adds
-#
-# On a ring, ranks add. A switch can add, too: **SHARP** does that in InfiniBand switches, and **NVLS** in the
-# NVSwitch between GPUs (04). Each rank sends its vector to the switch once, and the switch sends the sum back to all.
-# Here the switch is a simulated rank with 16 ports of InfiniBand NDR, one for each of the others. First 1 KiB, then 4
-# MiB:
-
-# %%
-from hpdl_lab.performance.switch import by_dpus, by_hosts, by_ring, by_switch
-
-ring, switch = ([way(16, n) for n in (2**10, 2**22)] for way in (by_ring, by_switch))
-for a, b in zip(ring, switch, strict=True):
-    print(f"ring: {a} by a rank   switch: {b}")
-    assert (a.total == b.total).all() and a.seconds > 2 * b.seconds
-
-# %% [markdown]
-# 1 KiB takes 30 steps on the ring and two with the switch, so latencies decide. For 4 MiB, a rank sends 1.9 times as
-# many bytes on the ring. The switch gets the vector in segments: the sum of one segment returns while the next one
-# arrives. If there are more nodes than ports, SHARP's switches form a tree.
-
-# %% [markdown]
-# ## Measure: a processor on the adapter
-#
-# A processor has to begin each step of a ring. Many MPI libraries do that only inside their calls: while the host
-# computes, the ring stops. A **DPU**, data processing unit, is a network adapter with processor cores. It can do the
-# ring while the host computes. Eight hosts compute for 500 µs during an all-reduce of 4 MiB:
-
-# %%
-given = 8, 2**22, 500e-6
-ways = by_hosts(*given, calls=1), by_hosts(*given, calls=14), by_dpus(*given)
-for name, way in zip(("hosts, 1 call", "hosts, 14 calls", "DPUs"), ways, strict=True):
-    print(f"{name:17}{way.seconds * 1e6:4.0f} µs, {way.hidden:4.0%} hidden")
-assert [round(14 * way.hidden) for way in ways] == [1, 14, 14]
-
-# %% [markdown]
-# With one call, only one of 14 steps overlaps with computing. With a call in each step, everything is hidden, but the
-# program has to make these calls. The DPU needs none. Alone it is slower, 320 µs in place of 185 µs, because each
-# vector crosses PCIe there and back. MVAPICH2-DPU, an MPI library, states an overlap of up to 99% (X-ScaleSolutions
-# 2024). In 06, a thread on the host did the same work and used a core. NCCL's ring is a kernel on the GPU, and uses a
-# part of its cores.
-
-# %% [markdown]
 # ## Predict
 #
 # Two nodes have four H100 GPUs each, and an InfiniBand adapter of 400 Gbit/s for each GPU. They also have one
@@ -671,10 +426,9 @@ assert round(busbw(good) / busbw(LOGS["socket"])) == 65
 print(f"\nover Ethernet 65 times lower; you guessed {my_ratio}")
 
 # %% [markdown]
-# The adapters of a node have 4 · 400 Gbit/s, and its Ethernet port has 25: a factor of
-# 64. In busbw, such an adapter gives 46 to 48 GB/s (an answer in nccl-tests, issue 290, 2025). The good log is made
-#     with 46 for each of the four; the other bandwidths are made up. So the logs show 183 against 2.8 GB/s: a factor
-#     of 65.
+# The adapters of a node have 4 · 400 Gbit/s, and its Ethernet port has 25: a factor of 64. In busbw, such an adapter
+# gives 46 to 48 GB/s (an answer in nccl-tests, issue 290, 2025). The good log is made with 46 for each of the four; the
+# other bandwidths are made up. So the logs show 183 against 2.8 GB/s: a factor of 65.
 #
 # ## Exercise 14.7 ★★ Read NCCL's log
 #
@@ -715,6 +469,28 @@ for name, log in LOGS.items():
 # container lacks the library for InfiniBand, and `NET/IB : No device found.` that it lacks the adapter.
 
 # %% [markdown]
+# ## Measure: two profilers, one step
+#
+# Can you trust a profiler? Here two of them record the same steps of DDP (06). `torch.profiler` names the operations of
+# PyTorch. The laboratory's own log names the messages, as in every timeline since 03. They are different programs, with
+# different clocks. Both say how long the step waits for communication that nothing hides:
+
+# %%
+from hpdl_lab.performance.two_profilers import ddp_step_seen_twice
+
+seen = lab.run(ddp_step_seen_twice, ranks=[0, 1])
+for rank, (by_torch, by_lab, step, _) in enumerate(seen):
+    print(f"rank {rank}: torch.profiler {by_torch * 1e3:.1f} ms, the lab {by_lab * 1e3:.1f} ms, of {step * 1e3:.1f}")
+    assert abs(by_torch - by_lab) < 0.05 * step
+
+# %%
+lab.show([event for event in seen.events if event.t0_ns >= seen[event.rank].last_ns])
+
+# %% [markdown]
+# The first bucket travels during backward. The second one is full when backward has ended, so that the ranks wait for
+# it: that is the exposed part.
+
+# %% [markdown]
 # ## Measure: the step twice as fast
 #
 # Three faults are left. Each sequence is a file of its own; each gradient is sent after backward, and nothing hides
@@ -729,31 +505,6 @@ assert last.step_s < first.step_s
 # %% [markdown]
 # On idle cores it is typically more than twice as fast, and more than 95% are explained. Matrix products now take the
 # largest part. To go on, use fewer bits, a larger batch, or a faster processor.
-
-# %% [markdown]
-# ## What a training costs
-#
-# A **petaflop/s-day** is 10¹⁵ operations per second for a day. GPT-3 took 3,640 (Brown et al. 2020), on V100 GPUs at
-# 24.6 teraFLOP/s and 330 W each. The data center used 1.1 times the power of its computers: its **PUE**, power usage
-# effectiveness (Patterson et al. 2021). How many kWh is that? What does a kWh cost you?
-
-# %% guess=[1_000_000, 0.3]
-my_kwh = lab.guess("kWh of the training of GPT-3", ...)
-my_price = lab.guess("price of a kWh, in your currency", ...)
-
-# %%
-from hpdl_lab.performance import cost
-
-print(cost.table(my_price))
-print(f"GPT-3: you guessed {my_kwh:,.0f} kWh")
-
-# %% [markdown]
-# MFU here includes pauses, and PaLM's 46% does not. Only GPT-3 and PaLM state a PUE, and watts that include the host;
-# for the others, 1.1 and the processors alone are assumed.
-#
-# N is parameters, D is tokens of the training, and D/N tokens per parameter. For a fixed C = 6 N D operations, D/N of
-# about 20 gives the lowest loss (Hoffmann et al. 2022): the last two columns. GPT-3 was too large for its tokens.
-# Llama 3.1 is smaller than this rule says, so each answer costs less (13). DeepSeek-V3's N counts what a token uses.
 
 # %% [markdown]
 # ## Take it home
@@ -818,9 +569,6 @@ assert len(out.grep(" ms ")) == 9  # seven bars, unexplained, and the step
 #   (Llama Team 2024). How does a training go on without the lost ranks, and how often does it save its state?
 # - **Stragglers.** All ranks wait for the slowest (03). To leave its gradient out saves time, but changes the result.
 # - **Slow links.** Clusters in different cities can share one training if they send less (DiLoCo in 07).
-# - **Memory.** The ridge grew from 153 FLOPs per byte (A100) to 295 (H100). H200 and B200 have lower ones, 206 and
-#   281.
-# - **Energy.** One training in the table above took 24 GWh. Was it necessary?
 #
 # **What next?** Put `profile_step.py` before a script of your own. Then make it data parallel (06), or cut its model
 # into shards (08), and compare its MFU before and after.
@@ -829,12 +577,9 @@ assert len(out.grep(" ms ")) == 9  # seven bars, unexplained, and the step
 #
 # - `hpdl_lab/performance/profile_step.py` (the bars), `hpdl_lab/performance/gpt_step.py` (the slow step).
 # - `utilization.py`, `bounds.py`, `threads.py`, `slow.py`, `reading.py`, `links.py`, `nccl_log.py` in the same
-#   folder: your seven functions; `machines.py`: processors with their sources; `switch.py`: the switch and the DPU.
-# - `static_graph.py`, `frameworks.py`, `cost.py`, and `frameworks_run/`: one training in each framework.
+#   folder: your seven functions; `machines.py`: processors with their sources; `two_profilers.py`.
 # - Williams, Waterman and Patterson 2009 (roofline), doi:10.1145/1498765.1498785; Chowdhery et al. 2022 (PaLM, MFU
-#   and HFU), arXiv:2204.02311; Hoffmann et al. 2022 (Chinchilla), arXiv:2203.15556; Patterson et al. 2021 (energy),
-#   arXiv:2104.10350; Abadi et al. 2016 (TensorFlow), arXiv:1605.08695; Tokui et al. 2019 (Chainer), arXiv:1908.00213;
-#   Lu et al. 2017 (the accelerator), HPCA.
+#   and HFU), arXiv:2204.02311.
 
 # %% [markdown]
 # ## Recap
@@ -850,14 +595,11 @@ assert len(out.grep(" ms ")) == 9  # seven bars, unexplained, and the step
 # | MFU, HFU | share of the peak: of the FLOPs that the model needs; of all that are computed |
 # | roofline | FLOP/s that can be reached, against FLOPs per byte: a slope, then a flat roof |
 # | arithmetic intensity, ridge | FLOPs per byte of memory traffic; the intensity at which the two roofs meet |
-# | define-and-run, define-by-run | a program records the graph and runs it later; each operation runs immediately |
 # | graph break, recompilation | `torch.compile` ends a graph and goes on in Python; it traces again for new shapes |
 # | waterfall | one bar for each use of a step's time, and one for what is not explained |
 # | regret | how much longer a step takes with your choice than with the best one |
 # | starve, shard, burst buffer | wait for input; a file with many examples; fast drives in front of the file system |
-# | SHARP, DPU | a switch that adds; a network adapter with processor cores |
 # | busbw, GPUDirect RDMA | bus bandwidth (04); an adapter that reads the memory of a GPU itself |
-# | petaflop/s-day, PUE | 8.64 · 10¹⁹ FLOPs; power of a data center over that of its computers |
 #
 # **What you can do now:** say where the time of a step goes, for any script; read "45% of the peak" in a paper and
 # ask the right question; and read a log of NCCL.

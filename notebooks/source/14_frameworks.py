@@ -1,0 +1,348 @@
+# %% [markdown]
+# # 14 · Frameworks, processors and their price
+#
+# **The number to reach:** the bytes that each framework sends for one step, before you read them.
+#
+# <!-- tracks -->
+#
+# No exercises: run the cells, and guess. [14 · Where the time goes](14_performance.ipynb) has the exercises. This is
+# what lies around them: who records the graph of a step, who sends what, what other processors do differently, and
+# what a training costs.
+
+# %%
+# %% [markdown]
+# ## When is the graph known?
+#
+# A **graph** lists the operations of a training step and what each of them reads. In **define-and-run**, a program
+# records the graph first and runs it later, as in Theano, Caffe and TensorFlow 1. In **define-by-run**, every
+# operation runs immediately. Chainer gave it this name; PyTorch and TensorFlow 2 call it eager.
+#
+# `hpdl_lab/performance/static_graph.py` is define-and-run in 70 lines. A **placeholder** stands for a tensor that
+# comes later:
+# %%
+import torch
+
+from hpdl_lab import lab
+from hpdl_lab.performance.frameworks import branching, table, two_layers
+from hpdl_lab.performance.static_graph import gradients, placeholder, run
+
+nodes = [placeholder(name) for name in ("x", "y", "w1", "b1", "w2", "b2")]
+
+# %% [markdown]
+# `two_layers` is the loss of a small net. Given placeholders, it only records. Then `run` computes the loss and its
+# gradients. Given tensors, the same lines run in eager mode:
+
+# %%
+loss, sizes = two_layers(*nodes), ((8, 4), (8, 2), (4, 16), (16,), (16, 2), (2,))
+feed = {node: torch.randn(size) for node, size in zip(nodes, sizes, strict=True)}
+values, most = run([loss, *gradients(loss, nodes[2:])], feed)
+eager = torch.func.grad(two_layers, (2, 3, 4, 5))(*feed.values())  # gradients of w1, b1, w2 and b2
+assert all(map(torch.allclose, values[1:], eager))
+print(f"loss {values[0]:.5f}, eager {two_layers(*feed.values()):.5f}; at most {most} values in memory at a time")
+
+# %% [markdown]
+# A whole graph shows the last reader of each value, so memory is freed early. It also allows fusing operations,
+# reordering them, and sending each gradient as soon as it is ready. But it forbids this:
+
+# %%
+try:
+    branching(*nodes)  # loss.square() if loss > 1 else loss
+except TypeError as error:
+    print(error)
+
+# %% [markdown]
+# `torch.compile` is today's compromise. At the first call it records a graph from the Python code. Later calls reuse
+# it as long as its conditions (**guards**) hold, such as the shapes. At an `if` that needs a value, the graph ends,
+# Python decides, and a second graph begins: a **graph break**. Another shape needs another graph: a
+# **recompilation**. Four calls, with 8, 8, 9 and 10 examples:
+
+# %%
+from torch._dynamo.utils import counters
+
+weights = list(feed.values())[2:]
+batches = [[torch.randn(rows, 4), torch.randn(rows, 2), *weights] for rows in (8, 8, 9, 10)]
+
+# %%
+for net in (two_layers, branching):
+    breaks = torch._dynamo.explain(net)(*batches[0]).graph_break_count
+    counters.clear()
+    compiled = torch.compile(net, backend="eager")  # runs the graphs as they are, without a compiler
+    graphs = [torch.allclose(compiled(*x), net(*x)) and counters["stats"]["unique_graphs"] for x in batches]
+    print(f"{net.__name__}: {breaks} graph breaks, graphs traced after each call: {graphs}")
+
+# %% [markdown]
+# After a second shape torch treats the number of examples as a variable, so 10 examples need no new graph. In
+# `branching`, the part after the break works on one number, so a new shape does not change it.
+#
+# The frameworks differ in this, in what distributes the work, and in the libraries that compute:
+
+# %%
+print(table())
+
+# %% [markdown]
+# CNTK is the Microsoft Cognitive Toolkit, and MKL-DNN is now called oneDNN. `hpdl_lab/performance/frameworks.py` has
+# the source of each line.
+#
+# TensorFlow can place operations by hand: what is made under `with tf.device("/GPU:1"):` runs on the second GPU of
+# the node, and tensors that cross are copied. That is model parallelism. `tf.distribute.MirroredStrategy()` is data
+# parallelism: a replica on each GPU of the node (06).
+#
+# ### Processes that share a tensor
+#
+# Processes of one node can also share memory. `torch.multiprocessing` starts two, and each writes one element of the
+# same tensor:
+
+# %%
+from functools import partial
+from operator import setitem
+
+shared = torch.zeros(2).share_memory_()
+torch.multiprocessing.spawn(partial(setitem, shared), args=(1.0,), nprocs=2)  # shared[rank] = 1.0, on two ranks
+print(shared)
+
+# %% [markdown]
+# ## Predict
+#
+# A model of 4.2 MB is trained by two workers and a parameter server. In each step, every worker reads all weights from
+# the server and sends all gradients back. How many MB does the server's link carry in each direction, in one step?
+# Between two workers without a server, a ring all-reduce (04) adds the gradients. How many MB does a worker send?
+
+# %% guess=[4.2, 4.2]
+my_server = lab.guess("MB a step in each direction of the server's link", ...)
+my_worker = lab.guess("MB a step that a worker of the ring sends", ...)
+
+# %% [markdown]
+# ## Measure: the same training in four frameworks
+#
+# One model is trained on two workers by each framework, with the same weights and the same examples. Every worker
+# runs on an emulated host of its own, and the links carry 1 Gbit/s in each direction. `make frameworks` did this, and
+# you can run it again; it needs root. Here is what it recorded:
+
+# %%
+from hpdl_lab.data import recorded
+from hpdl_lab.performance.recorded import table_of_frameworks
+
+assert recorded.load("frameworks")["nbytes"] == 4_200_448
+print(table_of_frameworks())
+print(f"server 8.4 MB, you guessed {my_server}; a worker of the ring 4.2 MB, you guessed {my_worker}")
+
+# %% [markdown]
+# Who sends what to whom? The programs are in `hpdl_lab/performance/frameworks_run/`, each with 40 to 70 lines, and
+# `hpdl_lab/cli/frameworks.py` starts them:
+#
+# - **PyTorch DDP**: every worker has all weights, and Gloo adds the gradients by an all-reduce. `torch.compile`
+#   changes how the gradients are computed, and sends the same bytes.
+# - **JAX**: every host runs the same program. `jit` compiles the whole step, `shard_map` says which rows each device
+#   has, and `pmean` in the step is the all-reduce. Gloo computes it on CPUs.
+# - **TensorFlow, MultiWorkerMirroredStrategy**: every worker has all weights, and an all-reduce over gRPC averages
+#   what the workers assign. gRPC calls a function in another process, by way of the network. `tf.function` records
+#   the graph of the step at its first call, and runs the graph from then on.
+# - **TensorFlow, ParameterServerStrategy**: a server has the weights. Another process, the coordinator, hands steps
+#   to the workers. Each step reads all weights from the server, and sends all gradients back. No worker waits for
+#   another one, so that training is asynchronous, and the loss differs from run to run. TensorFlow 2 documents this
+#   strategy for asynchronous training only.
+# - **A parameter server over gRPC**, in 60 lines: the server waits for all gradients, takes the step, and answers
+#   with the new weights. This is synchronous, and its loss is that of one process.
+#
+# In TensorFlow 1 a program placed each variable by hand: `with tf.device("/job:ps/task:0"):` put it on server 0. A
+# strategy does that now. `tf.device` is still there.
+#
+# How many times did all weights, or all gradients, pass each link? One **vector** here is all of them:
+
+# %%
+found = recorded.load("frameworks")
+for row in found["rows"]:
+    (worker, _), _, (server, _) = row["links"]  # [sent, received] by two workers and a server
+    vectors = [round(sent / found["nbytes"], 2) for sent in (worker, server)]
+    print(f"{row['name']:33} worker, server: {vectors}")
+assert vectors == [1.0, 0.0]  # the last row, a ring
+
+# %% [markdown]
+# A ring sends 2(p-1)/p vectors on each link (04), which is one vector for p = 2. A server's link carries p vectors in
+# each direction: p gradients arrive, and p copies of the weights leave. With a synchronous server the two take place
+# one after the other. How long do the links take at least, for p workers?
+
+# %%
+vector = found["nbytes"] / 125e6  # s, of all weights on a link of 1 Gbit/s
+for p in (2, 8, 64):
+    ring, server = 2 * (p - 1) / p * vector, 2 * p * vector
+    print(f"{p:2} workers: ring {ring * 1e3:3.0f} ms, server {server * 1e3:5,.0f} ms")
+assert round(server / ring) == 65
+
+# %% [markdown]
+# The recorded steps with 2 workers take more than that: computing takes time, too. So large parameter servers divide
+# the weights among many servers, each with a link of its own (04).
+#
+# The ring of this laboratory takes longer than 34 ms, because it sends by `send` and `recv` of Gloo here. Gloo moves
+# the two directions one after the other if `send` comes first. By MPI on the same links, the same ring takes 34 ms.
+
+# %% [markdown]
+# ## Other processors
+#
+# A processor has a peak in FLOP/s, and a memory with a bandwidth (14.2). The **ridge** says how often each byte has to
+# be used to reach the peak:
+
+# %%
+from hpdl_lab.performance.machines import table_of_processors
+
+print(table_of_processors())
+
+# %% [markdown]
+# ### TPU
+#
+# 1. A TPU multiplies matrices in a **systolic array**, a grid of multipliers that pass numbers to their neighbors: a
+#    TPU v6e chip has two grids of 256 x 256.
+# 2. A number that enters the grid is used in many multiplications before it leaves, so that little is read and
+#    written.
+# 3. A TPU v6e chip has one large core, and an H100 has 132 small ones that switch between many threads.
+# 4. The compiler (XLA) decides before the run when each number moves, so that shapes have to be known, and a new
+#    shape means a new compilation.
+# 5. The chips have network links of their own and form a torus: up to 256 chips in two dimensions (v6e), or 8,960 in
+#    three (v5p).
+#
+# ### IPU
+#
+# 1. A Bow IPU has 1,472 cores, and each has a memory of its own next to it; together these memories hold 0.9 GB.
+# 2. This memory is on the chip and moves about 65 TB/s, so that the ridge lies at 5 FLOPs per byte in 16 bits, where
+#    an H100 has 295.
+# 3. Each core runs its own program, and a GPU runs the same instruction for 32 threads at a time.
+# 4. All cores compute, then wait for each other, then exchange data: this is **bulk synchronous parallel**, and the
+#    compiler plans every exchange.
+# 5. A model that needs more than 0.9 GB is divided among several IPUs, or streamed from a much slower memory outside.
+#
+# ### FPGA
+#
+# 1. An FPGA has no fixed processor: it is a field of small logic blocks, multipliers and memories, and a program
+#    wires them to a circuit.
+# 2. The circuit can be made for one model, with one layer's output going straight into the next layer, not by way of
+#    memory.
+# 3. Numbers can have any width, for example 4 or 6 bits, and narrower numbers leave room for more multipliers.
+# 4. The price is a low clock, a few hundred MHz, and a low peak: 24.5 tera-operations per second in 8 bits for an
+#    Alveo U280.
+# 5. To compile a circuit takes hours, so FPGAs serve models that change rarely and have to answer fast, and they
+#    seldom train.
+#
+# ### Lu's accelerator (FlexFlow, HPCA 2017)
+#
+# 1. A convolution can be divided by feature maps, by neurons (places in the output), or by synapses (weights of a
+#    kernel).
+# 2. Earlier accelerators were built for one of these, and layers that have little of it leave most multipliers
+#    without work.
+# 3. FlexFlow changes the way in which data flow through its multipliers from layer to layer, and combines all three.
+# 4. Lu et al. report 2 to 10 times the speed, and 2.5 to 10 times the power efficiency, of three other architectures
+#    on six networks.
+# 5. A GPU leaves this choice to software, which picks another kernel for another shape. (The FlexFlow of Jia et al.
+#    2018 in 11 is another work: a search for the best division of a model.)
+#
+
+# %% [markdown]
+# ## Measure: the switch adds
+#
+# On a ring, ranks add. A switch can add, too: **SHARP** does that in InfiniBand switches, and **NVLS** in the
+# NVSwitch between GPUs (04). Each rank sends its vector to the switch once, and the switch sends the sum back to all.
+# Here the switch is a simulated rank with 16 ports of InfiniBand NDR, one for each of the others. First 1 KiB, then 4
+# MiB:
+
+# %%
+from hpdl_lab.performance.switch import by_dpus, by_hosts, by_ring, by_switch
+
+ring, switch = ([way(16, n) for n in (2**10, 2**22)] for way in (by_ring, by_switch))
+for a, b in zip(ring, switch, strict=True):
+    print(f"ring: {a} by a rank   switch: {b}")
+    assert (a.total == b.total).all() and a.seconds > 2 * b.seconds
+
+# %% [markdown]
+# 1 KiB takes 30 steps on the ring and two with the switch, so latencies decide. For 4 MiB, a rank sends 1.9 times as
+# many bytes on the ring. The switch gets the vector in segments: the sum of one segment returns while the next one
+# arrives. If there are more nodes than ports, SHARP's switches form a tree.
+
+# %% [markdown]
+# ## Measure: a processor on the adapter
+#
+# A processor has to begin each step of a ring. Many MPI libraries do that only inside their calls: while the host
+# computes, the ring stops. A **DPU**, data processing unit, is a network adapter with processor cores. It can do the
+# ring while the host computes. Eight hosts compute for 500 µs during an all-reduce of 4 MiB:
+
+# %%
+given = 8, 2**22, 500e-6
+ways = by_hosts(*given, calls=1), by_hosts(*given, calls=14), by_dpus(*given)
+for name, way in zip(("hosts, 1 call", "hosts, 14 calls", "DPUs"), ways, strict=True):
+    print(f"{name:17}{way.seconds * 1e6:4.0f} µs, {way.hidden:4.0%} hidden")
+assert [round(14 * way.hidden) for way in ways] == [1, 14, 14]
+
+# %% [markdown]
+# With one call, only one of 14 steps overlaps with computing. With a call in each step, everything is hidden, but the
+# program has to make these calls. The DPU needs none. Alone it is slower, 320 µs in place of 185 µs, because each
+# vector crosses PCIe there and back. MVAPICH2-DPU, an MPI library, states an overlap of up to 99% (X-ScaleSolutions
+# 2024). In 06, a thread on the host did the same work and used a core. NCCL's ring is a kernel on the GPU, and uses a
+# part of its cores.
+
+# %% [markdown]
+# ## What a training costs
+#
+# A **petaflop/s-day** is 10¹⁵ operations per second for a day. GPT-3 took 3,640 (Brown et al. 2020), on V100 GPUs at
+# 24.6 teraFLOP/s and 330 W each. The data center used 1.1 times the power of its computers: its **PUE**, power usage
+# effectiveness (Patterson et al. 2021). How many kWh is that? What does a kWh cost you?
+
+# %% guess=[1_000_000, 0.3]
+my_kwh = lab.guess("kWh of the training of GPT-3", ...)
+my_price = lab.guess("price of a kWh, in your currency", ...)
+
+# %%
+from hpdl_lab.performance import cost
+
+print(cost.table(my_price))
+print(f"GPT-3: you guessed {my_kwh:,.0f} kWh")
+
+# %% [markdown]
+# MFU here includes pauses, and PaLM's 46% does not. Only GPT-3 and PaLM state a PUE, and watts that include the host;
+# for the others, 1.1 and the processors alone are assumed.
+#
+# N is parameters, D is tokens of the training, and D/N tokens per parameter. For a fixed C = 6 N D operations, D/N of
+# about 20 gives the lowest loss (Hoffmann et al. 2022): the last two columns. GPT-3 was too large for its tokens.
+# Llama 3.1 is smaller than this rule says, so each answer costs less (13). DeepSeek-V3's N counts what a token uses.
+
+# %% [markdown]
+# ## Question to discuss
+#
+# Your center offers TPUs at half the price of GPUs per peak FLOP/s. Your code is PyTorch, with an `if` that reads a
+# loss in each step, and inputs of many lengths. What do you find out before you say yes?
+#
+# ## Open issues, and what next
+#
+# - **Memory.** The ridge grew from 153 FLOPs per byte (A100) to 295 (H100). H200 and B200 have lower ones, 206 and
+#   281.
+# - **Energy.** One training in the table above took 24 GWh. Was it necessary?
+#
+# **What next?** Add your own model to `hpdl_lab/performance/cost.py`: its parameters, its tokens, its days.
+#
+# ## Where to read the real code
+#
+# - `hpdl_lab/performance/static_graph.py`, `hpdl_lab/performance/frameworks.py`: the graph, and the table.
+# - `hpdl_lab/performance/frameworks_run/`: one training in each framework; `hpdl_lab/cli/frameworks.py` starts them.
+# - `hpdl_lab/performance/machines.py`: processors with their sources; `switch.py`: the switch and the DPU; `cost.py`.
+# - Hoffmann et al. 2022 (Chinchilla), arXiv:2203.15556; Patterson et al. 2021 (energy), arXiv:2104.10350; Abadi et al.
+#   2016 (TensorFlow), arXiv:1605.08695; Tokui et al. 2019 (Chainer), arXiv:1908.00213; Lu et al. 2017 (the
+#   accelerator), HPCA.
+
+# %% [markdown]
+# ## Recap
+#
+# 1. A graph that is known before the run can be changed as a whole; a graph that is found during the run may depend on
+#    values.
+# 2. A ring sends 2(p-1)/p vectors on each link; a server's link carries p in each direction.
+# 3. Processors differ in where data lie and who plans their moves. The ridge says how often a byte has to be used.
+# 4. A switch, or the processor of an adapter, can do the work of an all-reduce.
+# 5. A training costs 6 N D operations; its energy follows from MFU, watts and PUE.
+#
+# | term | what it means |
+# |---|---|
+# | define-and-run, define-by-run | a program records the graph and runs it later; each operation runs immediately |
+# | graph break, recompilation | `torch.compile` ends a graph and goes on in Python; it traces again for new shapes |
+# | systolic array | a grid of multipliers that pass numbers to their neighbors |
+# | SHARP, DPU | a switch that adds; a network adapter with processor cores |
+# | petaflop/s-day, PUE | 8.64 · 10¹⁹ FLOPs; power of a data center over that of its computers |
+#
+# **What you can do now:** say what a framework sends for a step, and what a training costs in days and kWh.
+#
+# <!-- links -->
