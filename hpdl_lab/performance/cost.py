@@ -60,11 +60,12 @@ def chinchilla(flops: float) -> tuple[float, float]:
 
 
 def table(price: float) -> str:
-    """Return TRAININGS as lines of text; price: of a kWh, in any currency. D/N: tokens per parameter."""
-    lines = [f"{'petaflop/s-days':>39}{'days':>7}{'MFU':>5}{'kWh':>12}{'price':>13}{'D/N':>6}   Chinchilla: N, D/10^9"]
+    """Return TRAININGS as lines of text; price: of a kWh, in any currency. N, D: of Chinchilla's rule."""
+    costs = f"{'petaflop/s-days':>34}{'days':>7}{'MFU':>5}{'kWh':>11}{'price':>12}"
+    lines = [f"{costs}{'D/N':>6}{'N/10^9':>8}{'D/10^9':>8}"]
     for t in TRAININGS:
         work, days, kwh = cost(t.flops, t.devices, t.peak, t.mfu(), t.watts, t.pue)
-        line = f"{t.name:19}{t.year}{work:16,.3f}{days:7.1f}{t.mfu():5.0%}{kwh:12,.0f}{kwh * price:13,.0f}"
+        line = f"{t.name:18}{t.year}{work:12,.3f}{days:7.1f}{t.mfu():5.0%}{kwh:11,.0f}{kwh * price:12,.0f}"
         n, d = chinchilla(t.flops)
-        lines.append(line + (f"{t.tokens / t.parameters:6.1f}{n / 1e9:16,.0f}{d / 1e9:9,.0f}" if t.tokens else ""))
+        lines.append(line + (f"{t.tokens / t.parameters:6.1f}{n / 1e9:8,.0f}{d / 1e9:8,.0f}" if t.tokens else ""))
     return "\n".join(lines)

@@ -21,18 +21,18 @@ class Framework(NamedTuple):
     libraries: str
 
 
-BEFORE, WHILE, TRACED, EITHER = "before the run", "while it runs", "traced", "while it runs, or traced"
+BEFORE, WHILE, TRACED, EITHER = "before the run", "while it runs", "traced", "while, or traced"
 FRAMEWORKS = (
-    Framework("Theano", 2009, BEFORE, "MPI, by the separate Theano-MPI", "BLAS, cuDNN"),
-    Framework("Caffe", 2013, BEFORE, "one node: tree, NCCL; S-Caffe over MPI", "BLAS, cuDNN"),
+    Framework("Theano", 2009, BEFORE, "MPI (Theano-MPI)", "BLAS, cuDNN"),
+    Framework("Caffe", 2013, BEFORE, "one node (NCCL); S-Caffe: MPI", "BLAS, cuDNN"),
     Framework("CNTK", 2015, BEFORE, "1-bit SGD over MPI; later NCCL", "MKL, cuDNN"),
     Framework("Chainer", 2015, WHILE, "ChainerMN over MPI and NCCL", "NumPy (BLAS), CuPy, cuDNN"),
-    Framework("MXNet", 2015, f"{BEFORE}, or {WHILE}", "kvstore: parameter servers (ps-lite)", "BLAS, MKL-DNN, cuDNN"),
+    Framework("MXNet", 2015, "before, or while", "kvstore: parameter servers", "BLAS, MKL-DNN, cuDNN"),
     Framework("TensorFlow 1", 2015, BEFORE, "parameter servers over gRPC", "Eigen, MKL-DNN, cuDNN, XLA"),
     Framework("Caffe2", 2017, BEFORE, "all-reduce by Gloo and NCCL", "BLAS, Eigen, cuDNN"),
-    Framework("PyTorch", 2017, EITHER, "DDP, FSDP over NCCL, Gloo, MPI", "BLAS, oneDNN, cuDNN"),
+    Framework("PyTorch", 2017, EITHER, "DDP, FSDP: NCCL, Gloo, MPI", "BLAS, oneDNN, cuDNN"),
     Framework("JAX", 2018, TRACED, "pjit, shard_map; NCCL on GPUs", "XLA, Eigen, cuDNN"),
-    Framework("TensorFlow 2", 2019, EITHER, "MultiWorkerMirrored: gRPC, NCCL", "Eigen, oneDNN, cuDNN, XLA"),
+    Framework("TensorFlow 2", 2019, EITHER, "tf.distribute: gRPC, NCCL", "Eigen, oneDNN, cuDNN, XLA"),
 )
 SOURCES = {
     "Theano": "Theano, HISTORY.txt; 2011. Theano Team 2016, arXiv:1605.02688. Ma et al. 2016, arXiv:1605.08325",
@@ -50,7 +50,7 @@ SOURCES = {
 
 def table() -> str:
     """Return FRAMEWORKS as lines of text, by year."""
-    rows = [("framework", "year", "the graph is known", "distributes by", "computes with"), *FRAMEWORKS]
+    rows = [("framework", "year", "graph known", "distributes by", "computes with"), *FRAMEWORKS]
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell!s:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

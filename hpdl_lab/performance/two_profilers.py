@@ -16,12 +16,12 @@ WIDTH, LAYERS, ROWS = 1024, 4, 64
 
 
 class Exposed(NamedTuple):
-    """by_torch, by_lab: seconds of exposed communication per step; step: seconds; last_ns: when the last step began."""
+    """by_torch, by_lab: seconds of exposed communication per step; step: seconds; last: the last step, in ns."""
 
     by_torch: float
     by_lab: float
     step: float
-    last_ns: int
+    last: tuple[int, int]
 
 
 def ddp_step_seen_twice(comm: Comm) -> Exposed:
@@ -46,4 +46,4 @@ def ddp_step_seen_twice(comm: Comm) -> Exposed:
     by_lab = sum(end - begin for begin, end in inside(waits, steps[0], ended))
     per_step = 1e9 * len(steps)
     by_torch = found.bars[profile_step.EXPOSED]
-    return Exposed(by_torch, by_lab / per_step, (ended - steps[0]) / per_step, steps[-1])
+    return Exposed(by_torch, by_lab / per_step, (ended - steps[0]) / per_step, (steps[-1], ended))

@@ -9,7 +9,6 @@
 # what lies around them: who records the graph of a step, who sends what, what other processors do differently, and
 # what a training costs.
 
-# %%
 # %% [markdown]
 # ## When is the graph known?
 #
@@ -26,14 +25,15 @@ from hpdl_lab import lab
 from hpdl_lab.performance.frameworks import branching, table, two_layers
 from hpdl_lab.performance.static_graph import gradients, placeholder, run
 
-nodes = [placeholder(name) for name in ("x", "y", "w1", "b1", "w2", "b2")]
-
 # %% [markdown]
 # `two_layers` is the loss of a small net. Given placeholders, it only records. Then `run` computes the loss and its
 # gradients. Given tensors, the same lines run in eager mode:
 
 # %%
+nodes = [placeholder(name) for name in ("x", "y", "w1", "b1", "w2", "b2")]
 loss, sizes = two_layers(*nodes), ((8, 4), (8, 2), (4, 16), (16,), (16, 2), (2,))
+
+# %%
 feed = {node: torch.randn(size) for node, size in zip(nodes, sizes, strict=True)}
 values, most = run([loss, *gradients(loss, nodes[2:])], feed)
 eager = torch.func.grad(two_layers, (2, 3, 4, 5))(*feed.values())  # gradients of w1, b1, w2 and b2
@@ -299,8 +299,9 @@ print(f"GPT-3: you guessed {my_kwh:,.0f} kWh")
 # for the others, 1.1 and the processors alone are assumed.
 #
 # N is parameters, D is tokens of the training, and D/N tokens per parameter. For a fixed C = 6 N D operations, D/N of
-# about 20 gives the lowest loss (Hoffmann et al. 2022): the last two columns. GPT-3 was too large for its tokens.
-# Llama 3.1 is smaller than this rule says, so each answer costs less (13). DeepSeek-V3's N counts what a token uses.
+# about 20 gives the lowest loss (Hoffmann et al. 2022): the last two columns, in billions. GPT-3 was too large for its
+# tokens. Llama 3.1 is smaller than this rule says, so each answer costs less (13). DeepSeek-V3's N counts what a token
+# uses.
 
 # %% [markdown]
 # ## Question to discuss
@@ -310,8 +311,7 @@ print(f"GPT-3: you guessed {my_kwh:,.0f} kWh")
 #
 # ## Open issues, and what next
 #
-# - **Memory.** The ridge grew from 153 FLOPs per byte (A100) to 295 (H100). H200 and B200 have lower ones, 206 and
-#   281.
+# - **Memory.** The ridge grew from 153 FLOPs per byte (A100) to 295 (H100). H200 and B200 are lower: 206, 281.
 # - **Energy.** One training in the table above took 24 GWh. Was it necessary?
 #
 # **What next?** Add your own model to `hpdl_lab/performance/cost.py`: its parameters, its tokens, its days.

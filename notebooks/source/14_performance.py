@@ -484,7 +484,8 @@ for rank, (by_torch, by_lab, step, _) in enumerate(seen):
     assert abs(by_torch - by_lab) < 0.05 * step
 
 # %%
-lab.show([event for event in seen.events if event.t0_ns >= seen[event.rank].last_ns])
+last = {rank: range(*found.last) for rank, found in enumerate(seen)}
+lab.show([event for event in seen.events if event.t0_ns in last[event.rank]])
 
 # %% [markdown]
 # The first bucket travels during backward. The second one is full when backward has ended, so that the ranks wait for
