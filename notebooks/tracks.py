@@ -292,6 +292,20 @@ TABLE = """
     1 homework     3  Measure: the switch adds
     1 homework     2  Measure: a processor on the adapter
     1 homework     4  What a training costs
+15_open_issues  What breaks
+    a rank that is killed, how a training goes on with three, how often to save and how, and which rank is slow or wrong
+    [04](04_ring_all_reduce.ipynb), [08](08_memory.ipynb); two cores
+    1 homework     3  The idea
+    1 homework     3  Measure: go on with three
+    1 homework     3  Goodput
+    1 homework    13  Exercise 15.1
+    1 homework     2  A job that dies while it saves
+    1 homework    16  Exercise 15.2
+    2 homework    14  Exercise 15.3
+    2 homework     3  Measure: backup workers
+    2 homework    16  Exercise 15.4
+    2 homework     4  The same bits on 1, 2, 3 and 4 ranks
+    2 homework     5  Take it home
 """
 
 # A notebook, with the part where it has several; or what else takes time, and its minutes.

@@ -159,6 +159,22 @@ COMPLETED = {  # {exercise: what its last hint leaves open, in its order}
     "14.3": ["-(-domain // threads)", "2 * (ranks - 1) * gradients"],
     "14.5": ["taken[i - workers * prefetch] if i >= workers * prefetch else 0", "taken[i - 1] + step"],
     "14.6": ["2 * (ranks - 1)", "hidden * communication_s"],
+    "15.1": ["rank_mtbf_s / ranks", "2 * cost_s * mtbf_s"],
+    "15.2": [
+        *("zlib.crc32(data)", "manifest(step, total, shards)", "disk.rename(PART, LATEST)", "(LATEST, *names)"),
+        "comm.barrier()",
+    ],
+    "15.3": [
+        "mine = [e for e in events if e.op in OPS[cause]]\n"
+        "theirs = [e for e in lanes[mine[0].peer][step] if e.op == 'recv'] if cause == 'link' else mine\n"
+        "need = sum(b.t1_ns - max(a.t0_ns, b.t0_ns) for a, b in zip(mine, theirs))\n"
+        "needs.append(need / sum(e.nbytes for e in mine) if cause == 'link' else need)",
+        *("median(usual)", "usual.index(max(usual))"),
+    ],
+    "15.4": [
+        *("x.new_empty(len(held) + 2)", "checksums(held.abs())", "sums[theirs]"),
+        *("len(held) * torch.finfo(x.dtype).eps * scale", "((r - 1) % p, hop)"),
+    ],
     "14.7": ['"NCCL_P2P_DISABLE set by environment to 1"', '"NCCL_IB_HCA set to"'],
 }
 

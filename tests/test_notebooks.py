@@ -190,6 +190,7 @@ SAID = {  # guesses about what no later picture measures: most are printed besid
         *("my_products", "my_mfu", "my_batch", "my_ranks", "my_graphs", "my_counters", "my_workers", "my_gbit"),
         "my_ratio",
     },
+    "15_open_issues": {"my_notice", "my_years", "my_kills", "my_left", "my_percent"},
     "14_frameworks": {"my_server", "my_worker", "my_kwh", "my_price"},
 }
 
