@@ -21,9 +21,9 @@ lab.start(4)
 #
 # Ranks fail in three ways:
 #
-#     dead     its messages never come       all others wait        noticed by a time limit, or by who watches it
-#     slow     its messages come late        all others wait        15.3
-#     wrong    its numbers are not right     nobody waits           15.4
+#     dead     its messages never come    all others wait    noticed by a time limit
+#     slow     its messages come late     all others wait    15.3
+#     wrong    its numbers are wrong      nobody waits       15.4
 #
 # A training that meets one of them has to go back to the last **checkpoint**, its state in a file. What was computed
 # since then is lost.
