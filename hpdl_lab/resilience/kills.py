@@ -35,7 +35,14 @@ class KillAt:
         comm.all_reduce(x)
 
     def seconds_ago(self) -> float:
-        """Return the seconds since the rank died, on this machine; can be asked once."""
-        died = self.note.stat().st_mtime
+        """Return the seconds since the rank died, on this machine; once.
+
+        Raises:  RuntimeError if no rank has died, or somebody has asked before.
+        """
+        try:
+            died = self.note.stat().st_mtime
+        except FileNotFoundError:
+            text = f"rank {self.rank} has not died in call {self.call}, or this was asked before"
+            raise RuntimeError(text) from None
         self.note.unlink()
         return time.time() - died

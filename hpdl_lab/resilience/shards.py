@@ -36,7 +36,7 @@ class Killed(RuntimeError):
 
 
 class Operation(NamedTuple):
-    """What a rank does to the disk: "write", "finish" (the second half of a write), "rename", "remove" or "read"."""
+    """An operation of a rank: "write", "finish" (the second half of a write), "rename", "remove" or "read"."""
 
     rank: int
     what: str

@@ -154,7 +154,7 @@ def steps_per_s(lanes: Lanes) -> float:
 
 
 class Backup(NamedTuple):
-    """What a training with backup workers reaches; losses are those on common and on rare examples."""
+    """Speed and losses of a training with backup workers; losses are those on common and on rare examples."""
 
     steps_per_s: float
     common: float

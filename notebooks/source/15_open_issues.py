@@ -5,7 +5,7 @@
 #
 # <!-- tracks -->
 #
-# The first long run of everybody dies. Here ranks are killed for real. You find out what that costs, how a training
+# Most first long runs fail. Here ranks are killed for real. You find out what that costs, how a training
 # goes on, and which failures nobody notices.
 
 # %%
@@ -31,8 +31,8 @@ lab.start(4)
 # %% [markdown]
 # ## Predict
 #
-# Four ranks train. One of them is killed by signal 9 (`kill -9`): it cannot say goodbye. How many seconds later do you
-# read here that it is dead?
+# Four ranks train. One of them is killed by signal 9 (`kill -9`), so it can send nothing any more. How many seconds
+# later do you read here that it is dead?
 
 # %%
 from pathlib import Path
@@ -225,7 +225,7 @@ my_left = lab.guess("% of the throughput that is left with one of 64 ranks at ha
 from hpdl_lab.resilience.stragglers import backup_workers, make_lanes, steps_per_s, unknown
 
 lanes = unknown(seed=10)
-print(f"50% are left; you guessed {my_left}%")
+print(f"half is left; you guessed {my_left}%")
 lab.show([event for steps in lanes for event in steps[4]])
 
 # %% [markdown]

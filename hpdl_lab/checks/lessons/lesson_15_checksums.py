@@ -216,7 +216,7 @@ FAULTS = (*BITS, "swap", "moved", "other")
 
 
 class Fault(NamedTuple):
-    """What went wrong, and what each rank should note, and has noted."""
+    """A fault, and the notes of each rank: those that are right, and those that were made."""
 
     kind: str
     scale: float

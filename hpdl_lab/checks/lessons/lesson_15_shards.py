@@ -27,7 +27,7 @@ DONE = {"write": "writes {}", "finish": "is in the midst of writing {}", "rename
 
 
 class Layout(NamedTuple):
-    """What each rank holds: (start, number of elements)."""
+    """The shard of each rank: (start, number of elements)."""
 
     spans: tuple[tuple[int, int], ...]
 
@@ -42,7 +42,7 @@ CASES = ((WHOLE, THREE), (THREE, FOUR), (FOUR, TWO))  # of the job that is kille
 
 
 class Saved(NamedTuple):
-    """What a rank has done: began to save a step, or returned; committed: the step that LATEST named then."""
+    """An act of a rank: it began to save a step, or returned; committed: the step that LATEST named then."""
 
     step: int
     returned: bool
