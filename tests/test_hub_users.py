@@ -6,15 +6,18 @@ import itertools
 import json
 import signal
 import socket
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from tornado.web import HTTPError
 
 from hpdl_lab import cli
-from hpdl_lab.classroom import authenticator, hub, settings, sockets
-from hpdl_lab.classroom.state import NAME
+from hpdl_lab.classroom import authenticator, hub, sandbox, settings, sockets
+from hpdl_lab.classroom.state import NAME, State
 from hpdl_lab.cli import hub as command
 
 
@@ -298,3 +301,12 @@ def test_a_second_ctrl_c_leaves_no_half_of_a_hub(given, monkeypatch):
     assert ended == ["servers", "lock"]
     with pytest.raises(KeyboardInterrupt):  # afterwards it is heeded
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_process_that_ends_while_user_ids_are_chosen_does_no_harm(tmp_path, monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        ended = psutil.Process(child.pid)
+    monkeypatch.setattr(sandbox, "processes", lambda: [ended, psutil.Process()])
+    folder = tmp_path / "state"
+    State.make(str(folder)).remove()
+    assert not folder.exists()

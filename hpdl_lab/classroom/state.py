@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from . import limits, sandbox
 from .settings import Settings, read, write_whole
 
@@ -111,10 +113,11 @@ class State:
             require_own(folder)
             if there := sorted(os.listdir(folder)):
                 raise ValueError(f"{folder} holds other things, such as {there[0]}: name a new folder, --state")
+            first_uid = free_block()  # before anything is made: half a state folder is none
             for part in PARTS:
                 os.mkdir(os.path.join(folder, part))
                 os.chmod(os.path.join(folder, part), {"hub": 0o700, "notebooks": 0o755}.get(part, 0o711))
-            state = cls(folder, Manifest(uuid.uuid4().hex, place(folder), made, free_block()))
+            state = cls(folder, Manifest(uuid.uuid4().hex, place(folder), made, first_uid))
             state.save()
         return cls.lock_existing(folder)
 
@@ -216,7 +219,10 @@ def own(path: str, uid: int) -> None:
 
 def free_block() -> int:
     """The first of BLOCK user ids, drawn at random, as which nothing runs."""
-    running = {process.uids().real for process in sandbox.processes()}
+    running = set()
+    for process in sandbox.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            running.add(process.uids().real)
     while True:
         first = random.randrange(*UNUSED, BLOCK)
         if not running & set(range(first, first + BLOCK)):
