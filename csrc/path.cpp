@@ -6,8 +6,8 @@
 #endif
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
+#include <map>
 #include <mutex>
 
 #include "progress.h"
@@ -20,9 +20,10 @@ constexpr std::size_t kFewest = 2048;  // bytes: below, `rep movsb` takes longer
 
 constexpr double kWorth = 0.9;  // of the first path's time has another one to take, which differs by more than noise
 constexpr int kSums = 8;        // of which the fastest counts: others were interrupted
-constexpr int kWindow = 16;     // calls of a kind, whose fastest counts: others were interrupted
-constexpr double kChanged = 2;  // times
-constexpr std::int64_t kRest = 200;  // times the length of a measurement, before the next one
+constexpr double kAlike = 1.5;  // times: so far apart, probes may be of one state
+constexpr std::size_t kStates = 6;           // at most; the paths of a further one are those of the most similar
+constexpr std::int64_t kPeriod = 1'000'000;  // ns between two probes, which take some 2,000
+constexpr std::int64_t kRest = 200;          // times the length of a measurement, before the next one
 
 #if defined(__x86_64__)
 // Whether the processor has a fast `rep movsb` (ERMS: bit 9 of EBX, leaf 7).
@@ -44,6 +45,10 @@ void copy_lines(char* to, const char* from, std::size_t nbytes) {
 void ordinary(__m128i* to, __m128i value) { _mm_store_si128(to, value); }
 void past_caches(__m128i* to, __m128i value) { _mm_stream_si128(to, value); }
 #endif
+
+bool is_alike(std::int64_t a, std::int64_t b) {
+    return static_cast<double>(std::max(a, b)) <= kAlike * static_cast<double>(std::min(a, b));
+}
 
 std::string size_text(std::size_t nbytes) {
     return nbytes % (1024 * kKiB) ? std::to_string(nbytes / kKiB) + " KiB"
@@ -91,11 +96,49 @@ Choice& Choice::of(int size) {
     return choices[size];
 }
 
+void Choice::choose(std::uint8_t path) {
+    is_fixed_ = path != kMeasure;
+    path_ = path;
+    states_.clear();
+    measure_at_ = 0;
+}
+
+std::uint8_t Choice::path() {
+    if (is_fixed_ || path_ == kMeasure) return path_;
+    const std::int64_t now = now_ns();
+    if (now < probe_at_) return path_;
+    probe_at_ = now + kPeriod;
+    return kProbe;
+}
+
+std::int64_t Choice::read_ns() const { return *std::min_element(read_ns_.begin(), read_ns_.end()); }
+
+const Choice::State& Choice::state_of(std::int64_t read_ns) const {
+    const auto apart = [=](const State& state) {
+        const auto [least, most] = std::minmax(state.read_ns, read_ns);
+        return static_cast<double>(most) / static_cast<double>(least);
+    };
+    return *std::min_element(states_.begin(), states_.end(),
+                             [&](const State& a, const State& b) { return apart(a) < apart(b); });
+}
+
+void Choice::probed(std::int64_t ns) {
+    std::rotate(read_ns_.begin(), read_ns_.begin() + 1, read_ns_.end());
+    read_ns_.back() = played_ns_ ? played_ns_ : std::max<std::int64_t>(1, ns);
+    if (!is_fixed_ && !states_.empty()) take();
+}
+
+void Choice::take() {
+    const State& state = state_of(read_ns());
+    path_ = state.best + (state.reads() ? kReads : 0);
+    const bool is_known = state.is_sure && is_alike(state.read_ns, read_ns());
+    if (!is_known && states_.size() < kStates && now_ns() > measure_at_) path_ = kMeasure;
+}
+
 void Choice::begin() {
     begun_ = now_ns();
-    ns_.fill(0);
-    exchange_ns_.fill(0);
-    kinds_.clear();
+    tried_ = {};
+    tried_.read_ns = read_ns();
     trial_ = around_ = 0;
     is_last_ = false;
 }
@@ -115,19 +158,29 @@ std::size_t Choice::next() {
 }
 
 void Choice::exchanged(bool reads, std::int64_t ns) {
-    std::int64_t& least = exchange_ns_[reads];
+    std::int64_t& least = tried_.exchange_ns[reads];
     least = least == 0 ? ns : std::min(least, ns);
 }
 
 void Choice::end() {
-    path_ = best_ + (reads() ? kReads : 0);
-    times_++;
-    took_ = now_ns() - begun_;
+    const std::int64_t now = now_ns();
+    tried_.best = best_;
+    tried_.took_ns = now - begun_;
+    tried_.is_sure = is_alike(tried_.read_ns, read_ns());
+    measure_at_ = now + kRest * tried_.took_ns;
+    probe_at_ = now + kPeriod;
+    const auto is_out_of_date = [this](const State& state) {
+        return !state.is_sure || is_alike(state.read_ns, tried_.read_ns);
+    };
+    if (tried_.is_sure) std::erase_if(states_, is_out_of_date);
+    if (tried_.is_sure || states_.empty()) states_.push_back(tried_);
+    take();
 }
 
 void Choice::took(std::int64_t ns) {
     around_ += kTrial;
-    if (around_ > warm_up() && (ns_[trial_] == 0 || ns < ns_[trial_])) ns_[trial_] = ns;
+    std::int64_t& least = tried_.ns[trial_];
+    if (around_ > warm_up() && (least == 0 || ns < least)) least = ns;
 }
 
 // Bytes; once more for the first path, which finds pages that are not mapped yet.
@@ -136,41 +189,36 @@ std::size_t Choice::warm_up() const { return (trial_ == 0 ? 2 : 1) * kPaths[tria
 std::uint8_t Choice::find_best() const {
     std::uint8_t best = 0;
     for (std::uint8_t i = 1; i < kPaths.size(); i++) {
-        const double least = static_cast<double>(ns_[best]) * (best == 0 ? kWorth : 1);
-        if (ns_[i] > 0 && static_cast<double>(ns_[i]) < least) best = i;
+        const double least = static_cast<double>(tried_.ns[best]) * (best == 0 ? kWorth : 1);
+        if (tried_.ns[i] > 0 && static_cast<double>(tried_.ns[i]) < least) best = i;
     }
     return best;
 }
 
-void Choice::watch(const Call& call, std::size_t nbytes, std::int64_t ns) {
-    std::uint64_t collective;  // no two of them begin with the same 8 letters
-    std::memcpy(&collective, call.name, sizeof collective);
-    Kind& kind = kinds_[{collective, call.dtype, static_cast<int>(std::bit_width(nbytes)), call.root == 0}];
-    const double each = static_cast<double>(ns) / static_cast<double>(nbytes);
-    kind.least = kind.calls == 0 || each < kind.least ? each : kind.least;
-    if (++kind.calls < kWindow) return;
-    kind.calls = 0;
-    if (kind.promised == 0) kind.promised = kind.least;
-    const bool changed = kind.least > kChanged * kind.promised || kind.promised > kChanged * kind.least;
-    if (changed && now_ns() > begun_ + kRest * took_) path_ = kMeasure;
+std::string Choice::State::text() const {
+    const auto us = [](std::int64_t ns) { return std::to_string((ns + 500) / 1000); };
+    const auto row = [&](std::size_t i) { return describe(kPaths[i]) + (ns[i] ? " " + us(ns[i]) : ""); };
+    std::string others;
+    for (std::size_t i = 0; i < kPaths.size(); i++) {
+        if (ns[i] > 0 && i != best) others += (others.empty() ? "; also tried: " : ", ") + row(i);
+    }
+    const std::string exchanges =
+        exchange_ns[1] == 0 ? ", and no rank may read another one's memory"
+                            : "; exchanges of " + size_text(kExchange) + " and more are " +
+                                  (reads() ? "read where they are, in " + us(exchange_ns[1]) + " us (staged: "
+                                           : "staged, too, in " + us(exchange_ns[0]) + " us (read where they are: ") +
+                                  us(exchange_ns[!reads()]) + ")";
+    return row(best) + others + " (us to write, add and read " + size_text(kTrial) + ")" + exchanges +
+           " (measured in " + us(took_ns) + " us, while another rank's note was read in " + std::to_string(read_ns) +
+           " ns)";
 }
 
 std::string Choice::text() const {
-    const auto us = [](std::int64_t ns) { return std::to_string((ns + 500) / 1000); };
-    const auto row = [&](std::size_t i) { return describe(kPaths[i]) + (ns_[i] ? " " + us(ns_[i]) : ""); };
-    if (times_ == 0) return "not measured yet: no tensor was large enough";
-    std::string others;
-    for (std::size_t i = 0; i < kPaths.size(); i++) {
-        if (ns_[i] > 0 && i != best_) others += (others.empty() ? "; also tried: " : ", ") + row(i);
-    }
-    const std::string exchanges =
-        exchange_ns_[1] == 0 ? ", and no rank may read another one's memory"
-                             : "; exchanges of " + size_text(kExchange) + " and more are " +
-                                   (reads() ? "read where they are, in " + us(exchange_ns_[1]) + " us (staged: "
-                                            : "staged, too, in " + us(exchange_ns_[0]) + " us (read where they are: ") +
-                                   us(exchange_ns_[!reads()]) + ")";
-    return row(best_) + others + " (us to write, add and read " + size_text(kTrial) + ")" + exchanges + " (measured " +
-           (times_ == 1 ? "once, in " : std::to_string(times_) + " times, lately in ") + us(took_) + " us)";
+    if (is_fixed_) return describe(kPaths[path_ & ~kReads]) + " (not measured: chosen)";
+    if (states_.empty()) return "not measured yet: no tensor was large enough";
+    std::string lines;
+    for (const State& state : states_) lines += (lines.empty() ? "" : "\n") + state.text();
+    return lines;
 }
 
 }  // namespace hpdl

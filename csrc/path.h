@@ -9,9 +9,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
-#include <tuple>
+#include <vector>
 
 #include "buffer.h"
 
@@ -46,7 +45,9 @@ constexpr std::array<Path, 5> kPaths = {{
 constexpr std::uint8_t kFewestBarriers = kPaths.size() - 1;
 constexpr std::size_t kTrial = 64 * kKiB;  // bytes of the sums by which they are compared: a short tensor's
 constexpr std::uint8_t kMeasure = 255;     // in place of a path: all ranks are to measure
-constexpr std::uint8_t kReads = 64;        // added to a path: large exchanges read other ranks' tensors where they are
+constexpr std::uint8_t kProbe = 254;  // in place of a path: the same one; rank 0 looks which state the machine is in
+constexpr std::uint8_t kReads = 64;   // added to a path: large exchanges read other ranks' tensors where they are
+constexpr std::size_t kProbes = 3;    // whose fastest counts: others were interrupted
 constexpr std::size_t kExchange = 512 * kKiB;  // bytes from which on an exchange is large
 
 std::string describe(const Path& path);  // "in chunks of up to 256 KiB around at least 1 MiB by rep movsb"
@@ -58,55 +59,71 @@ bool is_possible(Way way);
 // elements, which may have no address.
 void copy(Way way, char* to, const Buffer& from);
 
-// What rank 0 of a group of so many ranks has measured. It lasts longer than the group: every run makes a new one.
-// No lock: groups in the background, which another thread advances, take turns on their cores and have none.
+// What rank 0 of a group of so many ranks has measured, for each state of the machine that it has met: a virtual
+// machine changes between two of them several times a second, when its host moves it to other cores. A probe tells them
+// apart: how long it takes to read what other ranks have just written. It lasts longer than the group: every run makes
+// a new one. No lock: groups in the background, which another thread advances, take turns on their cores and have none.
 class Choice {
   public:
     // Of this process, for groups of `size` ranks.
     static Choice& of(int size);
 
-    void choose(std::uint8_t path) { path_ = path; }
-    std::uint8_t path() const { return path_; }  // kMeasure if it has to be measured, or measured again
+    // Take this path whatever the machine's state is; kMeasure: forget all, and measure. For tests.
+    void choose(std::uint8_t path);
+    // Take `ns` for what probes find; 0: what they find. For tests.
+    void play(std::int64_t ns) { played_ns_ = ns; }
 
-    // Measure: begin, then sums of kTrial bytes by the path `next`, until that is kPaths.size(), which sets `best`.
-    // Each path goes once around its ring, so that the other cores' caches hold what they would hold, then the fastest
-    // one of several sums counts.
+    std::uint8_t path();  // kMeasure or kProbe if that is due
+
+    // All other ranks have written a note, and reading one of them has taken `ns`.
+    void probed(std::int64_t ns);
+
+    // Measure: begin, behind kProbes probes; then sums of kTrial bytes by the path `next`, until that is kPaths.size(),
+    // which sets `best`. Each path goes once around its ring, so that the other cores' caches hold what they would
+    // hold, then the fastest one of several sums counts.
     void begin();
     std::size_t next();
     std::uint8_t best() const { return best_; }
     void took(std::int64_t ns);
 
     // Then, if all ranks can read each other's memory: exchanges of kExchange bytes, by that path and read where they
-    // are, whose fastest ones count.
+    // are, whose fastest ones count. Then kProbes probes, which tell whether the state is still the same, and the end.
     void exchanged(bool reads, std::int64_t ns);
     void end();
 
-    // A collective has taken `ns` on rank 0, without its waits, for `nbytes`. When the machine's state has changed, so
-    // that calls of one kind take twice or half as long as they did at first, the path is measured again.
-    void watch(const Call& call, std::size_t nbytes, std::int64_t ns);
-
-    std::string text() const;  // `describe`, us of the fastest sum, and what else was tried
+    std::string text() const;  // a line for each state: `describe`, us of the fastest sum, and what else was tried
 
   private:
-    struct Kind {
-        double promised = 0, least = 0;  // ns a byte: at first, and in this window
-        int calls = 0;
+    struct State {
+        std::int64_t read_ns = 0;                      // of probes
+        bool is_sure = false;                          // was it the same state from the first to the last trial?
+        std::uint8_t best = 0;                         // of kPaths
+        std::array<std::int64_t, kPaths.size()> ns{};  // of the fastest sum; 0: not tried
+        std::array<std::int64_t, 2> exchange_ns{};     // of the fastest exchange: staged, read; 0: not tried
+        std::int64_t took_ns = 0;                      // to measure
+
+        bool reads() const { return exchange_ns[1] > 0 && exchange_ns[1] <= exchange_ns[0]; }
+        std::string text() const;
     };
 
+    std::int64_t read_ns() const;                       // by the last kProbes probes
+    const State& state_of(std::int64_t read_ns) const;  // the most similar one; there is one
+    void take();                                        // the path of the state in which the machine is
     std::size_t warm_up() const;
     std::uint8_t find_best() const;
-    bool reads() const { return exchange_ns_[1] > 0 && exchange_ns_[1] <= exchange_ns_[0]; }
 
     std::uint8_t path_ = kMeasure;
+    bool is_fixed_ = false;  // by `choose`
+    std::int64_t played_ns_ = 0;
+    std::array<std::int64_t, kProbes> read_ns_{};  // of the last ones
+    std::int64_t probe_at_ = 0, measure_at_ = 0;   // when the next one is due, or allowed
+    std::vector<State> states_;
+
+    State tried_;  // which is being measured
     std::uint8_t best_ = 0;
-    std::array<std::int64_t, kPaths.size()> ns_{};  // of the fastest sum; 0: not tried
-    std::array<std::int64_t, 2> exchange_ns_{};     // of the fastest exchange: staged, read; 0: not tried
-    std::size_t trial_ = 0, around_ = 0;            // the path that is tried; bytes that it has gone around its ring
-    bool is_last_ = false;                          // is this the last trial?
-    std::int64_t begun_ = 0, took_ = 0;             // ns
-    int times_ = 0;                                 // that it was measured
-    std::map<std::tuple<std::uint64_t, DType, int, bool>, Kind>
-        kinds_;  // by name, dtype, power of two, is it the root?
+    std::size_t trial_ = 0, around_ = 0;  // the path that is tried; bytes that it has gone around its ring
+    bool is_last_ = false;                // is this the last trial?
+    std::int64_t begun_ = 0;
 };
 
 }  // namespace hpdl

@@ -29,7 +29,6 @@ namespace {
 constexpr std::size_t kReduceAtOnce = std::size_t{4} << 20;  // bytes, some 1 ms: between two looks at signals
 constexpr std::size_t kMatters = 64 * kKiB;                  // bytes, from which on it matters how they are staged
 constexpr int kExchanges = 4;                                // of each kind that are tried
-constexpr int kWatched = 8;  // one large call of so many has its time taken, which costs 0.2 us
 
 Buffer part_between(const Buffer& x, std::size_t begin, std::size_t end) {
     begin = std::min(x.count, begin);
@@ -47,20 +46,6 @@ Buffer slice_of(const Buffer& x, int parts, int i) {
 
 // Row i of x, which has `rows` rows.
 Buffer row_of(const Buffer& x, int rows, int i) { return x.part(i * (x.count / rows), x.count / rows); }
-
-// Adds to `ns` how long it lives.
-class Spent {
-  public:
-    Spent(bool on, std::int64_t& ns) : ns_(ns), begin_(on ? now_ns() : 0) {}
-    ~Spent() {
-        if (begin_) ns_ += now_ns() - begin_;
-    }
-    Spent(const Spent&) = delete;
-
-  private:
-    std::int64_t& ns_;
-    std::int64_t begin_;
-};
 
 void copy(const Buffer& to, const char* from) {
     if (to.count > 0 && to.data != from) std::memcpy(to.data, from, to.nbytes());
@@ -218,12 +203,7 @@ void ShmGroup::start(const Call& call, const Buffer& x) {
     Proposal& mine = cell_of(rank_).proposal = propose(call, x);
     if (nbytes_ >= kMatters && size_ > 1 && mine.segment < 0) take_pages();
     if (rank_ == 0 && nbytes_ >= kMatters && takes_turns_) mine.path = kFewestBarriers;
-    if (choice_ && nbytes_ >= kMatters) {
-        mine.path = choice_->path();
-        watched_ = ++large_calls_ % kWatched == 0;
-    } else {
-        watched_ = false;
-    }
+    if (choice_ && nbytes_ >= kMatters) mine.path = choice_->path();
 }
 
 // Those of this rank's rings, at once: else each would be taken when it is first written, for some microseconds. Where
@@ -285,23 +265,40 @@ bool ShmGroup::advance() {
         has_staged_ = false;
         if (told_ == kMeasure)
             steps_ = measure();
+        else if (told_ == kProbe)
+            steps_ = probe();
         else if (told_ != taken_)
             steps_ = take(told_);
     }
     return steps_.are_done();
 }
 
-void ShmGroup::end_staging(std::int64_t spent) {
+void ShmGroup::end_staging() {
     staged_[broadcasts_] = latest_;
     has_staged_ = true;
-    if (watched_) choice_->watch(cell_of(rank_).proposal.call, nbytes_, spent);
+}
+
+// How long rank 0 needs to read what each of the others has just written.
+ShmGroup::Steps ShmGroup::probe() {
+    if (rank_ != 0) std::memset(seats_[rank_].cells[(barriers_ + 1) & 1].note, 1, sizeof Cell::note);
+    co_await Barrier(*this);
+    if (!choice_) co_return;
+    char note[sizeof Cell::note];
+    std::int64_t longest = 0;
+    for (int r = 1; r < size_; r++) {
+        const std::int64_t began = now_ns();
+        std::memcpy(note, seats_[r].cells[barriers_ & 1].note, sizeof note);
+        asm volatile("" : : "r"(note) : "memory");  // else nothing would be read
+        longest = std::max(longest, now_ns() - began);
+    }
+    choice_->probed(longest);
 }
 
 // From now on, in new places: nobody may still read what lies in the old ones.
 ShmGroup::Steps ShmGroup::take(std::uint8_t path) {
     co_await Barrier(*this);
     follow(path);
-    if (reads_) {
+    if (reads_ && !can_read_) {
         for (Steps steps = try_to_read(); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
     }
 }
@@ -322,7 +319,9 @@ ShmGroup::Steps ShmGroup::measure() {
     const std::size_t n = kExchange / sizeof(float) / size_ * size_;
     const Buffer x = all.part(0, kTrial / sizeof(float)), from = all.part(0, n), to = all.part(n, n);
     char* const other = all.data + 2 * kExchange;
-    watched_ = false;
+    for (std::size_t i = 0; i < kProbes; i++) {
+        for (Steps steps = probe(); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
+    }
     if (choice_) choice_->begin();
     for (;;) {
         if (choice_) {
@@ -360,6 +359,9 @@ ShmGroup::Steps ShmGroup::measure() {
         for (std::size_t at = 0; at < to.nbytes(); at += kTrial)
             std::memcpy(other, to.data + at, std::min(kTrial, to.nbytes() - at));
         if (choice_) choice_->exchanged(i % 2, now_ns() - began);
+    }
+    for (std::size_t i = 0; i < kProbes; i++) {
+        for (Steps steps = probe(); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
     }
     if (choice_) {
         choice_->end();
@@ -409,11 +411,7 @@ ShmGroup::Steps ShmGroup::add_notes(Buffer x) {
 //
 //     step k    copy chunk k to my inbox | add my slice of chunk k-1 to the outbox | copy chunk k-2 from the outbox
 ShmGroup::Steps ShmGroup::all_reduce(Buffer x) {
-    std::int64_t spent = 0;
-    if (cell_of(rank_).proposal.segment < 0) {
-        const Spent here(watched_, spent);
-        stage_for_sum(chunk_of(x, 0), 0);
-    }
+    if (cell_of(rank_).proposal.segment < 0) stage_for_sum(chunk_of(x, 0), 0);
     co_await Barrier(*this);
     int shared = 0;
     for (int r = 0; r < size_; r++) shared += cell_of(r).proposal.segment >= 0;
@@ -435,12 +433,11 @@ ShmGroup::Steps ShmGroup::all_reduce(Buffer x) {
     const int chunks = chunks_in(x);
     for (int k = 1; k < chunks + 2; k++) {
         if (k > 1) co_await Barrier(*this);
-        const Spent here(watched_, spent);
         if (k < chunks) stage_for_sum(chunk_of(x, k), k);
         if (k <= chunks) add_staged(chunk_of(x, k - 1), k - 1);
         if (k >= 2) collect_sums(chunk_of(x, k - 2), k - 2);
     }
-    end_staging(spent);
+    end_staging();
 }
 
 void ShmGroup::add_shared(const Buffer& x, const Buffer& part) const {
@@ -533,7 +530,7 @@ ShmGroup::Steps ShmGroup::try_to_read() {
     }
     say(failed);
     co_await Barrier(*this);
-    reads_ = !has_anybody_said();
+    reads_ = can_read_ = !has_anybody_said();
 }
 
 void ShmGroup::say(bool failed) { seats_[rank_].cells[(barriers_ + 1) & 1].proposal.failed = failed; }
@@ -583,17 +580,15 @@ ShmGroup::Steps ShmGroup::read_rows(Buffer x, Buffer out, std::size_t offset, st
 template <typename Stage, typename Use>
 ShmGroup::Steps ShmGroup::in_chunks(Buffer row, int parts, int pieces, Stage stage, Use use) {
     const int chunks = chunks_in(row, parts);
-    std::int64_t spent = 0;
     for (int k = 0; k <= chunks; k++) {
         if (k > 0) co_await Barrier(*this);
-        const Spent here(watched_, spent);
         if (k < chunks) {
             place(k, pieces * whole_lines(chunk_of(row, k, parts).nbytes()));
             stage(k);
         }
         if (k > 0) use(k - 1);
     }
-    end_staging(spent);
+    end_staging();
 }
 
 void ShmGroup::start_broadcast(const Buffer& x, int root) {

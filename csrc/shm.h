@@ -117,7 +117,7 @@ class ShmGroup : public Operation {
         Call call;
         std::int64_t offset;   // of x from the start of its rank's part
         std::int32_t segment;  // which holds x, or -1 if x is not in shared memory
-        std::uint8_t path;     // rank 0's: by which the next tensors are staged, or kMeasure
+        std::uint8_t path;     // rank 0's: by which the next tensors are staged, kMeasure or kProbe
         bool tries;            // within `measure`: there is more to try
         bool failed;           // its rank could not read another one's memory
     };
@@ -194,7 +194,8 @@ class ShmGroup : public Operation {
     void stage_for_sum(const Buffer& chunk, int k);
     void add_staged(const Buffer& chunk, int k) const;
     void collect_sums(const Buffer& chunk, int k) const;
-    void end_staging(std::int64_t spent);
+    void end_staging();
+    Steps probe();
     Steps measure();
     Steps take(std::uint8_t path);
     void follow(std::uint8_t path);
@@ -231,12 +232,11 @@ class ShmGroup : public Operation {
     std::uint8_t told_ = 0;             // rank 0's, for what comes after this collective
     std::uint8_t taken_ = 0;            // what it has told before
     bool reads_ = false;                // are large exchanges read where they are?
-    bool cannot_read_ = false;          // it has failed
+    bool can_read_ = false;             // it has been tried,
+    bool cannot_read_ = false;          // or has failed
     std::function<Steps()> otherwise_;  // which has to follow
     std::size_t pages_ = 0;             // bytes of its ring that have been taken
     bool has_staged_ = false;           // something, so that it matters
-    int large_calls_ = 0;
-    bool watched_ = false;  // is the time of this collective taken?
     // Of a ring: the chunk that was placed last, by the collectives before this one, for broadcast in a ring of its
     // own; and by this one.
     struct Piece {

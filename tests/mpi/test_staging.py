@@ -1,7 +1,5 @@
-"""How any tensor goes through shared memory: rank 0 measures, all take what it has chosen, and again when it is due."""
+"""How any tensor goes through shared memory: rank 0 measures for each state of the machine, all take its choice."""
 
-import mmap
-import re
 import time
 
 import numpy as np
@@ -19,10 +17,9 @@ def path(comm):
     return core.ShmGroup.path(comm.size, comm.oversubscribed)
 
 
-def times(comm):
-    """How often it has been measured, as rank 0 says."""
-    found = re.search(r"measured (?:(once)|(\d+) times)", path(comm))
-    return 0 if found is None else int(found[2] or 1)
+def states(comm):
+    """The states of the machine that have been measured, as rank 0 says."""
+    return [line for line in path(comm).splitlines() if "measured in" in line]
 
 
 @pytest.fixture
@@ -37,35 +34,51 @@ def test_rank_0_measures_and_the_other_takes_what_it_has_chosen(run, pair):
         comm = run(members=pair)
         for n in (COUNT, 7, 4 * COUNT):
             assert (comm.all_reduce(torch.ones(n)) == comm.size).all()
-        assert (times(comm) > 0 and "also tried" in path(comm)) == (comm.rank == 0), path(comm)
+        assert (len(states(comm)) > 0 and "also tried" in path(comm)) == (comm.rank == 0), path(comm)
         assert path(comm).startswith("in chunks of" if comm.rank == 0 else "not measured yet")
         comm.close()
 
 
-def test_it_is_measured_again_when_calls_take_twice_as_long_as_at_first(run, pair):
-    """Played by tensors whose pages nobody has touched: all that is done with them takes several times as long."""
+def test_each_state_of_the_machine_is_measured_once_and_remembered(run, pair):
+    """Played: what a probe finds is given."""
     if not pair or len(pair) < 2:
         return
-    comm = run(members=pair)
-    x, before = torch.zeros(COUNT, dtype=torch.int32), times(comm)
-    for _ in range(400):  # a kind of calls that other tests do not make
-        comm.all_reduce(x)
-    end = time.monotonic() + 600
-    while not comm.broadcast(np.array([times(comm) > max(1, before)], np.uint8))[0]:
-        assert time.monotonic() < end, path(comm)
-        for _ in range(200):
-            comm.all_reduce(torch.frombuffer(mmap.mmap(-1, 4 * COUNT), dtype=torch.int32))
-        for _ in range(200):
-            comm.all_reduce(x)
+    comm, x = run(members=pair), torch.zeros(COUNT, dtype=torch.int32)
+
+    def until(goal, ns):
+        """Call until rank 0 says that `goal` is reached, in the state in which a probe takes `ns`."""
+        core.ShmGroup.play(2, ns)
+        end = time.monotonic() + 600
+        while not comm.broadcast(np.array([goal()], np.uint8))[0]:
+            assert time.monotonic() < end, path(comm)
+            for _ in range(20):
+                comm.all_reduce(x)
+        return states(comm)
+
+    def with_(ns):
+        return lambda: any(f"was read in {ns} ns" in line for line in states(comm))
+
+    core.ShmGroup.choose(2, MEASURE)
+    try:
+        until(with_(1000), 1000)
+        both = until(with_(9000), 9000)
+        assert comm.rank > 0 or len(both) == 2, path(comm)
+        until_said = time.monotonic() + 2  # longer than the rest after a measurement
+        again = until(lambda: time.monotonic() > until_said, 1100)
+        assert again == both, path(comm)  # nothing was measured anew
+        assert (x == 0).all()
+    finally:
+        core.ShmGroup.play(2, 0)
+        core.ShmGroup.choose(2, MEASURE)
 
 
 def test_what_runs_in_the_background_does_not_measure(run, pair):
     """It takes turns with what the rank computes."""
     if pair:
         comm = run(members=pair)
-        before = times(comm)
+        before = path(comm)
         assert (comm.all_reduce(torch.ones(4 * COUNT), async_op=True).wait() == comm.size).all()
-        assert times(comm) == before
+        assert path(comm) == before
 
 
 def test_ranks_that_take_turns_on_their_cores_do_not_measure(comm):
