@@ -139,6 +139,7 @@ void Choice::begin() {
     begun_ = now_ns();
     tried_ = {};
     tried_.read_ns = read_ns();
+    tried_.is_sure = true;
     trial_ = around_ = 0;
     is_last_ = false;
 }
@@ -166,7 +167,7 @@ void Choice::end() {
     const std::int64_t now = now_ns();
     tried_.best = best_;
     tried_.took_ns = now - begun_;
-    tried_.is_sure = is_alike(tried_.read_ns, read_ns());
+    compare();
     measure_at_ = now + kRest * tried_.took_ns;
     probe_at_ = now + kPeriod;
     const auto is_out_of_date = [this](const State& state) {
@@ -176,6 +177,8 @@ void Choice::end() {
     if (tried_.is_sure || states_.empty()) states_.push_back(tried_);
     take();
 }
+
+void Choice::compare() { tried_.is_sure = tried_.is_sure && is_alike(tried_.read_ns, read_ns()); }
 
 void Choice::took(std::int64_t ns) {
     around_ += kTrial;

@@ -85,9 +85,10 @@ class Choice {
     std::size_t next();
     std::uint8_t best() const { return best_; }
     void took(std::int64_t ns);
+    void compare();  // behind kProbes probes, between two paths: is the machine's state still the same?
 
     // Then, if all ranks can read each other's memory: exchanges of kExchange bytes, by that path and read where they
-    // are, whose fastest ones count. Then kProbes probes, which tell whether the state is still the same, and the end.
+    // are, whose fastest ones count. Then kProbes probes, and the end.
     void exchanged(bool reads, std::int64_t ns);
     void end();
 

@@ -266,7 +266,7 @@ bool ShmGroup::advance() {
         if (told_ == kMeasure)
             steps_ = measure();
         else if (told_ == kProbe)
-            steps_ = probe();
+            steps_ = probe(1);
         else if (told_ != taken_)
             steps_ = take(told_);
     }
@@ -279,19 +279,21 @@ void ShmGroup::end_staging() {
 }
 
 // How long rank 0 needs to read what each of the others has just written.
-ShmGroup::Steps ShmGroup::probe() {
-    if (rank_ != 0) std::memset(seats_[rank_].cells[(barriers_ + 1) & 1].note, 1, sizeof Cell::note);
-    co_await Barrier(*this);
-    if (!choice_) co_return;
-    char note[sizeof Cell::note];
-    std::int64_t longest = 0;
-    for (int r = 1; r < size_; r++) {
-        const std::int64_t began = now_ns();
-        std::memcpy(note, seats_[r].cells[barriers_ & 1].note, sizeof note);
-        asm volatile("" : : "r"(note) : "memory");  // else nothing would be read
-        longest = std::max(longest, now_ns() - began);
+ShmGroup::Steps ShmGroup::probe(std::size_t times) {
+    for (std::size_t i = 0; i < times; i++) {
+        if (rank_ != 0) std::memset(seats_[rank_].cells[(barriers_ + 1) & 1].note, 1, sizeof Cell::note);
+        co_await Barrier(*this);
+        if (!choice_) continue;
+        char note[sizeof Cell::note];
+        std::int64_t longest = 0;
+        for (int r = 1; r < size_; r++) {
+            const std::int64_t began = now_ns();
+            std::memcpy(note, seats_[r].cells[barriers_ & 1].note, sizeof note);
+            asm volatile("" : : "r"(note) : "memory");  // else nothing would be read
+            longest = std::max(longest, now_ns() - began);
+        }
+        choice_->probed(longest);
     }
-    choice_->probed(longest);
 }
 
 // From now on, in new places: nobody may still read what lies in the old ones.
@@ -319,9 +321,7 @@ ShmGroup::Steps ShmGroup::measure() {
     const std::size_t n = kExchange / sizeof(float) / size_ * size_;
     const Buffer x = all.part(0, kTrial / sizeof(float)), from = all.part(0, n), to = all.part(n, n);
     char* const other = all.data + 2 * kExchange;
-    for (std::size_t i = 0; i < kProbes; i++) {
-        for (Steps steps = probe(); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
-    }
+    for (Steps steps = probe(kProbes); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
     if (choice_) choice_->begin();
     for (;;) {
         if (choice_) {
@@ -332,8 +332,13 @@ ShmGroup::Steps ShmGroup::measure() {
         }
         co_await Barrier(*this);
         const Proposal& proposal = seats_[0].cells[barriers_ & 1].proposal;
-        if (proposal.path != path_) follow(proposal.path);
-        if (!proposal.tries) break;
+        const bool tries = proposal.tries;
+        if (proposal.path != path_) {
+            follow(proposal.path);
+            for (Steps steps = probe(kProbes); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
+            if (choice_) choice_->compare();
+        }
+        if (!tries) break;
         broadcasts_ = false;
         latest_ = staged_[0];
         const std::int64_t began = now_ns();
@@ -360,9 +365,7 @@ ShmGroup::Steps ShmGroup::measure() {
             std::memcpy(other, to.data + at, std::min(kTrial, to.nbytes() - at));
         if (choice_) choice_->exchanged(i % 2, now_ns() - began);
     }
-    for (std::size_t i = 0; i < kProbes; i++) {
-        for (Steps steps = probe(); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
-    }
+    for (Steps steps = probe(kProbes); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
     if (choice_) {
         choice_->end();
         seats_[0].cells[(barriers_ + 1) & 1].proposal.path = choice_->path();

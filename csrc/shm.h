@@ -195,7 +195,7 @@ class ShmGroup : public Operation {
     void add_staged(const Buffer& chunk, int k) const;
     void collect_sums(const Buffer& chunk, int k) const;
     void end_staging();
-    Steps probe();
+    Steps probe(std::size_t times);
     Steps measure();
     Steps take(std::uint8_t path);
     void follow(std::uint8_t path);
