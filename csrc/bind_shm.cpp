@@ -98,12 +98,10 @@ void bind_shm(nb::module_& m) {
             "How this process, as rank 0 of so many, has found that tensors of any origin are best staged.")
         .def_static(
             "choose", [](int size, int path) { Choice::of(size).choose(static_cast<std::uint8_t>(path)); }, "size"_a,
-            "path"_a,
-            "Take this path of csrc/path.h, plus 64 to read exchanges; 255: forget all, and measure. For tests.")
+            "path"_a, "Take this path of csrc/path.h; 255: forget all, and measure. For tests.")
         .def_static(
             "play", [](int size, std::int64_t ns) { Choice::of(size).play(ns); }, "size"_a, "ns"_a,
             "Play a state of the machine in which probes take so long; 0: the true one. For tests.")
-        .def_prop_ro("reads", &ShmGroup::reads, "Are large exchanges read from other ranks' tensors?")
         .def("barrier", &barrier, "call"_a, "seconds"_a, "oversubscribed"_a)
         .def_prop_ro("nbytes", &ShmGroup::nbytes, "Of the tensor of the last collective.");
 }

@@ -130,7 +130,7 @@ void Choice::probed(std::int64_t ns) {
 
 void Choice::take() {
     const State& state = state_of(read_ns());
-    path_ = state.best + (state.reads() ? kReads : 0);
+    path_ = state.best;
     const bool is_known = state.is_sure && is_alike(state.read_ns, read_ns());
     if (!is_known && states_.size() < kStates && now_ns() > measure_at_) path_ = kMeasure;
 }
@@ -156,11 +156,6 @@ std::size_t Choice::next() {
     }
     best_ = find_best();
     return kPaths.size();
-}
-
-void Choice::exchanged(bool reads, std::int64_t ns) {
-    std::int64_t& least = tried_.exchange_ns[reads];
-    least = least == 0 ? ns : std::min(least, ns);
 }
 
 void Choice::end() {
@@ -205,19 +200,12 @@ std::string Choice::State::text() const {
     for (std::size_t i = 0; i < kPaths.size(); i++) {
         if (ns[i] > 0 && i != best) others += (others.empty() ? "; also tried: " : ", ") + row(i);
     }
-    const std::string exchanges =
-        exchange_ns[1] == 0 ? ", and no rank may read another one's memory"
-                            : "; exchanges of " + size_text(kExchange) + " and more are " +
-                                  (reads() ? "read where they are, in " + us(exchange_ns[1]) + " us (staged: "
-                                           : "staged, too, in " + us(exchange_ns[0]) + " us (read where they are: ") +
-                                  us(exchange_ns[!reads()]) + ")";
-    return row(best) + others + " (us to write, add and read " + size_text(kTrial) + ")" + exchanges +
-           " (measured in " + us(took_ns) + " us, while another rank's note was read in " + std::to_string(read_ns) +
-           " ns)";
+    return row(best) + others + " (us to write, add and read " + size_text(kTrial) + ")" + " (measured in " +
+           us(took_ns) + " us, while another rank's note was read in " + std::to_string(read_ns) + " ns)";
 }
 
 std::string Choice::text() const {
-    if (is_fixed_) return describe(kPaths[path_ & ~kReads]) + " (not measured: chosen)";
+    if (is_fixed_) return describe(kPaths[path_]) + " (not measured: chosen)";
     if (states_.empty()) return "not measured yet: no tensor was large enough";
     std::string lines;
     for (const State& state : states_) lines += (lines.empty() ? "" : "\n") + state.text();

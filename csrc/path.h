@@ -46,9 +46,7 @@ constexpr std::uint8_t kFewestBarriers = kPaths.size() - 1;
 constexpr std::size_t kTrial = 64 * kKiB;  // bytes of the sums by which they are compared: a short tensor's
 constexpr std::uint8_t kMeasure = 255;     // in place of a path: all ranks are to measure
 constexpr std::uint8_t kProbe = 254;  // in place of a path: the same one; rank 0 looks which state the machine is in
-constexpr std::uint8_t kReads = 64;   // added to a path: large exchanges read other ranks' tensors where they are
 constexpr std::size_t kProbes = 3;    // whose fastest counts: others were interrupted
-constexpr std::size_t kExchange = 512 * kKiB;  // bytes from which on an exchange is large
 
 std::string describe(const Path& path);  // "in chunks of up to 256 KiB around at least 1 MiB by rep movsb"
 
@@ -86,11 +84,7 @@ class Choice {
     std::uint8_t best() const { return best_; }
     void took(std::int64_t ns);
     void compare();  // behind kProbes probes, between two paths: is the machine's state still the same?
-
-    // Then, if all ranks can read each other's memory: exchanges of kExchange bytes, by that path and read where they
-    // are, whose fastest ones count. Then kProbes probes, and the end.
-    void exchanged(bool reads, std::int64_t ns);
-    void end();
+    void end();      // behind kProbes more
 
     std::string text() const;  // a line for each state: `describe`, us of the fastest sum, and what else was tried
 
@@ -100,10 +94,8 @@ class Choice {
         bool is_sure = false;                          // was it the same state from the first to the last trial?
         std::uint8_t best = 0;                         // of kPaths
         std::array<std::int64_t, kPaths.size()> ns{};  // of the fastest sum; 0: not tried
-        std::array<std::int64_t, 2> exchange_ns{};     // of the fastest exchange: staged, read; 0: not tried
         std::int64_t took_ns = 0;                      // to measure
 
-        bool reads() const { return exchange_ns[1] > 0 && exchange_ns[1] <= exchange_ns[0]; }
         std::string text() const;
     };
 

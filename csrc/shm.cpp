@@ -4,15 +4,10 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#if defined(__linux__)
-#include <sys/prctl.h>
-#include <sys/uio.h>
-#endif
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <random>
 #include <stdexcept>
 #include <utility>
 
@@ -28,7 +23,6 @@ namespace {
 
 constexpr std::size_t kReduceAtOnce = std::size_t{4} << 20;  // bytes, some 1 ms: between two looks at signals
 constexpr std::size_t kMatters = 64 * kKiB;                  // bytes, from which on it matters how they are staged
-constexpr int kExchanges = 4;                                // of each kind that are tried
 
 Buffer part_between(const Buffer& x, std::size_t begin, std::size_t end) {
     begin = std::min(x.count, begin);
@@ -260,7 +254,6 @@ bool ShmGroup::advance() {
     if (!compared_) compare_calls();
     steps_.go_on();
     progress_++;
-    if (steps_.are_done() && otherwise_) steps_ = std::exchange(otherwise_, nullptr)();
     if (steps_.are_done() && has_staged_) {
         has_staged_ = false;
         if (told_ == kMeasure)
@@ -300,27 +293,21 @@ ShmGroup::Steps ShmGroup::probe(std::size_t times) {
 ShmGroup::Steps ShmGroup::take(std::uint8_t path) {
     co_await Barrier(*this);
     follow(path);
-    if (reads_ && !can_read_) {
-        for (Steps steps = try_to_read(); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
-    }
 }
 
 void ShmGroup::follow(std::uint8_t path) {
     taken_ = path;
-    path_ = path & ~kReads;
-    reads_ = (path & kReads) && !cannot_read_;
+    path_ = path;
     staged_[0] = staged_[1] = {};
 }
 
 // Sums of kTrial bytes, each written before and read after it, as in a step: what a store past the caches saves, a load
-// may pay. Rank 0 says at a barrier before each which path it takes, and at the last which one is chosen. Then the same
-// with exchanges, if all ranks can read what the others have.
+// may pay. Rank 0 says at a barrier before each which path it takes, and at the last which one is chosen.
 ShmGroup::Steps ShmGroup::measure() {
-    std::vector<float> memory((2 * kExchange + kTrial) / sizeof(float));
+    std::vector<float> memory(2 * kTrial / sizeof(float));
     const Buffer all{reinterpret_cast<char*>(memory.data()), memory.size(), DType::float32};
-    const std::size_t n = kExchange / sizeof(float) / size_ * size_;
-    const Buffer x = all.part(0, kTrial / sizeof(float)), from = all.part(0, n), to = all.part(n, n);
-    char* const other = all.data + 2 * kExchange;
+    const Buffer x = all.part(0, kTrial / sizeof(float));
+    char* const other = all.data + kTrial;
     for (Steps steps = probe(kProbes); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
     if (choice_) choice_->begin();
     for (;;) {
@@ -351,19 +338,6 @@ ShmGroup::Steps ShmGroup::measure() {
         staged_[0] = latest_;
         std::memcpy(other, x.data, kTrial);
         if (choice_) choice_->took(now_ns() - began);
-    }
-    for (Steps steps = try_to_read(); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
-    for (int i = 0; reads_ && i < 2 * kExchanges; i++) {
-        co_await Barrier(*this);
-        latest_ = staged_[0];
-        const std::int64_t began = now_ns();
-        for (std::size_t at = 0; at < from.nbytes(); at += kTrial)
-            std::memcpy(from.data + at, other, std::min(kTrial, from.nbytes() - at));
-        Steps steps = i % 2 ? read_rows(from, to, rank_ * (from.nbytes() / size_), nullptr) : exchange(from, to);
-        for (; !steps.are_done(); steps.go_on()) co_await std::suspend_always();
-        for (std::size_t at = 0; at < to.nbytes(); at += kTrial)
-            std::memcpy(other, to.data + at, std::min(kTrial, to.nbytes() - at));
-        if (choice_) choice_->exchanged(i % 2, now_ns() - began);
     }
     for (Steps steps = probe(kProbes); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
     if (choice_) {
@@ -487,92 +461,6 @@ Parts all_reduce_in_memory(ShmGroup& group, const Buffer& x) {
     return {{begin}, false};
 }
 
-// -- memory of other ranks -------------------------------------------------------------------------------------------
-
-// Behind the next barrier others can see what is there.
-void ShmGroup::show(const char* at, std::uint64_t sample) {
-    const There mine{at, sample, getpid()};
-    std::memcpy(seats_[rank_].cells[(barriers_ + 1) & 1].note, &mine, sizeof mine);
-}
-
-// False if the system does not allow it, or not of this memory: that of a device is read by nobody.
-bool ShmGroup::read(char* to, const There& there, std::size_t offset, std::size_t nbytes) {
-#if defined(__linux__)
-    while (nbytes > 0) {
-        const iovec here{to, nbytes}, from{const_cast<char*>(there.at) + offset, nbytes};
-        const ssize_t n = process_vm_readv(there.process, &here, 1, &from, 1, 0);
-        if (n <= 0) return false;
-        to += n;
-        offset += n;
-        nbytes -= n;
-    }
-    return true;
-#else
-    return false;
-#endif
-}
-
-ShmGroup::There ShmGroup::shown_by(int rank) const {
-    There there;
-    std::memcpy(&there, seats_[rank].cells[barriers_ & 1].note, sizeof there);
-    return there;
-}
-
-ShmGroup::Steps ShmGroup::try_to_read() {
-#if defined(__linux__)
-    prctl(PR_SET_PTRACER, getppid(), 0, 0, 0);  // its descendants are the ranks; without Yama all of one user may read
-#endif
-    const std::uint64_t sample = std::random_device{}();
-    show(reinterpret_cast<const char*>(&sample), sample);
-    co_await Barrier(*this);
-    bool failed = cannot_read_;
-    for (int r = 0; r < size_ && !failed; r++) {
-        const There there = shown_by(r);
-        std::uint64_t found = 0;
-        failed = !read(reinterpret_cast<char*>(&found), there, 0, sizeof found) || found != there.sample;
-    }
-    say(failed);
-    co_await Barrier(*this);
-    reads_ = can_read_ = !has_anybody_said();
-}
-
-void ShmGroup::say(bool failed) { seats_[rank_].cells[(barriers_ + 1) & 1].proposal.failed = failed; }
-
-bool ShmGroup::has_anybody_said() const {
-    bool failed = false;
-    for (int r = 0; r < size_; r++) failed = failed || seats_[r].cells[barriers_ & 1].proposal.failed;
-    return failed;
-}
-
-// out's row r becomes rank r's bytes from `offset` of x on, which nobody copies before: one copy in place of two, for
-// which the system looks up every page. If a rank cannot, all do `otherwise`, and never try again.
-ShmGroup::Steps ShmGroup::read_rows(Buffer x, Buffer out, std::size_t offset, std::function<Steps()> otherwise) {
-    show(x.data);
-    co_await Barrier(*this);
-    bool failed = false;
-    for (int i = 0; i < size_; i++) {
-        const int r = (rank_ + i) % size_;
-        const Buffer row = row_of(out, size_, r);
-        if (r == rank_) {
-            copy(row, x.data + offset);
-            continue;
-        }
-        const There there = shown_by(r);
-        for (std::size_t at = 0; at < row.nbytes() && !failed; at += kReduceAtOnce) {
-            if (at > 0) co_await std::suspend_always();
-            failed = !read(row.data + at, there, offset + at, std::min(kReduceAtOnce, row.nbytes() - at));
-        }
-    }
-    say(failed);
-    co_await Barrier(*this);
-    if (has_anybody_said()) {
-        cannot_read_ = true;
-        reads_ = false;
-        otherwise_ = std::move(otherwise);
-    }
-    has_staged_ = true;
-}
-
 // -- the other collectives -------------------------------------------------------------------------------------------
 
 // Chunk k is staged in step k, and used in step k+1. Tensors in shared memory are staged, too: others could read them
@@ -628,8 +516,7 @@ void ShmGroup::gather(const Call& call, const Buffer& x, const Buffer& out, bool
         for (int r = 0; receives && r < size_; r++)
             copy(chunk_of(row_of(out, size_, r), k), r == rank_ ? chunk_of(x, k).data : inbox(r, k));
     };
-    const auto in_steps = [=, this] { return in_chunks(x, 1, 1, stage, use); };
-    steps_ = reads_ && call.root < 0 && size_ * x.nbytes() >= kExchange ? read_rows(x, out, 0, in_steps) : in_steps();
+    steps_ = in_chunks(x, 1, 1, stage, use);
 }
 
 void ShmGroup::start_reduce(const Buffer& x, const Buffer& out, int root) {
@@ -675,17 +562,11 @@ void ShmGroup::start_all_to_all(const Buffer& x, const Buffer& out) {
     require_rows(x, out, 1, 0, false, "all_to_all");
     require_rows(out, row_of(out, size_, 0), size_, 0, false, "all_to_all");
     start(Call::of("all_to_all", x.count, x.dtype), x);
-    const auto in_steps = [=, this] { return exchange(x, out); };
-    const std::size_t mine = rank_ * (x.nbytes() / size_);
-    steps_ = reads_ && x.nbytes() >= kExchange ? read_rows(x, out, mine, in_steps) : in_steps();
-}
-
-ShmGroup::Steps ShmGroup::exchange(Buffer x, Buffer out) {
     const Buffer mine = row_of(x, size_, rank_);
     const auto use = [=, this](int k) {
         for (int r = 0; r < size_; r++) copy(chunk_of(row_of(out, size_, r), k, size_), row_from(r, k, mine));
     };
-    return in_chunks(mine, size_, size_, [=, this](int k) { stage_rows(x, k); }, use);
+    steps_ = in_chunks(mine, size_, size_, [=, this](int k) { stage_rows(x, k); }, use);
 }
 
 void ShmGroup::start_scatter(const Buffer& x, const Buffer& out, int root) {

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <coroutine>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -104,7 +103,6 @@ class ShmGroup : public Operation {
     bool advance() override;
 
     std::size_t nbytes() const { return nbytes_; }  // of the tensor of the last collective
-    bool reads() const { return reads_; }           // are large exchanges read where they are?
     std::vector<Call> calls() const override { return calls_; }
     std::vector<int> missing() const override;
 
@@ -119,7 +117,6 @@ class ShmGroup : public Operation {
         std::int32_t segment;  // which holds x, or -1 if x is not in shared memory
         std::uint8_t path;     // rank 0's: by which the next tensors are staged, kMeasure or kProbe
         bool tries;            // within `measure`: there is more to try
-        bool failed;           // its rank could not read another one's memory
     };
     struct alignas(64) Cell {
         std::atomic<std::uint64_t> barrier;  // the last one that its rank has reached
@@ -128,13 +125,6 @@ class ShmGroup : public Operation {
     };
     struct Seat {
         Cell cells[2];
-    };
-    // A rank's memory, which stands in its note: others read it by its process id. `sample` lies there, and shows that
-    // the id means the same process to them, which it may not in containers.
-    struct There {
-        const char* at;
-        std::uint64_t sample;
-        pid_t process;
     };
 
     // A collective under way, which has run up to its first barrier.
@@ -199,14 +189,6 @@ class ShmGroup : public Operation {
     Steps measure();
     Steps take(std::uint8_t path);
     void follow(std::uint8_t path);
-    void show(const char* at, std::uint64_t sample = 0);
-    There shown_by(int rank) const;
-    static bool read(char* to, const There& there, std::size_t offset, std::size_t nbytes);
-    Steps try_to_read();
-    void say(bool failed);
-    bool has_anybody_said() const;
-    Steps read_rows(Buffer x, Buffer out, std::size_t offset, std::function<Steps()> otherwise);
-    Steps exchange(Buffer x, Buffer out);
     template <typename Source>
     void add_all(Source source, const Buffer& sum, char* also = nullptr) const;
     template <typename Stage, typename Use>
@@ -225,18 +207,14 @@ class ShmGroup : public Operation {
     std::vector<Call> calls_;
     std::size_t nbytes_ = 0;
     std::uint64_t barriers_ = 0, first_barrier_ = 0;
-    bool compared_ = false;             // the calls of all ranks
-    int present_ = 0;                   // ranks 0 .. present_ - 1 have reached the current barrier
-    Choice* choice_ = nullptr;          // rank 0's, where there are others
-    std::uint8_t path_ = 0;             // in kPaths
-    std::uint8_t told_ = 0;             // rank 0's, for what comes after this collective
-    std::uint8_t taken_ = 0;            // what it has told before
-    bool reads_ = false;                // are large exchanges read where they are?
-    bool can_read_ = false;             // it has been tried,
-    bool cannot_read_ = false;          // or has failed
-    std::function<Steps()> otherwise_;  // which has to follow
-    std::size_t pages_ = 0;             // bytes of its ring that have been taken
-    bool has_staged_ = false;           // something, so that it matters
+    bool compared_ = false;     // the calls of all ranks
+    int present_ = 0;           // ranks 0 .. present_ - 1 have reached the current barrier
+    Choice* choice_ = nullptr;  // rank 0's, where there are others
+    std::uint8_t path_ = 0;     // in kPaths
+    std::uint8_t told_ = 0;     // rank 0's, for what comes after this collective
+    std::uint8_t taken_ = 0;    // what it has told before
+    std::size_t pages_ = 0;     // bytes of its ring that have been taken
+    bool has_staged_ = false;   // something, so that it matters
     // Of a ring: the chunk that was placed last, by the collectives before this one, for broadcast in a ring of its
     // own; and by this one.
     struct Piece {
