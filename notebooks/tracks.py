@@ -305,6 +305,8 @@ TABLE = """
     2 homework     3  Measure: backup workers
     2 homework    16  Exercise 15.4
     2 homework     4  The same bits on 1, 2, 3 and 4 ranks
+    2 homework     5  Fewer ranks, and then more
+    2 homework    20  Exercise 15.5
     2 homework     5  Take it home
 """
 

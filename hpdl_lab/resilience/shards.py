@@ -73,27 +73,27 @@ class Disk:
 
     def write(self, name: str, data: bytes) -> None:
         """Write `data` to the file `name`, new or not. Not atomic."""
-        self._begin("write", name, len(data))
+        self.begin("write", name, len(data))
         self.files[name] = data[: len(data) // 2]
-        self._begin("finish", name)
+        self.begin("finish", name)
         self.files[name] = bytes(data)
 
     def rename(self, old: str, new: str) -> None:
         """Give the file `old` the name `new`, in place of a file that has this name. Atomic."""
-        self._begin("rename", new, old=old)
+        self.begin("rename", new, old=old)
         self.files[new] = self._require(old)
         del self.files[old]
 
     def remove(self, name: str) -> None:
         """Remove the file `name`. Atomic."""
-        self._begin("remove", name)
+        self.begin("remove", name)
         self._require(name)
         del self.files[name]
 
     def read(self, name: str) -> bytes:
         """Return the bytes of the file `name`."""
         data = self._require(name)
-        self._begin("read", name, len(data))
+        self.begin("read", name, len(data))
         return data
 
     def names(self) -> list[str]:
@@ -111,7 +111,7 @@ class Disk:
             raise FileNotFoundError(f"there is no file {name!r} on the disk")
         return self.files[name]
 
-    def _begin(self, what: str, name: str, nbytes: int = 0, old: str = "") -> None:
+    def begin(self, what: str, name: str, nbytes: int = 0, old: str = "") -> None:
         """Let time pass, then note the operation, or kill the job."""
         self._wait()
         now = Operation(self.comm.rank if self.comm is not None else 0, what, name, nbytes, old)

@@ -380,6 +380,68 @@ print("the tree: the same bits on 1, 2, 3 and 4 ranks")
 # need the same kernels: a gradient of one example must not depend on the batch that it was computed in.
 
 # %% [markdown]
+# ## Fewer ranks, and then more
+#
+# A node is broken, and its replacement comes tomorrow. So a job goes on with fewer ranks, and later with more. This is
+# **elastic training**. Nobody should be able to tell from the weights. Then a step may depend on its number, and not on
+# the ranks:
+#
+#     examples     the next places of the epoch: each example once per epoch, also in the epoch of the kill
+#     gradient     the mean of the whole batch, also if the ranks have uneven shares
+#     Adam         both moments of each weight, on the rank that has the weight now; and the number of the update
+#
+# ## Predict
+#
+# With ZeRO-1 (08), each rank holds the moments of its own shard. 1,000 ranks train, and one of them is lost. The other
+# 999 go on: rank r holds the r-th of 999 equal shards. How much of the optimizer state is then on another rank?
+
+# %% guess=[10]
+my_moved = lab.guess("% of the optimizer state on another rank, with 999 ranks in the place of 1,000", ...)
+
+# %%
+from hpdl_lab.resilience.elastic import in_lives, make_task, stays
+
+moved = 1 - stays(999_000, before=1000, after=999)
+assert abs(moved - 0.5) < 1e-3 and abs(1 - stays(12, before=4, after=3) - 0.5) < 1e-3
+print(f"{moved:.0%} of the state is on another rank; you guessed {my_moved}%")
+
+# %% [markdown]
+# Half of it moves, for any number of ranks. Rank 0 keeps its shard, and the last rank keeps almost nothing. Between
+# them, the share that a rank keeps falls evenly. So a moment belongs to an element, and not to a rank: each rank reads
+# the elements that it needs now, whoever wrote them.
+
+# %% [markdown]
+# ## Exercise 15.5 ★★★ Go on with fewer, then with more
+#
+# Your function trains from the checkpoint on the disk to a given step. It uses `save_sharded` of 15.2. The check kills
+# it at every operation of the disk, and before and after each gradient. Then it goes on with fewer ranks, and then with
+# more. After that come 200 random kills. It compares each step with one rank that trains without a break.
+
+# %% exercise="hpdl_lab.resilience.elastic:train_elastic"
+
+# %% check="hpdl_lab.resilience.elastic:train_elastic"
+
+# %% [markdown]
+# Your function on four simulated ranks, killed at a random operation, then on three, killed again, then on four:
+
+# %%
+task = make_task(n=12, examples=70, batch=32)
+ranks = in_lives(train_elastic, task, [4, 3, 4], until=24, seed=1)
+(alone,) = in_lives(train_elastic, task, [1], until=24, seed=1)
+apart = max(float((weights - alone).abs().max()) for weights in ranks)
+assert apart < 1e-10
+print(f"weights differ from those of one rank without a break by {apart:.0e}")
+
+# %% [markdown]
+# The steps after the last checkpoint were computed twice. Their first results are lost, so each example still counts
+# once. The weights are not equal in every bit: with another number of ranks, a sum is added in another order.
+#
+# A real job has more state: the random numbers of dropout, the scale of the loss in float16, the schedule of the
+# learning rate, and a data loader with its own place. Whatever is missing starts again, and no error tells you. In
+# PyTorch, `torch.distributed.checkpoint` loads shards on another number of ranks. The place in the epoch is your task:
+# a data loader that saves the place of each rank does not fit another number of ranks.
+
+# %% [markdown]
 # ## Take it home
 #
 # `torch.distributed.checkpoint.async_save` copies the state to the memory of the CPU, and writes in the background.
@@ -470,6 +532,7 @@ rmtree("step-10"), rmtree("step-20"), Path("checkpoint_15.pt").unlink()
 # 3. A checkpoint counts when its last write is done: new names, all ranks, then one atomic rename.
 # 4. The straggler is the rank that waits least. Compare computing, time per byte, and input, over many steps.
 # 5. The checksum of a sum is the sum of the checksums: two numbers per message find a flipped bit, and say where.
+# 6. What a step does depends on its number, and not on the ranks. Then a job goes on with fewer ranks, or with more.
 #
 # | term | what it means |
 # |---|---|
@@ -480,7 +543,7 @@ rmtree("step-10"), rmtree("step-20"), Path("checkpoint_15.pt").unlink()
 # | silent data corruption | a wrong number without an error |
 # | elastic training | a training that goes on with another number of ranks |
 #
-# **What you can do now:** choose an interval for checkpoints, write them so that a kill at any moment does no harm, and
-# find the rank that is slow or wrong.
+# **What you can do now:** choose an interval for checkpoints, write them so that a kill at any moment does no harm, go
+# on with another number of ranks, and find the rank that is slow or wrong.
 #
 # <!-- links -->
