@@ -386,9 +386,9 @@ print("the tree: the same bits on 1, 2, 3 and 4 ranks")
 # **elastic training**. Nobody should be able to tell from the weights. Then a step may depend on its number, and not on
 # the ranks:
 #
-#     examples     the next places of the epoch: each example once per epoch, also in the epoch of the kill
+#     examples     the next places of the epoch: each example once, also in the epoch of a kill
 #     gradient     the mean of the whole batch, also if the ranks have uneven shares
-#     Adam         both moments of each weight, on the rank that has the weight now; and the number of the update
+#     Adam         both moments of each weight, and the number of the update
 #
 # ## Predict
 #
@@ -396,7 +396,7 @@ print("the tree: the same bits on 1, 2, 3 and 4 ranks")
 # 999 go on: rank r holds the r-th of 999 equal shards. How much of the optimizer state is then on another rank?
 
 # %% guess=[10]
-my_moved = lab.guess("% of the optimizer state on another rank, with 999 ranks in the place of 1,000", ...)
+my_moved = lab.guess("% of the optimizer state on another rank with 999 ranks", ...)
 
 # %%
 from hpdl_lab.resilience.elastic import in_lives, make_task, stays
