@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 
 #include "progress.h"
 
@@ -21,9 +22,10 @@ constexpr std::size_t kFewest = 2048;  // bytes: below, `rep movsb` takes longer
 constexpr double kWorth = 0.9;  // of the first path's time has another one to take, which differs by more than noise
 constexpr int kSums = 8;        // of which the fastest counts: others were interrupted
 constexpr double kAlike = 1.5;  // times: so far apart, probes may be of one state
-constexpr std::size_t kStates = 6;           // at most; the paths of a further one are those of the most similar
-constexpr std::int64_t kPeriod = 1'000'000;  // ns between two probes, which take some 2,000
-constexpr std::int64_t kRest = 200;          // times the length of a measurement, before the next one
+constexpr std::size_t kStates = 6;           // that are remembered; the oldest one is forgotten
+constexpr std::int64_t kPeriod = 1'000'000;  // ns between two probes, at least
+constexpr std::int64_t kRest = 200;          // times the length of a measurement or a probe, before the next one
+constexpr std::int64_t kKeep = 10'000;  // times its length, a measurement counts: other programs may have disturbed it
 
 #if defined(__x86_64__)
 // Whether the processor has a fast `rep movsb` (ERMS: bit 9 of EBX, leaf 7).
@@ -97,6 +99,7 @@ Choice& Choice::of(int size) {
 }
 
 void Choice::choose(std::uint8_t path) {
+    if (path >= kPaths.size() && path != kMeasure) throw std::invalid_argument("path " + std::to_string(path));
     is_fixed_ = path != kMeasure;
     path_ = path;
     states_.clear();
@@ -105,10 +108,7 @@ void Choice::choose(std::uint8_t path) {
 
 std::uint8_t Choice::path() {
     if (is_fixed_ || path_ == kMeasure) return path_;
-    const std::int64_t now = now_ns();
-    if (now < probe_at_) return path_;
-    probe_at_ = now + kPeriod;
-    return kProbe;
+    return now_ns() < probe_at_ ? path_ : kProbe;
 }
 
 std::int64_t Choice::read_ns() const { return *std::min_element(read_ns_.begin(), read_ns_.end()); }
@@ -122,7 +122,8 @@ const Choice::State& Choice::state_of(std::int64_t read_ns) const {
                              [&](const State& a, const State& b) { return apart(a) < apart(b); });
 }
 
-void Choice::probed(std::int64_t ns) {
+void Choice::probed(std::int64_t ns, std::int64_t all_ns) {
+    probe_at_ = now_ns() + std::max(kPeriod, kRest * all_ns);
     std::rotate(read_ns_.begin(), read_ns_.begin() + 1, read_ns_.end());
     read_ns_.back() = played_ns_ ? played_ns_ : std::max<std::int64_t>(1, ns);
     if (!is_fixed_ && !states_.empty()) take();
@@ -130,9 +131,9 @@ void Choice::probed(std::int64_t ns) {
 
 void Choice::take() {
     const State& state = state_of(read_ns());
-    path_ = state.best;
-    const bool is_known = state.is_sure && is_alike(state.read_ns, read_ns());
-    if (!is_known && states_.size() < kStates && now_ns() > measure_at_) path_ = kMeasure;
+    const std::int64_t now = now_ns();
+    const bool is_known = state.is_sure && is_alike(state.read_ns, read_ns()) && now < state.until;
+    path_ = !is_known && now > measure_at_ ? kMeasure : state.best;
 }
 
 void Choice::begin() {
@@ -158,19 +159,20 @@ std::size_t Choice::next() {
     return kPaths.size();
 }
 
-void Choice::end() {
+std::uint8_t Choice::end() {
     const std::int64_t now = now_ns();
     tried_.best = best_;
     tried_.took_ns = now - begun_;
+    tried_.until = now + kKeep * tried_.took_ns;
     compare();
     measure_at_ = now + kRest * tried_.took_ns;
-    probe_at_ = now + kPeriod;
     const auto is_out_of_date = [this](const State& state) {
         return !state.is_sure || is_alike(state.read_ns, tried_.read_ns);
     };
     if (tried_.is_sure) std::erase_if(states_, is_out_of_date);
+    if (tried_.is_sure && states_.size() == kStates) states_.erase(states_.begin());
     if (tried_.is_sure || states_.empty()) states_.push_back(tried_);
-    take();
+    return path_ = state_of(read_ns()).best;
 }
 
 void Choice::compare() { tried_.is_sure = tried_.is_sure && is_alike(tried_.read_ns, read_ns()); }
@@ -201,14 +203,15 @@ std::string Choice::State::text() const {
         if (ns[i] > 0 && i != best) others += (others.empty() ? "; also tried: " : ", ") + row(i);
     }
     return row(best) + others + " (us to write, add and read " + size_text(kTrial) + ")" + " (measured in " +
-           us(took_ns) + " us, while another rank's note was read in " + std::to_string(read_ns) + " ns)";
+           us(took_ns) + " us, while another rank's note was read in " + std::to_string(read_ns) + " ns" +
+           (is_sure ? ")" : "; the state has changed meanwhile)");
 }
 
 std::string Choice::text() const {
     if (is_fixed_) return describe(kPaths[path_]) + " (not measured: chosen)";
-    if (states_.empty()) return "not measured yet: no tensor was large enough";
+    if (states_.empty()) return "not measured yet: no tensor was large enough, or all were registered";
     std::string lines;
-    for (const State& state : states_) lines += (lines.empty() ? "" : "\n") + state.text();
+    for (const State& state : states_) lines += (lines.empty() ? "" : "; in another state: ") + state.text();
     return lines;
 }
 

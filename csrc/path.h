@@ -45,7 +45,7 @@ constexpr std::array<Path, 5> kPaths = {{
 constexpr std::uint8_t kFewestBarriers = kPaths.size() - 1;
 constexpr std::size_t kTrial = 64 * kKiB;  // bytes of the sums by which they are compared: a short tensor's
 constexpr std::uint8_t kMeasure = 255;     // in place of a path: all ranks are to measure
-constexpr std::uint8_t kProbe = 254;  // in place of a path: the same one; rank 0 looks which state the machine is in
+constexpr std::uint8_t kProbe = 254;  // in place of a path: all keep theirs, and rank 0 finds out the machine's state
 constexpr std::size_t kProbes = 3;    // whose fastest counts: others were interrupted
 
 std::string describe(const Path& path);  // "in chunks of up to 256 KiB around at least 1 MiB by rep movsb"
@@ -66,25 +66,26 @@ class Choice {
     // Of this process, for groups of `size` ranks.
     static Choice& of(int size);
 
-    // Take this path whatever the machine's state is; kMeasure: forget all, and measure. For tests.
+    // Take this path whatever the machine's state is; kMeasure: forget all, and measure. For tests. Throws
+    // std::invalid_argument if there is no such path.
     void choose(std::uint8_t path);
     // Take `ns` for what probes find; 0: what they find. For tests.
     void play(std::int64_t ns) { played_ns_ = ns; }
 
     std::uint8_t path();  // kMeasure or kProbe if that is due
 
-    // All other ranks have written a note, and reading one of them has taken `ns`.
-    void probed(std::int64_t ns);
+    // All other ranks have written a note. Reading the slowest of them has taken `ns`, and reading all `all_ns`.
+    void probed(std::int64_t ns, std::int64_t all_ns);
 
-    // Measure: begin, behind kProbes probes; then sums of kTrial bytes by the path `next`, until that is kPaths.size(),
+    // Measure: begin, after kProbes probes; then sums of kTrial bytes by the path `next`, until that is kPaths.size(),
     // which sets `best`. Each path goes once around its ring, so that the other cores' caches hold what they would
     // hold, then the fastest one of several sums counts.
     void begin();
     std::size_t next();
     std::uint8_t best() const { return best_; }
     void took(std::int64_t ns);
-    void compare();  // behind kProbes probes, between two paths: is the machine's state still the same?
-    void end();      // behind kProbes more
+    void compare();      // after kProbes probes, between two paths: is the machine's state still the same?
+    std::uint8_t end();  // after kProbes more; the path from now on
 
     std::string text() const;  // a line for each state: `describe`, us of the fastest sum, and what else was tried
 
@@ -94,7 +95,7 @@ class Choice {
         bool is_sure = false;                          // was it the same state from the first to the last trial?
         std::uint8_t best = 0;                         // of kPaths
         std::array<std::int64_t, kPaths.size()> ns{};  // of the fastest sum; 0: not tried
-        std::int64_t took_ns = 0;                      // to measure
+        std::int64_t took_ns = 0, until = 0;           // to measure; when it is out of date
 
         std::string text() const;
     };

@@ -260,7 +260,7 @@ bool ShmGroup::advance() {
             steps_ = measure();
         else if (told_ == kProbe)
             steps_ = probe(1);
-        else if (told_ != taken_)
+        else if (told_ != path_)
             steps_ = take(told_);
     }
     return steps_.are_done();
@@ -271,22 +271,28 @@ void ShmGroup::end_staging() {
     has_staged_ = true;
 }
 
-// How long rank 0 needs to read what each of the others has just written.
+// Rank 0 reads what each of the others has just written.
 ShmGroup::Steps ShmGroup::probe(std::size_t times) {
     for (std::size_t i = 0; i < times; i++) {
         if (rank_ != 0) std::memset(seats_[rank_].cells[(barriers_ + 1) & 1].note, 1, sizeof Cell::note);
         co_await Barrier(*this);
-        if (!choice_) continue;
-        char note[sizeof Cell::note];
-        std::int64_t longest = 0;
-        for (int r = 1; r < size_; r++) {
-            const std::int64_t began = now_ns();
-            std::memcpy(note, seats_[r].cells[barriers_ & 1].note, sizeof note);
-            asm volatile("" : : "r"(note) : "memory");  // else nothing would be read
-            longest = std::max(longest, now_ns() - began);
-        }
-        choice_->probed(longest);
+        if (choice_) time_notes();
     }
+}
+
+void ShmGroup::time_notes() const {
+    char here[sizeof Cell::note];
+    std::memset(here, 0, sizeof here);          // so that it is in this core's cache, as in each probe
+    asm volatile("" : : "r"(here) : "memory");  // else nothing would be written, and below nothing read
+    std::int64_t slowest = 0;
+    const std::int64_t began = now_ns();
+    for (int r = 1; r < size_; r++) {
+        const std::int64_t before = now_ns();
+        std::memcpy(here, seats_[r].cells[barriers_ & 1].note, sizeof here);
+        asm volatile("" : : "r"(here) : "memory");
+        slowest = std::max(slowest, now_ns() - before);
+    }
+    choice_->probed(slowest, now_ns() - began);
 }
 
 // From now on, in new places: nobody may still read what lies in the old ones.
@@ -296,13 +302,13 @@ ShmGroup::Steps ShmGroup::take(std::uint8_t path) {
 }
 
 void ShmGroup::follow(std::uint8_t path) {
-    taken_ = path;
     path_ = path;
     staged_[0] = staged_[1] = {};
 }
 
 // Sums of kTrial bytes, each written before and read after it, as in a step: what a store past the caches saves, a load
-// may pay. Rank 0 says at a barrier before each which path it takes, and at the last which one is chosen.
+// may pay. Rank 0 says at a barrier before each which path it takes, and at the last which one is chosen. Probes come
+// before, between two paths, and after.
 ShmGroup::Steps ShmGroup::measure() {
     std::vector<float> memory(2 * kTrial / sizeof(float));
     const Buffer all{reinterpret_cast<char*>(memory.data()), memory.size(), DType::float32};
@@ -341,12 +347,10 @@ ShmGroup::Steps ShmGroup::measure() {
     }
     for (Steps steps = probe(kProbes); !steps.are_done(); steps.go_on()) co_await std::suspend_always();
     if (choice_) {
-        choice_->end();
-        seats_[0].cells[(barriers_ + 1) & 1].proposal.path = choice_->path();
+        seats_[0].cells[(barriers_ + 1) & 1].proposal.path = choice_->end();
     }
     co_await Barrier(*this);
     follow(seats_[0].cells[barriers_ & 1].proposal.path);
-    has_staged_ = false;
 }
 
 void ShmGroup::start_barrier(const Call& call) {

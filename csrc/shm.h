@@ -186,6 +186,7 @@ class ShmGroup : public Operation {
     void collect_sums(const Buffer& chunk, int k) const;
     void end_staging();
     Steps probe(std::size_t times);
+    void time_notes() const;
     Steps measure();
     Steps take(std::uint8_t path);
     void follow(std::uint8_t path);
@@ -212,7 +213,6 @@ class ShmGroup : public Operation {
     Choice* choice_ = nullptr;  // rank 0's, where there are others
     std::uint8_t path_ = 0;     // in kPaths
     std::uint8_t told_ = 0;     // rank 0's, for what comes after this collective
-    std::uint8_t taken_ = 0;    // what it has told before
     std::size_t pages_ = 0;     // bytes of its ring that have been taken
     bool has_staged_ = false;   // something, so that it matters
     // Of a ring: the chunk that was placed last, by the collectives before this one, for broadcast in a ring of its
