@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -163,9 +164,9 @@ std::uint8_t Choice::end() {
     const std::int64_t now = now_ns();
     tried_.best = best_;
     tried_.took_ns = now - begun_;
-    tried_.until = now + kKeep * tried_.took_ns;
     compare();
-    measure_at_ = now + kRest * tried_.took_ns;
+    if (played_ns_ == 0) measure_at_ = now + kRest * tried_.took_ns;  // a test does not wait
+    tried_.until = played_ns_ ? std::numeric_limits<std::int64_t>::max() : now + kKeep * tried_.took_ns;
     const auto is_out_of_date = [this](const State& state) {
         return !state.is_sure || is_alike(state.read_ns, tried_.read_ns);
     };

@@ -69,7 +69,7 @@ class Choice {
     // Take this path whatever the machine's state is; kMeasure: forget all, and measure. For tests. Throws
     // std::invalid_argument if there is no such path.
     void choose(std::uint8_t path);
-    // Take `ns` for what probes find; 0: what they find. For tests.
+    // Take `ns` for what probes find, and neither rest nor forget; 0: what they find. For tests.
     void play(std::int64_t ns) { played_ns_ = ns; }
 
     std::uint8_t path();  // kMeasure or kProbe if that is due

@@ -529,10 +529,10 @@ rmtree("step-10"), rmtree("step-20"), Path("checkpoint_15.pt").unlink()
 #
 # 1. A dead rank is noticed by who watches it; others only wait, for minutes if nobody has set a limit.
 # 2. Goodput is useful time over wall time. The best interval grows with the root of the time between failures.
-# 3. A checkpoint counts when its last write is done: new names, all ranks, then one atomic rename.
+# 3. A checkpoint counts when its last write is done: new names, all ranks, then one atomic rename. If a step depends
+#    on its number, and not on the ranks, another number of ranks goes on from it.
 # 4. The straggler is the rank that waits least. Compare computing, time per byte, and input, over many steps.
 # 5. The checksum of a sum is the sum of the checksums: two numbers per message find a flipped bit, and say where.
-# 6. What a step does depends on its number, and not on the ranks. Then a job goes on with fewer ranks, or with more.
 #
 # | term | what it means |
 # |---|---|

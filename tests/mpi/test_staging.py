@@ -1,6 +1,5 @@
 """How any tensor goes through shared memory: rank 0 measures for each state of the machine, all take its choice."""
 
-import re
 import time
 
 import numpy as np
@@ -64,10 +63,9 @@ def test_each_state_of_the_machine_is_measured_once_and_remembered(run, pair):
         until(with_(1000), 1000)
         both = until(with_(9000), 9000)
         assert comm.rank > 0 or len(both) == 2, path(comm)
-        took = [int(re.search(r"measured in (\d+) us", line)[1]) for line in both] or [0]
-        until_said = time.monotonic() + 300e-6 * max(took)  # the rest after a measurement is 200 times its length
+        until_said = time.monotonic() + 1  # some hundred probes, which would find a new state
         again = until(lambda: time.monotonic() > until_said, 1100)
-        assert again == both, path(comm)  # nothing was measured anew
+        assert again == both, path(comm)
         assert (x == 0).all()
     finally:
         core.ShmGroup.play(2, 0)
