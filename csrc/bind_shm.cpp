@@ -97,8 +97,8 @@ void bind_shm(nb::module_& m) {
             "size"_a, "takes_turns"_a,
             "How this process, as rank 0 of so many, has found that tensors of any origin are best staged.")
         .def_static(
-            "choose", [](int size, int path) { Choice::of(size).choose(static_cast<std::uint8_t>(path)); }, "size"_a,
-            "path"_a, "Take this path of csrc/path.h; 255: forget all, and measure. For tests.")
+            "forget", [](int size) { Choice::of(size).forget(); }, "size"_a,
+            "Forget what was measured, and measure again. For tests.")
         .def_static(
             "play", [](int size, std::int64_t ns) { Choice::of(size).play(ns); }, "size"_a, "ns"_a,
             "Play a state of the machine in which probes take so long; 0: the true one. For tests.")

@@ -10,7 +10,6 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <stdexcept>
 
 #include "progress.h"
 
@@ -99,18 +98,13 @@ Choice& Choice::of(int size) {
     return choices[size];
 }
 
-void Choice::choose(std::uint8_t path) {
-    if (path >= kPaths.size() && path != kMeasure) throw std::invalid_argument("path " + std::to_string(path));
-    is_fixed_ = path != kMeasure;
-    path_ = path;
+void Choice::forget() {
+    path_ = kMeasure;
     states_.clear();
     measure_at_ = 0;
 }
 
-std::uint8_t Choice::path() {
-    if (is_fixed_ || path_ == kMeasure) return path_;
-    return now_ns() < probe_at_ ? path_ : kProbe;
-}
+std::uint8_t Choice::path() { return path_ == kMeasure || now_ns() < probe_at_ ? path_ : kProbe; }
 
 std::int64_t Choice::read_ns() const { return *std::min_element(read_ns_.begin(), read_ns_.end()); }
 
@@ -127,7 +121,7 @@ void Choice::probed(std::int64_t ns, std::int64_t all_ns) {
     probe_at_ = now_ns() + std::max(kPeriod, kRest * all_ns);
     std::rotate(read_ns_.begin(), read_ns_.begin() + 1, read_ns_.end());
     read_ns_.back() = played_ns_ ? played_ns_ : std::max<std::int64_t>(1, ns);
-    if (!is_fixed_ && !states_.empty()) take();
+    if (!states_.empty()) take();
 }
 
 void Choice::take() {
@@ -209,7 +203,6 @@ std::string Choice::State::text() const {
 }
 
 std::string Choice::text() const {
-    if (is_fixed_) return describe(kPaths[path_]) + " (not measured: chosen)";
     if (states_.empty()) return "not measured yet: no tensor was large enough, or all were registered";
     std::string lines;
     for (const State& state : states_) lines += (lines.empty() ? "" : "; in another state: ") + state.text();

@@ -58,17 +58,15 @@ bool is_possible(Way way);
 void copy(Way way, char* to, const Buffer& from);
 
 // What rank 0 of a group of so many ranks has measured, for each state of the machine that it has met: a virtual
-// machine changes between two of them several times a second, when its host moves it to other cores. A probe tells them
-// apart: how long it takes to read what other ranks have just written. It lasts longer than the group: every run makes
+// machine may change its state several times a second, if its host moves it to other cores. A probe tells them apart:
+// how long it takes to read what other ranks have just written. It lasts longer than the group: every run makes
 // a new one. No lock: groups in the background, which another thread advances, take turns on their cores and have none.
 class Choice {
   public:
     // Of this process, for groups of `size` ranks.
     static Choice& of(int size);
 
-    // Take this path whatever the machine's state is; kMeasure: forget all, and measure. For tests. Throws
-    // std::invalid_argument if there is no such path.
-    void choose(std::uint8_t path);
+    void forget();  // all, and measure. For tests
     // Take `ns` for what probes find, and neither rest nor forget; 0: what they find. For tests.
     void play(std::int64_t ns) { played_ns_ = ns; }
 
@@ -107,7 +105,6 @@ class Choice {
     std::uint8_t find_best() const;
 
     std::uint8_t path_ = kMeasure;
-    bool is_fixed_ = false;  // by `choose`
     std::int64_t played_ns_ = 0;
     std::array<std::int64_t, kProbes> read_ns_{};  // of the last ones
     std::int64_t probe_at_ = 0, measure_at_ = 0;   // when the next one is due, or allowed

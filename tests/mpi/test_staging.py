@@ -10,7 +10,6 @@ from hpdl_lab import features
 
 core = features.compiled_module()
 COUNT = 1 << 16  # 256 KiB of float32
-MEASURE = 255  # of csrc/path.h
 
 
 def path(comm):
@@ -58,7 +57,7 @@ def test_each_state_of_the_machine_is_measured_once_and_remembered(run, pair):
     def with_(ns):
         return lambda: any(f"was read in {ns} ns" in line for line in states(comm))
 
-    core.ShmGroup.choose(2, MEASURE)
+    core.ShmGroup.forget(2)
     try:
         until(with_(1000), 1000)
         both = until(with_(9000), 9000)
@@ -69,7 +68,7 @@ def test_each_state_of_the_machine_is_measured_once_and_remembered(run, pair):
         assert (x == 0).all()
     finally:
         core.ShmGroup.play(2, 0)
-        core.ShmGroup.choose(2, MEASURE)
+        core.ShmGroup.forget(2)
 
 
 def test_what_runs_in_the_background_does_not_measure(run, pair):

@@ -30,7 +30,7 @@ Asking = dict[int, list[int]]  # examples that each rank computes in a step
 
 
 class Course:
-    """What one rank does with a task: state (n, 3), rows [w, m, v], examples and mean gradient of each step."""
+    """A task on one rank: state (n, 3), rows [w, m, v], examples and mean gradient of each step."""
 
     def __init__(self, task: Task, steps: int) -> None:
         self.task, state = task, torch.stack([task.start, 0 * task.start, 0 * task.start], dim=1)
