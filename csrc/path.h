@@ -85,7 +85,7 @@ class Choice {
     void compare();      // after kProbes probes, between two paths: is the machine's state still the same?
     std::uint8_t end();  // after kProbes more; the path from now on
 
-    std::string text() const;  // a line for each state: `describe`, us of the fastest sum, and what else was tried
+    std::string text() const;  // of each state: `describe`, us of the fastest sum, and what else was tried
 
   private:
     struct State {

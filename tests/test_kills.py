@@ -1,4 +1,4 @@
-"""What is said of a rank that should have been killed, and was not."""
+"""Read the sentence about a rank that should have been killed, and was not."""
 
 import pytest
 import torch
