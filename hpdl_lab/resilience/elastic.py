@@ -115,12 +115,15 @@ def train_elastic(comm: Comm, disk: Disk, task: Task, until: int, every: int) ->
 
 def in_lives(train: Callable[..., Tensor], task: Task, ranks: Sequence[int], until: int, seed: int) -> list[Tensor]:
     """Return each rank's weights of a job that is killed in all lives but the last; every fourth step is saved."""
+    if not ranks:
+        raise ValueError("ranks: the number of ranks of at least one life is needed, such as [4, 3]")
     chance, disk = random.Random(seed), Disk()
     for life, p in enumerate(ranks, 1):
         disk = Disk(disk.files, chance.randrange(20, 60) if life < len(ranks) else None)
         with suppress(Killed):
             returned = sim.run(p, lambda comm, disk: train(comm, disk.of(comm), task, until, 4), disk)
-        print(counted(p, "rank"), "killed" * bool(disk.killed) or "ended", f"step {opened(disk.files[LATEST])[0]}")
+        step = opened(disk.files[LATEST])[0] if LATEST in disk.files else 0
+        print(counted(p, "rank"), "killed" if disk.killed else "ended", f"step {step}")
     return list(returned)
 
 
