@@ -17,6 +17,11 @@ def until(condition: Callable[[], T], seconds: float, every: float = 0.01) -> T:
     return found
 
 
+def home() -> Path:
+    """Return the folder of what is kept for this user: $HPDL_HOME, by default ~/.hpdl."""
+    return Path(os.environ.get("HPDL_HOME") or os.path.expanduser("~/.hpdl"))
+
+
 def write_file(path: str | Path, text: str | bytes, mode: int = 0o666, sync: bool = False) -> None:
     """Write all of the file or nothing: readers see the old content or the new. mode: permissions, less umask.
     sync: also if the machine crashes now; this waits for the disk.

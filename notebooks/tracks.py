@@ -293,21 +293,40 @@ TABLE = """
     1 homework     2  Measure: a processor on the adapter
     1 homework     4  What a training costs
 15_open_issues  What breaks
-    a rank that is killed, how a training goes on with three, how often to save and how, and which rank is slow or wrong
+    a rank that is killed, how a training goes on with three, how often to save and how, copies in a neighbor's memory
     [04](04_ring_all_reduce.ipynb), [08](08_memory.ipynb); two cores
     1 homework     3  The idea
     1 homework     3  Measure: go on with three
     1 homework     3  Goodput
     1 homework    13  Exercise 15.1
+    1 homework     5  Measure: goodput with a failure every two minutes
     1 homework     2  A job that dies while it saves
     1 homework    16  Exercise 15.2
-    2 homework    14  Exercise 15.3
-    2 homework     3  Measure: backup workers
-    2 homework    16  Exercise 15.4
-    2 homework     4  The same bits on 1, 2, 3 and 4 ranks
+    2 homework     6  Copies in a neighbor's memory
     2 homework     5  Fewer ranks, and then more
-    2 homework    20  Exercise 15.5
+    2 homework    20  Exercise 15.3
     2 homework     5  Take it home
+15_slow_wrong_stale  Slow, wrong and stale
+    which rank is slow, which number is wrong, and what old weights cost
+    [04](04_ring_all_reduce.ipynb), [13](13_inference.ipynb), [15](15_open_issues.ipynb); two cores
+    1 homework     3  The idea
+    1 homework    14  Exercise 15.4
+    1 homework     3  Measure: backup workers
+    1 homework    16  Exercise 15.5
+    1 homework     4  The same bits on 1, 2, 3 and 4 ranks
+    1 homework    10  Two kinds of ranks
+    1 homework     3  Two kinds of ranks without training
+    1 homework     4  Take it home
+15_race  The race
+    plan a training on 64 simulated GPUs and one on this machine, and say how long they take
+    [07](07_large_batch.ipynb), [11](11_hybrid_parallel.ipynb), [15](15_open_issues.ipynb); two cores
+    1 homework     9  The idea
+    1 homework    10  Measure: what can be changed
+    1 homework    10  Predict: your plan
+    1 homework     8  Predict, then measure: this machine
+    1 homework    13  Take it home: the race
+    1 homework     3  Your report
+    1 homework     7  Open issues
 """
 
 # A notebook, with the part where it has several; or what else takes time, and its minutes.

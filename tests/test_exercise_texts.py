@@ -164,18 +164,18 @@ COMPLETED = {  # {exercise: what its last hint leaves open, in its order}
         *("zlib.crc32(data)", "manifest(step, total, shards)", "disk.rename(PART, LATEST)", "(LATEST, *names)"),
         "comm.barrier()",
     ],
-    "15.3": [
+    "15.4": [
         "mine = [e for e in events if e.op in OPS[cause]]\n"
         "theirs = [e for e in lanes[mine[0].peer][step] if e.op == 'recv'] if cause == 'link' else mine\n"
         "need = sum(b.t1_ns - max(a.t0_ns, b.t0_ns) for a, b in zip(mine, theirs))\n"
         "needs.append(need / sum(e.nbytes for e in mine) if cause == 'link' else need)",
         *("median(usual)", "usual.index(max(usual))"),
     ],
-    "15.4": [
+    "15.5": [
         *("x.new_empty(len(held) + 2)", "checksums(held.abs())", "sums[theirs]"),
         *("len(held) * torch.finfo(x.dtype).eps * scale", "((r - 1) % p, hop)"),
     ],
-    "15.5": [
+    "15.3": [
         "step, shard = 0, torch.zeros(last - first, 3, dtype=torch.float64)\nshard[:, 0] = task.start[first:last]",
         *("3 * last", "step * task.batch + high", "k // task.examples", "k % task.examples"),
         *("task.gradient(weights, ids)", "step"),

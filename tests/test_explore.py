@@ -228,3 +228,14 @@ def test_a_draft_pays_if_it_is_cheap_and_often_right():
     assert explore_inference.speed_up(0.8, 4, 0.1) == pytest.approx(3.3616 / 1.4)
     assert explore_inference.speed_up(0.05, 4, 0.5) < 1 < explore_inference.speed_up(0.95, 4, 0.01)
     assert "2.4 times as fast. Best γ: 6" in explored("speculation").text
+
+
+def test_ranks_that_generate_for_others():
+    found = explored("rollouts", every=1)
+    alternate = explore_inference.generate_seconds(4, 2048) + explore_inference.update_seconds(4, 2048)
+    rate = explore_inference.rollout_rate
+    assert rate(4, 1, 2048) == pytest.approx(256 * 2048 / alternate, rel=0.01), "nobody works while others do"
+    assert rate(4, 1, 2048) < rate(4, 16, 2048) < 2 * rate(4, 1, 2048)
+    assert "staleness on average 7.5, at most 15" in found.set(every=16).text
+    waves = explore_inference.generate_seconds(1, 8192) / explore_inference.generate_seconds(5, 8192)
+    assert waves == pytest.approx(5), "52 caches of 8,192 tokens fit beside the weights, and 256 do not"

@@ -15,3 +15,8 @@ def test_the_notebook_is_not_killed():
 def test_nobody_has_died():
     with pytest.raises(RuntimeError, match="rank 9 has not died"):
         KillAt(rank=9, call=1).seconds_ago()
+
+
+def test_nobody_has_died_by_the_clock():
+    with pytest.raises(RuntimeError, match="rank 1 has not died after 60 s"):
+        KillAt(rank=1, after_s=60).seconds_ago()

@@ -21,7 +21,7 @@ HIDDEN = re.compile(r"### BEGIN HIDDEN TESTS\n.*?### END HIDDEN TESTS\n", re.DOT
 MOST_CODE_CELLS = 16  # besides exercises, their checks, guesses, sliders, and what is taken home
 MORE_CODE_CELLS = {"14_performance": 19, "15_open_issues": 17}  # each exercise is measured
 MOST_LINES = 6
-WITHOUT_EXERCISES = ("00_why", "14_frameworks")
+WITHOUT_EXERCISES = ("00_why", "14_frameworks", "15_race")
 LINES_TO_TAKE_HOME = range(10, 31)
 
 
@@ -67,7 +67,13 @@ def solution_of(path):
 
 def magic_free(cell):
     """The syntax tree of a cell without IPython's own lines."""
-    return ast.parse(re.sub(r"^(%|out = !).*$", "pass", cell.source, flags=re.MULTILINE))
+    return ast.parse(re.sub(r"^(%|out = !|\w+ = %).*$", "pass", cell.source, flags=re.MULTILINE))
+
+
+def words_of(verb, tree):
+    """The first arguments of the calls of a verb, which are texts."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == f"lab.{verb}"]
+    return [call.args[0].value for call in calls]
 
 
 @pytest.mark.parametrize("path", BOTH_FORMS, ids=named)
@@ -99,7 +105,7 @@ def test_a_notebook_ends_with_a_file_that_is_run_and_whose_numbers_are_asserted(
     files = dict(filter(None, map(file_of, cells)))
     assert files or path.stem in WITHOUT_EXERCISES
     for name, text in files.items():
-        assert re.match(rf"take_home_{path.stem[:2]}\w*\.(py|sbatch)$", name)
+        assert re.match(rf"take_home_{path.stem[:2]}\w*\.(py|sbatch|toml)$", name)
         assert len(text.strip().split("\n")) in LINES_TO_TAKE_HOME, name
         assert any(cell.source.startswith("out = !") and name in cell.source.split("\n")[0] for cell in cells), name
         if name.endswith(".py"):
@@ -175,7 +181,7 @@ def test_guesses_are_left_to_the_attendee_and_refused_as_long_as_they_are(path, 
     progress.cache_clear()
 
 
-SAID = {  # guesses about what no later picture measures: most are printed beside the answer
+SAID = {  # guesses about what no later picture measures: most are revealed beside the answer
     "00_why": {"my_share", "my_factor"},
     "00_engines": {"my_guess_ms"},
     "02_parallel_gradient_descent": {"my_guess"},
@@ -190,26 +196,45 @@ SAID = {  # guesses about what no later picture measures: most are printed besid
         *("my_products", "my_mfu", "my_batch", "my_ranks", "my_graphs", "my_counters", "my_workers", "my_gbit"),
         "my_ratio",
     },
-    "15_open_issues": {"my_notice", "my_years", "my_kills", "my_left", "my_percent", "my_moved"},
+    "15_open_issues": {"my_notice", "my_years", "my_goodput", "my_kills", "my_copy", "my_moved"},
+    "15_slow_wrong_stale": {"my_left", "my_percent", "my_reward"},
+    "15_race": {"my_GB", "my_plan", "my_hours", "my_steps", "my_seconds"},
     "14_frameworks": {"my_server", "my_worker", "my_kwh", "my_price"},
 }
 
 
 @pytest.mark.parametrize("path", EXERCISE_FORMS, ids=named)
 def test_every_guess_is_drawn_later_or_said(path):
-    drawn, read, guessed = set(), set(), set()
+    drawn, read, guessed, words, revealed = set(), set(), set(), {}, set()
     for cell in cells_of(path, "code"):
         if cell.source.startswith("%%writefile"):
             continue
-        nodes = list(ast.walk(magic_free(cell)))
+        nodes = list(ast.walk(tree := magic_free(cell)))
+        revealed |= set(words_of("reveal", tree))
         names = {node.id for node in nodes if isinstance(node, ast.Name) and node.id.startswith("my_")}
         if is_guess(cell):
             guessed |= names
+            mine = [node for node in nodes if isinstance(node, ast.Assign)]
+            words |= {node.targets[0].id: about for node in mine for about in words_of("guess", node)}
             continue
         given = [node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "prediction"]
         drawn |= {node.id for value in given for node in ast.walk(value) if isinstance(node, ast.Name)}
         read |= names
+    read |= {name for name, about in words.items() if about in revealed}
     assert guessed <= read and guessed - drawn == SAID.get(path.stem, set())
+
+
+def test_what_is_revealed_was_guessed_earlier_in_the_same_notebook_under_the_same_words():
+    revealed = []
+    for path in EXERCISE_FORMS:
+        guessed = set()
+        for cell in cells_of(path, "code"):
+            if not cell.source.startswith("%%"):
+                tree = magic_free(cell)
+                guessed |= set(words_of("guess", tree))
+                revealed += [(path.stem, words) for words in words_of("reveal", tree)]
+                assert {words for stem, words in revealed if stem == path.stem} <= guessed, cell.source
+    assert len(set(revealed)) == len(revealed) >= 45
 
 
 @pytest.mark.parametrize("path", [path for path in EXERCISE_FORMS if path.stem not in WITHOUT_EXERCISES], ids=named)

@@ -86,7 +86,8 @@ def names_of(cell):
     if role := cell.metadata.get("exercise") or cell.metadata.get("check"):
         name = {role.rpartition(":")[2]}
         return (set(), name) if "exercise" in cell.metadata else (name, set())
-    nodes = [*ast.walk(ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", cell.source, flags=re.M)))] if code(cell) else []
+    plain = re.sub(r"^( *)(\w+ = )?[%!].*$", r"\1pass", cell.source, flags=re.M)
+    nodes = [*ast.walk(ast.parse(plain))] if code(cell) else []
     names = [node for node in nodes if isinstance(node, ast.Name)]
     imported = {alias.asname or alias.name.partition(".")[0] for n in nodes for alias in getattr(n, "names", [])}
     made = {node.id for node in names if isinstance(node.ctx, ast.Store)} | imported
@@ -205,7 +206,7 @@ def test_what_the_page_says_that_checks_say_is_said_by_a_check(name):
     page = (ROOT / "docs" / "teaching" / f"{name}.md").read_text()
     said = [wrong for e, table in all_wrong().items() if int(e.split(".")[0]) == int(name[:2]) for wrong in table]
     quoted = re.findall(r"^\| `(.+?)` \|", page, re.M)
-    assert len(quoted) >= 3 or not said or name in ("00_why", "14_frameworks")
+    assert len(quoted) >= 3 or not said or name in ("00_why", "14_frameworks", "15_race")
     for text in quoted:
         assert any(text in heading for heading in said), text
 

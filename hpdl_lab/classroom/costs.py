@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import system
 from .plan import STEPS
 
 SHIPPED = Path(__file__).with_suffix(".json")
@@ -53,7 +54,7 @@ class Costs:
 
 def own_path() -> str:
     """Where constants of this machine are kept: ~/.hpdl/costs.json."""
-    return os.path.join(os.environ.get("HPDL_HOME") or os.path.expanduser("~/.hpdl"), "costs.json")
+    return str(system.home() / "costs.json")
 
 
 def load() -> Any:

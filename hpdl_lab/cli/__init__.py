@@ -9,9 +9,9 @@ import shlex
 import sys
 from typing import Any
 
-from . import bench, check, cluster, doctor, hub, plan, record, weights
+from . import bench, check, cluster, doctor, hub, plan, race, record, report, weights
 
-FAMILIES = (doctor, cluster, check, bench, record, weights, hub, plan)
+FAMILIES = (doctor, cluster, check, bench, record, weights, hub, plan, race, report)
 
 
 def main(argv: list[str] | None = None) -> int:

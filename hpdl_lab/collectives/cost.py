@@ -59,7 +59,7 @@ def all_gather(p: int, n: int) -> Cost:
     return alike(p, p - 1, (p - 1) / p * n)
 
 
-def all_reduce(p: int, n: int) -> Cost:
+def all_reduce(p: int, n: float) -> Cost:
     """Ring: reduce-scatter, then all-gather."""
     return alike(p, 2 * (p - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
 

@@ -17,12 +17,13 @@ VERBS = {  # where they are
     "verbs.explorers": ("explore",),
     "verbs.gossip": ("gossip",),
     "verbs.grid": ("search",),
-    "verbs.guess": ("guess",),
+    "verbs.guess": ("guess", "reveal"),
     "verbs.landscape": ("landscape",),
     "verbs.memory": ("memory",),
     "verbs.measure": ("measure", "ping_pong", "tune"),
     "verbs.picker": ("grid",),
     "verbs.pipeline": ("pipeline",),
+    "verbs.race": ("race",),
     "verbs.replay": ("replay",),
     "verbs.roofline": ("roofline", "write_again"),
     "verbs.scaling": ("scaling",),
@@ -48,12 +49,13 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.explorers import explore
     from ..verbs.gossip import gossip
     from ..verbs.grid import search
-    from ..verbs.guess import guess
+    from ..verbs.guess import guess, reveal
     from ..verbs.landscape import landscape
     from ..verbs.measure import measure, ping_pong, tune
     from ..verbs.memory import memory
     from ..verbs.picker import grid
     from ..verbs.pipeline import pipeline
+    from ..verbs.race import race
     from ..verbs.replay import replay
     from ..verbs.roofline import roofline, write_again
     from ..verbs.scaling import scaling

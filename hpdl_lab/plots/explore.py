@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from ..parallel.scaling.overlap import StepProfile
 from ..schedules import Evaluation, Schedule
 from ..trace import number_text
-from ..units import bytes_text
+from ..units import bytes_text, counted
 from . import schedule as bars
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SERIES, SKY, VERMILION
 from .graph import joined
@@ -444,4 +444,21 @@ def share(
     ax.yaxis.set_major_formatter(amounts("s"))
     label_ends(ax, ends)
     x_label(ax, "share of the peak that layers reach, %")
+    heading(figure, title)
+
+
+def copies(figure: Figure, memory: Sequence[float], shares: Sequence[float], now: int, title: str) -> None:
+    """Goodput against GB of a host: memory[n] and shares[n] are those with n copies. now: the number that is chosen."""
+    ax = figure.subplots()
+    figure.subplots_adjust(left=0.085, right=0.975, bottom=0.185, top=0.87)
+    percents = [100 * share for share in shares]
+    ax.plot(memory, percents, "o-", color=BLUE)
+    ax.plot(memory[now], percents[now], "o", color=VERMILION, markersize=11, zorder=5)
+    for n, (x, y) in enumerate(zip(memory, percents, strict=True)):
+        text = counted(n, "copy", "copies") if n else "no copy"
+        ax.annotate(text, (x, y), (0, -18), textcoords="offset points", ha="center", zorder=6)
+    ax.set_xlim(-0.06 * memory[-1], 1.06 * memory[-1])
+    ax.set_ylim(min(percents) - 8, 100)
+    ax.set_ylabel("goodput, %")
+    x_label(ax, "memory per host for copies, GB")
     heading(figure, title)

@@ -1,4 +1,4 @@
-"""Pictures behind the sliders of notebook 13."""
+"""Pictures behind the sliders of notebooks 13 and 15."""
 
 from collections.abc import Sequence
 
@@ -103,3 +103,40 @@ def speculation(
         ax.yaxis.set_major_locator(MaxNLocator(5))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{number_text(v)}×"))
     heading(figure, title)
+
+
+def rollouts(
+    figure: Figure,
+    by_ranks: Sequence[float],
+    generating: int,
+    points: Sequence[tuple[float, float]],
+    now: tuple[float, float],
+    in_turn: float,
+    title: str,
+) -> None:
+    """Tokens/s against GPUs that generate, and against staleness.
+
+    Args:    by_ranks: tokens/s for 1, 2, ... GPUs that generate.
+             points: (mean staleness, tokens/s), of which `now` is shown; in_turn: tokens/s of all GPUs in turn.
+    """
+    left, right = panels(figure, ("who generates", "tokens/s against staleness"))
+    figure.subplots_adjust(left=0.095, top=0.74)
+    counts = range(1, len(by_ranks) + 1)
+    best = max(by_ranks)
+    colors = [BLUE if n == generating else GREEN if v == best else FAINT for n, v in zip(counts, by_ranks, strict=True)]
+    left.bar(counts, by_ranks, color=colors)
+    left.xaxis.set_major_locator(FixedLocator([*counts]))
+    left.grid(axis="x", visible=False)
+    left.set_ylabel("tokens/s")
+    x_label(left, "GPUs that generate (green: the best)")
+    right.plot(*zip(*points, strict=True), "o-", color=GRAY, markersize=4)
+    right.plot(*now, "o", color=BLUE, markersize=9, zorder=5)
+    right.plot([0], [in_turn], "D", color=VERMILION, markersize=8, zorder=5, clip_on=False)
+    x_label(right, "mean staleness in updates")
+    for ax in (left, right):
+        ax.axhline(in_turn, color=VERMILION, linewidth=1.4, linestyle=(0, (4, 2)))
+        ax.set_ylim(0, 1.15 * max(best, in_turn, *(rate for _, rate in points)))
+        ax.yaxis.set_major_locator(MaxNLocator(5))
+        ax.yaxis.set_major_formatter(amounts(""))
+    heading(figure, title)
+    legend(figure, [(BLUE, "as chosen"), (VERMILION, "all GPUs generate, then all train")], 0.012, 0.885)

@@ -1,16 +1,25 @@
 """A picture that changes in place while ranks work: no flicker, no clear_output, and the last state is always drawn."""
 
 import base64
+import contextlib
+import functools
+import hashlib
 import io
+import os
+import re
+import struct
 import sys
 import time
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from PIL import Image
 
+from ..system import home, write_file
 from ..trace import number_text
 from .colors import BLUE, GREEN
 from .style import DPI, HEIGHT, Figure, Rows, heading, log_axis, look, new_figure, note, x_label
@@ -132,9 +141,12 @@ def publish(figure: Figure, alt: str, scale: float, handle: Any = None) -> Any:
     """Display the figure, or replace what `handle` displays; returns the handle."""
     from IPython.display import DisplayHandle
 
+    picture, again = png(figure, scale), handle is None and hasattr(figure, "cell")
+    if scale == CRISP and not again:
+        curves().keep(picture, alt, title_of(figure))
     figure.cell = cell()  # type: ignore[attr-defined]
     width, height = page_size(figure)
-    data = {"image/png": base64.b64encode(png(figure, scale)).decode(), "text/plain": f"<{alt}>"}
+    data = {"image/png": base64.b64encode(picture).decode(), "text/plain": f"<{alt}>"}
     # The size is fixed in advance, so that the page does not move while the browser decodes the next frame.
     metadata = {"image/png": {"width": width, "height": height}}
     if handle is None:
@@ -143,6 +155,52 @@ def publish(figure: Figure, alt: str, scale: float, handle: Any = None) -> Any:
     else:
         handle.update(data, metadata=metadata, raw=True)
     return handle
+
+
+class Curves:
+    """Finished figures, each a PNG file in `folder`: of each kind and title the last one, MOST in all."""
+
+    MOST = 60  # titles may hold numbers that were measured
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.writable = True
+
+    def keep(self, picture: bytes, kind: str, title: str) -> None:
+        """Write the PNG file, with `kind`, which is the alt text, inside. Says so once if it cannot be written."""
+        if not self.writable:
+            return
+        name = re.sub(r"[^a-z0-9]+", "_", title.lower())[:60].strip("_")
+        digest = hashlib.sha256(f"{kind}\n{title}".encode(errors="replace")).hexdigest()[:8]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_file(self.folder / f"{name}_{digest}.png", with_description(picture, kind))
+        except OSError as error:
+            self.writable = False
+            print(f"Your figures are not kept for `hpdl report`: cannot write {self.folder} ({error.strerror}).")
+        with contextlib.suppress(OSError):  # another kernel may have removed it
+            for old in sorted(self.folder.glob("*.png"), key=os.path.getmtime)[: -self.MOST]:
+                old.unlink()
+
+
+@functools.cache
+def curves() -> Curves:
+    """The figures of this process: in curves/, next to the file of verbs/progress.py, which stands above this room."""
+    return Curves(home() / "curves")
+
+
+def with_description(picture: bytes, text: str) -> bytes:
+    """The PNG with `text` in an iTXt chunk behind its header: no pixel is encoded again."""
+    chunk = b"iTXt" + b"Description\0\0\0\0\0" + text.encode(errors="replace")
+    chunk = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    header = 8 + 25  # bytes of the signature and of IHDR
+    return picture[:header] + chunk + picture[header:]
+
+
+def title_of(figure: Figure) -> str:
+    """The title that `heading` has written, the largest bold text; "" where there is none."""
+    bold = [text for text in figure.texts if text.get_fontweight() == "bold"]
+    return max(bold, key=lambda text: text.get_fontsize()).get_text() if bold else ""
 
 
 SMOOTH = 20  # steps over which samples/s are averaged: single steps show the operating system more than the training

@@ -113,7 +113,7 @@ class Pattern:
 Batch = tuple[Pattern, np.ndarray]  # a round, and the bytes of each of its messages
 
 
-def with_patterns(rounds: Iterable[Any], p: int, itemsize: int, network: Network) -> Iterator[Batch]:
+def with_patterns(rounds: Iterable[Any], p: int, itemsize: float, network: Network) -> Iterator[Batch]:
     """The Batch of every round that has messages."""
     pattern = None
     for round_ in rounds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
@@ -17,20 +18,25 @@ from ..comm.base import Comm
 class KillAt:
     """An all-reduce that kills one rank: `rank`, in its `call`-th call. For lab.train(all_reduce=...).
 
+        KillAt(rank=2, call=45)
+        KillAt(rank=2, after_s=60)      in its first call later than so many seconds after the first call of a run
+
     On real ranks only: simulated ranks share one process, which is the notebook's.
     """
 
-    def __init__(self, rank: int, call: int) -> None:
-        self.rank, self.call = rank, call
-        self.calls = 0
+    def __init__(self, rank: int, call: int | None = None, after_s: float = math.inf) -> None:
+        self.rank, self.call, self.after_s = rank, call, after_s
+        self.calls, self.begun = 0, 0.0  # of a run: each rank has a copy of its own, which is new in each run
         self.note = Path(tempfile.gettempdir(), f"hpdl-killed-{uuid.uuid4().hex}")  # when it was
 
     def __call__(self, comm: Comm, x: Tensor) -> None:
         if comm.simulated:
             raise ValueError("simulated ranks share the process of this notebook, which would be killed: lab.start(4)")
         self.calls += 1
-        if comm.rank == self.rank and self.calls == self.call:
-            self.note.touch()
+        self.begun = self.begun or time.monotonic()
+        late = time.monotonic() - self.begun > self.after_s
+        if comm.rank == self.rank and (late or self.calls == self.call):
+            self.note.write_text(repr(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
         comm.all_reduce(x)
 
@@ -40,9 +46,9 @@ class KillAt:
         Raises:  RuntimeError if no rank has died, or somebody has asked before.
         """
         try:
-            died = self.note.stat().st_mtime
+            died = float(self.note.read_text())
         except FileNotFoundError:
-            text = f"rank {self.rank} has not died in call {self.call}, or this was asked before"
-            raise RuntimeError(text) from None
+            when = f"in call {self.call}" if self.call is not None else f"after {self.after_s:g} s"
+            raise RuntimeError(f"rank {self.rank} has not died {when}, or this was asked before") from None
         self.note.unlink()
         return time.time() - died

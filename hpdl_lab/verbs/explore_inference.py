@@ -1,8 +1,9 @@
-"""Sliders of notebook 13: what the cache of a published model takes, and what a draft is worth."""
+"""Sliders of 13 and 15: the cache of a published model, what a draft is worth, ranks that generate for others."""
 
 import functools
 from typing import Any, NamedTuple
 
+from ..inference.rollouts import round_seconds
 from ..inference.speculative import expected_tokens
 from ..parallel.grid.spec import SPECS, Spec, gpt, llama
 from ..plots import explore as drawing
@@ -98,6 +99,53 @@ def speculation(acceptance: float, gamma: int, draft: float) -> Picture:
     return drawn(pictures.speculation, *args, title, text=text, height=drawing.HEIGHT)
 
 
+NODE, ROLLOUTS = 8, 256  # GPUs; rollouts of one update
+GENERATING = tuple(range(1, NODE - 1))  # 16 bytes of state per parameter, by ZeRO-3 (08), need two GPUs that train
+EVERY = doublings(1, 16)
+RL_MODEL, RL_GPU = "Llama 3 8B", "H100"
+SHARE_OF_PEAK = 0.4  # in training, an assumption
+NVLINK = 450e9  # bytes/s in each direction, NVIDIA's data sheet
+
+
+def generate_seconds(ranks: int, length: int) -> float:
+    """s in which so many GPUs generate all rollouts: in waves, if the caches of all do not fit."""
+    gpu, weights = GPUS[RL_GPU], BITS["16 bits"] * SERVED[RL_MODEL].parameters
+    each = -(-ROLLOUTS // ranks)
+    room = int((gpu.memory - weights) // (BITS["16 bits"] * cached(RL_MODEL) * length))
+    waves = -(-each // room)
+    step = step_seconds(RL_MODEL, length // 2, -(-each // waves), "16 bits", "16 bits", RL_GPU, 1)
+    return waves * length * step
+
+
+def update_seconds(ranks: int, length: int) -> float:
+    """s in which so many GPUs train on all rollouts: 6 FLOPs per parameter and token, without those of attention."""
+    flops = 6 * SERVED[RL_MODEL].active * ROLLOUTS * length
+    return flops / (ranks * SHARE_OF_PEAK * GPUS[RL_GPU].flops)
+
+
+def rollout_rate(generating: int, every: int, length: int) -> float:
+    """Tokens/s, if the other GPUs of the node train."""
+    times = generate_seconds(generating, length), update_seconds(NODE - generating, length)
+    send = BITS["16 bits"] * SERVED[RL_MODEL].parameters / NVLINK
+    return every * ROLLOUTS * length / round_seconds(every, *times, send)
+
+
+def rollouts(generating: int, every: int, length: int) -> Picture:
+    """Tokens/s against staleness; answers are all of one length, and messages of tokens take no time."""
+    rate, training = rollout_rate(generating, every, length), NODE - generating
+    in_turn = ROLLOUTS * length / (generate_seconds(NODE, length) + update_seconds(NODE, length))
+    by_ranks = [rollout_rate(n, every, length) for n in GENERATING]
+    points = [((k - 1) / 2, rollout_rate(generating, k, length)) for k in sorted({*EVERY, every})]
+    text = f"{counted(generating, 'GPU')} of {NODE} generate {ROLLOUTS} × {length:,} tokens in "
+    text += f"{seconds_text(generate_seconds(generating, length))}, an update on {training} takes "
+    text += f"{seconds_text(update_seconds(training, length))}. {number_text(rate)} tokens/s, "
+    text += f"staleness on average {(every - 1) / 2:g}, at most {every - 1}. "
+    text += f"All {NODE} in turn: {number_text(in_turn)} tokens/s, staleness 0."
+    title = f"{RL_MODEL} on {NODE} × {RL_GPU}, weights are sent every {counted(every, 'update')}"
+    args = by_ranks, generating, points, ((every - 1) / 2, rate), in_turn, title
+    return drawn(pictures.rollouts, *args, text=text, height=3.6)
+
+
 GUESSED = {"model": "Llama 3 8B", "context": 8192, "batch": 32, "cache": "16 bits"}  # what the notebook asks about
 EXPLORERS: dict[str, Any] = {
     "kv_cache": (
@@ -119,5 +167,13 @@ EXPLORERS: dict[str, Any] = {
             "draft": Control(logarithmic(0.01, 1, (1, 2, 5)), 0.1),
         },
         speculation,
+    ),
+    "rollouts": (
+        {
+            "generating": Control(GENERATING, 4, lambda n: f"{n} of {NODE} GPUs"),
+            "every": Control(EVERY, 4, lambda k: counted(k, "update")),
+            "length": Control(doublings(256, 8192), 2048, "{:,} tokens".format),
+        },
+        rollouts,
     ),
 }

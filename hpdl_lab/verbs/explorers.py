@@ -34,6 +34,7 @@ from ..plots.graph import GUESSED, mixing
 from ..plots.landscape import Bowl
 from ..plots.large_batch import draw_target
 from ..plots.staging import draw_model
+from ..resilience import neighbors
 from ..trace import number_text, seconds_text
 from ..units import amount_text, bytes_text, counted
 from . import explore_inference, explore_models
@@ -506,6 +507,28 @@ def named_grid(grid: tuple[int, int, int]) -> str:
     return "dp {}, pp {}, tp {}".format(*grid)
 
 
+# -- 15: copies of the state in the memory of other hosts ------------------------------------------------------------
+
+LLAMA3, HOSTS, IN_A_CHECKPOINT = 405e9, 2048, 12  # parameters; hosts of 8 GPUs; bytes: weights, moments, in float32
+COPIES = tuple(range(5))
+
+
+def copies(copies: int, mtbf: float, write: float, together: float) -> Picture:
+    """Goodput against the memory of a host, for a job such as Llama 3 405B on 16,384 GPUs."""
+    job = neighbors.Job(mtbf, write, LLAMA3 * IN_A_CHECKPOINT / HOSTS, together=together)
+    shares = [job.goodput(n) for n in COPIES]
+    text = f"{counted(copies, 'copy', 'copies')}: {job.memory(copies) / 1e9:.1f} GB of memory per host, "
+    text += f"goodput {shares[copies]:.1%}; without a copy {shares[0]:.1%}. "
+    text += f"The file is needed after {number_text(100 * job.all_lost(copies))}% of the failures."
+    memory = [job.memory(n) / 1e9 for n in COPIES]
+    title = f"{in_words(LLAMA3)} parameters on {HOSTS:,} hosts, a failure every {hours(mtbf)}"
+    return drawn(drawing.copies, memory, shares, copies, title, text=text, height=drawing.HEIGHT)
+
+
+def hours(seconds: float) -> str:
+    return f"{number_text(seconds / 3600)} h"
+
+
 # -- the table --------------------------------------------------------------------------------------------------------
 
 EXPLORERS: dict[str, Explorer] = {
@@ -622,6 +645,15 @@ EXPLORERS: dict[str, Explorer] = {
             "share_of_peak": Control(PUBLISHED_SHARES, EFFICIENCY, lambda share: f"{share:.1%}"),
         },
         step_of_gpt3,
+    ),
+    "copies": (
+        {
+            "copies": Control(COPIES, 1),
+            "mtbf": Control(tuple(3600.0 * h for h in (1, 2, 3, 4, 6, 8, 12, 24)), 10_800.0, hours),
+            "write": Control((5, 10, 20, 30, 60, 120, 300), 30, seconds_text),
+            "together": Control((0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), 0.05, percent),
+        },
+        copies,
     ),
     **explore_models.EXPLORERS,
     **explore_inference.EXPLORERS,

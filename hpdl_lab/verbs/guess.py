@@ -1,7 +1,11 @@
-"""`lab.guess`: what you expect, typed before it is measured, and kept."""
+"""`lab.guess`: what you expect, typed before it is measured, and kept; `lab.reveal`: what it is, beside the guess."""
 
-from typing import TypeVar
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
 
+from ..trace import number_text
 from ..units import require_number
 from .progress import progress
 
@@ -23,3 +27,54 @@ def guess(about: str, value: Guess) -> Guess:
         require_number(f"your guess ({about})", number)
     progress().add("guess", about=about, value=value)
     return value
+
+
+def reveal(about: str, value: float | dict[Any, float]) -> None:
+    """Print the true value beside what was guessed: `lab.reveal("ms of an empty call", 1.2)`.
+
+        ms of an empty call: 1.2; you guessed 100
+
+    A dict has a line for each name. The value is kept with your progress, under the same words. A line ends after the
+    value if nothing was guessed under these words, neither in this session nor in an earlier one.
+
+    Args:    about: the words of the guess; value: a number, or several with the names of the guess: {"8": 12}.
+    Raises:  ValueError for what is no number, and for other names than those of the guess.
+    """
+    found = value if isinstance(value, dict) else {"": value}
+    truth = {
+        name: require_number(f"the true value ({about})", x.item() if hasattr(x, "item") else x)  # of numpy or torch
+        for name, x in found.items()
+    }
+    names, guessed = [str(name) for name in truth], last_guess(about)
+    if not truth:
+        raise ValueError(f"{about}: a true value is needed, got {value!r}")
+    if guessed and guessed.keys() != set(names):
+        was = ", ".join(filter(None, guessed)) or "one number"
+        raise ValueError(f"{about}: {was} was guessed, so that as much has to be revealed, got {value!r}")
+    progress().add("truth", about=about, value=truth if isinstance(value, dict) else truth[""])
+    for name, number in zip(names, truth.values(), strict=True):
+        beside = f"; you guessed {number_text(guessed[name])}" if guessed else ""
+        print(f"{about}{f' ({name})' if name else ''}: {number_text(number)}{beside}")
+
+
+def last_guess(about: str) -> dict[str, float]:
+    """What was guessed last under these words, by name, a single number as {"": number}; {} if nothing was guessed.
+
+    Names are texts, as in the progress file, which is read if this session has no such guess.
+    """
+    for rows in (progress().rows, kept_rows()):
+        values = [row.get("value") for row in rows if (row.get("kind"), row.get("about")) == ("guess", about)]
+        if values:
+            last = values[-1] if isinstance(values[-1], dict) else {"": values[-1]}
+            return {str(name): number for name, number in last.items()}
+    return {}
+
+
+def kept_rows() -> Iterator[dict[str, Any]]:
+    """The rows of the progress file; a line that is no row, because it was cut off, is left out."""
+    with suppress(OSError):  # nothing could be kept
+        for line in progress().path.read_text(errors="replace").splitlines():
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    yield row

@@ -2,10 +2,11 @@
 
 import functools
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
+
+from .. import system
 
 
 class Progress:
@@ -45,5 +46,4 @@ class Progress:
 @functools.cache
 def progress() -> Progress:
     """The progress of this process: $HPDL_HOME/progress.jsonl, by default in ~/.hpdl."""
-    home = os.environ.get("HPDL_HOME") or os.path.join(os.path.expanduser("~"), ".hpdl")
-    return Progress(os.path.join(home, "progress.jsonl"))
+    return Progress(system.home() / "progress.jsonl")

@@ -35,7 +35,8 @@ my_days = lab.guess("days that one A100 needs for GPT-3", ...)
 # %%
 operations = 6 * 175e9 * 300e9
 days = operations / (0.5 * 312e12) / 86_400  # a day has 86,400 s
-print(f"{operations:.2e} operations: {days:,.0f} days, or {days / 365:.0f} years, on one; you guessed {my_days:,}")
+lab.reveal("days that one A100 needs for GPT-3", days)
+print(f"{operations:.2e} operations: {days:,.0f} days, or {days / 365:.0f} years, on one")
 print(f"in a month: {np.ceil(days / 30):.0f} accelerators, if nothing is lost when they share the work")
 
 # %% [markdown]
@@ -164,7 +165,8 @@ picture = lab.show(gpt, text.train_x[:4, :16])  # 4 sequences of 16 characters
 inside = {name: sum(p.numel() for p in part.parameters()) for name, part in gpt.blocks[0].named_children()}
 share = inside["mlp"] / (inside["mlp"] + inside["attention"])
 assert round(100 * share) == 67
-print(f"{inside}: {share:.0%} are in the MLP; you guessed {my_share}%")
+lab.reveal("percent of a block's weights that are in its MLP", 100 * share)
+print(inside)
 
 # %% [markdown]
 # Attention has 4 d² weights, the MLP 8 d²: that is where the 12 d² above come from. GPT-3 is this picture with
@@ -198,7 +200,7 @@ noise = {n: float(np.std(gradients, axis=0).mean()) for n, gradients in drawn.it
 # %%
 assert 3.5 < noise[4] / noise[64] < 4.5
 print(", ".join(f"batch {n}: noise {value:.3f}" for n, value in noise.items()))
-print(f"from 4 to 64 examples {noise[4] / noise[64]:.1f} times smaller; you guessed {my_factor}")
+lab.reveal("times smaller noise with 16 times the batch", noise[4] / noise[64])
 
 # %% [markdown]
 # Only 4 times, the square root of 16. That is the bargain of large batches: 16 times the work for a quarter of the

@@ -91,7 +91,7 @@ walks
 limit = largest_stable_rate(x)
 edge = lab.landscape(gradient_step, x, y, rates=(0.98 * limit, 1.02 * limit), prediction=my_rate)
 assert edge.verdicts[1.02 * limit] == "diverges" and edge.verdicts[0.98 * limit] != "diverges"
-print(f"the limit is {limit:.3f}; you guessed {my_rate}")
+lab.reveal("the largest learning rate that still converges", limit)
 
 # %% [markdown]
 # ## Play: rate and batch

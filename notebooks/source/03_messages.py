@@ -50,6 +50,8 @@ my_times = lab.guess("microseconds of a message", {"8": ..., "1MiB": ...})
 
 # %%
 link = lab.ping_pong(ping_pong, prediction=my_times)
+times = {"8": link.seconds[0], "1MiB": link.alpha + link.beta * 2**20}  # the second one by the fitted line
+lab.reveal("microseconds of a message", {size: 1e6 * seconds for size, seconds in times.items()})
 link
 
 # %% [markdown]
@@ -196,6 +198,8 @@ my_ms = lab.guess("milliseconds that the other ranks take", ...)
 lab.inject(rank=2, delay=0.005)
 slow = lab.run(add_neighbors)
 lab.inject()
+rest = [e for e in slow.events if e.rank != 2]
+lab.reveal("milliseconds that the other ranks take", (max(e.t1_ns for e in rest) - min(e.t0_ns for e in rest)) / 1e6)
 lab.show(slow, prediction=my_ms / 1e3)
 
 # %% [markdown]

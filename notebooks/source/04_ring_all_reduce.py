@@ -88,7 +88,7 @@ my_times = lab.guess("microseconds of an all-reduce", {"4": ..., "4MiB": ...})
 results = lab.run(all_reduce, torch.ones(2**20))
 sent = trace.bytes_sent(results.events)[0]
 assert sent == 6 * 2**20 and all(bool((x == 4).all()) for x in results)
-print(f"rank 0 sent {sent:,} bytes; you predicted {my_bytes:,}")
+lab.reveal("bytes that one rank sends", sent)
 
 # %% [markdown]
 # 2(p-1)/p vectors: 1.5 for four ranks, and never more than 2. Fewer are not possible. For each of the N numbers p-1
@@ -110,6 +110,8 @@ print(f"rank 0 sent {sent:,} bytes; you predicted {my_bytes:,}")
 
 # %%
 race = lab.measure(all_reduce, prediction=my_times)
+took = {row["size"]: row["time_us"] for row in race.rows if row["name"] == "your all_reduce"}
+lab.reveal("microseconds of an all-reduce", {"4": took[4], "4MiB": took[2**22]})
 race
 
 # %% [markdown]
@@ -259,11 +261,11 @@ sizes = [2**k for k in range(10, 23, 3)]
 {size: choose(costs, 4, size, link.alpha, link.beta) for size in sizes}
 
 # %%
-real = lab.measure(
-    all_reduce, sizes=sizes, against=("tree", "parameter_server", "mpi"), simulated=True, prediction=my_size
-)
-print("ring and tree cross at", real.crossover("your all_reduce", "tree"), "bytes; None: they do not cross")
-print("on paper, with α and β of this run, at", real.modelled_crossover("ring", "tree"))
+real = lab.measure(all_reduce, sizes, against=("tree", "parameter_server", "mpi"), simulated=True, prediction=my_size)
+cross, paper = real.crossover("your all_reduce", "tree"), real.modelled_crossover("ring", "tree")
+print("ring and tree cross at", cross, "bytes; None: they do not cross")
+print("on paper, with α and β of this run, at", paper)
+lab.reveal("bytes from which on the ring is faster than the tree", cross or paper or 0)
 real
 
 # %% [markdown]

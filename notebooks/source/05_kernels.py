@@ -64,6 +64,8 @@ my_times = lab.guess("times as long as one pass", {"staged": ..., "ring": ...})
 
 # %%
 roof = lab.roofline(bytes_moved, prediction=my_times)
+took = {row["name"]: row["time_us"] for row in roof.rows if row["size"] == 2**24}
+lab.reveal("times as long as one pass", {way: took[way] / took["one pass"] for way in my_times})
 roof
 
 # %% [markdown]
@@ -123,6 +125,7 @@ my_factor = lab.guess("times as long to write what the other core has read", ...
 
 # %%
 again = lab.write_again(prediction=my_factor)
+lab.reveal("times as long to write what the other core has read", again.slowdown(2**18))  # the left end
 again
 
 # %% [markdown]
@@ -269,7 +272,9 @@ my_block = lab.guess("bytes of the best block", ...)
 # %%
 from hpdl_lab.comm.network import Switch
 
-lab.staging(pipelined_copy, network=Switch(alpha=2e-6, beta=1 / 12.5e9), prediction=my_block)
+staged = lab.staging(pipelined_copy, network=Switch(alpha=2e-6, beta=1 / 12.5e9), prediction=my_block)
+lab.reveal("bytes of the best block", staged.modelled)
+staged
 
 # %% [markdown]
 # n/b · α + 2b/B is what depends on b; the derivative is 0 at b = √(n·α·B/2). There a block costs as much in α as it

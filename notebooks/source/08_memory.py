@@ -56,6 +56,10 @@ my_ledger = lab.guess("GB of a 7B model's state on each of 64 ranks", {"stage 0"
 
 # %% check="hpdl_lab.parallel.grid.memory:state_bytes"
 
+# %%
+held = {f"stage {stage}": sum(state_bytes(7_000_000_000, 64, stage)) / 1e9 for stage in (0, 3)}
+lab.reveal("GB of a 7B model's state on each of 64 ranks", held)
+
 # %% [markdown]
 # ## Measure: the ledger of four ranks
 #
@@ -127,6 +131,11 @@ from hpdl_lab.parallel import recompute
 
 choices = {"all kept": (), "attention again": (Attention,), "blocks again": (Block,), "yours": (Block, recomputed)}
 costs = recompute.compare(model, tokens, choices)
+
+# %%
+kept, again = costs["all kept"], costs["yours"]
+found = {"FLOPs": again.flops / kept.flops, "bytes": again.most / kept.most}
+lab.reveal("times the FLOPs, and share of the bytes, of blocks again", found)
 lab.show(costs, prediction=my_recomputation)
 
 # %% [markdown]
@@ -211,7 +220,7 @@ steps = lab.designs(DataParallel(ring.all_reduce), ZeRO3(*how))
 whole, shards = steps.designs
 assert abs(sum(whole.held.values()) / sum(shards.held.values()) - 4) < 0.01  # four ranks
 print(steps)
-print(f"ZeRO-3 sends {shards.sent / whole.sent:.3f} times what data parallelism sends; you predicted {my_traffic}")
+lab.reveal("bytes that ZeRO-3 sends in a step, over those of data parallelism", shards.sent / whole.sent)
 
 # %% [markdown]
 # 16/p bytes for each parameter, and one or two whole layers. Two gathers and a reduce-scatter are 3/2 of an all-reduce.
@@ -259,9 +268,9 @@ my_power = lab.guess("the exponent x of the loss scale 2^x after 200 steps", ...
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.precision import LossScale, Precision
 
-half = Precision("float16", LossScale(2.0**24, interval=20))
-scaled = lab.train(strategy=DataParallel(precision=half), steps=200)
-print(f"the scale at the end: {scaled.loss_scale:,.0f}, predicted: {2.0**my_power:,.0f}")
+scaled = lab.train(strategy=DataParallel(precision=Precision("float16", LossScale(2.0**24, interval=20))), steps=200)
+lab.reveal("the exponent x of the loss scale 2^x after 200 steps", int(scaled.loss_scale).bit_length() - 1)
+print(f"the scale at the end: {scaled.loss_scale:,.0f}")
 
 # %% [markdown]
 # Steps that are skipped cost no accuracy, if they are few. bfloat16 has float32's 8 bits of exponent and needs no

@@ -93,7 +93,8 @@ my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 ways = lab.tensor(column_linear, row_linear, prediction=my_bytes)
 mine, naive = (ways[way]["forward"] + ways[way]["backward"] for way in ("pair", "by layer"))
 assert mine < naive / 3
-print(f"you send {mine:,} bytes, {mine / naive:.0%} of layer by layer; you predicted {my_bytes:,}")
+lab.reveal("bytes that one of four ranks sends", mine)
+print(f"you send {mine / naive:.0%} of what layer by layer sends")
 ways
 
 # %% [markdown]
@@ -150,7 +151,8 @@ off = max(abs(a - b) for a, b in zip(alone.losses, shared[0].losses, strict=True
 assert off < 1e-10
 print(f"losses differ by {off:.0e} at most; a rank holds {shared[0].held:,} of {shared[0].whole:,} parameters")
 print("all-reduces of a step, forward:", shared[0].forward, "backward:", shared[0].backward)
-print("you predicted, for each of 2 layers:", my_all_reduces)
+per_layer = {way: len(getattr(shared[0], way)) // 2 for way in my_all_reduces}  # of 2 layers, and one apart from them
+lab.reveal("all-reduces of one layer of a transformer", per_layer)
 
 # %% [markdown]
 # Two for each layer, and one more in each direction for the token embedding at the two ends. Each moves b · s · d

@@ -63,7 +63,8 @@ my_guess = lab.guess("share of the time that ranks wait, and micro-batches on ra
 # %%
 run = lab.pipeline(gpipe, micro_batches=8, prediction=my_guess)
 assert run.measured.live == [8] * 4, f"{run.measured.live} live: this notebook wants four engines"
-print(f"bubble {run.measured.bubble:.0%}, rank 0 holds {run.measured.live[0]}; you guessed {my_guess}")
+found = {"bubble": run.measured.bubble, "live": run.measured.live[0]}
+lab.reveal("share of the time that ranks wait, and micro-batches on rank 0", found)
 run
 
 # %% [markdown]
@@ -231,7 +232,8 @@ planned = waiting.predicted.makespan / gems.predicted.makespan
 speedup = waiting.measured.makespan / gems.measured.makespan
 assert round(planned, 2) == round(96 / 75, 2) and waiting.measured.live == gems.measured.live == [1] * 4
 assert 0.3 < speedup < 4, f"{speedup:.2f}: a rank has waited long for a core, run the cell above again"
-print(f"{speedup:.2f} times as fast with one live micro-batch; by the formula {planned:.2f}, and you said {my_speedup}")
+lab.reveal("times as fast as stages that wait for each other", speedup)
+print(f"with one live micro-batch; by the formula {planned:.2f} times as fast")
 
 # %% [markdown]
 # **What they reported:** GEMS, with data parallelism around it, trained a ResNet with 1,000 layers on 1,024 V100 GPUs

@@ -49,6 +49,8 @@ my_cache = lab.guess("GB of the cache of 131,072 tokens", {"Llama 3 405B": ..., 
 
 # %%
 lab.explore("published", prediction=my_cache)
+numbers = {"Llama 3 405B": 126 * 2 * 8 * 128, "DeepSeek-V3": 61 * 576}  # that the cache keeps for a token
+lab.reveal("GB of the cache of 131,072 tokens", {name: 131_072 * 2 * n / 1e9 for name, n in numbers.items()})
 
 # %% [markdown]
 # ## LLaMA and DeepSeek in shapes
@@ -166,7 +168,7 @@ route = experts.Routing(torch.cat([rank.chosen for rank in routed]), experts=4, 
 away = int(route.traffic.sum() - route.traffic.diagonal().sum())
 nbytes = sum(rank.nbytes for rank in routed)
 print(f"{nbytes:,} bytes sent: {away:,} copies × {experts.bytes_per_token(1, 64, 4, 4):,}, and the sizes")
-print(f"DeepSeek-V3: {experts.bytes_per_token(8, 7168):,} bytes a token; you predicted {my_token:,}")
+lab.reveal("bytes of a token in a layer of DeepSeek-V3, out and back", experts.bytes_per_token(8, 7168))
 lab.show(route)
 
 # %% [markdown]
@@ -179,7 +181,7 @@ layer = MixtureOfExperts(64, 32, experts=16, top_k=4)
 torch.nn.init.normal_(layer.router.weight, std=0.1)
 balance = experts.balance(layer, x, steps=200, gamma=0.005)
 assert balance.imbalances[-1] < 1.3 < balance.imbalances[0]
-print(f"at first {balance.imbalances[0]:.1f} times the mean; you predicted {my_load}")
+lab.reveal("largest load over the mean load", balance.imbalances[0])
 lab.show(balance)
 
 # %% [markdown]
@@ -247,9 +249,9 @@ print(f"off by {max(rank.off for rank in heard):.0e} at most, {heard[0].nbytes:,
 # %%
 ring, hops = context.attention_around_ring, Ring(alpha=0.5, beta=0.0)
 runs = [sim.run(4, attend_chunks, ring, contiguous, network=hops) for contiguous in (True, False)]
-used = [sum(rank.work for rank in run) / 4 / run.seconds for run in runs]
-assert used == [4 / 7, 1]
-print(f"quarters compute {used[0]:.0%} of the time, zigzag {used[1]:.0%}; you predicted {my_used:.0%}")
+assert (used := [sum(rank.work for rank in run) / 4 / run.seconds for run in runs]) == [4 / 7, 1]
+lab.reveal("share of the time that four ranks compute, contiguous quarters", used[0])
+print(f"quarters compute {used[0]:.0%} of the time, zigzag {used[1]:.0%}")
 pictures = [lab.show(run) for run in runs]
 
 # %% [markdown]
@@ -293,11 +295,11 @@ my_numbers = lab.guess("numbers per token and layer", {"Llama 3 8B": ..., "V3 by
 
 # %%
 with torch.device("meta"):
-    eight, v3 = llama.Llama(**llama.SIZES["paper"]), deepseek.DeepSeek(**deepseek.SIZES["paper"])
-for (form, guess), model in zip(my_numbers.items(), (eight, v3, v3), strict=True):
-    heads, d_k, d_v = attentions_of(deepseek.absorb(model, "latents" in form))[0].cache_shape
-    kept, gb = heads * (d_k + d_v), heads * (d_k + d_v) * len(model.blocks) * 131_072 * 2 / 1e9
-    print(f"{form}: {kept:,} numbers, and you said {guess:,}; {gb:,.1f} GB for 131,072 tokens")
+    made = [llama.Llama(**llama.SIZES["paper"]), *[deepseek.DeepSeek(**deepseek.SIZES["paper"])] * 2]
+caches = [attentions_of(deepseek.absorb(m, i == 2))[0].cache_shape for i, m in enumerate(made)]  # the last: latents
+kept = {form: heads * (d_k + d_v) for form, (heads, d_k, d_v) in zip(my_numbers, caches, strict=True)}
+lab.reveal("numbers per token and layer", kept)
+print("GB of 131,072 tokens:", [round(kept[n] * len(m.blocks) * 262144e-9, 1) for n, m in zip(kept, made, strict=True)])
 
 # %% [markdown]
 # Both are the same function of the same weights. DeepSeek-V3 trains in the naive form and decodes in the absorbed
@@ -338,6 +340,7 @@ my_share = lab.guess("share of the all-to-alls that stays exposed", ...)
 
 # %%
 run = lab.dualpipe(micro_batches=8, prediction=my_share)
+lab.reveal("share of the all-to-alls that stays exposed", run.shares[1])
 assert run.shares[0] > 0.99 and run.together.seconds < run.alone.seconds
 run
 

@@ -124,7 +124,11 @@ from hpdl_lab.performance.recorded import table_of_frameworks
 
 assert recorded.load("frameworks")["nbytes"] == 4_200_448
 print(table_of_frameworks())
-print(f"server 8.4 MB, you guessed {my_server}; a worker of the ring 4.2 MB, you guessed {my_worker}")
+
+# %%
+vector_mb = recorded.load("frameworks")["nbytes"] / 1e6  # all weights, or all gradients
+lab.reveal("MB a step in each direction of the server's link", 2 * vector_mb)  # one for each worker
+lab.reveal("MB a step that a worker of the ring sends", vector_mb)
 
 # %% [markdown]
 # Who sends what to whom? The programs are in `hpdl_lab/performance/frameworks_run/`, each with 40 to 70 lines, and
@@ -292,7 +296,8 @@ my_price = lab.guess("price of a kWh, in your currency", ...)
 from hpdl_lab.performance import cost
 
 print(cost.table(my_price))
-print(f"GPT-3: you guessed {my_kwh:,.0f} kWh")
+gpt3 = cost.TRAININGS[3]
+lab.reveal("kWh of the training of GPT-3", gpt3.hours * gpt3.watts / 1e3 * gpt3.pue)
 
 # %% [markdown]
 # MFU here includes pauses, and PaLM's 46% does not. Only GPT-3 and PaLM state a PUE, and watts that include the host;

@@ -49,7 +49,8 @@ my_products = lab.guess("% of the step in matrix products", ...)
 first = lab.waterfall(gpt_step, ranks=2)
 print(first)
 products = first.share("matrix products")
-print(f"explained {first.explained:.0%}; matrix products {products:.0%}, you guessed {my_products}%")
+print(f"explained {first.explained:.0%}")
+lab.reveal("% of the step in matrix products", 100 * products)
 assert 0 < products < 1
 
 # %% [markdown]
@@ -92,7 +93,8 @@ my_mfu = lab.guess("% of the peak that GPT-3 uses, without recomputation", ...)
 a100, tokens_per_s = PROCESSORS["A100 SXM 80GB"].peak["bfloat16"], 1_536 * 2_048 / 32
 mfu, hfu = model_flops_utilization(175e9, 96, 12_288, 2_048, tokens_per_s, 1_024, a100, recomputed=1)
 assert abs(mfu - 0.332) < 0.001 and abs(hfu - 0.443) < 0.001
-print(f"MFU {mfu:.1%}, HFU {hfu:.1%}; you guessed an MFU of {my_mfu}%")
+print(f"MFU {mfu:.1%}, HFU {hfu:.1%}")
+lab.reveal("% of the peak that GPT-3 uses, without recomputation", 100 * mfu)
 
 # %% [markdown]
 # A run without recomputation that shows the same 44% finishes in three quarters of the time. So compare trainings by
@@ -128,7 +130,8 @@ h100 = PROCESSORS["H100 SXM"]
 given = 2, h100.peak["bfloat16"], h100.bandwidth
 batch = next(m for m in range(1, 8_192) if attainable(m, 8_192, 8_192, *given)[1] == "compute")
 assert batch == 319
-print(f"from batch {batch} on; ridge {h100.ridge('bfloat16'):.0f}; you guessed {my_batch}")
+lab.reveal("least batch at which decoding on an H100 is bound by compute", batch)
+print(f"ridge {h100.ridge('bfloat16'):.0f}")
 
 # %% [markdown]
 # If only weights moved, m rows would do 2 m FLOPs for each weight of 2 bytes, which is m FLOPs per byte. Then the
@@ -171,7 +174,8 @@ from hpdl_lab.performance.threads import step_seconds, two_cores
 
 ranks = split_cores(56, 28, 448, 5e-3, 0.3, 8e-3, 100e6, 2e9)
 assert ranks in (4, 7, 8)  # with 7 or 8 ranks, the step is less than 5% longer
-print(f"{ranks} ranks x {56 // ranks} threads; you guessed {my_ranks} ranks")
+lab.reveal("ranks that train fastest on 56 cores", ranks)
+print(f"{ranks} ranks x {56 // ranks} threads")
 
 # %% [markdown]
 # With a single rank the step takes 1.8 times as long, and with 56 ranks 2.4 times. Frontera has such nodes, and
@@ -228,7 +232,7 @@ from hpdl_lab.performance import slow
 counts = slow.table()
 print(counts)
 assert counts.split()[-7:-4] == ["12", "6", "64"]  # graphs, breaks, threads
-print(f"all six faults: 12 graphs, two for each shape; you guessed {my_graphs}")
+lab.reveal("graphs for six shapes, with a print in the middle", int(counts.split()[-7]))  # two for each shape
 
 # %% [markdown]
 # Diagnose A to F before you read code: which counter is wrong? Type its number: 1 syncs, 2 graphs, 3 breaks, 4 threads,
@@ -326,10 +330,10 @@ my_workers = lab.guess("workers for steps of 0.03 s and reads of 0.11 s, some of
 # %%
 reads, step = reading.trace(14), 0.03
 pair = workers_and_prefetch(reads, step, 16, 24)
-virtual = reading.play(reads[:100], step, *pair).seconds
-real = reading.measure(reads[:100], step, *pair)
+virtual, real = reading.play(reads[:100], step, *pair).seconds, reading.measure(reads[:100], step, *pair)
 assert [*pair] == [8, 3] and 0.9 * virtual < real < 10 * virtual
-print(f"{pair}: {real:.2f} s, {real / virtual:.2f} of virtual time; guessed {my_workers}")
+lab.reveal("workers for steps of 0.03 s and reads of 0.11 s, some of them slow", pair[0])
+print(f"{pair}: {real:.2f} s, {real / virtual:.2f} of virtual time")
 
 # %% [markdown]
 # In virtual time all workers start together; real ones start one after another.
@@ -394,7 +398,8 @@ my_gbit = lab.guess("Gbit/s per GPU that hide 90% of the communication", ...)
 backward_s = 4 * 1.5e9 * 8_192 / (0.4 * PROCESSORS["H100 SXM"].peak["bfloat16"])
 best = cheapest_link(offers(), 3e9, 64, backward_s)
 assert best == "roce_400"
-print(f"{best}, {LINKS[best].GBps * 8:.0f} Gbit/s; you guessed {my_gbit}")
+lab.reveal("Gbit/s per GPU that hide 90% of the communication", LINKS[best].GBps * 8)
+print(best)
 
 # %% [markdown]
 # About 343 Gbit/s would be enough, and the next link that exists has 400. With 200 Gbit/s, 52% are hidden. With twice
@@ -421,9 +426,9 @@ my_ratio = lab.guess("times lower busbw over Ethernet than over InfiniBand", ...
 from hpdl_lab.performance.nccl_log import LOGS, busbw, excerpt
 
 good, *slow = LOGS.values()
-print(excerpt(good), *(excerpt(log, than=good) for log in slow), sep="\n\n")
+print(excerpt(good), *(excerpt(log, than=good) for log in slow), sep="\n\n", end="\n\n")
 assert round(busbw(good) / busbw(LOGS["socket"])) == 65
-print(f"\nover Ethernet 65 times lower; you guessed {my_ratio}")
+lab.reveal("times lower busbw over Ethernet than over InfiniBand", busbw(good) / busbw(LOGS["socket"]))
 
 # %% [markdown]
 # The adapters of a node have 4 · 400 Gbit/s, and its Ethernet port has 25: a factor of 64. In busbw, such an adapter

@@ -1,4 +1,4 @@
-"""Answers to exercise 15.4 that the check must reject or accept; CI proves both."""
+"""Answers to exercise 15.5 that the check must reject or accept; CI proves both."""
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ def in_numpy(comm, x):
 
 
 WRONG = {
-    "15.4": """
+    "15.5": """
 places: Which checksum depends on the places
     differ(expected, sums[theirs], => differ(expected[:1], sums[theirs][:1],
 scale: Does your tolerance grow as well
@@ -204,4 +204,4 @@ raises: ArithmeticError
     found.append(((r - 1) % p, hop)) => raise ArithmeticError(f'rank {(r - 1) % p}, hop {hop}')
 """,
 }
-RIGHT = {"15.4": (in_blocks, in_two_loops, in_numpy)}
+RIGHT = {"15.5": (in_blocks, in_two_loops, in_numpy)}

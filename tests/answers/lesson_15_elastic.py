@@ -1,4 +1,4 @@
-"""Answers to exercise 15.5 that the check must reject or accept; CI proves both."""
+"""Answers to exercise 15.3 that the check must reject or accept; CI proves both."""
 
 import itertools
 
@@ -76,7 +76,7 @@ def with_moments_first(comm, disk, task, until, every):
 
 
 WRONG = {
-    "15.5": """
+    "15.3": """
 moments: both moments are zero
     -         shard = load(disk, 3 * first, 3 * last).reshape(-1, 3)
     +         shard[:, 0] = load(disk, 3 * first, 3 * last).reshape(-1, 3)[:, 0]
@@ -210,4 +210,4 @@ until: the job ends after 4 steps
     while step < until: => while step < until - 1:
 """,
 }
-RIGHT = {"15.5": (with_a_stream, with_gathered_parts, with_moments_first)}
+RIGHT = {"15.3": (with_a_stream, with_gathered_parts, with_moments_first)}

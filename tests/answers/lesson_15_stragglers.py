@@ -1,4 +1,4 @@
-"""Answers to exercise 15.3 that the check must reject or accept; CI proves both."""
+"""Answers to exercise 15.4 that the check must reject or accept; CI proves both."""
 
 from collections import Counter
 from statistics import mean, median, median_low
@@ -78,7 +78,7 @@ def messages(steps, ops):
 
 
 WRONG = {
-    "15.3": """
+    "15.4": """
 none: You never name a rank
     return found => return (-1, 'none')
 none: You always name a rank
@@ -158,4 +158,4 @@ raises: index out of range
     lanes[mine[0].peer] => lanes[usual.__len__() + 1]
 """,
 }
-RIGHT = {"15.3": (by_arrays, by_messages_one_by_one, by_counters)}
+RIGHT = {"15.4": (by_arrays, by_messages_one_by_one, by_counters)}

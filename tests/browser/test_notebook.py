@@ -151,7 +151,7 @@ def test_the_stop_button_ends_a_stuck_cell_and_a_wrong_answer_is_explained(page,
     open_notebook(page, served, f"solutions/{path.name}")
     menu(page, "Run", "Run All Cells")
     outputs = page.locator(".jp-OutputArea-output")
-    expect(outputs.get_by_text("you guessed 100 ms")).to_be_attached(timeout=RUN_MS)
+    expect(outputs.get_by_text("you guessed 100")).to_be_attached(timeout=RUN_MS)
     expect(outputs.get_by_text("all are here").first).to_be_attached(timeout=RUN_MS)
     page.get_by_title("Interrupt the kernel").click()
     expect(outputs.get_by_text("cycle: 0 -> 1 -> 2 -> 3 -> 0")).to_be_attached()

@@ -400,4 +400,4 @@ def check_engines(run: Results, where: str) -> None:
             raise Broken(f"engines: {where}, rank {r} notes {clean} without a fault, and {out} in place of {right}.")
 
 
-EXERCISES = (Exercise("15.4", "one flipped bit", checked_all_reduce, 2, check_checked_all_reduce),)
+EXERCISES = (Exercise("15.5", "one flipped bit", checked_all_reduce, 2, check_checked_all_reduce),)

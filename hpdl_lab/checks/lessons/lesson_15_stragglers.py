@@ -213,4 +213,4 @@ def reason(case: Case, got: Answer) -> Reason:
     return "rank: In which events is this rank slower than others, and does it wait in them?"
 
 
-EXERCISES = (Exercise("15.3", "name the straggler", find_straggler, 2, check_straggler),)
+EXERCISES = (Exercise("15.4", "name the straggler", find_straggler, 2, check_straggler),)

@@ -175,7 +175,7 @@ class Reduction(NamedTuple):
     stage: int
     layer: int
     ranks: int
-    nbytes: int
+    nbytes: float
     shared: bool
     experts: bool = False
 
@@ -258,7 +258,7 @@ class Case(NamedTuple):
         """What the rank at place `rank` along pp adds up, as hybrid/gradients.py does it: a list of Reductions."""
         spec, grid, dealt, layers = self.spec, self.grid, self.dealt, self.layers
         mine, last, rows, alike, ep = dealt.held[rank], dealt.stages - 1, [], replicas(grid), grid["ep"]
-        each, over_tp = spec.bytes_each.gradients, grid["tp"] if self.sequence else 1
+        each, over_tp = spec.sent_each, grid["tp"] if self.sequence else 1
         tied = spec.tied // grid["tp"] * each
         for stage in sorted({*mine}):
             holders = sum(stage in held for held in dealt.held)
@@ -385,7 +385,7 @@ def taken(part: Layers, field: str) -> list[int]:
 
 
 @functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and a search asks for each of them
-def all_reduce_seconds(p: int, nbytes: int, alpha: float, beta: float) -> float:
+def all_reduce_seconds(p: int, nbytes: float, alpha: float, beta: float) -> float:
     """Of a ring."""
     return cost.all_reduce(p, nbytes).seconds(alpha, beta)
 

@@ -73,7 +73,7 @@ class Step:
         stages = [case.stage_time(part) for part in layers]
         self.whole, self.hideable = [stage.costs for stage in stages], case.hideable(stages)
         self.nbytes = [case.activation(part) for part in layers]
-        self.itemsize = spec.bytes_each.gradients
+        self.itemsize = spec.sent_each
         self.sums = [case.reductions(place) for place in range(grid["pp"])]
         ends = spec.tied // grid["tp"] and {0, self.plan.stages - 1}
         self.tied = [bool(ends and ends & {*held}) for held in dealt.held]  # the last reduction is that of tied layers
@@ -156,7 +156,7 @@ class Step:
                 self.exchange.end(rank, task)
             groups.append((ranks.swapaxes(1, 2) if row.experts else ranks).reshape(-1, columns))
         ranks = np.concatenate(groups)
-        rounds = steps.among(rounds_of(len(ranks), row.nbytes // self.itemsize), ranks.T)
+        rounds = steps.among(rounds_of(len(ranks), int(row.nbytes / self.itemsize)), ranks.T)
         for batch in with_patterns(rounds, self.grid.size, self.itemsize, self.network):
             self.exchange.add(*batch)
 

@@ -101,7 +101,7 @@ class Spec:
     rank that holds both, and added over both stages else. training: a key of TRAININGS.
     kv_heads: of keys and values, which tp must divide; 0: as many as heads. experts: routed ones of a layer, which ep
     must divide, top_k of which a token uses; 0: it has none. latent: numbers that a cache keeps of a token in place of
-    its k and v, in all layers; 0: it keeps these.
+    its k and v, in all layers; 0: it keeps these. sent_bits: of a gradient in messages; 0: as many as in memory.
     """
 
     name: str
@@ -114,6 +114,12 @@ class Spec:
     experts: int = 0
     top_k: int = 0
     latent: int = 0
+    sent_bits: int = 0
+
+    @property
+    def sent_each(self) -> float:
+        """Bytes of a gradient in messages."""
+        return self.sent_bits / 8 or self.bytes_each.gradients
 
     @property
     def bytes_each(self) -> Training:

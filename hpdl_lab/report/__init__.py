@@ -1,0 +1,211 @@
+"""What one attendee did in the whole course: a record, collected from the rows of progress.jsonl; page.py shows it."""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ..checks.exercises import EXERCISES
+from ..checks.scripts.table import SCRIPTS
+
+FILE, CURVES = "progress.jsonl", "curves"  # in the home folder; what writes them: verbs/progress.py, plots/live.py
+FIELDS: dict[str, dict[str, type]] = {  # what the report reads of a row of each kind
+    "check": {"exercise": str, "passed": bool},
+    "hint": {"exercise": str},
+    "solution": {"exercise": str},
+    "guess": {"about": str},
+    "truth": {"about": str},
+    "race": {"league": str, "plan": dict, "valid": bool},
+}
+TIMES = ("expected_s", "seconds", "score", "reference_s")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Exercised:
+    """checks: until it passed, or so far; hints: different ones that were opened; solution: whether it was seen."""
+
+    id: str
+    title: str
+    passed: bool
+    checks: int
+    hints: int
+    solution: bool
+
+    @property
+    def tried(self) -> bool:
+        """Whether the attendee has done anything about it."""
+        return bool(self.checks or self.hints or self.solution)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One number. what: with its unit; truth: None as long as it has not been revealed."""
+
+    what: str
+    guess: float
+    truth: float | None
+
+    @property
+    def factor(self) -> float | None:
+        """How far off, at least 1: a guess of 2 or of 0.5 for 1 is off by 2. None where there is no such factor."""
+        if self.truth is None or self.guess == self.truth:
+            return None if self.truth is None else 1.0
+        return max(self.guess / self.truth, self.truth / self.guess) if self.guess * self.truth > 0 else None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A row of the race. expected_s, seconds, the score and that of the reference: s, None where the row has none."""
+
+    league: str
+    plan: dict[str, Any]
+    valid: bool
+    why: str
+    expected_s: float | None
+    seconds: float | None
+    score: float | None
+    reference_s: float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A figure that a verb finished. width: of the page, in CSS pixels; day: "2026-11-28"."""
+
+    png: bytes
+    alt: str
+    width: int
+    day: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """damaged: rows that were left out."""
+
+    exercises: tuple[Exercised, ...]
+    guesses: tuple[Guess, ...]
+    curves: tuple[Curve, ...]
+    attempts: tuple[Attempt, ...]
+    damaged: int
+
+    @property
+    def median_factor(self) -> float | None:
+        """The median over the guesses whose truth is known; None where there is none."""
+        factors = [guess.factor for guess in self.guesses if guess.factor is not None]
+        return statistics.median(factors) if factors else None
+
+    @property
+    def best(self) -> tuple[Attempt, ...]:
+        """The valid attempt with the least score, of each league: their scores measure different machines."""
+        least: dict[str, Attempt] = {}
+        for a in sorted((a for a in self.attempts if a.valid and a.score is not None), key=lambda a: a.score or 0.0):
+            least.setdefault(a.league, a)
+        return tuple(least.values())
+
+
+def read(home: Path) -> list[object]:
+    """The rows of progress.jsonl in `home`, None for a damaged line; none where there is no such file.
+
+    Raises: OSError if the file cannot be read.
+    """
+    rows: list[object] = []
+    for line in (home / FILE).read_bytes().splitlines() if (home / FILE).is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError):  # the latter: thousands of open brackets
+            rows.append(None)
+    return rows
+
+
+def read_curves(home: Path) -> list[Curve]:
+    """The figures kept in `home`, in the order of time; what is no PNG is left out."""
+    found = []
+    for path in (home / CURVES).glob("*.png"):
+        try:
+            when, data = path.stat().st_mtime, path.read_bytes() if path.is_file() else b""
+            with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+                alt, day = image.info.get("Description", "a figure"), time.strftime("%Y-%m-%d", time.localtime(when))
+                found.append((when, Curve(data, str(alt), image.width // 2, day)))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # what Pillow says of a broken PNG
+            continue
+    return [curve for _, curve in sorted(found, key=lambda pair: pair[0])]
+
+
+def collect(rows: Iterable[object], curves: Iterable[Curve] = ()) -> Record:
+    """The record of these rows, in the order in which they were written; rows of other kinds are passed over."""
+    rows = list(rows)
+    good = [row for row in rows if isinstance(row, dict) and sound(row)]
+    return Record(
+        exercises_of([row for row in good if "exercise" in row]),
+        guesses_of([row for row in good if row["kind"] in ("guess", "truth")]),
+        tuple(curves),
+        tuple(
+            Attempt(
+                row["league"],
+                row["plan"],
+                row["valid"],
+                str(row.get("why") or ""),
+                *map(number_of, map(row.get, TIMES)),
+            )
+            for row in good
+            if row["kind"] == "race"
+        ),
+        len(rows) - len(good),
+    )
+
+
+def sound(row: Row) -> bool:
+    """Whether the row has what the report reads of its kind."""
+    kind = row.get("kind")
+    if not isinstance(kind, str) or not all(isinstance(row.get(k), t) for k, t in FIELDS.get(kind, {}).items()):
+        return False
+    return kind not in ("guess", "truth") or bool(parts(row.get("value")))
+
+
+def exercises_of(rows: Sequence[Row]) -> tuple[Exercised, ...]:
+    """All exercises of the course, scripts included, in its order."""
+    found = []
+    for exercise in sorted((*EXERCISES, *SCRIPTS), key=lambda e: tuple(map(int, e.id.split(".")))):
+        own = [row for row in rows if row["exercise"] == exercise.id]
+        checks = [row["passed"] for row in own if row["kind"] == "check"]
+        hints = {(str(row.get("failed")), str(row.get("level"))) for row in own if row["kind"] == "hint"}
+        until = checks.index(True) + 1 if True in checks else len(checks)
+        solution = any(row["kind"] == "solution" for row in own)
+        found.append(Exercised(exercise.id, exercise.title, True in checks, until, len(hints), solution))
+    return tuple(found)
+
+
+def guesses_of(rows: Sequence[Row]) -> tuple[Guess, ...]:
+    """Each guess with the truth that came after it: the last guess before the first truth counts."""
+    guesses: dict[str, dict[str, float]] = {}
+    truths: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["kind"] == "truth":
+            truths.setdefault(row["about"], parts(row["value"]))
+        elif row["about"] not in truths:
+            guesses[row["about"]] = parts(row["value"])
+    return tuple(
+        Guess(f"{about}: {part}" if part else about, value, truths.get(about, {}).get(part))
+        for about, values in guesses.items()
+        for part, value in values.items()
+    )
+
+
+def parts(value: object) -> dict[str, float]:
+    """The numbers of a guess or a truth by name: 3 -> {"": 3.0}; what is no number is left out."""
+    named = value if isinstance(value, dict) else {"": value}
+    return {str(name): number for name, x in named.items() if (number := number_of(x)) is not None}
+
+
+def number_of(x: object) -> float | None:
+    """A finite number; None for anything else."""
+    number = isinstance(x, int | float) and not isinstance(x, bool) and -1e300 < x < 1e300
+    return float(x) if number else None  # type: ignore[arg-type]
