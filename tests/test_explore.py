@@ -16,8 +16,8 @@ from hpdl_lab.plots import live
 from hpdl_lab.verbs import explore_inference, explorers
 from hpdl_lab.verbs.explore import Control, Explored, doublings, logarithmic
 from hpdl_lab.verbs.explorers import EXPLORERS
+from hpdl_lab.verbs.result import drawn
 
-ANSWER_S = 0.1
 NO_CHANCE = {("rate", "seed"), ("graph", "seed")}  # of a whole batch, of a ring
 NAMES = list(EXPLORERS)
 
@@ -43,9 +43,23 @@ def test_every_value_of_every_slider_is_answered(name):
     assert found.text == first
 
 
+@pytest.fixture(scope="module")
+def plain_picture_s():
+    """Seconds of a core for one loss curve of 300 steps, the least that any answer costs."""
+
+    def seconds():
+        begin = time.process_time()
+        rows = [{"step": step, "loss": 4 - step / 100, "samples_per_s": 100.0} for step in range(300)]
+        live.png(drawn(live.draw, rows, 300, "training", text="training").figure, 1)
+        return time.process_time() - begin
+
+    seconds()
+    return statistics.median(seconds() for _ in range(9))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_an_answer_takes_less_than_a_tenth_of_a_second(name, within):
+def test_an_answer_takes_no_longer_than_four_plain_pictures(name, plain_picture_s):
     """From the slider's event to the bytes of the picture; the median over all sliders.
 
     In seconds of a core, for which this process may wait on a busy machine; tests/browser measures those of a clock.
@@ -58,7 +72,7 @@ def test_an_answer_takes_less_than_a_tenth_of_a_second(name, within):
                 live.png(found.picture.figure, 1)
             times.append(time.process_time() - begin)
         found.set(**{key: control.start})
-    assert statistics.median(times) < within(ANSWER_S)
+    assert statistics.median(times) < 4 * plain_picture_s
 
 
 def test_sliders_are_checked_and_wrong_ones_named():
@@ -121,6 +135,7 @@ def test_a_small_batch_walks_noisily_and_the_whole_one_does_not():
 
 WIDGETS = """
 from hpdl_lab.verbs.explorers import EXPLORERS
+from hpdl_lab.verbs.result import drawn
 from hpdl_lab.verbs.explore import Explored
 from hpdl_lab.verbs.widgets import Sliders
 from hpdl_lab.lab import explore

@@ -31,6 +31,7 @@ from hpdl_lab.plots import (
     live,
     measure,
     pages,
+    race,
     scaling,
     serving,
     slots,
@@ -189,6 +190,8 @@ def token_times():
     }
 
 
+HOURS = {"your plan": dict.fromkeys(race.PARTS, 9e3), "reference": {"compute": 1e5}}
+CURVES = [("reference", [1.0, 2.0, 3.0], [4.0, 3.0, 2.0]), ("your plan", [1.0, 8.0], [4.0, 1.9])]
 FIGURES = {
     "measure": lambda b: filled(
         measure.draw,
@@ -270,6 +273,10 @@ FIGURES = {
     "network, islands": lambda b: lab.show(Islands(4, nics=2), ranks=9).figure,
     "search": lambda b: lab.search("gpt3").figure,
     "picker": lambda b: lab.grid("gpt3").figure(),
+    "race, simulated": lambda b: filled(race.draw_simulated, HOURS, dict.fromkeys(HOURS, 3e5), "A race", "Seed 3."),
+    "race, here": lambda b: filled(race.draw_here, CURVES, 2.0, 9.0, "The league of this machine", "Seed 3."),
+    "copies": lambda b: lab.explore("copies").picture.figure,
+    "rollouts": lambda b: lab.explore("rollouts").picture.figure,
     "published": lambda b: lab.explore("published", prediction={"a": 70}).picture.figure,
     "published, experts": lambda b: lab.explore("published", model="DeepSeek-V3", gpus=128).picture.figure,
     "landscape": lambda b: filled(
