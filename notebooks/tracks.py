@@ -264,8 +264,7 @@ TABLE = """
     3 homework     3  Speculation, measured
     3 homework     5  Take it home
 14_performance  Where the time goes
-    a waterfall of a training step, how much of its hardware it uses, ranks against threads, slow scripts, input, links,
-    and NCCL's log
+    a waterfall of a training step, how much of its hardware it uses, ranks against threads, slow scripts, and input
     [08](08_memory.ipynb), [13](13_inference.ipynb); two cores
     1 homework     5  The idea
     1 homework     7  Exercise 14.1
@@ -276,22 +275,23 @@ TABLE = """
     2 homework     3  Measure: without three of its faults
     3 homework     3  Input
     3 homework    14  Exercise 14.5
-    3 homework     2  Measure: which link is fast enough?
-    3 homework    10  Exercise 14.6
-    3 homework    12  Exercise 14.7
     3 homework     2  Measure: two profilers, one step
     3 homework     3  Measure: the step twice as fast
     3 homework     5  Take it home
-14_frameworks  Frameworks, processors and their price
-    when a framework knows its graph, what it sends, what other processors do differently, switches and adapters that
-    compute, and what a training costs in days and kWh
-    [14](14_performance.ipynb), or nothing: no engines, no exercises
+14_platforms  Frameworks, processors, links and their price
+    when a framework knows its graph, what it sends, what other processors do differently, which link is fast enough,
+    NCCL's log, switches and adapters that compute, and what a training costs in days and kWh
+    [06](06_data_parallel.ipynb), [14](14_performance.ipynb); two cores
     1 homework     8  When is the graph known?
     1 homework     6  Measure: the same training in four frameworks
     1 homework     4  Other processors
-    1 homework     3  Measure: the switch adds
-    1 homework     2  Measure: a processor on the adapter
-    1 homework     4  What a training costs
+    2 homework     2  Measure: which link is fast enough?
+    2 homework    10  Exercise 14.6
+    2 homework    12  Exercise 14.7
+    2 homework     3  Measure: the switch adds
+    2 homework     2  Measure: a processor on the adapter
+    2 homework     4  What a training costs
+    2 homework     5  Take it home
 15_open_issues  What breaks
     a rank that is killed, how a training goes on with three, how often to save and how, copies in a neighbor's memory
     [04](04_ring_all_reduce.ipynb), [08](08_memory.ipynb); two cores
@@ -302,21 +302,21 @@ TABLE = """
     1 homework     5  Measure: goodput with a failure every two minutes
     1 homework     2  A job that dies while it saves
     1 homework    16  Exercise 15.2
-    2 homework     6  Copies in a neighbor's memory
-    2 homework     5  Fewer ranks, and then more
-    2 homework    20  Exercise 15.3
-    2 homework     5  Take it home
-15_slow_wrong_stale  Slow, wrong and stale
-    which rank is slow, which number is wrong, and what old weights cost
-    [04](04_ring_all_reduce.ipynb), [13](13_inference.ipynb), [15](15_open_issues.ipynb); two cores
+    1 homework     6  Copies in a neighbor's memory
+    1 homework     5  Take it home
+15_other_ranks  Other ranks
+    with fewer ranks and then with more, with a slow rank, a wrong number, and old weights
+    [08](08_memory.ipynb), [13](13_inference.ipynb), [15](15_open_issues.ipynb); two cores
     1 homework     3  The idea
-    1 homework    14  Exercise 15.4
-    1 homework     3  Measure: backup workers
-    1 homework    16  Exercise 15.5
-    1 homework     4  The same bits on 1, 2, 3 and 4 ranks
-    1 homework    10  Two kinds of ranks
-    1 homework     3  Two kinds of ranks without training
-    1 homework     4  Take it home
+    1 homework     5  Fewer ranks, and then more
+    1 homework    20  Exercise 15.3
+    2 homework    14  Exercise 15.4
+    2 homework     3  Measure: backup workers
+    2 homework    16  Exercise 15.5
+    2 homework     4  The same bits on 1, 2, 3 and 4 ranks
+    3 homework    10  Two kinds of ranks
+    3 homework     3  Two kinds of ranks without training
+    3 homework     4  Take it home
 15_race  The race
     plan a training on 64 simulated GPUs and one on this machine, and say how long they take
     [07](07_large_batch.ipynb), [11](11_hybrid_parallel.ipynb), [15](15_open_issues.ipynb); two cores

@@ -74,8 +74,8 @@ def test_the_committed_notebooks_are_up_to_date(load, capsys):
 
 def test_every_exercise_is_in_one_notebook_with_its_check_right_behind_it():
     found = []
-    for source in SOURCES:
-        cells = nbformat.read(NOTEBOOKS / f"{source.stem}.ipynb", as_version=4).cells
+    for name in imported(NOTEBOOKS, "tracks").NOTEBOOKS:  # in the order of the course
+        cells = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
         code = [c for c in cells if c.cell_type == "code"]
         for cell, after in zip(code, code[1:], strict=False):
             grade_id = cell.metadata.get("nbgrader", {}).get("grade_id", "")

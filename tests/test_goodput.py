@@ -1,5 +1,7 @@
 """Each second of a training with failures is accounted for, and no step of it is lost."""
 
+import os
+import random
 import re
 import time
 
@@ -39,9 +41,19 @@ def test_a_failure_on_engines_is_accounted_for_and_costs_no_step(cluster, capsys
     for measured in (broken, whole):
         assert min(parts_of(measured)) >= 0 and sum(parts_of(measured)) == pytest.approx(measured.wall_s, abs=1e-6)
     if broken.notice_s:  # else it was killed before its first step, on a very slow machine
-        assert restarts[0] <= broken.restart_s < broken.wall_s < took and broken.repeated_s > 0
+        assert restarts[0] <= broken.restart_s < broken.wall_s < took
     assert parts_of(whole)[2:] == [0, 0, 0] and whole.goodput == whole.useful_s / whole.wall_s < 1
     assert whole.writes == (len(whole.losses) - 1) // EVERY, "the one after the last step is not in the time"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [1, 3])
+def test_kills_at_random_moments_lose_no_step_and_repeat_none(rank, cluster):
+    """HPDL_KILLS=100 kills each of the two ranks a hundred times, in about ten minutes."""
+    kills, chance = int(os.environ.get("HPDL_KILLS", "3")), random.Random(rank)
+    broken = train(cluster, failures=kills, every_s=lambda: chance.uniform(0.01, 1), rank=rank)
+    whole = train(cluster, steps=len(broken.losses), failures=0)
+    assert broken.failures == kills and broken.losses == pytest.approx(whole.losses, abs=1e-10)
 
 
 def test_no_rank_is_killed_that_is_not_there(cluster):
@@ -56,7 +68,7 @@ def test_other_errors_are_not_taken_for_failures(cluster):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"checkpoint_every": 0}, {"failures": -1}, {"every_s": 0}, {"steps": None}]
+    "wrong", [{"steps": 0}, {"checkpoint_every": 0}, {"failures": -1}, {"every_s": 0, "failures": 1}, {"steps": None}]
 )
 def test_what_cannot_be(wrong):
     with pytest.raises(ValueError, match=[*wrong][0]):

@@ -1,5 +1,6 @@
 """The race: three plans in virtual time, the same everywhere; what is disqualified, and why; a race on engines."""
 
+import json
 import math
 from dataclasses import asdict, replace
 
@@ -34,7 +35,7 @@ def own_progress(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("plan", "hours", "step_s"),
-    [(REFERENCE, 65.607, 7.2978), (INSIDE_NODES, 108.927, 12.4764), (SHARDED, 72.6395, 13.0174)],
+    [(REFERENCE, 65.607, 7.2978), (INSIDE_NODES, 108.927, 12.4764), (SHARDED, 84.6803, 15.0232)],
 )
 def test_three_plans_take_the_same_time_everywhere(plan, hours, step_s):
     lap = drive(plan, 1)
@@ -77,6 +78,8 @@ def test_fewer_bits_add_noise_and_take_bytes():
     plans = [replace(INSIDE_NODES, gradient_bits=bits) for bits in (16, 8, 4)]
     sent = [simulated.ledger(plan).links["dp"] for plan in plans]
     assert sent == pytest.approx([sent[0], sent[0] / 2, sent[0] / 4])
+    zero2 = [simulated.ledger(replace(plan, zero=2)).links["dp"] for plan in plans]
+    assert zero2 == pytest.approx([sent[0], sent[0] * 3 / 4, sent[0] * 5 / 8])  # updated parameters keep 16 bits
     noises = [simulated.noise(plan) for plan in plans]
     assert noises[1] == pytest.approx(noises[0] * 1.0317 + 0.0317 / 8, rel=1e-3)  # w = 512 / 127^2
     assert noises[2] == pytest.approx(noises[0] * (1 + math.sqrt(512) / 7) + math.sqrt(512) / 7 / 8)
@@ -97,7 +100,9 @@ def test_fewer_bits_add_noise_and_take_bytes():
         ({"schedule": "2f2b"}, "schedule = '2f2b'"),
         ({"precision": "float8"}, "one of bfloat16, tf32 is needed"),
         ({"gradient_bits": 2}, "one of 16, 8, 4 is needed"),
-        ({"expected_s": 0}, "expected_s = 0: a number above 0 is needed"),
+        ({"expected_s": 0}, "expected_s: a number above 0 is needed"),
+        ({"expected_s": 10**400}, "expected_s: a number above 0 is needed"),
+        ({"learning_rate": float("nan")}, "learning_rate: a number above 0 is needed"),
         ({"batch": "512"}, "batch = '512': a whole number is needed"),
         ({"recompute": 1}, "recompute = 1: true or false is needed"),
         ({"dp": True}, "dp = True: a whole number is needed"),
@@ -147,7 +152,11 @@ def test_the_hidden_text_is_of_the_last_tenth_and_another_one_for_each_seed():
         ({"pp": 2, "compression": "powersgd"}, "data parallelism alone"),
         ({"optimizer": "adam"}, "one of sgd, adamw, lars, lamb is needed"),
         ({"tp": 3}, "heads"),
-        ({"steps": 0}, "steps = 0"),
+        ({"steps": 0}, "steps: a number above 0"),
+        ({"steps": 10**9}, "at most 5,000 steps"),
+        ({"dp": 64}, "16 ranks"),
+        ({"batch": 20_000, "steps": 1}, "16,750 windows"),
+        ({"tp": 2, "optimizer": "lamb"}, "tp=2 cuts them"),
     ],
 )
 def test_a_plan_for_this_machine_that_cannot_be(changed, why):
@@ -176,12 +185,22 @@ def test_a_race_on_engines_takes_the_median_and_the_hidden_loss(more, cluster, m
     plan = {**asdict(HerePlan(dp=2, batch=8, learning_rate=3e-3, steps=3, expected_s=1.0)), **more}
     monkeypatch.setattr(here, "reference", lambda ranks: HerePlan(ranks, 8, 3e-3, 2, 1.0))
     missed = lab.race(plan, "here", seed=1, rounds=1)
-    assert not missed.valid and "3 steps, and 2.0 is the target" in missed.why
+    assert not missed.valid and "3 steps, and 2.0 is the target" in missed.why and missed.seconds > 0
     monkeypatch.setattr(here, "TARGET", 5.0)
     result = lab.race(plan, "here", seed=1, rounds=1)
     assert result.valid and 3 < result.loss < 5 and result.loss == pytest.approx(missed.loss)
     assert result.seconds > 0 and result.score == pytest.approx(score(result.seconds, 1.0))
     assert [row["valid"] for row in own_progress.rows] == [False, True]
+
+
+@pytest.mark.parametrize("steps", [1, 2])  # the loss at the end, and a gradient before
+def test_a_loss_that_is_no_number_reaches_no_target(steps, cluster, monkeypatch, own_progress):
+    monkeypatch.setattr("hpdl_lab.verbs.cluster._notebook._cluster", cluster)
+    monkeypatch.setattr(here, "reference", lambda ranks: HerePlan(ranks, 8, 3e-3, 2, 1.0))
+    plan = {"dp": 2, "batch": 8, "learning_rate": 1e12, "steps": steps, "optimizer": "sgd", "expected_s": 1.0}
+    result = lab.race(plan, "here", seed=1, rounds=1)
+    assert not result.valid and "no number" in result.why and "diverges" in repr(result)
+    json.loads(own_progress.path.read_text(), parse_constant=pytest.fail)
 
 
 # -- files and the command --------------------------------------------------------------------------------------------

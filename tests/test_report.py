@@ -180,8 +180,9 @@ def test_figures_do_not_grow_without_end_and_an_unwritable_home_is_said_once(tmp
     picture = live.png(style.new_figure(1, 1))
     monkeypatch.setattr(live.Curves, "MOST", 3)
     curves = live.Curves(tmp_path / CURVES)
-    for i in range(5):
-        curves.keep(picture, "kind", f"title {i}")
+    for word in "abcde":
+        curves.keep(picture, "kind", f"title {word}, 1.5 s")
+        curves.keep(picture, "kind", f"title {word}, 2.5 s")  # the same measurement again
     assert len(list((tmp_path / CURVES).iterdir())) == 3 and not capsys.readouterr().out
     (tmp_path / "file").write_text("")
     blocked = live.Curves(tmp_path / "file" / CURVES)

@@ -206,7 +206,7 @@ def test_what_the_page_says_that_checks_say_is_said_by_a_check(name):
     page = (ROOT / "docs" / "teaching" / f"{name}.md").read_text()
     said = [wrong for e, table in all_wrong().items() if int(e.split(".")[0]) == int(name[:2]) for wrong in table]
     quoted = re.findall(r"^\| `(.+?)` \|", page, re.M)
-    assert len(quoted) >= 3 or not said or name in ("00_why", "14_frameworks", "15_race")
+    assert len(quoted) >= 3 or not said or name in ("00_why", "15_race")
     for text in quoted:
         assert any(text in heading for heading in said), text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from typing import Any
 
 from .arguments import own_engines, ranks
@@ -20,20 +21,19 @@ def add(commands: Any) -> None:
 def race(arguments: argparse.Namespace) -> int:
     """Print each result; 0 if all have passed."""
     from .. import lab
-    from ..race.plan import read
+    from ..race.here import HerePlan
+    from ..race.plan import Disqualified, plan_of, read
 
     tables = read(arguments.file)
     passed = True
     for league in [arguments.league] if arguments.league else list(tables):
         how = {"seed": arguments.seed, "rounds": arguments.rounds}
         if league == "here":
-            entries = tables.get(league, {})
-            sizes = [n for axis in ("dp", "pp", "tp") if isinstance(n := entries.get(axis, 1), int)]
-            count = 1
-            for n in sizes:
-                count *= n
-            with own_engines(), lab.start(max(1, count)):
+            with own_engines():
+                with suppress(Disqualified):  # lab.race says why, and needs no engines for that
+                    lab.start(plan_of(HerePlan, tables.get(league, {})).ranks)
                 result = lab.race(arguments.file, league, **how)
+                lab.stop()
         else:
             result = lab.race(arguments.file, league, **how)
         print(result)

@@ -158,9 +158,12 @@ def publish(figure: Figure, alt: str, scale: float, handle: Any = None) -> Any:
 
 
 class Curves:
-    """Finished figures, each a PNG file in `folder`: of each kind and title the last one, MOST in all."""
+    """Finished figures, each a PNG file in `folder`: the last one of each kind and title, without the title's numbers.
 
-    MOST = 60  # titles may hold numbers that were measured
+    MOST in all.
+    """
+
+    MOST = 300
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -170,7 +173,8 @@ class Curves:
         """Write the PNG file, with `kind`, which is the alt text, inside. Says so once if it cannot be written."""
         if not self.writable:
             return
-        name = re.sub(r"[^a-z0-9]+", "_", title.lower())[:60].strip("_")
+        title = re.sub(r"\d[\d.,]*", "#", title)  # numbers are what was measured
+        name = re.sub(r"[^a-z]+", "_", title.lower())[:60].strip("_")
         digest = hashlib.sha256(f"{kind}\n{title}".encode(errors="replace")).hexdigest()[:8]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

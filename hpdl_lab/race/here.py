@@ -15,12 +15,14 @@ from ..parallel.data_parallel import DataParallelOverlapped, Strategy
 from ..parallel.grid.machine import MACHINES, grid_of
 from ..parallel.grid.measure import spec_of
 from ..parallel.grid.model import Prediction, predict
-from ..parallel.training import OPTIMIZERS, Recipe
+from ..parallel.training import LAYERWISE, OPTIMIZERS, Recipe
 from .plan import Disqualified, require_one_of, require_positive
 
 TARGET = 2.0  # nats per character
 BLOCK = 64  # characters of a window
 HIDDEN = 256  # windows
+WINDOWS = 16_750  # of the training text, an epoch
+MOST_STEPS, MOST_EPOCHS, MOST_RANKS = 5_000, 10, 16  # so that a race of a class has an end
 PRECISIONS = {"float32": None, "bfloat16": "bfloat16"}
 COMPRESSIONS: dict[str, Compressor | None] = {
     "none": None,
@@ -63,6 +65,13 @@ class HerePlan:
         require_one_of("precision", self.precision, PRECISIONS)
         require_one_of("compression", self.compression, COMPRESSIONS)
         require_one_of("optimizer", self.optimizer, dict.fromkeys(OPTIMIZERS))
+        if self.steps > MOST_STEPS or self.steps * self.batch > MOST_EPOCHS * WINDOWS or self.ranks > MOST_RANKS:
+            most = f"{MOST_STEPS:,} steps, {MOST_EPOCHS} epochs of {WINDOWS:,} windows, and {MOST_RANKS} ranks"
+            raise Disqualified(f"a plan for this machine has at most {most}")
+        if self.batch > WINDOWS:
+            raise Disqualified(f"batch = {self.batch:,}: the text has {WINDOWS:,} windows")
+        if self.optimizer in LAYERWISE and self.tp > 1:
+            raise Disqualified(f"{self.optimizer} takes the length of whole tensors, and tp={self.tp} cuts them")
         special = (self.precision != "float32") + (self.compression != "none")
         if special == 2 or (special and self.on_mesh):
             raise Disqualified("precision and compression need data parallelism alone, and only one of both")

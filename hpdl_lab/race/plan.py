@@ -45,10 +45,10 @@ NAMES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": 
 
 
 def require_positive(**numbers: float) -> None:
-    """Raise Disqualified unless all are above 0 and finite."""
+    """Raise Disqualified unless all are above 0, and such as a training can have."""
     for name, value in numbers.items():
-        if not 0 < value < float("inf"):
-            raise Disqualified(f"{name} = {value}: a number above 0 is needed")
+        if not 1e-12 <= value <= 1e12:
+            raise Disqualified(f"{name}: a number above 0 is needed, from 1e-12 to 1e12")
 
 
 def require_one_of(name: str, value: Entry, known: Mapping[str, object] | Mapping[int, object]) -> None:

@@ -174,10 +174,17 @@ def drive(plan: SimulatedPlan, seed: int) -> Lap:
     step_s = simulate(spec_of(plan), grid, *how, zero=plan.zero)
     share = random.Random(seed).uniform(0.2, 0.8)
     written, again, restart = breaks(plan, steps * step_s, share)
-    scale = steps * step_s / found.seconds
-    parts = {name: seconds * scale for name, seconds in found.parts.items() if seconds > 0}
+    parts = {name: steps * seconds for name, seconds in parts_of(found, step_s).items()}
     parts |= {"checkpoints": written, "repeated": again, "restart": restart}
     return Lap(sum(parts.values()), parts, steps, step_s)
+
+
+def parts_of(found: Prediction, step_s: float) -> dict[str, float]:
+    """Divide a simulated step by its formula: what a rank computes stays, what it waits for is scaled to the rest."""
+    own = {name: found.parts[name] for name in ("compute", "tp")}
+    waits = {name: seconds for name, seconds in found.parts.items() if name not in own and seconds > 0} or {"bubble": 1}
+    rest = step_s - sum(own.values())
+    return own | {name: rest * seconds / sum(waits.values()) for name, seconds in waits.items()}
 
 
 def write_s() -> float:

@@ -94,15 +94,16 @@ def guesses(record: Record) -> str:
         figure = scatter(drawn, f"median factor {number_text(median)}")
         alt = f"{counted(len(drawn), 'guess', 'guesses')} over the truth, on logarithmic axes, with the diagonal"
         picture = image(png(figure), alt, page_size(figure)[0])
-    return section(
-        title, text, picture + table(["what", "#guess", "#truth", "#factor"], map(guess_row, record.guesses))
-    )
+    known = [g for g in record.guesses if g.truth is not None]
+    if rest := len(record.guesses) - len(known):
+        text += f" {counted(rest, 'guess has', 'guesses have')} no truth, or not yet."
+    rows = map(guess_row, known)
+    return section(title, text, picture + (table(["what", "#guess", "#truth", "#factor"], rows) if known else ""))
 
 
 def guess_row(g: Guess) -> str:
-    truth = '<span class="quiet">not yet</span>' if g.truth is None else number(g.truth)
-    factor = NONE if g.factor is None else number(g.factor)
-    return row([escape(g.what), number(g.guess), truth, factor], numbers=(1, 2, 3))
+    cells = [escape(g.what), number(g.guess), number(g.truth or 0.0), NONE if g.factor is None else number(g.factor)]
+    return row(cells, numbers=(1, 2, 3))
 
 
 def number(x: float) -> str:
@@ -139,7 +140,7 @@ def race(record: Record) -> str:
     """All attempts in their order, the best of each league marked."""
     if not record.attempts:
         return section("The race", "You have not raced yet: <code>lab.race</code> takes a plan and an expected time.")
-    rows = [attempt_row(i, a, a in record.best) for i, a in enumerate(record.attempts, 1)]
+    rows = [attempt_row(i, a, any(a is b for b in record.best)) for i, a in enumerate(record.attempts, 1)]
     text = "The least score is the best. The ratio is the score over that of the reference plan."
     return section("The race", text, table(["", "league and plan", "#expected", "#took", "#score", "#ratio"], rows))
 

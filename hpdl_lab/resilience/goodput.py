@@ -144,7 +144,7 @@ def measure(
     checkpoint_every: int,
     steps: int | None = None,
     failures: int = 1,
-    every_s: float = 120.0,
+    every_s: float | Callable[[], float] = 120.0,
     rank: int = 2,
     deadline: float = 10.0,
     **recipe: Any,
@@ -153,8 +153,8 @@ def measure(
 
         measure(lab.run, lab.restart, model, data, checkpoint_every=100)
 
-    A failure comes `every_s` after a start of the training. Then all engines are replaced, and the training goes on
-    from its last checkpoint, or begins again if there is none.
+    A failure comes `every_s` after a start of the training; a function draws these seconds anew for each failure. Then
+    all engines are replaced, and the training goes on from its last checkpoint, or begins again if there is none.
 
     Args:    steps: at which the training ends; if more are done at the last failure, it ends one checkpoint later.
              None: as many steps after the last failure as on average before each failure.
@@ -165,7 +165,6 @@ def measure(
     """
     require_int("checkpoint_every", checkpoint_every, 1)
     require_int("failures", failures, 0)
-    require_number("every_s", every_s, above=0)
     if steps is not None or not failures:
         require_int("steps", steps, 1)
     lives: list[Life] = []
@@ -174,7 +173,8 @@ def measure(
         file = Path(folder, "checkpoint.pt")
         for left in reversed(range(failures + 1)):
             intervals: list[Interval] = []
-            killer = KillAt(rank, after_s=every_s if left else math.inf)
+            after_s = every_s() if callable(every_s) else every_s
+            killer = KillAt(rank, after_s=require_number("every_s", after_s, above=0) if left else math.inf)
             done = len(losses)
             until = ENDLESS if left else max(steps or done + done // failures, done + checkpoint_every)
             saved: dict[str, Any] = {"checkpoint": str(file), "checkpoint_every": checkpoint_every}

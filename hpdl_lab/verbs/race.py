@@ -1,5 +1,6 @@
 """`lab.race`: a plan of a training and the time that it will take, against the time that it takes."""
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -8,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..engines.errors import RunFailed
 from ..parallel.grid.machine import grid_of
 from ..parallel.grid.model import Prediction
 from ..parallel.hybrid.model import train_on_mesh
@@ -27,6 +29,7 @@ from .progress import progress
 from .result import Result, drawn, table
 
 LEAGUES = {"simulated": SimulatedPlan, "here": HerePlan}
+DIVERGED = "it diverges: a loss or a gradient is no number"
 PASS = 1.5  # times the score of the reference
 
 
@@ -34,7 +37,7 @@ PASS = 1.5  # times the score of the reference
 class RaceResult(Result):
     """One attempt. valid: whether it counts; why: if not, the reason.
 
-    plan: its entries; seconds: taken, in virtual time or the median of the rounds; 0 if it is not valid.
+    plan: its entries; seconds: taken, in virtual time or the median of the rounds; 0 if it did not run.
     expected_s: what the plan says; score: time x (1 + prediction error), in s; reference_s: the reference's score.
     loss: on hidden text, the median of the rounds; parts: {what: s} of the simulated league.
     """
@@ -60,7 +63,8 @@ class RaceResult(Result):
     def __repr__(self) -> str:
         head = f"{self.league} league, seed {self.seed}"
         if not self.valid:
-            return f"{head}: disqualified. {self.why[:1].upper()}{self.why[1:]}."
+            ran = f" It took {lasting(self.seconds)}." if self.seconds else ""
+            return f"{head}: disqualified. {self.why[:1].upper()}{self.why[1:]}.{ran}"
         off = abs(self.expected_s - self.seconds) / self.seconds
         rows = [[part, lasting(seconds), f"{seconds / self.seconds:.1%}"] for part, seconds in self.parts.items()]
         mark, verdict = PASS * self.reference_s, "passed" if self.passed else "not passed"
@@ -132,8 +136,12 @@ def disqualified(
     figure = drawn(grid_drawing.draw, priced, None, str(error), title, text=title, height=grid_drawing.HEIGHT).figure
     live.show(figure, alt=title)
     expected = entries.get("expected_s")
-    expected_s = float(expected) if isinstance(expected, int | float) else 0.0
-    return RaceResult(league, seed, entries, False, str(error), expected_s, 0.0, 0.0, 0.0, 0.0, {}, figure)
+    expected_s = float(expected) if isinstance(expected, int | float) and 0 < expected < 1e12 else 0.0
+    kept: dict[str, Entry] = {}  # as JSON can have it
+    for name, value in entries.items():
+        plain = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+        kept[name] = value if plain else str(value)
+    return RaceResult(league, seed, kept, False, str(error), expected_s, 0.0, 0.0, 0.0, 0.0, {}, figure)
 
 
 def race_simulated(entries: dict[str, Entry], seed: int) -> RaceResult:
@@ -197,14 +205,24 @@ def race_here(entries: dict[str, Entry], seed: int, rounds: int, deadline: float
         work: tuple[Any, ...] = (train_on_rank, model, of.strategy, data, recipe)
         if of.on_mesh:
             work = (train_on_mesh, model, grid_of(of.dp, of.pp, of.tp), data, recipe, of.schedule, False)
-        trained = place(of.ranks).run(*work, deadline=deadline, on_row=on_row)[0]
+        try:
+            trained = place(of.ranks).run(*work, deadline=deadline, on_row=on_row)[0]
+        except RunFailed as error:
+            if "FloatingPointError" not in str(error):  # of a gradient that is no number
+                raise
+            return disqualified("here", seed, entries, Disqualified(DIVERGED), priced)
         took.append(trained.seconds)
         losses.append(trained.test_loss)
     figure = plot.finish(*state())
     seconds, loss = median(took[1:]), median(losses[1:])
-    if loss > here.TARGET:
+    if not all(map(math.isfinite, losses)):
+        losses, loss = [], 0.0
+        why = DIVERGED
+    else:
         why = f"the loss on hidden text is {loss:.3f} after {plan.steps:,} steps, and {here.TARGET} is the target"
-        return RaceResult("here", seed, asdict(plan), False, why, plan.expected_s, 0.0, 0.0, took[0], loss, {}, figure)
+    if not losses or loss > here.TARGET:
+        args = False, why, plan.expected_s, seconds, 0.0, took[0], loss, {}, figure
+        return RaceResult("here", seed, asdict(plan), *args)
     own = score(seconds, plan.expected_s)
     args = True, "", plan.expected_s, seconds, own, took[0], loss, {}, figure
     return RaceResult("here", seed, asdict(plan), *args)

@@ -24,14 +24,15 @@ lab.start(4)
 #     Python and dispatch     |  ###                          14.4
 #     memory-bound kernels    |     ######                    14.2
 #     matrix products         |           #########           14.1, 14.2, 14.3
-#     exposed communication   |                    #####      14.6, 14.7
+#     exposed communication   |                    #####      14.6, 14.7 (next notebook)
 #     optimizer               |                         ##
 #     imbalance               |                           ###
 #
 # - **Python and dispatch**: no operation runs, or one is being started (dispatch).
 # - **Memory-bound kernels** are the operations that are no matrix products: they move many bytes, and compute little.
 #   Only matrix products can reach the peak of a GPU.
-# - **Exposed communication** is what no computing hides (06).
+# - **Exposed communication** is what no computing hides (06). Its two exercises are in
+#   [14 · Frameworks, processors, links and their price](14_platforms.ipynb).
 # - **Imbalance**: a rank waits for a message that another rank has not sent yet.
 #
 # A last bar, **unexplained**, is the measured time of a step minus all other bars.
@@ -347,133 +348,6 @@ print(f"{pair}: {real:.2f} s, {real / virtual:.2f} of virtual time")
 # other slow reads, so in practice use a larger prefetch than this minimum.
 
 # %% [markdown]
-# ## Measure: which link is fast enough?
-#
-# Gradients have to reach other GPUs. NVLink and PCIe join GPUs inside a node (NVLink 5 joins a whole rack).
-# InfiniBand (`ndr`, `hdr`), Omni-Path, Slingshot and Ethernet join nodes. `roce` is Ethernet too, but with adapters
-# that write into each other's memory without TCP. For networks, data sheets count bits: 400 Gbit/s are 50 GB/s.
-#
-# Where is this machine? Two engines play ping-pong, as in 03:
-
-# %%
-from hpdl_lab.performance.links import LINKS, ladder, offers
-
-link = lab.ping_pong()
-print(ladder(link.alpha, link.beta))
-assert link.seconds[0] > LINKS["hbm3"].alpha
-
-# %% [markdown]
-# `hbm3` is the memory of an H100. Bandwidths are those of one direction; data sheets of NVLink state the sum of both.
-# Latencies are those of a small message; NCCL assumes the values from NVLink to RoCE when it chooses an algorithm.
-# Engines on one machine exchange messages through its memory, and much of their latency is Python.
-
-# %% [markdown]
-# ## Predict
-#
-# A model has 1.5 billion parameters, and its gradients have 16 bits. 64 H100 GPUs train it, each with a network link
-# of its own and 8,192 tokens per step. Backward takes 4 FLOPs per parameter and token, and runs at 40% of the peak:
-# that is 124 ms. Assume that the first gradient is ready at once. A ring all-reduce (04) adds the gradients
-# meanwhile. How fast must each link be, so that backward hides 90% of the communication?
-
-# %% guess=[400]
-my_gbit = lab.guess("Gbit/s per GPU that hide 90% of the communication", ...)
-
-# %% [markdown]
-# ## Exercise 14.6 ★ The cheapest link
-#
-# Communication that goes on while backward computes is **hidden**. The rest is **exposed**: the ranks wait for it
-# (06). A link that hides more than `hidden` costs more, and saves little time.
-#
-# `links` come cheapest first. The order of `offers()` below is an assumption: faster costs more. If your prices say
-# otherwise, name the links in your order: `offers(["infiniband_hdr", "roce_400"])`.
-
-# %% exercise="hpdl_lab.performance.links:cheapest_link"
-
-# %% check="hpdl_lab.performance.links:cheapest_link"
-
-# %% [markdown]
-# Your function on the model above:
-
-# %%
-backward_s = 4 * 1.5e9 * 8_192 / (0.4 * PROCESSORS["H100 SXM"].peak["bfloat16"])
-best = cheapest_link(offers(), 3e9, 64, backward_s)
-assert best == "roce_400"
-lab.reveal("Gbit/s per GPU that hide 90% of the communication", LINKS[best].GBps * 8)
-print(best)
-
-# %% [markdown]
-# About 343 Gbit/s would be enough, and the next link that exists has 400. With 200 Gbit/s, 52% are hidden. With twice
-# the tokens per step, backward takes twice as long, and 200 Gbit/s hide everything. Eight GPUs that share one adapter
-# have an eighth of it each, unless they first add over NVLink (the hierarchical all-reduce in 04).
-
-# %% [markdown]
-# ## Predict
-#
-# Two nodes have four H100 GPUs each, and an InfiniBand adapter of 400 Gbit/s for each GPU. They also have one
-# Ethernet port of 25 Gbit/s each, and a fifth adapter for storage (RoCE), which NCCL prints as IB, too. If NCCL may
-# not use InfiniBand, it takes the Ethernet port. The job still runs. How many times lower is the bus bandwidth
-# (busbw, 04) of a large all-reduce?
-
-# %% guess=[64]
-my_ratio = lab.guess("times lower busbw over Ethernet than over InfiniBand", ...)
-
-# %% [markdown]
-# With `NCCL_DEBUG=INFO`, NCCL prints how it connects the GPUs. Here is a good log: the lines of rank 0, and the table
-# of nccl-tests with busbw in the last column. Three slow jobs follow, with only the lines that differ. These logs are
-# **not recorded**: the laboratory writes them in the format of NCCL 2.26. HCA is InfiniBand's word for adapter.
-
-# %%
-from hpdl_lab.performance.nccl_log import LOGS, busbw, excerpt
-
-good, *slow = LOGS.values()
-print(excerpt(good), *(excerpt(log, than=good) for log in slow), sep="\n\n", end="\n\n")
-assert round(busbw(good) / busbw(LOGS["socket"])) == 65
-lab.reveal("times lower busbw over Ethernet than over InfiniBand", busbw(good) / busbw(LOGS["socket"]))
-
-# %% [markdown]
-# The adapters of a node have 4 · 400 Gbit/s, and its Ethernet port has 25: a factor of 64. In busbw, such an adapter
-# gives 46 to 48 GB/s (an answer in nccl-tests, issue 290, 2025). The good log is made with 46 for each of the four; the
-# other bandwidths are made up. So the logs show 183 against 2.8 GB/s: a factor of 65.
-#
-# ## Exercise 14.7 ★★ Read NCCL's log
-#
-# A **channel** is a ring, and each line with `via` shows one link of it. A link between nodes has two lines:
-#
-# - `P2P` (peer to peer): a GPU reaches the memory of the next one directly, by NVLink.
-# - `SHM` (shared memory): the data go through the node's main memory.
-# - `NET/Socket`: the data go to another node over Ethernet.
-# - `NET/IB/2/GDRDMA`: they go over InfiniBand adapter 2 (an **HCA**), which reads the GPU's memory itself. This is
-#   **GPUDirect RDMA**. Without it, `/GDRDMA` is missing, and the last number of "Connected all rings" is 0.
-#
-# The table says that a job is slow, and the log says why. Your function is judged on logs of other jobs: other nodes,
-# other numbers of GPUs, other settings.
-
-# %% exercise="hpdl_lab.performance.nccl_log:diagnose_log"
-
-# %% check="hpdl_lab.performance.nccl_log:diagnose_log"
-
-# %% [markdown]
-# Your function on the four logs:
-
-# %%
-for name, log in LOGS.items():
-    line, cause, variable = diagnose_log(log)
-    assert cause == name
-    print(f"{busbw(log):6.1f} GB/s: {cause} {variable}, line {line}")
-
-# %% [markdown]
-# Each of these jobs gives right results, so nobody notices the fault without the table. To read a log of your own,
-# write it to a file first:
-#
-#     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET torchrun ... > nccl.log
-#
-#     print(diagnose_log(open("nccl.log").read()))
-#
-# The words change between versions: before 2.24, NCCL prints `NCCL_P2P_DISABLE=1` as `NCCL_P2P_LEVEL set by
-# environment to LOC`. There are reasons without a variable, too. `Failed to open libibverbs.so[.1]` says that the
-# container lacks the library for InfiniBand, and `NET/IB : No device found.` that it lacks the adapter.
-
-# %% [markdown]
 # ## Measure: two profilers, one step
 #
 # Can you trust a profiler? Here two of them record the same steps of DDP (06). `torch.profiler` names the operations of
@@ -582,8 +456,8 @@ assert len(out.grep(" ms ")) == 9  # seven bars, unexplained, and the step
 # ## Where to read the real code
 #
 # - `hpdl_lab/performance/profile_step.py` (the bars), `hpdl_lab/performance/gpt_step.py` (the slow step).
-# - `utilization.py`, `bounds.py`, `threads.py`, `slow.py`, `reading.py`, `links.py`, `nccl_log.py` in the same
-#   folder: your seven functions; `machines.py`: processors with their sources; `two_profilers.py`.
+# - `utilization.py`, `bounds.py`, `threads.py`, `slow.py`, `reading.py` in the same folder: your five functions;
+#   `machines.py`: processors with their sources; `two_profilers.py`.
 # - Williams, Waterman and Patterson 2009 (roofline), doi:10.1145/1498765.1498785; Chowdhery et al. 2022 (PaLM, MFU
 #   and HFU), arXiv:2204.02311.
 
@@ -594,7 +468,8 @@ assert len(out.grep(" ms ")) == 9  # seven bars, unexplained, and the step
 # 2. MFU counts the FLOPs that the model needs, HFU all that the hardware computes. Recomputation is the difference.
 # 3. A product takes the longer of two times: FLOPs over the peak, bytes over the bandwidth.
 # 4. Counters say why a script is slow: synchronizations, graphs, threads, bytes, texts read.
-# 5. Input and links have to be fast enough to be hidden, and nothing is gained beyond that.
+# 5. Input has to be ready before the step asks for it. The slow reads, not the average, say how many workers that
+#    needs.
 #
 # | term | what it means |
 # |---|---|
@@ -605,9 +480,8 @@ assert len(out.grep(" ms ")) == 9  # seven bars, unexplained, and the step
 # | waterfall | one bar for each use of a step's time, and one for what is not explained |
 # | regret | how much longer a step takes with your choice than with the best one |
 # | starve, shard, burst buffer | wait for input; a file with many examples; fast drives in front of the file system |
-# | busbw, GPUDirect RDMA | bus bandwidth (04); an adapter that reads the memory of a GPU itself |
 #
-# **What you can do now:** say where the time of a step goes, for any script; read "45% of the peak" in a paper and
-# ask the right question; and read a log of NCCL.
+# **What you can do now:** say where the time of a step goes, for any script; find out why it is slow; and read "45% of
+# the peak" in a paper and ask the right question.
 #
 # <!-- links -->

@@ -122,8 +122,12 @@ lab.reveal("hours of your plan in the simulated league", result.seconds / 3600)
 result
 
 # %% [markdown]
-# The formula of 11 and the 64 simulated ranks do not agree to the last percent: messages of several rings meet on the
-# adapter of a node, and backward hides more or less of them. Use what you see here for your next plan.
+# The formula of 11 and the 64 simulated ranks differ, by 10% for the reference: messages of several rings meet on the
+# adapter of a node, and backward hides more or less of them. If the 8 ranks of a node are a pipeline, it may be half.
+#
+# Here a try costs nothing, and only the moment of the failure is secret. So whoever tries before the race has an error
+# below 1%, and the time decides. On 64 real GPUs, a try costs as much as the training: there a prediction is all you
+# have.
 #
 # ## Predict, then measure: this machine
 #
@@ -141,11 +145,13 @@ my_seconds = lab.guess("seconds of these steps on two engines", ...)
 # %%
 here = {"dp": 2, "batch": 32, "learning_rate": 5e-3, "steps": my_steps, "expected_s": my_seconds}
 result = lab.race(here, "here", seed=3, rounds=1)
-assert result.valid, result.why
+assert result.seconds > 0, result.why
 lab.reveal("seconds of these steps on two engines", result.seconds)
 result
 
 # %% [markdown]
+# If the loss is above 2.0, the plan is disqualified, and you know its time: take more steps, or another rate.
+#
 # Other entries are `pp`, `tp`, `micro_batches`, `schedule`, `bucket_bytes`, `precision` ("bfloat16"), `compression`
 # ("bfloat16", "top-k", "powersgd") and `optimizer`. The batch and the rate decide how many steps it takes (07); on two
 # cores, what travels decides little.
@@ -180,7 +186,7 @@ expected_s = 15
 # %% tags=["take-home"]
 # out = !hpdl race take_home_15_plan.toml --league simulated --seed 7
 print(*out, sep="\n")
-assert out.grep("passed")
+assert out.grep(": passed")
 
 # %% [markdown]
 # ## Your report

@@ -296,7 +296,8 @@ class Case(NamedTuple):
             sender = max(sender, begin) + part * all_reduce_seconds(row.ranks, row.nbytes, alpha, beta)
         end = max(times.ends[rank], sender)
         if self.zero in (1, 2):
-            end += sum(all_reduce_seconds(row.ranks, row.nbytes, alpha, beta) for _, row in alone) / 2
+            back = self.spec.updated
+            end += sum(all_reduce_seconds(row.ranks, back * row.nbytes, alpha, beta) for _, row in alone) / 2
         slow = [max(pair) for pair in zip((alpha, beta), message_cost(machine.network, grid, "pp"), strict=True)]
         shared = sum(all_reduce_seconds(row.ranks, row.nbytes, *slow) for row in sums if row.shared)
         return max(end, times.seconds) + shared if shared else end
@@ -316,7 +317,7 @@ class Case(NamedTuple):
         gradients = {False: 0.0, True: 0.0}
         for row in sums:
             sent = cost.all_reduce(row.ranks, row.nbytes).nbytes_sent
-            gradients[row.shared] += sent * (1 + gathers_of_zero) / 2 if self.zero else sent
+            gradients[row.shared] += sent * (1 + gathers_of_zero * self.spec.updated) / 2 if self.zero else sent
         keys = sum(n // tp for s in mine for n in taken(layers[s], "keys"))
         routed = sum(n for s in mine for n in taken(layers[s], "routed"))
         return {

@@ -73,7 +73,7 @@ class Step:
         stages = [case.stage_time(part) for part in layers]
         self.whole, self.hideable = [stage.costs for stage in stages], case.hideable(stages)
         self.nbytes = [case.activation(part) for part in layers]
-        self.itemsize = spec.sent_each
+        self.itemsize, self.updated = spec.sent_each, spec.bytes_each.parameters
         self.sums = [case.reductions(place) for place in range(grid["pp"])]
         ends = spec.tied // grid["tp"] and {0, self.plan.stages - 1}
         self.tied = [bool(ends and ends & {*held}) for held in dealt.held]  # the last reduction is that of tied layers
@@ -143,10 +143,17 @@ class Step:
             for task, there, rank, cost, alpha, links in zip(*columns, strict=True)
         ]
 
-    def go_around(self, rounds_of: Callable, row: Reduction, behind: Sequence[tuple[int, list[int]]]) -> None:
+    def go_around(
+        self,
+        rounds_of: Callable,
+        row: Reduction,
+        behind: Sequence[tuple[int, list[int]]],
+        itemsize: float | None = None,
+    ) -> None:
         """Rings in the background over the ranks that have gradients of the same parameters.
 
-        behind: (place, its tasks) of each place among whose ranks they go.
+        behind: (place, its tasks) of each place among whose ranks they go; itemsize: bytes of a number in messages, by
+        default of a gradient.
         """
         columns = self.grid["tp"] * (self.grid["ep"] if row.experts else 1)  # of experts, ranks along ep hold others
         groups = []
@@ -157,7 +164,7 @@ class Step:
             groups.append((ranks.swapaxes(1, 2) if row.experts else ranks).reshape(-1, columns))
         ranks = np.concatenate(groups)
         rounds = steps.among(rounds_of(len(ranks), int(row.nbytes / self.itemsize)), ranks.T)
-        for batch in with_patterns(rounds, self.grid.size, self.itemsize, self.network):
+        for batch in with_patterns(rounds, self.grid.size, itemsize or self.itemsize, self.network):
             self.exchange.add(*batch)
 
     def add_shared_gradients(self) -> None:
@@ -177,7 +184,8 @@ class Step:
         """What ZeRO-1 and 2 do when a rank has computed all: owners give the others what they have updated."""
         for place, rows in enumerate(self.sums) if self.zero in (1, 2) else ():
             last = [(place, self.rows[place][-1])]
-            for way in (ring.reduce_scatter_steps, ring.all_gather_steps)[self.zero - 1 :]:
+            ways = (ring.reduce_scatter_steps, self.itemsize), (ring.all_gather_steps, self.updated)
+            for way, itemsize in ways[self.zero - 1 :]:
                 for row in rows:
                     if not row.shared:
-                        self.go_around(way, row, last)
+                        self.go_around(way, row, last, itemsize)

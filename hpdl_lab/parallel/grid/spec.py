@@ -122,6 +122,11 @@ class Spec:
         return self.sent_bits / 8 or self.bytes_each.gradients
 
     @property
+    def updated(self) -> float:
+        """Bytes of an updated parameter, which ZeRO sends back, over those of its gradient in messages."""
+        return self.bytes_each.parameters / self.sent_each
+
+    @property
     def bytes_each(self) -> Training:
         """The Training: bytes of each kind of number."""
         return TRAININGS[self.training]

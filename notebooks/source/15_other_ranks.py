@@ -1,28 +1,92 @@
 # %% [markdown]
-# # 15 · Slow, wrong and stale
+# # 15 · Other ranks
 #
-# **The number to reach:** two more numbers per message name the rank and the hop of each flipped bit, without a false
-# alarm.
+# **The number to reach:** after a kill, go on with fewer ranks, and have the same losses to 10⁻¹⁰.
 #
 # <!-- tracks -->
 #
-# A dead rank is noticed. This notebook is about failures that nobody notices: ranks that are slow, numbers that are
-# wrong, and weights that are old.
+# A training goes on with fewer ranks, and later with more. And it goes on, unnoticed, with ranks that are slow, numbers
+# that are wrong, and weights that are old.
 
 # %%
 import torch
 
 from hpdl_lab import lab
+from hpdl_lab.comm import sim
 
 lab.start(4)
 
 # %% [markdown]
 # ## The idea
 #
-#     slow     its messages come late        all others wait    15.4
-#     wrong    its numbers are wrong         nobody waits       15.5
-#     stale    its weights are old           nobody waits       two kinds of ranks
+#     fewer    a rank is lost                others go on        15.3
+#     slow     its messages come late        all others wait     15.4
+#     wrong    its numbers are wrong         nobody waits        15.5
+#     stale    its weights are old           nobody waits        two kinds of ranks
+
+# %% [markdown]
+# ## Fewer ranks, and then more
 #
+# A node is broken, and its replacement comes tomorrow. So a job goes on with fewer ranks, and later with more. This is
+# **elastic training**. Nobody should be able to tell from the weights. Then a step may depend on its number, and not on
+# the ranks:
+#
+#     examples     the next places of the epoch: each example once, also in the epoch of a kill
+#     gradient     the mean of the whole batch, also if the ranks have uneven shares
+#     Adam         both moments of each weight, and the number of the update
+#
+# ## Predict
+#
+# With ZeRO-1 (08), each rank holds the moments of its own shard. 1,000 ranks train, and one of them is lost. The other
+# 999 go on: rank r holds the r-th of 999 equal shards. How much of the optimizer state is then on another rank?
+
+# %% guess=[10]
+my_moved = lab.guess("% of the optimizer state on another rank with 999 ranks", ...)
+
+# %%
+from hpdl_lab.resilience.elastic import in_lives, make_task, stays
+
+moved = 1 - stays(999_000, before=1000, after=999)
+assert abs(moved - 0.5) < 1e-3 and abs(1 - stays(12, before=4, after=3) - 0.5) < 1e-3
+lab.reveal("% of the optimizer state on another rank with 999 ranks", 100 * moved)
+
+# %% [markdown]
+# Half of it moves, for any number of ranks. Rank 0 keeps its shard, and the last rank keeps almost nothing. Between
+# them, the share that a rank keeps falls evenly. So a moment belongs to an element, and not to a rank: each rank reads
+# the elements that it needs now, whoever wrote them.
+
+# %% [markdown]
+# ## Exercise 15.3 ★★★ Go on with fewer, then with more
+#
+# Your function trains from the checkpoint on the disk to a given step. It uses `save_sharded` of 15.2. The check kills
+# it at every operation of the disk, and before and after each gradient. Then it goes on with fewer ranks, and then with
+# more. After that come 200 random kills. It compares each step with one rank that trains without a break.
+
+# %% exercise="hpdl_lab.resilience.elastic:train_elastic"
+
+# %% check="hpdl_lab.resilience.elastic:train_elastic"
+
+# %% [markdown]
+# Your function on four simulated ranks, killed at a random operation, then on three, killed again, then on four:
+
+# %%
+task = make_task(n=12, examples=70, batch=32)
+ranks = in_lives(train_elastic, task, [4, 3, 4], until=24, seed=1)
+(alone,) = in_lives(train_elastic, task, [1], until=24, seed=1)
+apart = max(float((weights - alone).abs().max()) for weights in ranks)
+assert apart < 1e-10
+print(f"weights differ from those of one rank without a break by {apart:.0e}")
+
+# %% [markdown]
+# The steps after the last checkpoint were computed twice. Their first results are lost, so each example still counts
+# once. The weights are not equal in every bit: with another number of ranks, a sum is added in another order.
+#
+# A real job has more state: the random numbers of dropout, the scale of the loss in float16, the schedule of the
+# learning rate, and a data loader with its own place. Whatever is missing starts again, and no error tells you. In
+# PyTorch, `torch.distributed.checkpoint` loads shards on another number of ranks. The place in the epoch is your task:
+# a data loader that saves the place of each rank does not fit another number of ranks.
+
+# %% [markdown]
 # ## Predict
 #
 # In a synchronous training, all ranks wait for the slowest one in each step. Take 64 ranks, and one of them runs at
@@ -120,7 +184,6 @@ my_percent = lab.guess("% more bytes, to find a flipped bit and its sender", ...
 from functools import partial
 
 from hpdl_lab.collectives import ring
-from hpdl_lab.comm import sim
 from hpdl_lab.resilience.checksums import flip, ring_of_shares, tree_all_reduce, with_flips
 
 # %%
@@ -344,6 +407,7 @@ assert out.grep("rank 1 needs")
 #
 # ## Open issues, and what next
 #
+# - **The data loader.** The place in the epoch is state, too, and each loader keeps it in its own way.
 # - **Products.** Checksums find a flipped bit in a sum, and not in a product. Who checks the products?
 # - **Gray failures.** A link that loses one message in a million is neither dead nor slow. It is found by counters of
 #   the network, if anybody reads them.
@@ -353,8 +417,8 @@ assert out.grep("rank 1 needs")
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/resilience/stragglers.py` and `checksums.py`: your functions; `hpdl_lab/inference/rollouts.py` and
-#   `transfer.py`.
+# - `hpdl_lab/resilience/elastic.py`, `stragglers.py` and `checksums.py`: your functions;
+#   `hpdl_lab/inference/rollouts.py` and `transfer.py`.
 # - Chen et al. 2016 (backup workers), arXiv:1604.00981; Huang and Abraham 1984, doi:10.1109/TC.1984.1676475; Dixit et
 #   al. 2021, arXiv:2102.11245; Williams 1992, doi:10.1007/BF00992696; Espeholt et al. 2018 (IMPALA), arXiv:1802.01561;
 #   Fu et al. 2025 (AReaL), arXiv:2505.24298; Hu et al. 2024 (OpenRLHF), arXiv:2405.11143; Zhong et al. 2024
@@ -363,21 +427,22 @@ assert out.grep("rank 1 needs")
 # %% [markdown]
 # ## Recap
 #
-# 1. The straggler is the rank that waits least. Compare computing, time per byte, and input, over many steps.
-# 2. Dropping the slowest gradients helps against bad luck. If it is always the same rank, its examples are never
-#    learned.
+# 1. If a step depends on its number, and not on the ranks, another number of ranks goes on from it.
+# 2. The straggler is the rank that waits least. Compare computing, time per byte, and input, over many steps.
 # 3. The checksum of a sum is the sum of the checksums: two numbers per message find a flipped bit, and say where.
 # 4. A fixed tree over the examples gives the same bits on any number of ranks, for more traffic.
 # 5. Ranks that generate and ranks that train work at the same time only if rollouts may be stale.
 #
 # | term | what it means |
 # |---|---|
+# | elastic training | a training that goes on with another number of ranks |
 # | straggler | a rank that is slower than the others, step after step |
 # | backup workers | more ranks than are waited for |
 # | silent data corruption | a wrong number without an error |
 # | rollout, reward | an answer of the model; a number that says how good it is |
 # | staleness | by how many updates the weights are older than those of now |
 #
-# **What you can do now:** find the rank that is slow or wrong, and say what staleness costs.
+# **What you can do now:** go on with another number of ranks, find the rank that is slow or wrong, and say what
+# staleness costs.
 #
 # <!-- links -->

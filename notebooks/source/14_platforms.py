@@ -1,13 +1,20 @@
 # %% [markdown]
-# # 14 · Frameworks, processors and their price
+# # 14 · Frameworks, processors, links and their price
 #
 # **The number to reach:** the bytes that each framework sends for one step, before you read them.
 #
 # <!-- tracks -->
 #
-# No exercises: run the cells, and guess. [14 · Where the time goes](14_performance.ipynb) has the exercises. This is
-# what lies around them: who records the graph of a step, who sends what, what other processors do differently, and
-# what a training costs.
+# [14 · Where the time goes](14_performance.ipynb) looks into one step. Here is what lies around it: who records the
+# graph of a step, who sends what, what other processors do differently, which link is fast enough, and what a training
+# costs. Exercises 14.6 and 14.7 are about links.
+
+# %%
+import torch
+
+from hpdl_lab import lab
+
+lab.start(4)
 
 # %% [markdown]
 # ## When is the graph known?
@@ -17,21 +24,17 @@
 # operation runs immediately. Chainer gave it this name; PyTorch and TensorFlow 2 call it eager.
 #
 # `hpdl_lab/performance/static_graph.py` is define-and-run in 70 lines. A **placeholder** stands for a tensor that
-# comes later:
-# %%
-import torch
+# comes later. `two_layers` is the loss of a small net. Given placeholders, it only records:
 
-from hpdl_lab import lab
+# %%
 from hpdl_lab.performance.frameworks import branching, table, two_layers
 from hpdl_lab.performance.static_graph import gradients, placeholder, run
 
-# %% [markdown]
-# `two_layers` is the loss of a small net. Given placeholders, it only records. Then `run` computes the loss and its
-# gradients. Given tensors, the same lines run in eager mode:
-
-# %%
 nodes = [placeholder(name) for name in ("x", "y", "w1", "b1", "w2", "b2")]
 loss, sizes = two_layers(*nodes), ((8, 4), (8, 2), (4, 16), (16,), (16, 2), (2,))
+
+# %% [markdown]
+# Then `run` computes the loss and its gradients. Given tensors, the same lines of `two_layers` run in eager mode:
 
 # %%
 feed = {node: torch.randn(size) for node, size in zip(nodes, sizes, strict=True)}
@@ -240,6 +243,134 @@ print(table_of_processors())
 #
 
 # %% [markdown]
+# ## Measure: which link is fast enough?
+#
+# Gradients have to reach other GPUs. NVLink and PCIe join GPUs inside a node (NVLink 5 joins a whole rack).
+# InfiniBand (`ndr`, `hdr`), Omni-Path, Slingshot and Ethernet join nodes. `roce` is Ethernet too, but with adapters
+# that write into each other's memory without TCP. For networks, data sheets count bits: 400 Gbit/s are 50 GB/s.
+#
+# Where is this machine? Two engines play ping-pong, as in 03:
+
+# %%
+from hpdl_lab.performance.links import LINKS, ladder, offers
+from hpdl_lab.performance.machines import PROCESSORS
+
+link = lab.ping_pong()
+print(ladder(link.alpha, link.beta))
+assert link.seconds[0] > LINKS["hbm3"].alpha
+
+# %% [markdown]
+# `hbm3` is the memory of an H100. Bandwidths are those of one direction; data sheets of NVLink state the sum of both.
+# Latencies are those of a small message; NCCL assumes the values from NVLink to RoCE when it chooses an algorithm.
+# Engines on one machine exchange messages through its memory, and much of their latency is Python.
+
+# %% [markdown]
+# ## Predict
+#
+# A model has 1.5 billion parameters, and its gradients have 16 bits. 64 H100 GPUs train it, each with a network link
+# of its own and 8,192 tokens per step. Backward takes 4 FLOPs per parameter and token, and runs at 40% of the peak:
+# that is 124 ms. Assume that the first gradient is ready at once. A ring all-reduce (04) adds the gradients
+# meanwhile. How fast must each link be, so that backward hides 90% of the communication?
+
+# %% guess=[400]
+my_gbit = lab.guess("Gbit/s per GPU that hide 90% of the communication", ...)
+
+# %% [markdown]
+# ## Exercise 14.6 ★ The cheapest link
+#
+# Communication that goes on while backward computes is **hidden**. The rest is **exposed**: the ranks wait for it
+# (06). A link that hides more than `hidden` costs more, and saves little time.
+#
+# `links` come cheapest first. The order of `offers()` below is an assumption: faster costs more. If your prices say
+# otherwise, name the links in your order: `offers(["infiniband_hdr", "roce_400"])`.
+
+# %% exercise="hpdl_lab.performance.links:cheapest_link"
+
+# %% check="hpdl_lab.performance.links:cheapest_link"
+
+# %% [markdown]
+# Your function on the model above:
+
+# %%
+backward_s = 4 * 1.5e9 * 8_192 / (0.4 * PROCESSORS["H100 SXM"].peak["bfloat16"])
+best = cheapest_link(offers(), 3e9, 64, backward_s)
+assert best == "roce_400"
+lab.reveal("Gbit/s per GPU that hide 90% of the communication", LINKS[best].GBps * 8)
+print(best)
+
+# %% [markdown]
+# About 343 Gbit/s would be enough, and the next link that exists has 400. With 200 Gbit/s, 52% are hidden. With twice
+# the tokens per step, backward takes twice as long, and 200 Gbit/s hide everything. Eight GPUs that share one adapter
+# have an eighth of it each, unless they first add over NVLink (the hierarchical all-reduce in 04).
+
+# %% [markdown]
+# ## Predict
+#
+# Two nodes have four H100 GPUs each, and an InfiniBand adapter of 400 Gbit/s for each GPU. They also have one
+# Ethernet port of 25 Gbit/s each, and a fifth adapter for storage (RoCE), which NCCL prints as IB, too. If NCCL may
+# not use InfiniBand, it takes the Ethernet port. The job still runs. How many times lower is the bus bandwidth
+# (busbw, 04) of a large all-reduce?
+
+# %% guess=[64]
+my_ratio = lab.guess("times lower busbw over Ethernet than over InfiniBand", ...)
+
+# %% [markdown]
+# With `NCCL_DEBUG=INFO`, NCCL prints how it connects the GPUs. Here is a good log: the lines of rank 0, and the table
+# of nccl-tests with busbw in the last column. Three slow jobs follow, with only the lines that differ. These logs are
+# **not recorded**: the laboratory writes them in the format of NCCL 2.26. HCA is InfiniBand's word for adapter.
+
+# %%
+from hpdl_lab.performance.nccl_log import LOGS, busbw, excerpt
+
+good, *slow = LOGS.values()
+print(excerpt(good), *(excerpt(log, than=good) for log in slow), sep="\n\n", end="\n\n")
+assert round(busbw(good) / busbw(LOGS["socket"])) == 65
+lab.reveal("times lower busbw over Ethernet than over InfiniBand", busbw(good) / busbw(LOGS["socket"]))
+
+# %% [markdown]
+# The adapters of a node have 4 · 400 Gbit/s, and its Ethernet port has 25: a factor of 64. In busbw, such an adapter
+# gives 46 to 48 GB/s (an answer in nccl-tests, issue 290, 2025). The good log is made with 46 for each of the four; the
+# other bandwidths are made up. So the logs show 183 against 2.8 GB/s: a factor of 65.
+#
+# ## Exercise 14.7 ★★ Read NCCL's log
+#
+# A **channel** is a ring, and each line with `via` shows one link of it. A link between nodes has two lines:
+#
+# - `P2P` (peer to peer): a GPU reaches the memory of the next one directly, by NVLink.
+# - `SHM` (shared memory): the data go through the node's main memory.
+# - `NET/Socket`: the data go to another node over Ethernet.
+# - `NET/IB/2/GDRDMA`: they go over InfiniBand adapter 2 (an **HCA**), which reads the GPU's memory itself. This is
+#   **GPUDirect RDMA**. Without it, `/GDRDMA` is missing, and the last number of "Connected all rings" is 0.
+#
+# The table says that a job is slow, and the log says why. Your function is judged on logs of other jobs: other nodes,
+# other numbers of GPUs, other settings.
+
+# %% exercise="hpdl_lab.performance.nccl_log:diagnose_log"
+
+# %% check="hpdl_lab.performance.nccl_log:diagnose_log"
+
+# %% [markdown]
+# Your function on the four logs:
+
+# %%
+for name, log in LOGS.items():
+    line, cause, variable = diagnose_log(log)
+    assert cause == name
+    print(f"{busbw(log):6.1f} GB/s: {cause} {variable}, line {line}")
+
+# %% [markdown]
+# Each of these jobs gives right results, so nobody notices the fault without the table. To read a log of your own,
+# write it to a file first:
+#
+#     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET torchrun ... > nccl.log
+#
+#     print(diagnose_log(open("nccl.log").read()))
+#
+# The words change between versions: before 2.24, NCCL prints `NCCL_P2P_DISABLE=1` as `NCCL_P2P_LEVEL set by
+# environment to LOC`. There are reasons without a variable, too. `Failed to open libibverbs.so[.1]` says that the
+# container lacks the library for InfiniBand, and `NET/IB : No device found.` that it lacks the adapter.
+
+# %% [markdown]
 # ## Measure: the switch adds
 #
 # On a ring, ranks add. A switch can add, too: **SHARP** does that in InfiniBand switches, and **NVLS** in the
@@ -309,6 +440,63 @@ lab.reveal("kWh of the training of GPT-3", gpt3.hours * gpt3.watts / 1e3 * gpt3.
 # uses.
 
 # %% [markdown]
+# ## Take it home
+#
+# This script measures a link without this laboratory. Two ranks play ping-pong, one at each end of the link. The times
+# of the smallest and the largest message give α, the latency, and β, the seconds per byte (03). From α and β it
+# computes how long a ring all-reduce takes on such links. If each rank has a GPU, messages go from GPU to GPU by NCCL.
+
+# %% tags=["take-home"]
+# %%writefile take_home_14_links.py
+"""Measure a link: torchrun --standalone --nproc-per-node 2 take_home_14_links.py BYTES_OF_GRADIENTS RANKS"""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+if cuda := torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl" if cuda else "gloo")
+rank, nbytes, ranks, one_way = dist.get_rank(), float(sys.argv[1]), int(sys.argv[2]), {}
+for n in (8, 2**12, 2**18, 2**24):
+    x, times = torch.full((n,), rank, dtype=torch.uint8, device="cuda" if cuda else "cpu"), []
+    for _ in range(101):
+        begin = time.perf_counter()
+        for sender in (0, 1):  # there and back
+            dist.send(x, 1 - rank) if rank == sender else dist.recv(x, 1 - rank)
+        torch.cuda.synchronize() if cuda else None  # until then, NCCL has only queued them
+        times.append(time.perf_counter() - begin)
+    assert not x.any()  # both ranks have the bytes of rank 0
+    one_way[n] = sorted(times)[50] / 2  # the median, which the first rounds do not change
+    print(f"{n:>9} B {one_way[n] * 1e6:10.1f} us {n / one_way[n] / 1e6:9.1f} MB/s") if rank == 0 else None
+(small, least), *_, (large, most) = one_way.items()
+alpha = least - small * (beta := (most - least) / (large - small))
+ring = 2 * (ranks - 1) * (alpha + beta * nbytes / ranks)
+if rank == 0:
+    print(f"alpha {alpha:.5g} s, beta {beta:.5g} s/B: all-reduce of {nbytes:g} B on {ranks} ranks: {ring:.5g} s")
+dist.destroy_process_group()
+
+# %% [markdown]
+# The 3 GB of gradients and the 64 ranks of 14.6, on this machine's link:
+
+# %% tags=["take-home"]
+# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_14_links.py 3e9 64
+print(out.n)
+
+# %% tags=["take-home"]
+words = out.grep("all-reduce")[0].split()
+alpha, beta, ring = float(words[1]), float(words[4]), float(words[-2])
+hides = [cheapest_link([("it", 1 / beta, alpha)], 3e9, 64, share * ring) for share in (0.91, 0.89)]
+assert hides == ["it", None]  # your function of 14.6: backward has to take 90% of this time
+
+# %% [markdown]
+# To measure the link between two nodes, start one rank on each: `torchrun --nnodes 2 --nproc-per-node 1`, with
+# `--rdzv-backend c10d --rdzv-endpoint NODE:29500` in place of `--standalone`. Your `cheapest_link` takes 1/β and α.
+
+# %% [markdown]
 # ## Question to discuss
 #
 # Your center offers TPUs at half the price of GPUs per peak FLOP/s. Your code is PyTorch, with an `if` that reads a
@@ -325,7 +513,8 @@ lab.reveal("kWh of the training of GPT-3", gpt3.hours * gpt3.watts / 1e3 * gpt3.
 #
 # - `hpdl_lab/performance/static_graph.py`, `hpdl_lab/performance/frameworks.py`: the graph, and the table.
 # - `hpdl_lab/performance/frameworks_run/`: one training in each framework; `hpdl_lab/cli/frameworks.py` starts them.
-# - `hpdl_lab/performance/machines.py`: processors with their sources; `switch.py`: the switch and the DPU; `cost.py`.
+# - `hpdl_lab/performance/links.py`, `nccl_log.py` in the same folder: your two functions, links with their sources.
+# - `machines.py` there: processors with their sources; `switch.py`: the switch and the DPU; `cost.py`.
 # - Hoffmann et al. 2022 (Chinchilla), arXiv:2203.15556; Patterson et al. 2021 (energy), arXiv:2104.10350; Abadi et al.
 #   2016 (TensorFlow), arXiv:1605.08695; Tokui et al. 2019 (Chainer), arXiv:1908.00213; Lu et al. 2017 (the
 #   accelerator), HPCA.
@@ -335,9 +524,10 @@ lab.reveal("kWh of the training of GPT-3", gpt3.hours * gpt3.watts / 1e3 * gpt3.
 #
 # 1. A graph that is known before the run can be changed as a whole; a graph that is found during the run may depend on
 #    values.
-# 2. A ring sends 2(p-1)/p vectors on each link; a server's link carries p in each direction.
+# 2. A ring sends 2(p-1)/p vectors on each link, a server's link carries p in each direction, and to a switch that adds
+#    each rank sends one.
 # 3. Processors differ in where data lie and who plans their moves. The ridge says how often a byte has to be used.
-# 4. A switch, or the processor of an adapter, can do the work of an all-reduce.
+# 4. A link has to be fast enough to be hidden, and little is gained beyond that. NCCL's log says which way the data go.
 # 5. A training costs 6 N D operations; its energy follows from MFU, watts and PUE.
 #
 # | term | what it means |
@@ -345,9 +535,11 @@ lab.reveal("kWh of the training of GPT-3", gpt3.hours * gpt3.watts / 1e3 * gpt3.
 # | define-and-run, define-by-run | a program records the graph and runs it later; each operation runs immediately |
 # | graph break, recompilation | `torch.compile` ends a graph and goes on in Python; it traces again for new shapes |
 # | systolic array | a grid of multipliers that pass numbers to their neighbors |
+# | busbw, GPUDirect RDMA | bus bandwidth (04); an adapter that reads the memory of a GPU itself |
 # | SHARP, DPU | a switch that adds; a network adapter with processor cores |
 # | petaflop/s-day, PUE | 8.64 · 10¹⁹ FLOPs; power of a data center over that of its computers |
 #
-# **What you can do now:** say what a framework sends for a step, and what a training costs in days and kWh.
+# **What you can do now:** say what a framework sends for a step, which link hides it, and what a training costs in days
+# and kWh; and find the fault in a log of NCCL.
 #
 # <!-- links -->
