@@ -111,7 +111,7 @@ lab.reveal("bytes that one rank sends", sent)
 # %%
 race = lab.measure(all_reduce, prediction=my_times)
 took = {row["size"]: row["time_us"] for row in race.rows if row["name"] == "your all_reduce"}
-lab.reveal("microseconds of an all-reduce", {"4": took[4], "4MiB": took[2**22]})
+lab.reveal("microseconds of an all-reduce", {"4": took[min(took)], "4MiB": took[max(took)]})
 race
 
 # %% [markdown]
