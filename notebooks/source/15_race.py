@@ -19,7 +19,7 @@ lab.start(4)
 # %% [markdown]
 # ## The idea
 #
-#     score  =  time x (1 + prediction error)           the least score wins
+#     score  =  time x (1 + prediction error)        the least score wins
 #
 # The prediction error is the distance between your time and the true one, as a share of the true one. A plan for 60
 # hours that takes 80 has an error of 25%, and a score of 100 hours. So a fast plan that nobody understands can lose
@@ -27,8 +27,8 @@ lab.start(4)
 #
 # There are two leagues:
 #
-#     simulated   64 GPUs in virtual time: GPT-3 6.7B, to a loss of 2.4     for everybody the same
-#     here        the engines of this machine: the GPT of 06 on Moby-Dick, to a loss of 2.0
+#     simulated   64 GPUs in virtual time: GPT-3 6.7B, to a loss of 2.4
+#     here        the engines of this machine: the GPT of 06, to a loss of 2.0
 #
 # Before a plan runs, the ledger of 08 looks at it. If a rank needs more memory than it has, the plan is
 # **disqualified**. The same happens if the training diverges, or misses its loss.
@@ -48,9 +48,8 @@ my_GB = lab.guess("GB on a GPU with 16 replicas on 4 GPUs each", ...)
 
 # %%
 refused = lab.race(first, seed=1)
-lab.reveal(
-    "GB on a GPU with 16 replicas on 4 GPUs each", simulated.ledger(simulated.SimulatedPlan(**first)).nbytes / 1e9
-)
+needed = simulated.ledger(simulated.SimulatedPlan(**first)).nbytes / 1e9
+lab.reveal("GB on a GPU with 16 replicas on 4 GPUs each", needed)
 assert not refused.valid
 refused
 
@@ -93,7 +92,8 @@ for bits in (16, 8, 4):
     for batch in (256, 1024, 4096):
         p = replace(plan, batch=batch, micro_batches=batch // 128, gradient_bits=bits)
         steps = simulated.steps_to_target(replace(p, learning_rate=simulated.best_rate(p)))
-        print(f"{bits:2} bits, batch {batch:5,}: {steps:7,.0f} steps of {simulated.ledger(p).seconds:5.1f} s")
+        step_s = simulated.ledger(p).seconds
+        print(f"{bits:2} bits, batch {batch:5,}: {steps:7,.0f} steps of {step_s:4.1f} s")
 
 # %% [markdown]
 # **The checkpoints.** One takes 30 s: 14 bytes per parameter over the 25 Gbit/s link of the file server. During that
@@ -115,8 +115,9 @@ my_plan = lab.guess(
 my_hours = lab.guess("hours of your plan in the simulated league", ...)
 
 # %%
-rest = {"schedule": "zero_bubble_h1", "micro_batches": my_plan["batch"] // my_plan["dp"], "checkpoint_every_s": 5000}
-result = lab.race({**my_plan, **rest, "expected_s": 3600 * my_hours}, seed=2)
+rest = {"schedule": "zero_bubble_h1", "checkpoint_every_s": 5000, "expected_s": 3600 * my_hours}
+rest["micro_batches"] = my_plan["batch"] // my_plan["dp"]
+result = lab.race({**my_plan, **rest}, seed=2)
 assert result.valid, result.why
 lab.reveal("hours of your plan in the simulated league", result.seconds / 3600)
 result
