@@ -36,11 +36,11 @@ COMPRESSIONS: dict[str, Compressor | None] = {
 class HerePlan:
     """A plan for the machine at hand.
 
-    dp, pp, tp: the grid; micro_batches, schedule: of its pipeline; bucket_bytes: of data parallelism, which sends
-    buckets behind backward; precision: "float32" or "bfloat16"; compression: "none", "bfloat16", "top-k", "powersgd".
-    optimizer: "sgd", "adamw", "lars", "lamb"; batch: windows of 64 characters in a step; expected_s: the seconds of all
-    steps that you expect.
-    Raises:  Disqualified for what cannot be.
+    dp, pp, tp: the grid; micro_batches, schedule: of its pipeline; bucket_bytes: of the buckets that data parallelism
+    sends during backward; precision: "float32" or "bfloat16"; compression: "none", "bfloat16", "top-k", "powersgd".
+    optimizer: "sgd", "adamw", "lars", "lamb"; batch: windows of 64 characters in a step; learning_rate, steps: of the
+    training; expected_s: the seconds that you expect for all steps.
+    Raises:  Disqualified for a value that is not allowed.
     """
 
     dp: int

@@ -11,7 +11,7 @@ Nothing is measured: the same plan and seed give the same seconds everywhere.
     Batch        S = S_min (1 + B_crit / B), B_crit = 2e8 tokens / L^(1 / 0.21), equations 1.4 and 5.1 there.
     Rate         The best rate is e_max / (1 + B_crit / B). At r times this rate, a step makes (2 - r) r times the
                  progress, and from r = 2 on the training diverges. McCandlish et al. 2018, arXiv:1812.06162, section
-                 2.2. e_max is such that the best rate for 2 million tokens is 1.2e-4, that of GPT-3 6.7B (Brown et al.
+                 2.2. e_max makes the best rate for a batch of 2 million tokens 1.2e-4, that of GPT-3 6.7B (Brown et al.
                  2020, arXiv:2005.14165, table 2.1). The theory is that of SGD; the race takes it as its rule.
     Compression  Gradients are rounded at random to 8 or 4 bits. That adds noise: w times the square of a rank's
                  gradient, w = min(d / s^2, sqrt(d) / s) for d = 512 numbers with one scale, and s = 127 or 7 levels.
@@ -63,7 +63,7 @@ class SimulatedPlan:
     dp, pp, tp: the grid, 64 ranks in all; zero: stage of ZeRO; micro_batches: of each replica.
     batch: sequences of 2,048 tokens in a step; precision: "bfloat16" or "tf32"; gradient_bits: in messages, 16, 8 or 4.
     checkpoint_every_s: seconds of training between two checkpoints; expected_s: the time that you expect.
-    Raises:  Disqualified for what cannot be.
+    Raises:  Disqualified for a value that is not allowed.
     """
 
     dp: int

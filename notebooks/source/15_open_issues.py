@@ -193,8 +193,8 @@ print(broken)
 lab.reveal("% goodput with one failure in two minutes", 100 * broken.goodput)
 
 # %% [markdown]
-# Most of the loss is the restart, which is up to the machine; writes and repeated steps are up to your interval. A
-# restart is new processes, `import torch`, and a checkpoint to read. Writing and repeating cost little, because the
+# Most of the lost time is the restart, which depends on the machine. Writes and repeated steps depend on your interval.
+# A restart is new processes, `import torch`, and a checkpoint to read. Writing and repeating cost little, because the
 # model is small and the interval is the best one. On a large job it may be the other way round. So measure the parts
 # before you improve one of them.
 #
@@ -300,9 +300,9 @@ except neighbors.AllCopiesLost as error:
 my_copy = lab.guess("GB of memory per host for one copy", ...)
 
 # %% [markdown]
-# The model of the goodput: a failure every 3 hours, 30 s to write a file, and 50 GB/s between two hosts. In 5% of the
-# failures, the next host is lost as well, such as by a rack without power. In 5% of these, the one after it is lost,
-# too.
+# The goodput is simulated as in 15.1: a failure every 3 hours, 300 s for a restart, 30 s to write a file, and 50 GB/s
+# between two hosts. In 5% of the failures, the next host is lost as well, for example if a rack loses power. In 5% of
+# these, the one after it is lost, too.
 
 # %%
 llama = neighbors.Job(mtbf_s=10_800, write_s=30, shard_nbytes=405e9 * 12 / 2048, together=0.05)
@@ -330,7 +330,8 @@ lab.explore("copies")
 # as in another rack, with another power supply.
 #
 # The model lets training stand still while a copy is sent. Gemini sends it while the network is idle. Its authors
-# report a copy in each step without overhead, and a recovery that is more than 13 times as fast.
+# report a copy in each step without overhead, and a recovery that is more than 13 times as fast as that of earlier
+# systems.
 
 # %% [markdown]
 # ## Take it home

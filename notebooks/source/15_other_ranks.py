@@ -268,8 +268,8 @@ print("the tree: the same bits on 1, 2, 3 and 4 ranks")
 #                            |    |    |      ^     |    |    |      ^
 #     ranks 1 to 3, train       [ 0 ][ 1 ][ 2 ]|       [ 3 ][ 4 ][ 5 ]|
 #
-# Down go the tokens of a batch of rollouts. Up go new weights, here every 3 updates. Batch 2 is trained on after
-# updates 0 and 1, and the weights that generated it had neither. This is its **staleness**: 2 updates.
+# Down go the tokens of a batch of rollouts. Up go new weights, here every 3 updates. Batch 2 is used after updates 0
+# and 1, but it was generated with the weights from before both. This is its **staleness**: 2 updates.
 #
 # The model of 13 has read Moby-Dick. The reward of a rollout is the share of vowels among its 24 characters. The
 # gradient is that of REINFORCE (Williams 1992): a rollout with more reward than the mean of its batch becomes more
@@ -310,34 +310,35 @@ lab.reveal("mean reward of 24 updates with weights every 8 updates", means[8])
 assert means[1] > means[4] > means[8] and means[8] < means[1] - 0.1
 
 # %% [markdown]
-# The same number of updates, on the same number of tokens, teaches less. In the first 8 updates the rollouts do not
-# get better, because rank 0 has the first weights. And a gradient from rollouts of older weights is not the gradient of
-# the reward now: it is about answers that the new weights would hardly give.
+# The same number of updates, on the same number of tokens, teaches less. In the first 8 updates the rollouts do not get
+# better, because rank 0 has the first weights. And rollouts of older weights give a gradient for answers that the new
+# weights would hardly give. It is not the gradient of the reward of the new weights.
 #
-# Both effects grow with staleness. So do the tokens/s, up to the rate of the slower kind of ranks; with fewer cores
+# Both effects grow with staleness. The tokens/s grow, too, up to the rate of the slower kind of ranks. With fewer cores
 # than ranks you may not see that here. How much there is to gain depends on the hardware. Here is Llama 3 8B on 8 GPUs.
-# All answers have one length, decoding takes the time in which its bytes are read, and training reaches 40% of the
-# peak: these are assumptions. The diamond is the other design: all 8 GPUs generate, then all train.
+# It is assumed that all answers have one length, that decoding takes as long as reading its bytes, and that training
+# reaches 40% of the peak. The diamond is the other design: all 8 GPUs generate, then all train.
 #
-# From how many updates between two sends on are two kinds of ranks faster than that? And with answers of 8,192 tokens?
+# How many updates between two sends make two kinds of ranks faster than the diamond? And with answers of 8,192 tokens?
 
 # %%
 lab.explore("rollouts")
 
 # %% [markdown]
 # Two kinds of ranks without staleness are the slowest of all: one kind always waits. With 4 updates between two sends
-# they are just ahead of the diamond, and with 16 they are a fifth faster. The reason is batches: on 4 GPUs in place of
-# 8, each has twice as many sequences, and needs only a fifth more time for a token of each (13). With 8,192 tokens most
-# bytes are those of caches, and so batches gain little: 5 GPUs that generate, and 16 updates, just reach the diamond.
+# they are just ahead of the diamond, and with 16 they are a fifth faster. The reason is the batch. If 4 GPUs generate,
+# each decodes twice as many sequences as with 8. That takes only a fifth more time per token (13). With 8,192 tokens
+# most bytes are those of caches, and so batches gain little: 5 GPUs that generate, and 16 updates, just reach the
+# diamond.
 #
-# So systems allow some staleness, and correct for it. IMPALA (2018) weighs each step by how probable it is now,
-# compared with then, with a bound on this ratio (V-trace). AReaL (2025) sends weights in the midst of a rollout, so no
-# generating rank waits. It bounds the staleness, and its loss takes into account which weights wrote a token.
+# So systems allow some staleness, and correct for it. IMPALA (2018) weighs each step by its probability now over that
+# when it was generated, up to a bound (V-trace). AReaL (2025) sends weights in the midst of a rollout, so no generating
+# rank waits. It bounds the staleness, and its loss takes into account which weights wrote a token.
 #
 # ## Two kinds of ranks without training
 #
-# Inference itself has two kinds of work as well (13): prefill and decode. If both run on one GPU, a long prompt makes
-# those wait who decode. So a server may read prompts on some GPUs and decode on others (DistServe, Splitwise). What
+# Inference itself has two kinds of work as well (13): prefill and decode. If both run on one GPU, decoding waits while
+# a long prompt is read. So a server may read prompts on some GPUs and decode on others (DistServe, Splitwise). What
 # travels is the KV cache of the prompt, once. Here rank 0 reads three prompts, and ranks 1 to 3 decode:
 
 # %%
@@ -353,9 +354,9 @@ assert ranks[1] | ranks[2] | ranks[3] == dict(enumerate(Engine(job[0]).generate(
 assert sum(event.nbytes for event in sent) == sum(4096 * len(prompt) + 4 * 81 for prompt in prompts)
 
 # %% [markdown]
-# The tokens are those of one rank. Each character of a prompt takes 4,096 B: keys and values, 4 layers, 128 numbers
+# One rank alone gives the same tokens. Each character of a prompt takes 4,096 B: keys and values, 4 layers, 128 numbers
 # of 4 B. With each prompt come 324 B: the logits of the 81 characters, from which the other rank takes the first token.
-# Nothing comes back: the ranks that decode answer their users themselves. For a prompt of 8,192 tokens of Llama 3 8B,
+# Nothing comes back: ranks 1 to 3 send the answers to the users. For a prompt of 8,192 tokens of Llama 3 8B,
 # the cache is 1.07 GB, or 21 ms at 50 GB/s.
 
 # %% [markdown]

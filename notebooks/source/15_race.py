@@ -1,7 +1,8 @@
 # %% [markdown]
 # # 15 · The race
 #
-# **The number to reach:** a score of at most 1.5 times the reference's, and below that the best one of your class.
+# **The number to reach:** at most 1.5 times the score of the reference, a plan that comes with the race. The least
+# score of the class wins.
 #
 # <!-- tracks -->
 #
@@ -30,7 +31,7 @@ lab.start(4)
 #     simulated   64 GPUs in virtual time: GPT-3 6.7B, to a loss of 2.4
 #     here        the engines of this machine: the GPT of 06, to a loss of 2.0
 #
-# Before a plan runs, the ledger of 08 looks at it. If a rank needs more memory than it has, the plan is
+# Before a plan runs, its memory is computed, as in 08. If a rank needs more memory than it has, the plan is
 # **disqualified**. The same happens if the training diverges, or misses its loss.
 #
 # ## Predict
@@ -64,9 +65,9 @@ assert result.valid
 result
 
 # %% [markdown]
-# The bar shows what to change. Most of the time that is no computing is "dp left over": gradients on the 25 Gbit/s
-# links that backward does not hide. A GPU failed once, so some steps were computed twice. The seed says when, and in
-# the race nobody knows the seed before.
+# The bar shows what to change. The largest part besides computing is "dp left over": gradients still travel over 25
+# Gbit/s after backward has ended. A GPU failed once, so some steps were computed twice. The seed says when, and in the
+# race nobody knows the seed before.
 #
 # ## Measure: what can be changed
 #
@@ -80,10 +81,11 @@ found
 
 # %% [markdown]
 # **The batch.** A large batch sends its gradients less often, and needs more examples. How many steps a batch needs
-# comes from two laws, which are rules of this race. The steps are S (1 + B_crit / B): the law of 7.5, with the critical
-# batch size of Kaplan et al. 2020 (arXiv:2001.08361). And a step at r times the best learning rate makes r (2 - r)
-# times the progress of one at the best rate, so that 2 times the best rate is too much (McCandlish et al. 2018,
-# arXiv:1812.06162). For Adam, practice is kinder to a rate that is too high.
+# comes from two laws, which are rules of this race. A batch of B tokens needs S (1 + B_crit / B) steps, as in 7.5: S is
+# the number of steps with an endless batch. Both S and the critical batch size B_crit are those of Kaplan et al. 2020
+# (arXiv:2001.08361). A step at r times the best learning rate makes r (2 - r) times the progress of a step at the best
+# rate: none at r = 2, and beyond it the training diverges (McCandlish et al. 2018, arXiv:1812.06162). In practice, Adam
+# still learns at a rate that is a bit too high.
 #
 # **The bits.** Gradients rounded to 8 or 4 bits take a half or a quarter of the bytes, and their noise costs steps.
 
@@ -96,15 +98,16 @@ for bits in (16, 8, 4):
         print(f"{bits:2} bits, batch {batch:5,}: {steps:7,.0f} steps of {step_s:4.1f} s")
 
 # %% [markdown]
-# **The checkpoints.** One takes 30 s: 14 bytes per parameter over the 25 Gbit/s link of the file server. During that
-# time, training stands still. Exercise 15.1 has the best interval. Here the whole training has one failure.
+# **The checkpoints.** One takes 30 s: 14 bytes per parameter (weights in 16 bits, and three numbers of 32) over the 25
+# Gbit/s link of the file server. During that time, training stands still. Exercise 15.1 has the best interval: take the
+# time of your training as the MTBF, because there is one failure.
 #
 # ## Predict: your plan
 #
-# Write your plan. `lab.grid`, `lab.search` and the cells above are yours to use, and a first try costs nothing. Other
-# entries are two cells below: `schedule` (one of 10's), `micro_batches` of each replica, `checkpoint_every_s`, and, if
-# you like, `zero`, `recompute` and `precision` ("bfloat16" or "tf32"). Then say how many hours it will take, from the
-# steps, the seconds of a step, the checkpoints, and half an interval that is lost.
+# Write your plan. `lab.grid`, `lab.search` and the cells above are yours to use, and a first try costs nothing. The
+# cell that runs the plan sets `schedule` (one of 10's), `micro_batches` of each replica and `checkpoint_every_s`:
+# change them there. You may add `zero`, `recompute` and `precision` ("bfloat16" or "tf32"). Then say how many hours it
+# will take: steps times seconds of a step, checkpoints, half an interval that is lost, and a restart (300 s).
 
 # %% guess=[4, 8, 2, 1024, 8, 1.2e-4]
 my_plan = lab.guess(
@@ -124,15 +127,15 @@ result
 
 # %% [markdown]
 # The formula of 11 and the 64 simulated ranks differ, by 10% for the reference: messages of several rings meet on the
-# adapter of a node, and backward hides more or less of them. If the 8 ranks of a node are a pipeline, it may be half.
+# adapter of a node, and backward hides more or less of them. With a pipeline inside each node, they may differ by half.
 #
-# Here a try costs nothing, and only the moment of the failure is secret. So whoever tries before the race has an error
-# below 1%, and the time decides. On 64 real GPUs, a try costs as much as the training: there a prediction is all you
+# Here a try costs nothing, and only the moment of the failure is secret. So after a try, the error can be below 1%, and
+# only the time of the plan decides. On 64 real GPUs, a try costs as much as the training: there a prediction is all you
 # have.
 #
 # ## Predict, then measure: this machine
 #
-# Two engines train the small GPT. The loss counts on a hidden text: 256 windows somewhere in the last tenth of the
+# Two engines train the small GPT. The loss is that on a hidden text: 256 windows somewhere in the last tenth of the
 # book. Measure a few steps first. Then say how many steps your plan needs, and how many seconds they take:
 
 # %%
@@ -154,8 +157,8 @@ result
 # If the loss is above 2.0, the plan is disqualified, and you know its time: take more steps, or another rate.
 #
 # Other entries are `pp`, `tp`, `micro_batches`, `schedule`, `bucket_bytes`, `precision` ("bfloat16"), `compression`
-# ("bfloat16", "top-k", "powersgd") and `optimizer`. The batch and the rate decide how many steps it takes (07); on two
-# cores, what travels decides little.
+# ("bfloat16", "top-k", "powersgd") and `optimizer`. The batch and the rate decide how many steps it takes (07). On two
+# cores, messages cost little.
 #
 # ## Take it home: the race
 #
@@ -230,11 +233,11 @@ for row in stolen.view(8, 8):
     print("".join(" .:-=+*#%@"[int(9 * max(0, min(1, value)))] * 2 for value in row))
 
 # %% [markdown]
-# Nobody sent this digit. Mean gradients of many examples, secure aggregation and added noise make it harder, and each
-# has its price.
+# Nobody sent this digit. Mean gradients of many examples, sums of encrypted gradients, and added noise make this
+# harder. Each has its price.
 #
-# **Trust in simulation.** This race, and the prices of 11 and 12, are simulated: the latter are within 15% of what was
-# published. Who simulates a machine that is not built yet, can check it against nothing. You have seen how to do
+# **Trust in simulation.** This race is simulated, and so are the prices of 11 and 12, which are within 15% of what was
+# published. A simulation of a machine that is not built yet can be checked against nothing. You have seen how to do
 # better: predict, measure, and write down the error.
 #
 # ## Question to discuss
@@ -253,9 +256,9 @@ for row in stolen.view(8, 8):
 # ## Recap
 #
 # 1. A plan is worth what its prediction is worth: time times (1 + prediction error).
-# 2. Memory comes first: a plan that does not fit takes no time at all.
-# 3. On slow links, the batch, the bits and the grid trade steps against bytes; the law says where the best batch is.
-# 4. A failure costs half an interval, and each checkpoint costs its write.
+# 2. Memory comes first: a plan that does not fit is disqualified.
+# 3. On slow links, a larger batch or fewer bits save bytes, and cost examples or steps; the law says how many.
+# 4. A failure costs half an interval on average, and a restart; each checkpoint costs its write.
 # 5. Measure a few steps before you promise many.
 #
 # | term | what it means |
