@@ -196,6 +196,11 @@ def seconds_text(seconds: float) -> str:
     return f"{number_text(seconds * 1e9)} ns" if seconds > 0 else "0 s"
 
 
+def duration_text(seconds: float) -> str:
+    """Write hours from one hour on: 9000 -> "2.5 h"; below, as seconds_text."""
+    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else seconds_text(seconds)
+
+
 def number_text(value: float) -> str:
     """Three digits: 0.123, 12.3, 123, 12,300; an exponent only below 0.0001."""
     if abs(value) >= 999.5:

@@ -11,9 +11,10 @@ from PIL import Image
 
 from hpdl_lab import cli
 from hpdl_lab.plots import live, style
-from hpdl_lab.report import CURVES, FILE, collect, read, read_curves
+from hpdl_lab.plots.live import CURVES
+from hpdl_lab.report import collect, read_curves
 from hpdl_lab.report.page import page
-from hpdl_lab.verbs.progress import progress
+from hpdl_lab.verbs.progress import FILE, progress, read
 
 EVIL = '<script src="http://x">&'
 PLAN = {"dp": 4, EVIL: EVIL}
@@ -122,7 +123,7 @@ def test_lines_that_are_no_rows_are_damaged(tmp_path):
         json.dumps(COURSE[2]).encode(),
     ]
     (tmp_path / FILE).write_bytes(b"\n".join(lines))
-    record = collect(read(tmp_path))
+    record = collect(read(tmp_path / FILE))
     assert record.damaged == 3 and sum(e.checks for e in record.exercises) == 2
 
 
@@ -192,4 +193,4 @@ def test_figures_do_not_grow_without_end_and_an_unwritable_home_is_said_once(tmp
 
 
 def test_figures_are_kept_next_to_the_progress(home):
-    assert live.curves().folder == progress().path.parent / CURVES and progress().path.name == FILE
+    assert live.curves().folder == progress().path.parent / CURVES == home / CURVES

@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Record:
-    """What a run gives every rank.
+    """Hold what a run gives every rank.
 
     rewards: mean reward of the batch of each update; staleness: for each update, how many updates are not in the
     weights that generated its batch. first: (updates, new) int64, the first rollout of each batch.

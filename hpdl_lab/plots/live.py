@@ -7,10 +7,8 @@ import hashlib
 import io
 import os
 import re
-import struct
 import sys
 import time
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from ..system import home, write_file
 from ..trace import number_text
@@ -25,6 +24,7 @@ from .colors import BLUE, GREEN
 from .style import DPI, HEIGHT, Figure, Rows, heading, log_axis, look, new_figure, note, x_label
 
 CRISP = 2  # pixels of a final picture per pixel of the page: sharp on high-density screens
+CURVES = "curves"  # in the home folder
 PERIOD = 0.18  # s from frame to frame: the eye can follow
 LEAST_PAUSE = 1.0  # times what the frame before took: at least half of a core is left to the ranks
 
@@ -43,8 +43,15 @@ def pixels(figure: Figure, scale: float = CRISP) -> Image.Image:
 
 def png(figure: Figure, scale: float = CRISP) -> bytes:
     """The figure as PNG bytes, with `scale` pixels per pixel of the page."""
-    file = io.BytesIO()
-    pixels(figure, scale).save(file, "png", compress_level=3)
+    return encoded(pixels(figure, scale))
+
+
+def encoded(image: Image.Image, alt: str = "") -> bytes:
+    """Encode as PNG, with `alt` as its description."""
+    file, texts = io.BytesIO(), PngInfo()
+    if alt:
+        texts.add_itxt("Description", alt)
+    image.save(file, "png", compress_level=3, pnginfo=texts)
     return file.getvalue()
 
 
@@ -141,12 +148,12 @@ def publish(figure: Figure, alt: str, scale: float, handle: Any = None) -> Any:
     """Display the figure, or replace what `handle` displays; returns the handle."""
     from IPython.display import DisplayHandle
 
-    picture, again = png(figure, scale), handle is None and hasattr(figure, "cell")
+    image, again = pixels(figure, scale), handle is None and hasattr(figure, "cell")
     if scale == CRISP and not again:
-        curves().keep(picture, alt, title_of(figure))
+        curves().keep(encoded(image, alt), alt, title_of(figure))
     figure.cell = cell()  # type: ignore[attr-defined]
     width, height = page_size(figure)
-    data = {"image/png": base64.b64encode(picture).decode(), "text/plain": f"<{alt}>"}
+    data = {"image/png": base64.b64encode(encoded(image)).decode(), "text/plain": f"<{alt}>"}
     # The size is fixed in advance, so that the page does not move while the browser decodes the next frame.
     metadata = {"image/png": {"width": width, "height": height}}
     if handle is None:
@@ -170,7 +177,7 @@ class Curves:
         self.writable = True
 
     def keep(self, picture: bytes, kind: str, title: str) -> None:
-        """Write the PNG file, with `kind`, which is the alt text, inside. Says so once if it cannot be written."""
+        """Write the PNG file. kind: the alt text of the figure. Say so once if it cannot be written."""
         if not self.writable:
             return
         title = re.sub(r"\d[\d.,]*", "#", title)  # numbers are what was measured
@@ -178,7 +185,7 @@ class Curves:
         digest = hashlib.sha256(f"{kind}\n{title}".encode(errors="replace")).hexdigest()[:8]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_file(self.folder / f"{name}_{digest}.png", with_description(picture, kind))
+            write_file(self.folder / f"{name}_{digest}.png", picture)
         except OSError as error:
             self.writable = False
             print(f"Your figures are not kept for `hpdl report`: cannot write {self.folder} ({error.strerror}).")
@@ -189,20 +196,12 @@ class Curves:
 
 @functools.cache
 def curves() -> Curves:
-    """The figures of this process: in curves/, next to the file of verbs/progress.py, which stands above this room."""
-    return Curves(home() / "curves")
-
-
-def with_description(picture: bytes, text: str) -> bytes:
-    """The PNG with `text` in an iTXt chunk behind its header: no pixel is encoded again."""
-    chunk = b"iTXt" + b"Description\0\0\0\0\0" + text.encode(errors="replace")
-    chunk = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    header = 8 + 25  # bytes of the signature and of IHDR
-    return picture[:header] + chunk + picture[header:]
+    """Return the figures of this user, in a folder next to the progress file."""
+    return Curves(home() / CURVES)
 
 
 def title_of(figure: Figure) -> str:
-    """The title that `heading` has written, the largest bold text; "" where there is none."""
+    """Return the title that `heading` has written, the largest bold text; "" if there is none."""
     bold = [text for text in figure.texts if text.get_fontweight() == "bold"]
     return max(bold, key=lambda text: text.get_fontsize()).get_text() if bold else ""
 

@@ -64,7 +64,7 @@ class HerePlan:
         require_one_of("schedule", self.schedule, schedules.CATALOG)
         require_one_of("precision", self.precision, PRECISIONS)
         require_one_of("compression", self.compression, COMPRESSIONS)
-        require_one_of("optimizer", self.optimizer, dict.fromkeys(OPTIMIZERS))
+        require_one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.steps > MOST_STEPS or self.steps * self.batch > MOST_EPOCHS * WINDOWS or self.ranks > MOST_RANKS:
             most = f"{MOST_STEPS:,} steps, {MOST_EPOCHS} epochs of {WINDOWS:,} windows, and {MOST_RANKS} ranks"
             raise Disqualified(f"a plan for this machine has at most {most}")
@@ -82,7 +82,7 @@ class HerePlan:
 
     @property
     def on_mesh(self) -> bool:
-        """Whether the model itself is distributed, and not only the examples."""
+        """Say if the model itself is distributed, and not only the examples."""
         return self.pp * self.tp > 1
 
     @property

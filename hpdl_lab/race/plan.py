@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,7 +51,7 @@ def require_positive(**numbers: float) -> None:
             raise Disqualified(f"{name}: a number above 0 is needed, from 1e-12 to 1e12")
 
 
-def require_one_of(name: str, value: Entry, known: Mapping[str, object] | Mapping[int, object]) -> None:
+def require_one_of(name: str, value: Entry, known: Collection[Entry]) -> None:
     """Raise Disqualified unless the value is one of the known ones."""
     if value not in known:
         raise Disqualified(f"{name} = {value!r}: one of {', '.join(map(str, known))} is needed")

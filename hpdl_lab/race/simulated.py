@@ -91,7 +91,7 @@ class SimulatedPlan:
 
 
 class Lap(NamedTuple):
-    """What a plan took. seconds: in all; parts: {what: s}, which add up to it; steps: that the law asks for."""
+    """Hold what a plan took. seconds: in all; parts: {what: s}, which add up to it; steps: that the law asks for."""
 
     seconds: float
     parts: dict[str, float]

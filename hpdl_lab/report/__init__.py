@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -15,8 +14,8 @@ from PIL import Image
 
 from ..checks.exercises import EXERCISES
 from ..checks.scripts.table import SCRIPTS
+from ..plots.live import CURVES
 
-FILE, CURVES = "progress.jsonl", "curves"  # in the home folder; what writes them: verbs/progress.py, plots/live.py
 FIELDS: dict[str, dict[str, type]] = {  # what the report reads of a row of each kind
     "check": {"exercise": str, "passed": bool},
     "hint": {"exercise": str},
@@ -42,13 +41,13 @@ class Exercised:
 
     @property
     def tried(self) -> bool:
-        """Whether the attendee has done anything about it."""
+        """Say if the attendee has done anything about it."""
         return bool(self.checks or self.hints or self.solution)
 
 
 @dataclass(frozen=True)
 class Guess:
-    """One number. what: with its unit; truth: None as long as it has not been revealed."""
+    """Hold one number. what: with its unit; truth: None as long as it has not been revealed."""
 
     what: str
     guess: float
@@ -111,20 +110,6 @@ class Record:
         return tuple(least.values())
 
 
-def read(home: Path) -> list[object]:
-    """The rows of progress.jsonl in `home`, None for a damaged line; none where there is no such file.
-
-    Raises: OSError if the file cannot be read.
-    """
-    rows: list[object] = []
-    for line in (home / FILE).read_bytes().splitlines() if (home / FILE).is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except (ValueError, RecursionError):  # the latter: thousands of open brackets
-            rows.append(None)
-    return rows
-
-
 def read_curves(home: Path) -> list[Curve]:
     """The figures kept in `home`, in the order of time; what is no PNG is left out."""
     found = []
@@ -163,7 +148,7 @@ def collect(rows: Iterable[object], curves: Iterable[Curve] = ()) -> Record:
 
 
 def sound(row: Row) -> bool:
-    """Whether the row has what the report reads of its kind."""
+    """Say if the row has what the report reads of its kind."""
     kind = row.get("kind")
     if not isinstance(kind, str) or not all(isinstance(row.get(k), t) for k, t in FIELDS.get(kind, {}).items()):
         return False

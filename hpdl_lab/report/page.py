@@ -8,7 +8,7 @@ from .. import __version__
 from ..plots.colors import BLUE, GRAY
 from ..plots.live import page_size, png
 from ..plots.style import Figure, heading, look, new_figure, note
-from ..trace import number_text
+from ..trace import duration_text, number_text
 from ..units import amount_text, counted
 from . import Attempt, Exercised, Guess, Record
 
@@ -156,10 +156,7 @@ def attempt_row(i: int, a: Attempt, best: bool) -> str:
 
 
 def time_of(seconds: float | None) -> str:
-    """Hours for what takes many of them."""
-    if seconds is None:
-        return NONE
-    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else amount_text(seconds, "s")
+    return NONE if seconds is None else duration_text(seconds)
 
 
 def image(data: bytes, alt: str, width: int, caption: str = "") -> str:

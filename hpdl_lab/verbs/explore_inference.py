@@ -3,6 +3,7 @@
 import functools
 from typing import Any, NamedTuple
 
+from ..comm.network import PRESETS
 from ..inference.rollouts import round_seconds
 from ..inference.speculative import expected_tokens
 from ..parallel.grid.spec import SPECS, Spec, gpt, llama
@@ -104,7 +105,6 @@ GENERATING = tuple(range(1, NODE - 1))  # 16 bytes of state per parameter, by Ze
 EVERY = doublings(1, 16)
 RL_MODEL, RL_GPU = "Llama 3 8B", "H100"
 SHARE_OF_PEAK = 0.4  # in training, an assumption
-NVLINK = 450e9  # bytes/s in each direction, NVIDIA's data sheet
 
 
 def generate_seconds(ranks: int, length: int) -> float:
@@ -126,7 +126,7 @@ def update_seconds(ranks: int, length: int) -> float:
 def rollout_rate(generating: int, every: int, length: int) -> float:
     """Tokens/s, if the other GPUs of the node train."""
     times = generate_seconds(generating, length), update_seconds(NODE - generating, length)
-    send = BITS["16 bits"] * SERVED[RL_MODEL].parameters / NVLINK
+    send = BITS["16 bits"] * SERVED[RL_MODEL].parameters * PRESETS["nvlink_4"].beta
     return every * ROLLOUTS * length / round_seconds(every, *times, send)
 
 

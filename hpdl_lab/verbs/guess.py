@@ -1,13 +1,12 @@
-"""`lab.guess`: what you expect, typed before it is measured, and kept; `lab.reveal`: what it is, beside the guess."""
+"""`lab.guess`: what you expect, typed before it is measured, and kept; `lab.reveal`: what it is, next to the guess."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..trace import number_text
 from ..units import require_number
-from .progress import progress
+from .progress import progress, read
 
 Guess = TypeVar("Guess", float, dict)
 
@@ -30,7 +29,7 @@ def guess(about: str, value: Guess) -> Guess:
 
 
 def reveal(about: str, value: float | dict[Any, float]) -> None:
-    """Print the true value beside what was guessed: `lab.reveal("ms of an empty call", 1.2)`.
+    """Print the true value next to what was guessed: `lab.reveal("ms of an empty call", 1.2)`.
 
         ms of an empty call: 1.2; you guessed 100
 
@@ -53,28 +52,24 @@ def reveal(about: str, value: float | dict[Any, float]) -> None:
         raise ValueError(f"{about}: {was} was guessed, so that as much has to be revealed, got {value!r}")
     progress().add("truth", about=about, value=truth if isinstance(value, dict) else truth[""])
     for name, number in zip(names, truth.values(), strict=True):
-        beside = f"; you guessed {number_text(guessed[name])}" if guessed else ""
-        print(f"{about}{f' ({name})' if name else ''}: {number_text(number)}{beside}")
+        yours = f"; you guessed {number_text(guessed[name])}" if guessed else ""
+        print(f"{about}{f' ({name})' if name else ''}: {number_text(number)}{yours}")
 
 
 def last_guess(about: str) -> dict[str, float]:
-    """What was guessed last under these words, by name, a single number as {"": number}; {} if nothing was guessed.
+    """Return the last guess under these words, by name, a single number as {"": number}; {} if nothing was guessed.
 
     Names are texts, as in the progress file, which is read if this session has no such guess.
     """
-    for rows in (progress().rows, kept_rows()):
-        values = [row.get("value") for row in rows if (row.get("kind"), row.get("about")) == ("guess", about)]
-        if values:
-            last = values[-1] if isinstance(values[-1], dict) else {"": values[-1]}
-            return {str(name): number for name, number in last.items()}
-    return {}
+    values = values_of(progress().rows, about)
+    if not values:
+        with suppress(OSError):  # nothing could be kept
+            values = values_of(read(progress().path), about)
+    last = values[-1] if values else {}
+    return {str(name): number for name, number in (last if isinstance(last, dict) else {"": last}).items()}
 
 
-def kept_rows() -> Iterator[dict[str, Any]]:
-    """The rows of the progress file; a line that is no row, because it was cut off, is left out."""
-    with suppress(OSError):  # nothing could be kept
-        for line in progress().path.read_text(errors="replace").splitlines():
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    yield row
+def values_of(rows: Sequence[object], about: str) -> list[Any]:
+    """Return what was guessed under these words, in order."""
+    guesses = [row for row in rows if isinstance(row, dict) and row.get("kind") == "guess"]
+    return [row["value"] for row in guesses if row.get("about") == about and "value" in row]

@@ -8,6 +8,22 @@ from typing import Any
 
 from .. import system
 
+FILE = "progress.jsonl"  # in the home folder
+
+
+def read(path: Path) -> list[object]:
+    """Read the rows of a progress file, None for a damaged line; none if there is no such file.
+
+    Raises:  OSError if the file cannot be read.
+    """
+    rows: list[object] = []
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError):  # the latter: thousands of open brackets
+            rows.append(None)
+    return rows
+
 
 class Progress:
     """Rows of this session, each also appended to `path` where that can be written."""
@@ -46,4 +62,4 @@ class Progress:
 @functools.cache
 def progress() -> Progress:
     """The progress of this process: $HPDL_HOME/progress.jsonl, by default in ~/.hpdl."""
-    return Progress(system.home() / "progress.jsonl")
+    return Progress(system.home() / FILE)

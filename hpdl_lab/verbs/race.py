@@ -16,12 +16,12 @@ from ..parallel.hybrid.model import train_on_mesh
 from ..parallel.training import train as train_on_rank
 from ..plots import grid as grid_drawing
 from ..plots import live
-from ..plots.race import HOUR, draw_here, draw_simulated
+from ..plots.race import draw_here, draw_simulated
 from ..race import here, simulated
 from ..race.here import HerePlan
 from ..race.plan import Disqualified, Entry, plan_of, read, require_memory, score
 from ..race.simulated import REFERENCE, SimulatedPlan
-from ..trace import seconds_text
+from ..trace import duration_text, seconds_text
 from ..units import require_int
 from .cluster import running
 from .place import place
@@ -35,7 +35,7 @@ PASS = 1.5  # times the score of the reference
 
 @dataclass(frozen=True, repr=False)
 class RaceResult(Result):
-    """One attempt. valid: whether it counts; why: if not, the reason.
+    """Hold one attempt. valid: it counts; why: if not, the reason.
 
     plan: its entries; seconds: taken, in virtual time or the median of the rounds; 0 if it did not run.
     expected_s: what the plan says; score: time x (1 + prediction error), in s; reference_s: the reference's score.
@@ -57,29 +57,24 @@ class RaceResult(Result):
 
     @property
     def passed(self) -> bool:
-        """Whether the score is at most 1.5 times the reference's."""
+        """Say if the score is at most 1.5 times the reference's."""
         return self.valid and self.score <= PASS * self.reference_s
 
     def __repr__(self) -> str:
-        head = f"{self.league} league, seed {self.seed}"
+        head, took = f"{self.league} league, seed {self.seed}", duration_text(self.seconds)
         if not self.valid:
-            ran = f" It took {lasting(self.seconds)}." if self.seconds else ""
+            ran = f" It took {took}." if self.seconds else ""
             return f"{head}: disqualified. {self.why[:1].upper()}{self.why[1:]}.{ran}"
         off = abs(self.expected_s - self.seconds) / self.seconds
-        rows = [[part, lasting(seconds), f"{seconds / self.seconds:.1%}"] for part, seconds in self.parts.items()]
+        rows = [[part, duration_text(seconds), f"{seconds / self.seconds:.1%}"] for part, seconds in self.parts.items()]
         mark, verdict = PASS * self.reference_s, "passed" if self.passed else "not passed"
         loss = f", loss {self.loss:.3f} on hidden text" if self.league == "here" else ""
         lines = [
-            f"{head}: {lasting(self.seconds)}{loss}; you expected {lasting(self.expected_s)}, {off:.1%} off",
-            f"score {lasting(self.score)}; the reference has {lasting(self.reference_s)}, the pass mark is "
-            f"{lasting(mark)}: {verdict}",
+            f"{head}: {took}{loss}; you expected {duration_text(self.expected_s)}, {off:.1%} off",
+            f"score {duration_text(self.score)}; the reference has {duration_text(self.reference_s)}, the pass mark is "
+            f"{duration_text(mark)}: {verdict}",
         ]
         return "\n".join([*lines, *(table(("part", "time", "share"), rows) if rows else [])])
-
-
-def lasting(seconds: float) -> str:
-    """Hours for what takes many of them."""
-    return f"{seconds / HOUR:,.1f} h" if seconds >= HOUR else seconds_text(seconds)
 
 
 def race(
@@ -155,7 +150,9 @@ def race_simulated(entries: dict[str, Entry], seed: int) -> RaceResult:
         return disqualified("simulated", seed, entries, error, priced)
     laps = {"your plan": lap.parts, "reference": reference.parts}
     expected = {"your plan": plan.expected_s, "reference": REFERENCE.expected_s}
-    title = f"The simulated league: {lasting(lap.seconds)} for {lap.steps:,.0f} steps of {seconds_text(lap.step_s)}"
+    title = (
+        f"The simulated league: {duration_text(lap.seconds)} for {lap.steps:,.0f} steps of {seconds_text(lap.step_s)}"
+    )
     foot = f"Stars: expected. Seed {seed}. Virtual time; nothing is measured."
     plot = live.Live(draw_simulated, alt="where the hours of a plan go")
     figure = plot.finish(laps, expected, title, foot)
