@@ -51,9 +51,7 @@ def inference(size: str, requests: int, rounds: int, report: Report = Report()) 
     Raises:  ValueError if transformers is not installed.
     """
     theirs, version = transformers_llama(size)
-    ours, small = (models.build("llama", **SIZES[size], theta=THETA).eval() for _ in range(2))
-    for model in (ours, small):
-        models.load_transformers(model, theirs.state_dict())
+    ours, small = (models.from_transformers(theirs).eval() for _ in range(2))
     long_rows(ours)
     quantize(small)
     about = launch.about() | {

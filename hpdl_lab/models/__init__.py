@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from .published import Config
+
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MODELS = {  # name -> what it reads: the number of dimensions of an example, its kind, and data sets that are such
@@ -88,11 +90,13 @@ def reads(name: str, data: Any) -> bool:
     )
 
 
-def load_transformers(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Module:
-    """Overwrite the parameters of `model` by weights of transformers; see models/from_transformers.py."""
-    from .from_transformers import load_transformers
+def from_transformers(
+    theirs: nn.Module | Config, state_dict: Mapping[str, Tensor] | None = None, dtype: str | None = None
+) -> nn.Module:
+    """Make one of our models of a model of transformers, or of its config and weights; see models/published.py."""
+    from .published import from_transformers
 
-    return load_transformers(model, state_dict)
+    return from_transformers(theirs, state_dict, dtype)
 
 
 def module_of(name: str) -> ModuleType:

@@ -79,6 +79,8 @@ class LatentAttention(AttentionModule):
     Heads of n = nope numbers that do not know their position, r = rope that do, and values of m = value numbers:
     d q_rank + q_rank + q_rank h (n + r) + d (c + r) + c + c h (n + m) + h m d parameters.
 
+    q_rank None: queries are made of x, without a latent, by d h (n + r) parameters. bias: of what makes latents, and of
+    the result.
     absorbed: attend to latents instead of keys and values of each head, the same result; set by absorb.
     to_heads: what latents pass on their way to the heads; tensor parallel adds their gradients over ranks there.
     """
@@ -87,12 +89,13 @@ class LatentAttention(AttentionModule):
         self,
         width: int,
         heads: int,
-        q_rank: int,
+        q_rank: int | None,
         kv_rank: int,
         nope: int,
         rope: int,
         value: int,
         rotary: Rotary,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.heads, self.kv_rank, self.nope, self.rope, self.value = heads, kv_rank, nope, rope, value
@@ -100,13 +103,13 @@ class LatentAttention(AttentionModule):
         self.attend: Attend = Causal()
         self.to_heads: Callable[[Sequence[Tensor]], Sequence[Tensor]] = tuple
         self.rotary = rotary
-        self.q_down = nn.Linear(width, q_rank, bias=False)
-        self.q_norm = nn.RMSNorm(q_rank, EPSILON)
-        self.q_up = nn.Linear(q_rank, heads * (nope + rope), bias=False)
-        self.kv_down = nn.Linear(width, kv_rank + rope, bias=False)
+        self.q_down: nn.Module = nn.Linear(width, q_rank, bias) if q_rank else nn.Identity()
+        self.q_norm: nn.Module = nn.RMSNorm(q_rank, EPSILON) if q_rank else nn.Identity()
+        self.q_up = nn.Linear(q_rank or width, heads * (nope + rope), bias=False)
+        self.kv_down = nn.Linear(width, kv_rank + rope, bias)
         self.kv_norm = nn.RMSNorm(kv_rank, EPSILON)
         self.kv_up = nn.Linear(kv_rank, heads * (nope + value), bias=False)
-        self.out = nn.Linear(heads * value, width, bias=False)
+        self.out = nn.Linear(heads * value, width, bias)
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -150,6 +153,8 @@ class DeepSeek(Decoder):
     """2 V d + layers (A + 2 d) + dense 3 d hidden + (layers - dense) M + d parameters.
 
     V: vocabulary, d: width, A: of LatentAttention, M: of MixtureOfExperts. The first `dense` layers have no experts.
+    Those that follow `theta` are for published models. epsilon: of norms of width d, those of latents keep EPSILON;
+    neighbors: see Rotary; scale, normal: see Router; bias: see LatentAttention; tied: V d parameters less, see Decoder.
     """
 
     def __init__(
@@ -167,26 +172,32 @@ class DeepSeek(Decoder):
         top_groups: int,
         shared: int,
         expert_hidden: int,
-        q_rank: int,
+        q_rank: int | None,
         kv_rank: int,
         nope: int,
         rope: int,
         value: int,
-        theta: int,
+        theta: float,
+        neighbors: bool = True,
+        epsilon: float = EPSILON,
+        scale: float = SCALE,
+        normal: bool = True,
+        bias: bool = False,
+        tied: bool = False,
     ) -> None:
-        rotary = Rotary(block, rope, theta, neighbors=True)  # one table for all layers
+        rotary = Rotary(block, rope, theta, neighbors)  # one table for all layers
         blocks = [
             PreNorm(
-                nn.RMSNorm(width, EPSILON),
-                LatentAttention(width, heads, q_rank, kv_rank, nope, rope, value, rotary),
-                nn.RMSNorm(width, EPSILON),
+                nn.RMSNorm(width, epsilon),
+                LatentAttention(width, heads, q_rank, kv_rank, nope, rope, value, rotary, bias),
+                nn.RMSNorm(width, epsilon),
                 SwiGLU(width, hidden)
                 if layer < dense
-                else MixtureOfExperts(width, expert_hidden, experts, top_k, shared, groups, top_groups, SCALE),
+                else MixtureOfExperts(width, expert_hidden, experts, top_k, shared, groups, top_groups, scale, normal),
             )
             for layer in range(layers)
         ]
-        super().__init__(vocabulary, block, width, blocks, EPSILON)
+        super().__init__(vocabulary, block, width, blocks, epsilon, tied)
 
 
 def build(*, seed: int = 0, dtype: str = "float32", **fields: Any) -> nn.Module:

@@ -26,13 +26,16 @@ BEST_OF_GROUP = 2  # experts that speak for their group: the paper's K_r / M, 8 
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)): 3 d hidden parameters.   Ref: Shazeer 2020, arXiv:2002.05202."""
+    """down(silu(gate(x)) * up(x)): 3 d hidden parameters, and 2 hidden + d with biases.
 
-    def __init__(self, width: int, hidden: int) -> None:
+    Ref: Shazeer 2020, arXiv:2002.05202.
+    """
+
+    def __init__(self, width: int, hidden: int, bias: bool = False) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.up = nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
+        self.gate = nn.Linear(width, hidden, bias)
+        self.up = nn.Linear(width, hidden, bias)
+        self.down = nn.Linear(hidden, width, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(silu(self.gate(x)) * self.up(x))  # (..., d) -> (..., hidden) -> (..., d)
@@ -43,7 +46,7 @@ class Router(nn.Module):
 
         s = sigmoid(x W)            affinity of a token to each expert
         chosen = top k of s + b     in the `top_groups` groups whose two best experts add up to most
-        g = s / sum of chosen s * scale
+        g = s / sum of chosen s * scale         without `normal`: s * scale
 
     The bias b decides who is chosen, not how much it counts: it has no gradient, and update_bias moves it. In mixed
     precision the router stays in float32, as in DeepSeek-V3: gamma would be lost in a bias of 16 bits.
@@ -51,9 +54,11 @@ class Router(nn.Module):
 
     bias: Tensor
 
-    def __init__(self, width: int, experts: int, top_k: int, groups: int, top_groups: int, scale: float) -> None:
+    def __init__(
+        self, width: int, experts: int, top_k: int, groups: int, top_groups: int, scale: float, normal: bool = True
+    ) -> None:
         super().__init__()
-        self.top_k, self.groups, self.top_groups, self.scale = top_k, groups, top_groups, scale
+        self.top_k, self.groups, self.top_groups, self.scale, self.normal = top_k, groups, top_groups, scale, normal
         self.weight = nn.Parameter(torch.zeros(experts, width))
         self.register_buffer("bias", torch.zeros(experts))
 
@@ -62,7 +67,9 @@ class Router(nn.Module):
         scores = linear(x, self.weight).sigmoid()  # (n, d) @ (d, E) = (n, E)
         chosen = self.allowed(scores.detach() + self.bias).topk(self.top_k).indices
         weights = scores.gather(1, chosen)  # (n, k)
-        return chosen, weights / (weights.sum(1, keepdim=True) + 1e-20) * self.scale
+        if self.normal:
+            weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+        return chosen, weights * self.scale
 
     def allowed(self, scores: Tensor) -> Tensor:
         """`scores` (n, E), -inf outside of the best groups: a token goes to few nodes."""
@@ -139,8 +146,11 @@ class MixtureOfExperts(nn.Module):
         groups: int = 1,
         top_groups: int = 1,
         scale: float = 1.0,
+        normal: bool = True,
     ) -> None:
         """shared: how many experts' width the shared one has, 0: none; groups: of experts, a token goes to top_groups.
+
+        scale, normal: of the routed experts' weights, see Router.
 
         Raises:  ValueError where the groups do not divide the experts, or have fewer than top_k to choose from.
         """
@@ -152,7 +162,7 @@ class MixtureOfExperts(nn.Module):
         if not 1 <= top_k <= experts // groups * top_groups:
             available = experts // groups * top_groups
             raise ValueError(f"a token cannot go to {top_k} of {available} experts in {top_groups} of {groups} groups")
-        self.router = Router(width, experts, top_k, groups, top_groups, scale)
+        self.router = Router(width, experts, top_k, groups, top_groups, scale, normal)
         self.experts = Experts(width, hidden, experts)
         self.shared = SwiGLU(width, shared * hidden) if shared else None
         self.exchange: Exchange = AllHere()

@@ -13,7 +13,7 @@ from torch.nn.functional import linear, softmax
 from ..units import require_int, require_number
 from . import mlp as initial
 from .attention import AttentionModule, Causal
-from .transformer import Block, check_heads, std_of
+from .transformer import EPSILON, Block, check_heads, std_of
 
 SIZES = {  # 12 layers of width 768 are "GPT-2 small": 124,439,808 parameters
     "tiny": {"vocabulary": 80, "block": 64, "layers": 2, "heads": 2, "width": 64},
@@ -26,17 +26,28 @@ class GPT(nn.Module):
     """Tokens (b, s) int64, s <= block -> logits (b, s, vocabulary) of the token that follows each of them.
 
     V d + block d + layers (12 d^2 + 13 d) + 2 d parameters, for a vocabulary of V and width d. The token embedding
-    is also the last layer (tied weights), so it has a gradient from both ends of the model.
+    is also the last layer (tied weights), so it has a gradient from both ends of the model. Those fields that follow
+    `width` are for published models: see Block.
     """
 
-    def __init__(self, vocabulary: int, block: int, layers: int, heads: int, width: int) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        block: int,
+        layers: int,
+        heads: int,
+        width: int,
+        hidden: int | None = None,
+        epsilon: float = EPSILON,
+        gelu: str = "tanh",
+    ) -> None:
         super().__init__()
         check_heads(width, heads)
         self.block = block
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(block, width)
-        self.blocks = nn.Sequential(*[Block(width, heads, causal=True) for _ in range(layers)])
-        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.Sequential(*[Block(width, heads, True, hidden, epsilon, gelu) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width, epsilon)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.logits(self.blocks(self.embed(tokens)))

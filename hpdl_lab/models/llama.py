@@ -5,8 +5,9 @@ Sennrich 2019, arXiv:1910.07467; rotary positions: Su et al. 2021, arXiv:2104.09
 2023, arXiv:2305.13245; SwiGLU: Shazeer 2020, arXiv:2002.05202.
 """
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from .experts import SwiGLU
 from .gpt import fields_of, require_window
 from .transformer import PreNorm, check_heads, std_of
 
-__all__ = ["SIZES", "Decoder", "Llama", "Rotary", "build", "fields_of"]
+__all__ = ["SIZES", "Decoder", "Llama", "Rotary", "Stretch", "build", "fields_of"]
 
 SIZES = {  # 32 layers of width 4,096 are Llama 3 8B: 8,030,261,248 parameters
     "tiny": {
@@ -36,6 +37,27 @@ SIZES = {  # 32 layers of width 4,096 are Llama 3 8B: 8,030,261,248 parameters
 EPSILON = 1e-5
 
 
+class Stretch(NamedTuple):
+    """How Llama 3.1 reads more positions than the `original` ones of its training: slow pairs turn yet slower.
+
+        turns within the original positions    fewer than low ..................... more than high
+        speed times                            1 / factor      linear in between    1
+
+    Ref: Grattafiori et al. 2024, arXiv:2407.21783, section 3.4.2; the rule is that of Meta's llama-models.
+    """
+
+    factor: float
+    low: float
+    high: float
+    original: int
+
+    def slowed(self, speed: Tensor) -> Tensor:
+        """speed: (n/2,), of each pair per position."""
+        turns = self.original * speed / (2 * math.pi)
+        share = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return speed * (share + (1 - share) / self.factor)
+
+
 class Rotary(nn.Module):
     """Turn each pair of numbers of a query or key by an angle that grows with its position, pair i of n/2 by
     theta^(-2i/n) per position: then q k depends on how far apart the two are, and not on where they are.
@@ -43,12 +65,15 @@ class Rotary(nn.Module):
     block: positions 0 to block - 1; neighbors: number 2i is paired with 2i + 1 (DeepSeek), else i with i + n/2 (LLaMA).
     """
 
-    def __init__(self, block: int, n: int, theta: float, neighbors: bool = False) -> None:
+    def __init__(
+        self, block: int, n: int, theta: float, neighbors: bool = False, stretch: Stretch | None = None
+    ) -> None:
         super().__init__()
         if n % 2:
             raise ValueError(f"rotary positions turn pairs of numbers, and a head of {n} has an odd number of them")
         self.neighbors = neighbors
         speed = theta ** (-torch.arange(0, n, 2, dtype=torch.float64) / n)  # (n/2,)
+        speed = stretch.slowed(speed) if stretch else speed
         angles = torch.arange(block, dtype=torch.float64).unsqueeze(1) * speed  # (block, n/2)
         self.register_buffer("table", torch.stack([angles.cos(), angles.sin()]), persistent=False)
 
@@ -62,16 +87,18 @@ class Rotary(nn.Module):
 class Attention(AttentionModule):
     """GPT's attention, in which h_kv keys and values serve h queries, and both are turned by their positions.
 
-    (2 h + 2 h_kv) n d parameters, for heads of n = d / h numbers.
+    (2 h + 2 h_kv) n d parameters, for heads of n = `head` numbers; and (h + 2 h_kv) n + d with biases.
     """
 
-    def __init__(self, width: int, heads: int, kv_heads: int, rotary: Rotary) -> None:
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, rotary: Rotary, head: int | None = None, bias: bool = False
+    ) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head = heads, kv_heads, width // heads
+        self.heads, self.kv_heads, self.head = heads, kv_heads, head or width // heads
         self.attend: Attend = Causal()
         self.rotary = rotary
-        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.head, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.head, bias)
+        self.out = nn.Linear(heads * self.head, width, bias)
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -86,15 +113,29 @@ class Attention(AttentionModule):
 
 
 class Decoder(nn.Module):
-    """Tokens (b, s) int64, s <= block -> logits (b, s, vocabulary) of the token that follows each of them."""
+    """Tokens (b, s) int64, s <= block -> logits (b, s, vocabulary) of the token that follows each of them.
 
-    def __init__(self, vocabulary: int, block: int, width: int, blocks: Sequence[nn.Module], epsilon: float) -> None:
+    tied: the last layer's weight is the token embedding's: one parameter, which has a gradient from both ends.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        block: int,
+        width: int,
+        blocks: Sequence[nn.Module],
+        epsilon: float,
+        tied: bool = False,
+    ) -> None:
         super().__init__()
         self.block = block
         self.tokens = nn.Embedding(vocabulary, width)
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.RMSNorm(width, epsilon)
         self.head = nn.Linear(width, vocabulary, bias=False)
+        self.tied = tied
+        if tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.logits(self.blocks(self.embed(tokens)))
@@ -111,24 +152,44 @@ class Decoder(nn.Module):
 
 
 class Llama(Decoder):
-    """2 V d + layers ((2 + 2 h_kv/h) d^2 + 3 d hidden + 2 d) + d parameters, for a vocabulary of V and width d."""
+    """2 V d + layers ((2 + 2 h_kv/h) d^2 + 3 d hidden + 2 d) + d parameters, for a vocabulary of V and width d.
+
+    Those that follow `theta` are for published models. head: numbers of a head, by default d / h; bias: of attention;
+    mlp_bias: of the other layers of a block; tied: V d parameters less, see Decoder.
+    """
 
     def __init__(
-        self, vocabulary: int, block: int, layers: int, heads: int, kv_heads: int, width: int, hidden: int, theta: int
+        self,
+        vocabulary: int,
+        block: int,
+        layers: int,
+        heads: int,
+        kv_heads: int,
+        width: int,
+        hidden: int,
+        theta: float,
+        head: int | None = None,
+        stretch: Stretch | None = None,
+        epsilon: float = EPSILON,
+        bias: bool = False,
+        mlp_bias: bool = False,
+        tied: bool = False,
     ) -> None:
-        check_heads(width, heads)
+        if head is None:
+            check_heads(width, heads)
+            head = width // heads
         require_groups(heads, kv_heads)
-        rotary = Rotary(block, width // heads, theta)  # one table for all layers
+        rotary = Rotary(block, head, theta, stretch=stretch)  # one table for all layers
         blocks = [
             PreNorm(
-                nn.RMSNorm(width, EPSILON),
-                Attention(width, heads, kv_heads, rotary),
-                nn.RMSNorm(width, EPSILON),
-                SwiGLU(width, hidden),
+                nn.RMSNorm(width, epsilon),
+                Attention(width, heads, kv_heads, rotary, head, bias),
+                nn.RMSNorm(width, epsilon),
+                SwiGLU(width, hidden, mlp_bias),
             )
             for _ in range(layers)
         ]
-        super().__init__(vocabulary, block, width, blocks, EPSILON)
+        super().__init__(vocabulary, block, width, blocks, epsilon, tied)
 
 
 def build(*, seed: int = 0, dtype: str = "float32", **fields: Any) -> nn.Module:

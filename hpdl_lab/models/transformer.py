@@ -15,18 +15,20 @@ from .attention import Attend, AttentionModule, Causal, Full
 if TYPE_CHECKING:
     from torch import Tensor
 
+EPSILON = 1e-5  # of GPT-2's norms
+
 
 class Attention(AttentionModule):
     """Every position takes a weighted mean of what all positions say; `causal`: of what those up to itself say.
 
-    softmax(q k^T / sqrt(d / h)) v     for each head; 4 d^2 + 4 d parameters
+    softmax(q k^T / sqrt(d / h)) v     for each head; 4 d^2 + 4 d parameters, 3 d less without `qkv_bias`
     """
 
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, causal: bool, qkv_bias: bool = True) -> None:
         super().__init__()
         self.heads = heads
         self.attend: Attend = Causal() if causal else Full()
-        self.qkv = nn.Linear(width, 3 * width)  # what each position asks, offers and says, in one product
+        self.qkv = nn.Linear(width, 3 * width, qkv_bias)  # what each position asks, offers and says, in one product
         self.out = nn.Linear(width, width)
 
     @property
@@ -54,11 +56,11 @@ class SeparateAttention(AttentionModule):
     def __init__(self, whole: Attention) -> None:
         super().__init__()
         self.head, self.attend = whole.out.in_features // whole.heads, whole.attend
-        self.q, self.k, self.v = (nn.Linear(whole.out.in_features, whole.out.in_features) for _ in range(3))
-        for layer, weight, bias in zip(
-            (self.q, self.k, self.v), whole.qkv.weight.chunk(3), whole.qkv.bias.chunk(3), strict=True
-        ):
-            layer.weight, layer.bias = nn.Parameter(weight.detach().clone()), nn.Parameter(bias.detach().clone())
+        width, bias = whole.out.in_features, whole.qkv.bias is not None
+        self.q, self.k, self.v = layers = [nn.Linear(width, width, bias) for _ in range(3)]
+        for name, packed in whole.qkv.named_parameters():
+            for layer, part in zip(layers, packed.chunk(3), strict=True):
+                setattr(layer, name, nn.Parameter(part.detach().clone()))
         self.out = whole.out
 
     @property
@@ -95,15 +97,29 @@ class PreNorm(nn.Module):
 
 
 class Block(PreNorm):
-    """The block of GPT and ViT: 12 d^2 + 13 d parameters."""
+    """The block of GPT and ViT: 12 d^2 + 13 d parameters.
 
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
+    hidden: by default 4 d; gelu: "tanh" for GPT-2's approximation, "none" for the exact one.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        causal: bool,
+        hidden: int | None = None,
+        epsilon: float = EPSILON,
+        gelu: str = "tanh",
+        qkv_bias: bool = True,
+    ) -> None:
+        hidden = hidden or 4 * width
         mlp = nn.Sequential(
-            nn.Linear(width, 4 * width),  # (b, s, d) -> (b, s, 4d)
-            nn.GELU(approximate="tanh"),
-            nn.Linear(4 * width, width),  # (b, s, 4d) -> (b, s, d)
+            nn.Linear(width, hidden),  # (b, s, d) -> (b, s, 4d)
+            nn.GELU(gelu),
+            nn.Linear(hidden, width),  # (b, s, 4d) -> (b, s, d)
         )
-        super().__init__(nn.LayerNorm(width), Attention(width, heads, causal), nn.LayerNorm(width), mlp)
+        norm1, norm2 = nn.LayerNorm(width, epsilon), nn.LayerNorm(width, epsilon)
+        super().__init__(norm1, Attention(width, heads, causal, qkv_bias), norm2, mlp)
 
 
 def check_heads(width: int, heads: int) -> None:

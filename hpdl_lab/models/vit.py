@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from . import mlp as initial
-from .transformer import Block, check_heads, std_of
+from .transformer import EPSILON, Block, check_heads, std_of
 
 SIZES = {  # 12 layers of width 768 and patches of 16 x 16 are "ViT-B/16": 86,567,656 parameters for 1,000 classes
     "tiny": {"image": 8, "patch": 2, "channels": 1, "classes": 10, "layers": 2, "heads": 2, "width": 32},
@@ -24,10 +24,22 @@ class ViT(nn.Module):
 
     (image / patch)^2 patches and one more position, which sees them all and answers, make s positions of width d:
     (c patch^2 + 1) d + (1 + s) d + layers (12 d^2 + 13 d) + 2 d + (d + 1) classes parameters, for c channels.
+    Those fields that follow `width` are for published models: see Block.
     """
 
     def __init__(
-        self, image: int, patch: int, channels: int, classes: int, layers: int, heads: int, width: int
+        self,
+        image: int,
+        patch: int,
+        channels: int,
+        classes: int,
+        layers: int,
+        heads: int,
+        width: int,
+        hidden: int | None = None,
+        epsilon: float = EPSILON,
+        gelu: str = "tanh",
+        qkv_bias: bool = True,
     ) -> None:
         super().__init__()
         check_heads(width, heads)
@@ -38,8 +50,10 @@ class ViT(nn.Module):
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)  # one linear layer, applied to every patch
         self.answer = nn.Parameter(torch.zeros(1, 1, width))  # what the position that answers starts with
         self.positions = nn.Parameter(torch.zeros(1, s, width))
-        self.blocks = nn.Sequential(*[Block(width, heads, causal=False) for _ in range(layers)])
-        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.Sequential(
+            *[Block(width, heads, False, hidden, epsilon, gelu, qkv_bias) for _ in range(layers)]
+        )
+        self.norm = nn.LayerNorm(width, epsilon)
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -437,7 +437,7 @@ sizes = {"vocab_size": 80, "hidden_size": 64, "intermediate_size": 128, "num_hid
 rope = {"rope_type": "default", "rope_theta": 500_000.0}
 torch.manual_seed(0)
 theirs = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, rope_parameters=rope))
-ours = models.load_transformers(models.build("llama", dtype="float64"), theirs.double().state_dict())
+ours = models.from_transformers(theirs.double())
 styles = {"colwise": ColwiseParallel(), "rowwise": RowwiseParallel()}
 styles["embedding_rowwise"] = RowwiseParallel(input_layouts=Replicate())
 styles["colwise_gather_output"] = ColwiseParallel(output_layouts=Replicate())
@@ -469,7 +469,7 @@ assert out.grep("not installed") or (len(off) == 2 and max(off) < 1e-6)
 # ## Where to read the real code
 #
 # - `hpdl_lab/models/llama.py`, `hpdl_lab/models/deepseek.py`, `hpdl_lab/models/attention.py`: models that read like
-#   their papers; `hpdl_lab/models/from_transformers.py` loads published weights.
+#   their papers; `hpdl_lab/models/published.py` makes ours of published models.
 # - `hpdl_lab/models/experts.py`: router, bias, experts on one rank; `hpdl_lab/parallel/experts.py`: dispatch,
 #   combine.
 # - `hpdl_lab/parallel/context.py`: the ring with its backward, and Ulysses.

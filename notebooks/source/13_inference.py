@@ -368,7 +368,7 @@ sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads"
 more = {"rope_theta": 500_000, "rms_norm_eps": 1e-5, "initializer_range": 0.2, "max_position_embeddings": 64}
 torch.manual_seed(0)
 theirs = LlamaForCausalLM(LlamaConfig(vocab_size=80, intermediate_size=128, **sizes, **more)).eval()
-ours = models.load_transformers(models.build("llama"), theirs.state_dict())  # its smallest size is that
+ours = models.from_transformers(theirs)
 prompt = [3, 1, 4, 1, 5, 9, 2, 6]
 there = theirs.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None)[0].tolist()
 here = prompt + Engine(ours).generate([prompt], max_tokens=40)[0]

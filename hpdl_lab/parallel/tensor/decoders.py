@@ -9,7 +9,7 @@
 
 A query head and its key head are on one rank, so the ranks must divide the key heads. Routed experts are whole on every
 rank: it is expert parallelism that shares them out (DeepSeek-V3 was trained without tensor parallelism, section 3.2).
-Both ends have tables of their own (untied), each cut by the vocabulary.
+The tables at both ends, one parameter in a tied model, are cut by the vocabulary.
 Ref: Shoeybi et al. 2019, arXiv:1909.08053; DeepSeek-AI 2024, arXiv:2412.19437.
 """
 
@@ -35,6 +35,7 @@ def shard_decoder(comm: Comm, whole: Decoder, whole_logits: bool) -> Decoder:
     Steps: per block two all_reduces of b s d elements forward; backward two, for latent attention one of b s d and one
     of b s (q_rank + c + r), for routed experts one of b s d less.
     """
+    tied = whole.head.weight is whole.tokens.weight
     for block in whole.blocks:
         shard_attention = shard_grouped if isinstance(block.attention, Attention) else shard_latent
         shard_attention(comm, block.attention)
@@ -44,6 +45,8 @@ def shard_decoder(comm: Comm, whole: Decoder, whole_logits: bool) -> Decoder:
             block.mlp = TensorSwiGLU(comm, block.mlp)
     whole.tokens = VocabularyEmbedding(comm, whole.tokens)
     whole.head = VocabularyHead(comm, whole.head, whole_logits)
+    if tied:
+        whole.head.weight = whole.tokens.weight
     return whole
 
 

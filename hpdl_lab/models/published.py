@@ -1,0 +1,378 @@
+"""Published models: what a config and the weights of transformers say, as one of our models with the same logits.
+
+    from_transformers(LlamaForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B"))      -> Llama, tied, stretched angles
+
+    theirs    q_proj (h n, d)   k_proj (h_kv n, d)   v_proj (h_kv n, d)
+    ours      qkv ((h + 2 h_kv) n, d)                                      one below the other: one product
+
+The fields of a config say how weights are used. Each is taken, or must have a value that ours knows, or is among those
+that no logits depend on (IGNORED), or must be as its class has it by default: a field that is new to this file is not
+dropped without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from . import DTYPES
+from .deepseek import DeepSeek
+from .gpt import GPT
+from .llama import Decoder, Llama, Stretch
+from .vit import ViT
+
+
+class Source(NamedTuple):
+    """names: of their tensors, "{}" is the number of the layer; make: f(tensors) -> ours."""
+
+    names: tuple[str, ...]
+    make: Callable[..., Tensor]
+
+
+def same(name: str) -> Source:
+    return Source((name,), lambda x: x)
+
+
+def rows(*names: str) -> Source:
+    """One below the other."""
+    return Source(names, lambda *parts: torch.cat(parts))
+
+
+def transposed(name: str) -> Source:
+    """A weight (in, out), as GPT-2's Conv1D has it."""
+    return Source((name,), lambda x: x.mT)
+
+
+def half(name: str, number: int) -> Source:
+    """Of the stacks (E, 2 hidden, d) of gates and ups, the first or second half."""
+    return Source((name,), lambda x: x.chunk(2, 1)[number])
+
+
+def biased(table: Callable[[str], Source], ours: str, *names: str) -> dict[str, Source]:
+    """A layer's weight, by `table`, and its bias, one below the other."""
+    return {
+        f"{ours}.weight": table(*(f"{name}.weight" for name in names)),
+        f"{ours}.bias": rows(*(f"{name}.bias" for name in names)),
+    }
+
+
+LAYER, THEIRS = "blocks.{}.", "model.layers.{}."
+DECODER = {
+    "tokens.weight": same("model.embed_tokens.weight"),
+    "norm.weight": same("model.norm.weight"),
+    "head.weight": same("lm_head.weight"),
+    LAYER + "norm1.weight": same(THEIRS + "input_layernorm.weight"),
+    LAYER + "norm2.weight": same(THEIRS + "post_attention_layernorm.weight"),
+    **biased(same, LAYER + "attention.out", THEIRS + "self_attn.o_proj"),
+    **{
+        LAYER + f"mlp.{part}.{kind}": same(THEIRS + f"mlp.{part}_proj.{kind}")
+        for part in ("gate", "up", "down")
+        for kind in ("weight", "bias")
+    },
+}
+TABLES: dict[type[nn.Module], dict[str, Source]] = {
+    Llama: DECODER | biased(rows, LAYER + "attention.qkv", *(THEIRS + f"self_attn.{part}_proj" for part in "qkv")),
+    DeepSeek: DECODER
+    | {
+        LAYER + f"attention.{ours}.{kind}": same(THEIRS + f"self_attn.{name}.{kind}")
+        for kind in ("weight", "bias")
+        for ours, name in {
+            "q_down": "q_a_proj",
+            "q_norm": "q_a_layernorm",
+            "q_up": "q_b_proj",
+            "kv_down": "kv_a_proj_with_mqa",
+            "kv_norm": "kv_a_layernorm",
+            "kv_up": "kv_b_proj",
+        }.items()
+    }
+    | {
+        LAYER + f"mlp.shared.{part}.weight": same(THEIRS + f"mlp.shared_experts.{part}_proj.weight")
+        for part in ("gate", "up", "down")
+    }
+    | {
+        LAYER + "mlp.router.weight": same(THEIRS + "mlp.gate.weight"),
+        LAYER + "mlp.router.bias": same(THEIRS + "mlp.gate.e_score_correction_bias"),
+        LAYER + "mlp.experts.gate": half(THEIRS + "mlp.experts.gate_up_proj", 0),
+        LAYER + "mlp.experts.up": half(THEIRS + "mlp.experts.gate_up_proj", 1),
+        LAYER + "mlp.experts.down": same(THEIRS + "mlp.experts.down_proj"),
+    },
+    GPT: {
+        "tokens.weight": same("transformer.wte.weight"),
+        "positions.weight": same("transformer.wpe.weight"),
+        **biased(same, "norm", "transformer.ln_f"),
+        **biased(same, LAYER + "norm1", "transformer.h.{}.ln_1"),
+        **biased(same, LAYER + "norm2", "transformer.h.{}.ln_2"),
+        **biased(transposed, LAYER + "attention.qkv", "transformer.h.{}.attn.c_attn"),
+        **biased(transposed, LAYER + "attention.out", "transformer.h.{}.attn.c_proj"),
+        **biased(transposed, LAYER + "mlp.0", "transformer.h.{}.mlp.c_fc"),
+        **biased(transposed, LAYER + "mlp.2", "transformer.h.{}.mlp.c_proj"),
+    },
+    ViT: {
+        "answer": same("vit.embeddings.cls_token"),
+        "positions": same("vit.embeddings.position_embeddings"),
+        **biased(same, "patches", "vit.embeddings.patch_embeddings.projection"),
+        **biased(same, "norm", "vit.layernorm"),
+        **biased(same, "head", "classifier"),
+        **biased(same, LAYER + "norm1", "vit.layers.{}.layernorm_before"),
+        **biased(same, LAYER + "norm2", "vit.layers.{}.layernorm_after"),
+        **biased(rows, LAYER + "attention.qkv", *(f"vit.layers.{{}}.attention.{part}_proj" for part in "qkv")),
+        **biased(same, LAYER + "attention.out", "vit.layers.{}.attention.o_proj"),
+        **biased(same, LAYER + "mlp.0", "vit.layers.{}.mlp.fc1"),
+        **biased(same, LAYER + "mlp.2", "vit.layers.{}.mlp.fc2"),
+    },
+}
+WITHOUT_Q_RANK = {LAYER + "attention.q_up.weight": same(THEIRS + "self_attn.q_proj.weight")}
+TIED = "lm_head.weight"  # the token embedding once more, where a model is tied
+
+
+def fill(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """Overwrite the parameters of `model` by weights of transformers' class, in any dtype.
+
+    Raises:  ValueError that names the first tensor which is missing, has another shape, or has no place in the model,
+             which then stays as it is.
+    """
+    kind, table = type(model).__name__, TABLES[type(model)]
+    used, found = set[str](), dict[str, Tensor]()
+    own = model.state_dict()
+    if isinstance(model, DeepSeek) and LAYER.format(0) + "attention.q_down.weight" not in own:
+        table = table | WITHOUT_Q_RANK
+    if is_tied(model):
+        own.pop("head.weight", None)
+    for name, ours in own.items():
+        pattern, layer = pattern_of(name)
+        theirs = [text.format(layer) for text in table[pattern].names]
+        for text in theirs:
+            if text not in state_dict:
+                raise ValueError(f"the weights have no {text}, from which {name} of this {kind} is made")
+        tensors = [state_dict[text] for text in theirs]
+        try:
+            made = table[pattern].make(*tensors)
+        except (RuntimeError, IndexError):  # of shapes that do not go together
+            made = None
+        if made is None or made.shape != ours.shape:
+            got = ", ".join(f"{text} {tuple(x.shape)}" for text, x in zip(theirs, tensors, strict=True))
+            raise ValueError(f"the weights have {got}, and {name} of this {kind} has shape {tuple(ours.shape)}")
+        found[name] = made
+        used.update(theirs)
+    if is_tied(model) and TIED in state_dict:
+        if not torch.equal(state_dict[TIED], found["tokens.weight"]):
+            raise ValueError(f"the weights have {TIED}, and this {kind} is tied to tokens.weight, which differs")
+        used.add(TIED)
+    others = [text for text in state_dict if text not in used]
+    if others:
+        layers = len(model.blocks)
+        raise ValueError(f"the weights have {others[0]}, for which this {kind} of {layers} layers has no place")
+    model.load_state_dict(found, strict=False)  # but for the second name of what is tied
+
+
+def is_tied(model: nn.Module) -> bool:
+    """Whether the last layer of a decoder is its token embedding."""
+    return isinstance(model, GPT) or (isinstance(model, Decoder) and model.tied)
+
+
+def pattern_of(name: str) -> tuple[str, str]:
+    """ "blocks.3.norm1.weight" -> ("blocks.{}.norm1.weight", "3"); other names as they are, and ""."""
+    if not name.startswith("blocks."):
+        return name, ""
+    _, layer, rest = name.split(".", 2)
+    return LAYER + rest, layer
+
+
+# -- configs ----------------------------------------------------------------------------------------------------------
+
+
+class Config(Protocol):
+    """A config of transformers, 4 or 5."""
+
+    model_type: str
+    num_labels: int
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+DECODER_FIELDS = {  # ours -> theirs
+    "vocabulary": "vocab_size", "block": "max_position_embeddings", "layers": "num_hidden_layers",
+    "heads": "num_attention_heads", "width": "hidden_size", "hidden": "intermediate_size", "epsilon": "rms_norm_eps",
+    "bias": "attention_bias", "tied": "tie_word_embeddings",
+}  # fmt: skip
+LLAMA_FIELDS = DECODER_FIELDS | {"kv_heads": "num_key_value_heads", "head": "head_dim", "mlp_bias": "mlp_bias"}
+DEEPSEEK_FIELDS = DECODER_FIELDS | {
+    "dense": "first_k_dense_replace", "experts": "n_routed_experts", "top_k": "num_experts_per_tok",
+    "groups": "n_group", "top_groups": "topk_group", "shared": "n_shared_experts",
+    "expert_hidden": "moe_intermediate_size", "scale": "routed_scaling_factor", "normal": "norm_topk_prob",
+    "q_rank": "q_lora_rank", "kv_rank": "kv_lora_rank", "nope": "qk_nope_head_dim", "rope": "qk_rope_head_dim",
+    "value": "v_head_dim", "neighbors": "rope_interleave",
+}  # fmt: skip
+GPT_FIELDS = {
+    "vocabulary": "vocab_size", "block": "n_positions", "layers": "n_layer", "heads": "n_head", "width": "n_embd",
+    "hidden": "n_inner", "epsilon": "layer_norm_epsilon",
+}  # fmt: skip
+VIT_FIELDS = {
+    "channels": "num_channels", "layers": "num_hidden_layers", "heads": "num_attention_heads", "width": "hidden_size",
+    "hidden": "intermediate_size", "epsilon": "layer_norm_eps", "qkv_bias": "qkv_bias",
+}  # fmt: skip
+STRETCH_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+DEFAULT_THETA = 10_000.0  # of a config that says none
+IGNORED = {  # no logits depend on these
+    "the file": "architectures auto_map dtype model_type name_or_path _name_or_path torch_dtype transformers_version "
+    "_attn_implementation_autoset task_specific_params transformers.js_config is_llama_config",
+    "outputs": "id2label label2id output_attentions output_hidden_states output_router_logits return_dict",
+    "generation": "use_cache bos_token_id eos_token_id pad_token_id num_nextn_predict_layers num_mtp_layers",
+    "training": "initializer_range attention_dropout attention_probs_dropout_prob hidden_dropout_prob attn_pdrop "
+    "embd_pdrop resid_pdrop problem_type aux_loss_alpha seq_aux",
+    "machines": "pretraining_tp ep_size reorder_and_upcast_attn",
+    "heads of other classes": "encoder_stride pooler_act pooler_output_size summary_activation summary_first_dropout "
+    "summary_proj_to_labels summary_type summary_use_proj",
+    "what another field says": "n_ctx",
+}
+
+
+class Fields:
+    """The fields of a config: each is taken once, and those that are left in the end must be as by default."""
+
+    def __init__(self, config: Config, ours: type[nn.Module]) -> None:
+        self.config, self.ours, self.left = config, ours.__name__, config.to_dict()
+
+    def refuse(self, name: str, value: object, why: str) -> NoReturn:
+        raise ValueError(f"{type(self.config).__name__} says {name}={value!r}; this {self.ours} {why}")
+
+    def take(self, name: str) -> Any:
+        if name not in self.left:
+            raise ValueError(f"this {type(self.config).__name__} has no {name}, which a {self.ours} needs")
+        return self.left.pop(name)
+
+    def all(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """{ours: what the config says} for {ours: theirs}."""
+        return {ours: self.take(theirs) for ours, theirs in names.items()}
+
+    def only(self, name: str, *known: object) -> None:
+        """Raise ValueError unless the field says what ours knows, or there is none."""
+        value = self.left.pop(name, known[0])
+        if value not in known:
+            self.refuse(name, value, f"knows {' and '.join(map(repr, known))} only")
+
+    def end(self) -> None:
+        """Raise ValueError for a field that is on no list and not as its class has it by default."""
+        ignored, usual = " ".join(IGNORED.values()).split(), type(self.config)().to_dict()
+        for name, value in self.left.items():
+            if name not in ignored and value != usual.get(name):
+                self.refuse(name, value, f"knows {usual[name]!r} only" if name in usual else "knows no such field")
+
+    def rotary(self, *known: str) -> tuple[float, Stretch | None]:
+        """(theta, what "llama3" says or None) of rope_parameters, in older configs of rope_theta and rope_scaling."""
+        rope = dict(self.left.pop("rope_parameters", None) or self.left.pop("rope_scaling", None) or {})
+        said = rope.pop("rope_theta", None), self.left.pop("rope_theta", None)
+        theta, *others = {theta for theta in said if theta is not None} or {DEFAULT_THETA}
+        if others:
+            self.refuse("rope_theta", said, "knows one theta")
+        older, part = rope.pop("type", "default"), rope.pop("partial_rotary_factor", None)
+        kind = rope.pop("rope_type", older)
+        if kind not in known:
+            self.refuse("rope_type", kind, f"knows {' and '.join(map(repr, known))} only")
+        if part not in (None, 1):
+            self.refuse("partial_rotary_factor", part, "turns all numbers of a head")
+        stretch = None
+        if kind == "llama3":
+            rope.setdefault(STRETCH_FIELDS[-1], self.left["max_position_embeddings"])
+            for name in STRETCH_FIELDS:
+                if name not in rope:
+                    self.refuse("rope_type", kind, f"needs {name} as well")
+            stretch = Stretch(*(rope.pop(name) for name in STRETCH_FIELDS))
+            if not stretch.low < stretch.high:
+                self.refuse("low_freq_factor", stretch.low, f"needs less than high_freq_factor={stretch.high!r}")
+        for name, value in rope.items():
+            self.refuse(name, value, f"knows no such field of rope_type={kind!r}")
+        return float(theta), stretch
+
+    def gelu(self, name: str) -> str:
+        """What nn.GELU calls the activation that this field names."""
+        said = self.take(name)
+        return GELUS[said] if said in GELUS else self.refuse(name, said, f"knows {' and '.join(GELUS)} only")
+
+    def side(self, name: str) -> int:
+        """Of an image or a patch, for which a field has a number or a pair of equal ones."""
+        said = self.take(name)
+        side, *others = {said} if isinstance(said, int) else {*said}
+        return self.refuse(name, said, "knows squares only") if others else side
+
+
+def llama_of(fields: Fields) -> dict[str, Any]:
+    fields.only("hidden_act", "silu", "swish")
+    fields.only("rope_interleaved", False)  # in the file of SmolLM2
+    theta, stretch = fields.rotary("default", "llama3")
+    return fields.all(LLAMA_FIELDS) | {"theta": theta, "stretch": stretch}
+
+
+def deepseek_of(fields: Fields) -> dict[str, Any]:
+    fields.only("hidden_act", "silu", "swish")
+    for name, value in {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}.items():
+        fields.only(name, value)  # in the file of DeepSeek-V3
+    theta, _ = fields.rotary("default")
+    ours = fields.all(DEEPSEEK_FIELDS)
+    fields.only("num_key_value_heads", ours["heads"])
+    fields.only("head_dim", ours["rope"])
+    fields.only("qk_head_dim", ours["nope"] + ours["rope"])
+    return ours | {"theta": theta}
+
+
+def gpt_of(fields: Fields) -> dict[str, Any]:
+    for name in ("tie_word_embeddings", "scale_attn_weights"):
+        fields.only(name, True)
+    for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        fields.only(name, False)
+    return fields.all(GPT_FIELDS) | {"gelu": fields.gelu("activation_function")}
+
+
+def vit_of(fields: Fields) -> dict[str, Any]:
+    sides = {"image": fields.side("image_size"), "patch": fields.side("patch_size")}
+    gelu, classes = fields.gelu("hidden_act"), fields.config.num_labels
+    return fields.all(VIT_FIELDS) | sides | {"gelu": gelu, "classes": classes}
+
+
+KINDS: dict[str, tuple[type[nn.Module], Callable[[Fields], dict[str, Any]]]] = {
+    "llama": (Llama, llama_of),
+    "deepseek_v3": (DeepSeek, deepseek_of),
+    "gpt2": (GPT, gpt_of),
+    "vit": (ViT, vit_of),
+}
+
+
+def from_transformers(
+    theirs: nn.Module | Config, state_dict: Mapping[str, Tensor] | None = None, dtype: str | None = None
+) -> nn.Module:
+    """Make a gpt, vit, llama or deepseek that has the logits of a model of transformers.
+
+        from_transformers(LlamaForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B"))
+        from_transformers(config, safetensors.torch.load_file("model.safetensors"), dtype="float32")
+
+    Tied embeddings are shared: head.weight is tokens.weight, one parameter, also when it is trained: see llama.Decoder.
+
+    Args:    theirs: GPT2LMHeadModel, ViTForImageClassification, LlamaForCausalLM, DeepseekV3ForCausalLM, or its config.
+             state_dict: by default that of `theirs`. dtype: of ours, by default that of the first of their weights.
+    Returns: nn.Module with weights of its own, in training mode as models.build makes it.
+    Raises:  ValueError that names the first field of the config which ours cannot have, or the first tensor which
+             is missing, has another shape, or has no place in ours.
+    """
+    config: Config = getattr(theirs, "config", theirs)
+    name = type(config).__name__
+    if getattr(config, "model_type", None) not in KINDS:
+        raise ValueError(f"from_transformers knows {', '.join(KINDS)}; got a {name}")
+    if state_dict is None:
+        if not isinstance(theirs, nn.Module):
+            raise ValueError(f"a {name} has no weights: give the state_dict as well")
+        state_dict = theirs.state_dict()
+    kind, read = KINDS[config.model_type]
+    fields = Fields(config, kind)
+    ours = read(fields)
+    fields.end()
+    dtype = dtype or str(next(iter(state_dict.values()), torch.zeros(0)).dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: one of {', '.join(map(repr, DTYPES))} is needed")
+    with torch.random.fork_rng(devices=[]):
+        model = kind(**ours).to(getattr(torch, dtype))
+    fill(model, state_dict)
+    return model
