@@ -9,14 +9,22 @@ from torch import nn
 from hpdl_lab.comm import sim
 from hpdl_lab.models import cnn, gpt, mlp
 from hpdl_lab.parallel import checkpoint
-from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelNaive, DataParallelOverlapped
-from hpdl_lab.parallel.precision import LossScale, Precision, unscale_together
+from hpdl_lab.parallel.compression import Cast
+from hpdl_lab.parallel.data_parallel import (
+    DataParallel,
+    DataParallelBucketed,
+    DataParallelNaive,
+    DataParallelOverlapped,
+)
+from hpdl_lab.parallel.precision import DTYPES, LossScale, Precision, unscale_together
 from hpdl_lab.parallel.training import train_step
 from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
 from tests.wording import raises
 
 SIZES = [16, 32, 10]
 SGD = lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9)  # noqa: E731
+ADAMW = lambda params: torch.optim.AdamW(params, lr=0.01)  # noqa: E731
+STRATEGIES = [DataParallelNaive, DataParallel, DataParallelBucketed, DataParallelOverlapped, ZeRO1, ZeRO2, ZeRO3]
 
 
 def batch(step, shape=(12, 16), classes=10):
@@ -229,9 +237,221 @@ def test_a_run_goes_on_from_a_checkpoint_bit_by_bit(tmp_path):
     assert torch.equal(whole[0], again[0]) and whole[1] == again[1] == 256.0
 
 
+# -- what is saved of a model ------------------------------------------------------------------------------------------
+
+
+def tied_and_frozen():
+    """A model of tokens whose table has two names, and of which a layer is frozen."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Embedding(20, 9), nn.Linear(9, 9), nn.LayerNorm(9), nn.Linear(9, 20, bias=False))
+    model[3].weight = model[0].weight
+    model[1].requires_grad_(False)
+    return model
+
+
+def conv():
+    return cnn.build(1, 10, (4, 8), 1, norm="batch", seed=1)
+
+
+def assert_same_state(found, wanted):
+    """Two state_dicts have the same names in the same order, shapes, dtypes and bits."""
+    assert list(found) == list(wanted)
+    for name, tensor in wanted.items():
+        assert found[name].shape == tensor.shape and found[name].dtype == tensor.dtype, name
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("build", [tied_and_frozen, conv])
+def test_a_state_dict_has_the_names_shapes_and_bits_that_the_model_came_with(build, kind, size):
+    def state_of(comm, precision):
+        model, strategy = build(), kind(precision=precision)
+        strategy.start(comm, model)
+        computes = {name: p.dtype for name, p in model.named_parameters()}
+        again = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        assert {name: p.dtype for name, p in model.named_parameters()} == computes
+        prefixed = nn.Sequential(model).state_dict()
+        assert all(torch.equal(prefixed[f"0.{name}"], tensor) for name, tensor in again.items())
+        strategy.finish(comm, model)
+        finished = copy.deepcopy(model.state_dict())
+        strategy.stop()
+        assert_same_state(model.state_dict(), again)
+        assert_same_state(finished, again)
+        return again
+
+    for precision in ("bf16", "fp16", "fp32"):
+        for found in sim.run(size, state_of, precision, threads=True):
+            assert_same_state(found, build().state_dict())
+
+
+def begun(comm, kind, precision, seed=1):
+    """(model, strategy, optimizer) of a rank."""
+    model = mlp.mlp(SIZES, seed=seed)
+    strategy = kind(precision=Precision(precision, LossScale(256.0, interval=2) if precision == "fp16" else None))
+    strategy.start(comm, model)
+    return model, strategy, strategy.optimizer(model, ADAMW)
+
+
+def stepped(comm, model, strategy, optimizer, steps):
+    for step in steps:
+        x, y = (part[comm.rank :: comm.size] for part in batch(step))
+        train_step(comm, model, strategy, optimizer, x, y, 12)
+
+
+def copied(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_state_dict_holds_what_the_optimizer_updates(precision, kind, size):
+    def body(comm):
+        model, strategy, optimizer = begun(comm, kind, precision)
+        stepped(comm, model, strategy, optimizer, range(3))
+        (group,) = optimizer.param_groups
+        return copied(model), torch.cat([p.detach().flatten() for p in group["params"]])
+
+    found = sim.run(size, body, threads=True)
+    updated = [pieces for _, pieces in found] if kind in (ZeRO1, ZeRO2, ZeRO3) else [found[0][1]]
+    for state, _ in found:
+        whole = torch.cat([tensor.flatten() for tensor in state.values()])
+        assert whole.dtype == torch.float32 and torch.equal(whole.sort()[0], torch.cat(updated).sort()[0])
+        assert (whole.to(DTYPES[precision]).float() != whole).float().mean() > 0.9  # no 16 bits have them
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_state_dict_is_that_of_a_loop_written_by_hand(kind, dtype):
+    def body(comm):
+        model = mlp.mlp(SIZES, seed=1)
+        strategy = kind(precision=Precision(dtype, LossScale(256.0) if dtype == "float16" else None))
+        strategy.start(comm, model)
+        stepped(comm, model, strategy, strategy.optimizer(model, SGD), range(4))
+        return torch.cat([tensor.flatten() for tensor in model.state_dict().values()])
+
+    (found,) = sim.run(1, body, threads=True)
+    assert torch.equal(found, by_hand(getattr(torch, dtype), 256.0 if dtype == "float16" else 1.0))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (4, 1), (1, 4)])
+@pytest.mark.parametrize(
+    "kinds", [*((kind, kind) for kind in STRATEGIES), (ZeRO3, DataParallel), (DataParallel, ZeRO2)]
+)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_what_is_loaded_is_saved_again_bit_by_bit(precision, kinds, before, after):
+    def save(comm):
+        model, strategy, optimizer = begun(comm, kinds[0], precision)
+        stepped(comm, model, strategy, optimizer, range(3))
+        return copied(model)
+
+    def load(comm, state):
+        model, strategy, _ = begun(comm, kinds[1], precision, seed=2)
+        model.load_state_dict(state)
+        return copied(model)
+
+    saved = sim.run(before, save, threads=True)[0]
+    for again in sim.run(after, load, saved, threads=True):
+        assert_same_state(again, saved)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_training_that_goes_on_from_a_state_dict_equals_one_without_a_break(precision, kind, size):
+    def whole(comm):
+        model, strategy, optimizer = begun(comm, kind, precision)
+        stepped(comm, model, strategy, optimizer, range(6))
+        return copied(model)
+
+    def broken(comm):
+        model, strategy, optimizer = begun(comm, kind, precision)
+        stepped(comm, model, strategy, optimizer, range(3))
+        state, its_optimizer = copied(model), copy.deepcopy(optimizer.state_dict())
+        strategy.stop()
+        model, strategy, optimizer = begun(comm, kind, precision, seed=2)
+        model.load_state_dict(state)
+        optimizer.load_state_dict(its_optimizer)
+        stepped(comm, model, strategy, optimizer, range(3, 6))
+        return copied(model)
+
+    wanted = sim.run(size, whole, threads=True)
+    for found, state in zip(sim.run(size, broken, threads=True), wanted, strict=True):
+        assert_same_state(found, state)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_looking_at_a_state_dict_changes_no_step(kind):
+    """Before forward, between forward and backward, and while gradients travel."""
+
+    def body(comm, looks):
+        model, strategy, optimizer = begun(comm, kind, "bf16")
+        for step in range(3):
+            x, y = (part[comm.rank :: comm.size] for part in batch(step))
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y, reduction="sum") / 12
+            if looks:
+                model.state_dict()
+            loss.backward()
+            if looks:
+                model.state_dict()
+            strategy.add_gradients(comm, model)
+            if looks:
+                model.state_dict()
+            optimizer.step()
+        return copied(model)
+
+    for found, wanted in zip(sim.run(2, body, True, threads=True), sim.run(2, body, False, threads=True), strict=True):
+        assert_same_state(found, wanted)
+
+
+@pytest.mark.parametrize("kind", [DataParallel, ZeRO1, ZeRO2, ZeRO3])
+def test_a_state_that_does_not_fit_is_named_and_the_model_computes_in_16_bits_as_before(kind):
+    def body(comm):
+        model, strategy, optimizer = begun(comm, kind, "bf16")
+        state = copied(model) | {"2.bias": torch.zeros(3)}
+        with pytest.raises(RuntimeError, match=r"2\.bias"):
+            model.load_state_dict(state)
+        stepped(comm, model, strategy, optimizer, range(1))
+        return {p.dtype for p in model.parameters()}, copied(model)["2.bias"].shape
+
+    assert sim.run(2, body, threads=True) == [({torch.bfloat16}, (10,))] * 2
+
+
+@pytest.mark.parametrize("kind", [DataParallel, ZeRO1, ZeRO3])
+def test_the_float32_of_frozen_parameters_is_held_and_counted(kind):
+    def held(comm):
+        model, strategy = mlp.mlp(SIZES, seed=1), kind(precision="bf16")
+        model[0].requires_grad_(False)
+        strategy.start(comm, model)
+        found = strategy.held(model, strategy.optimizer(model, SGD))["optimizer"]
+        return found, sum(p.numel() for p in model.parameters())
+
+    found = sim.run(2, held, threads=True)
+    whole = 4 * found[0][1] * (2 if kind is DataParallel else 1)
+    assert sum(nbytes for nbytes, _ in found) == whole
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_precision_has_two_names_and_float32_is_none(kind):
+    for short, long in (("bf16", "bfloat16"), ("fp16", "float16")):
+        assert kind(precision=short).precision.dtype == kind(precision=long).precision.dtype == getattr(torch, long)
+        assert repr(kind(precision=short)) == repr(kind(precision=long))  # by which ranks compare their strategies
+    assert kind(precision="fp16").precision.scaler == LossScale() and kind(precision="bf16").precision.scaler is None
+    for none in ("fp32", "float32", None):
+        assert kind(precision=none).precision is None
+    assert Cast("bf16") == Cast("bfloat16") and Cast("fp16") == Cast("float16")
+
+
 def test_what_cannot_be_is_said():
-    with raises(ValueError, "float32", "bfloat16", "float16"):
-        DataParallel(precision="float32")
+    with raises(ValueError, "precision='float8'", *DTYPES):
+        DataParallel(precision="float8")
+    with raises(ValueError, "dtype='float32'", "float16", "bfloat16"):
+        Precision("float32")
     with raises(ValueError, "scale", "0"):
         LossScale(0.0)
     with raises(ValueError, "float32", "float64"):

@@ -446,6 +446,120 @@ def test_shards_of_every_rank_are_put_together(tmp_path, stage, precision):
         assert_same(found, optimizer)
 
 
+@pytest.mark.parametrize("stage", [*STAGES, DataParallel])
+def test_shards_hold_float32_of_frozen_parameters_as_well(tmp_path, stage):
+    model, path = mlp((6, 5, 3)), str(tmp_path / "run.pt")
+    model[0].requires_grad_(False)
+    wanted = copy.deepcopy(model.state_dict())
+
+    def write(comm, model):
+        strategy = stage(precision="bf16")
+        strategy.start(comm, model)
+        saved, optimizer = strategy.stateful(model), strategy.optimizer(model, sgd)
+        (checkpoint.save if stage is DataParallel else checkpoint.save_shards)(comm, path, saved, optimizer, 1)
+
+    def read(comm, strategy):
+        model = mlp((6, 5, 3), seed=5)
+        model[0].requires_grad_(False)
+        strategy.start(comm, model)
+        checkpoint.restore(comm, path, strategy.stateful(model), strategy.optimizer(model, sgd))
+        return strategy.stateful(model).state_dict()
+
+    sim.run(3, write, model, threads=True)
+    for after in (ZeRO1(precision="bf16"), ZeRO3(precision="bf16"), DataParallel(precision="bf16")):
+        for found in sim.run(2, read, after, threads=True):
+            assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_state_dict_of_the_model_itself_is_whole(stage, p):
+    """Before the first step, between steps, and when the strategy has finished."""
+    model, x, y = examples("gpt")
+    wanted = copy.deepcopy(model)
+    train(None, wanted, None, adamw, x, y, steps=1)
+
+    def body(comm, model, strategy):
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, adamw)
+        states = [strategy.state_dict()]
+        mine = shard(torch.arange(BATCH), comm.rank, comm.size)
+        train_step(comm, model, strategy, optimizer, x[mine], y[mine], BATCH)
+        states += [copy.deepcopy(model.state_dict())]
+        strategy.finish(comm, model)
+        states += [copy.deepcopy(model.state_dict())]
+        loss = cross_entropy(model(x[:4]).flatten(0, -2), y[:4].flatten()).item()
+        return *states, loss
+
+    loss = cross_entropy(wanted(x[:4]).flatten(0, -2), y[:4].flatten()).item()
+    for first, second, third, its_loss in sim.run(p, body, model, stage(), threads=True):
+        assert_same(first, dict(model.state_dict()))
+        assert_same(third, second)
+        assert list(second) == list(wanted.state_dict())
+        assert all((second[name] - tensor).abs().max() < 1e-10 for name, tensor in wanted.state_dict().items())
+        assert its_loss == pytest.approx(loss, abs=1e-10)
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_that_loads_a_state_between_steps_goes_on_from_it(stage, precision):
+    model, x, y = examples("gpt", "float32")
+
+    def body(comm, model, loads):
+        strategy = stage(precision=precision)
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        if loads:
+            a_step(comm, strategy, model, x, y, optimizer)
+            model.load_state_dict(state)
+        a_step(comm, strategy, model, x, y, optimizer)
+        return strategy.state_dict()
+
+    wanted = sim.run(3, body, model, False, threads=True)
+    for found in sim.run(3, body, model, True, threads=True):
+        assert_same(found, wanted[0])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "asked"),
+    [
+        *((stage(), lambda strategy, model: model.state_dict()) for stage in (ZeRO1, ZeRO2)),
+        *((stage(precision="bf16"), lambda strategy, model: strategy.shards()) for stage in STAGES),
+        (DataParallel(precision="bf16"), lambda strategy, model: model.state_dict()),
+    ],
+)
+def test_what_a_rank_has_it_saves_without_messages(strategy, asked):
+    def body(comm, model, strategy, asks):
+        strategy.start(comm, model)
+        if asks:
+            asked(strategy, model)
+
+    quiet, loud = (sim.run(2, body, mlp((6, 4, 3)), strategy, asks, threads=True).events for asks in (False, True))
+    assert len(quiet) == len(loud) > 0
+
+
+def test_a_state_is_saved_while_the_next_unit_is_gathered():
+    model = mlp((16, 8, 4, 2))
+
+    def body(comm, model, saves):
+        strategy, states = ZeRO3(precision="bf16"), []
+        if saves:
+            model[2].register_forward_pre_hook(lambda *_: states.append(copy.deepcopy(model.state_dict())))
+        strategy.start(comm, model)
+        optimizer = strategy.optimizer(model, adamw)
+        for step in range(3):
+            x = torch.randn(4, 16, generator=torch.Generator().manual_seed(step))
+            train_step(comm, model, strategy, optimizer, x, torch.zeros(4, dtype=torch.int64), BATCH)
+        return states, strategy.state_dict()
+
+    wanted = sim.run(2, body, model, False, threads=True)[0][1]
+    for states, found in sim.run(2, body, model, True, threads=True):
+        assert len(states) == 3
+        assert_same(states[0], dict(model.state_dict()))
+        assert_same(found, wanted)
+
+
 def assert_same(a, b):
     """Two states of optimizers are the same."""
     if isinstance(a, dict | list):
@@ -500,6 +614,17 @@ def test_changes_behind_its_back_are_named(stage):
 
     with raises(ValueError, "2.bias", stage.__name__, "in place"):
         begun(stage(), then=in_place)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_is_changed_is_named_before_it_is_saved(stage):
+    def changed(comm, strategy, model, before):
+        strategy.add_gradients(comm, model)
+        model[0].weight.data = torch.ones(4, 6)
+        model.state_dict()
+
+    with raises(ValueError, "0.weight", stage.__name__, "replaced"):
+        begun(stage(precision="bf16"), then=changed)
 
 
 def test_what_is_changed_while_it_is_released_is_named():

@@ -5,8 +5,9 @@
 
     [ MAGIC | SHA-256 of the rest, 32 bytes | what torch.save has written ]                                    the file
 
-The file holds the whole model and the whole optimizer. Those of a HybridParallel and its WholeOptimizer put themselves
-together from all ranks when they are saved, and take their parts when they are loaded.
+The file holds the whole model, in float32 where a strategy computes in 16 bits, and the whole optimizer. Those of a
+HybridParallel and its WholeOptimizer put themselves together from all ranks when they are saved, and take their parts
+when they are loaded.
 
 Of ZeRO every rank can write what it holds (`save_shards`), without a message; the file then names those of the ranks:
 

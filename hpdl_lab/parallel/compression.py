@@ -24,12 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.base import Comm
+from ..comm.buffers import dtype_name
 from ..units import MIB, require_int, require_number
 from .data_parallel import DataParallelBucketed
+from .precision import SIXTEEN_BITS, dtype_called
 from .reducer import Bucket, name_of, require_function, result_of
 
 Shapes = Sequence[torch.Size]
-WIRE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def top_k_all_reduce(comm: Comm, grad: Tensor, error: Tensor, k: int) -> Tensor:
@@ -121,11 +122,10 @@ class Cast(Compressor):
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        if self.dtype not in WIRE:
-            raise ValueError(f"dtype={self.dtype!r}: one of {', '.join(WIRE)} is needed")
+        self.dtype = dtype_name(dtype_called(self.dtype, "dtype", SIXTEEN_BITS))
 
     def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: Callable) -> Tensor:
-        wire = (flat / comm.size).to(WIRE[self.dtype])
+        wire = (flat / comm.size).to(SIXTEEN_BITS[self.dtype])
         return result_of(all_reduce, comm, wire).to(flat.dtype) * comm.size
 
 

@@ -118,8 +118,9 @@ class Strategy(ABC):
         strategy.stop()
 
     all_reduce: f(comm, x), replaces the flat tensor x by its sum over ranks; by default the communicator's own.
-    precision: "bfloat16", "float16" or a Precision: the model computes in it and gradients travel in it, while the
-    optimizer updates float32 masters, and takes no step where any rank has infinity or NaN in a scaled gradient.
+    precision: "bfloat16" ("bf16"), "float16" ("fp16") or a Precision: the model computes in it and gradients travel in
+    it, while the optimizer updates float32 masters, and takes no step where any rank has infinity or NaN in a scaled
+    gradient. model.state_dict() holds the masters. "float32" ("fp32") is the same as None.
     A parameter that is used twice (tied weights) is one parameter, one that needs no gradient is left alone, and one
     that no rank has a gradient for keeps none, as on a single rank.
     Batch norm takes its statistics from the shard of its rank, so ranks do not equal one rank with the whole batch,
@@ -136,6 +137,8 @@ class Strategy(ABC):
         self.owner: tuple[int, int] | None = None  # (this object, which no copy is; the rank that has started it)
         self.adds_up = False  # inside accumulating()?
         self.hooks = ExitStack()  # removes them when it is closed
+        self.saves = ExitStack()  # the same for those of `save_whole`
+        self.pairs: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # (parameter, in 16 bits, what it is in float32)
 
     @property
     def talks_in_backward(self) -> bool:
@@ -175,16 +178,65 @@ class Strategy(ABC):
     def lower(self, model: nn.Module, precision: Precision) -> None:
         """Compute in 16 bits until `stop`, which gives the model what the masters hold."""
         self.masters = precision.masters(self.params)
-        kept = [*zip(self.params, self.masters, strict=True)]
-        kept += [(p, nn.Parameter(p.data, requires_grad=False)) for p in model.parameters() if not p.requires_grad]
+        master_of = {id(p): master.data for p, master in zip(self.params, self.masters, strict=True)}
+        wide = [master_of.get(id(p), p.data) for p in model.parameters()]
         for handle in precision.lower(model):
             self.hook(handle)
+        self.pairs = [(p, p.data, whole) for p, whole in zip(model.parameters(), wide, strict=True)]
 
         def restore() -> None:
-            for param, master in kept:
-                param.grad, param.data = None, master.data
+            for param in model.parameters():
+                param.grad = None
+            self.widen()
 
         self.hooks.callback(restore)
+        self.save_whole(model)
+
+    def save_whole(self, model: nn.Module) -> None:
+        """Let model.state_dict() hold, and model.load_state_dict() take, what `widen` gives the model, until `stop`.
+
+        Between these two torch saves and loads the model as it would without a strategy:
+
+            masters --widen--> the whole model in float32 --narrow--> masters, and 16 bits or shards that compute
+                                 |             ^
+                            state_dict   load_state_dict
+
+        state_dict(keep_vars=True) gives the parameters themselves, as they compute.
+        """
+        opened = ExitStack()
+
+        def begin(*_: Any) -> None:
+            self.widen()
+            opened.callback(self.narrow)
+
+        def end(*_: Any) -> None:
+            opened.close()
+
+        def begin_to_save(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+            if not keep_vars:
+                begin()
+
+        for handle in (
+            model.register_state_dict_pre_hook(begin_to_save),
+            model._register_state_dict_hook(end),  # this and the next have no underscore from torch 2.5 on
+            model._register_load_state_dict_pre_hook(begin),
+            model.register_load_state_dict_post_hook(end),
+        ):
+            self.saves.callback(handle.remove)
+
+    def widen(self) -> None:
+        """Give the model its whole parameters in the dtype in which it came. Collective where ranks have shards."""
+        for param, _, whole in self.pairs:
+            param.data = whole
+
+    def narrow(self) -> None:
+        """Undo `widen`, and take the values that the model has by now."""
+        for param, low, whole in self.pairs:
+            param.data = low.copy_(whole)
+
+    def wide(self) -> list[Tensor]:
+        """Return what this rank keeps of the parameters in the dtype in which they came."""
+        return [whole for *_, whole in self.pairs]
 
     def optimizer(self, model: nn.Module, make: OptimizerOf) -> Any:
         """Return what make(parameters), a torch optimizer, is here; after `start`, which decides on the parameters."""
@@ -310,14 +362,14 @@ class Strategy(ABC):
         """Return the bytes of "parameters", "gradients" and "optimizer" that this rank holds now; after `start`.
 
         Memory is counted, whatever tensors look at it: once, and whole. optimizer: of `self.optimizer`; its part are
-        its states, and float32 masters if there are any.
+        its states, and what is in float32 of parameters in 16 bits: masters, and frozen ones.
         """
         inner = getattr(optimizer, "optimizer", optimizer)
         states = [value for row in inner.state.values() for value in row.values() if isinstance(value, Tensor)]
         updated = [p for group in inner.param_groups for p in group["params"]]
         seen: set[int] = set()
         found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0)
-        for kind, tensors in (self.tensors(model) | {"optimizer": [*updated, *states]}).items():
+        for kind, tensors in (self.tensors(model) | {"optimizer": [*updated, *states, *self.wide()]}).items():
             for storage in (tensor.untyped_storage() for tensor in tensors):
                 if storage.nbytes() and storage.data_ptr() not in seen:
                     seen.add(storage.data_ptr())
@@ -326,8 +378,9 @@ class Strategy(ABC):
 
     def stop(self) -> None:
         """Forget the model. Not collective."""
+        self.saves.close()
         self.hooks.close()
-        self.reducer = self.owner = None
+        self.reducer, self.owner, self.pairs = None, None, []
 
 
 def hand_back(

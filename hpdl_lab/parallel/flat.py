@@ -93,6 +93,18 @@ class Flat:
                 part.copy_(torch.as_tensor(value))
         return self.views_of(self.comm.all_gather(mine).view(-1))
 
+    def fill(self, wholes: Sequence[Tensor], full: bool) -> None:
+        """Take the values of these tensors, in the shapes of the parameters; full: is there memory for all of them?"""
+        if full:
+            for view, whole in zip(self.views, wholes, strict=True):
+                view.copy_(whole)
+            self.shard.copy_(self.own(self.full))
+            self.attach()
+        else:
+            for part, (i, begin, end, _) in zip(self.slices(self.shard), self.pieces, strict=True):
+                part.copy_(wholes[i].reshape(-1)[begin:end])
+            self.release()
+
     def attach(self) -> None:
         """Make the parts of `full` the parameters."""
         for param, view in zip(self.params, self.views, strict=True):

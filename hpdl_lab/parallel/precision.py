@@ -13,12 +13,15 @@ A step of SGD of 1e-4 times a parameter is lost in bfloat16, whose numbers above
 float16 has 5 bits of exponent: its smallest number is 6e-8, its largest 65504, and then comes infinity. So the
 loss, and by the chain rule every gradient, is multiplied by a scale as large as gradients allow. bfloat16 has the range
 of float32.
+
+What is saved of a model is m: from `start` to `stop` of a strategy model.state_dict() has float32, and
+model.load_state_dict() gives m its values, and p their roundings.
 Ref: Micikevicius et al. 2018, "Mixed precision training", arXiv:1710.03740; Rajbhandari et al. 2020 (ZeRO), section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +33,20 @@ from ..comm.base import Comm
 from ..comm.buffers import dtype_name
 from ..units import require_int, require_number
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+SIXTEEN_BITS = {
+    "fp16": torch.float16,
+    "float16": torch.float16,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+}
+DTYPES = SIXTEEN_BITS | {"fp32": torch.float32, "float32": torch.float32}
+
+
+def dtype_called(name: str, option: str = "precision", known: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:
+    """Return the dtype of this name. Raises ValueError that lists the names."""
+    if name not in known:
+        raise ValueError(f"{option}={name!r}: one of {', '.join(known)} is needed")
+    return known[name]
 
 
 @dataclass
@@ -80,16 +96,14 @@ def unscale_together(comm: Comm, grads: Sequence[Tensor], scaler: LossScale) -> 
 class Precision:
     """Mixed precision of one rank, which a strategy takes: DataParallel(precision="bfloat16").
 
-    dtype:   "bfloat16" or "float16", in which the model computes and gradients travel.
+    dtype:   "bfloat16" or "bf16", "float16" or "fp16", in which the model computes and gradients travel.
     scaler:  LossScale; float16 makes one, bfloat16 needs none.
     skipped: was the latest step refused, on all ranks?
     """
 
     def __init__(self, dtype: str = "bfloat16", scaler: LossScale | None = None) -> None:
-        if dtype not in DTYPES:
-            raise ValueError(f"precision={dtype!r}: one of {', '.join(DTYPES)} is needed")
-        self.dtype, self.skipped = DTYPES[dtype], False
-        self.scaler = LossScale() if scaler is None and dtype == "float16" else scaler
+        self.dtype, self.skipped = dtype_called(dtype, "dtype", SIXTEEN_BITS), False
+        self.scaler = LossScale() if scaler is None and self.dtype == torch.float16 else scaler
 
     def __repr__(self) -> str:
         scaled = f", {self.scaler}" if self.scaler else ""
@@ -97,8 +111,10 @@ class Precision:
 
     @classmethod
     def of(cls, precision: str | Precision | None) -> Precision | None:
-        """What a strategy makes of its argument. Raises ValueError."""
-        return precision if precision is None or isinstance(precision, cls) else cls(str(precision))
+        """Return what a strategy makes of its argument: None for float32. Raises ValueError that lists the names."""
+        if precision is None or isinstance(precision, cls):
+            return precision
+        return None if dtype_called(str(precision)) == torch.float32 else cls(str(precision))
 
     def masters(self, tensors: Iterable[Tensor]) -> list[nn.Parameter]:
         """Copy float32 parameters, or flat shards of them, before `lower` rounds them: what the optimizer updates.
@@ -174,6 +190,7 @@ class MasterOptimizer:
     """A torch optimizer of float32 masters, whose steps are rounded into the 16-bit parameters that compute.
 
     optimizer: of `masters`; params: what computes, in the same order. A step that all ranks skip changes nothing.
+    The masters themselves are saved and loaded with the model: see Strategy.save_whole.
     """
 
     def __init__(
@@ -199,16 +216,11 @@ class MasterOptimizer:
             self.precision.publish(self.masters, self.params)
 
     def state_dict(self) -> dict[str, Any]:
-        masters = [master.detach() for master in self.masters]
-        return {"masters": masters, "inner": self.optimizer.state_dict(), "precision": self.precision.state_dict()}
+        return {"inner": self.optimizer.state_dict(), "precision": self.precision.state_dict()}
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["inner"])
         self.precision.load_state_dict(state["precision"])
-        for master, kept in zip(self.masters, state["masters"], strict=True):
-            master.copy_(kept)
-        self.precision.publish(self.masters, self.params)
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:

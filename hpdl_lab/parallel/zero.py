@@ -158,13 +158,14 @@ class ZeRO1(Strategy):
         self.verdict = Verdict(self.names)
         self.index_of = {id(p): i for i, p in enumerate(self.params)}
         self.dtypes = {id(p): p.dtype for p in model.parameters()}
-        wide = {} if self.precision is None else {id(p): p.detach() for p in self.params}
+        wide = {} if self.precision is None else {id(p): p.detach() for p in model.parameters()}
         if self.precision is not None:
             for handle in self.precision.lower(model):
                 self.hook(handle)
         self.parts = [Unit(name, module, self.flats_of(comm, own)) for name, module, own in groups]
         self.trainable = [f for unit in self.parts for f in unit.flats if f.params[0].requires_grad]
-        self.pieces = self.pieces_of(wide)
+        self.pieces_of = {id(f): self.cut(f, wide) for unit in self.parts for f in unit.flats}
+        self.pieces = [piece for flat in self.trainable for piece in self.pieces_of[id(flat)]]
         self.reducer = Reducer(cast(Any, self.trainable[::-1]), self.scatter)
         self.version = {id(p): p._version for p in model.parameters()}
         for param in self.params:
@@ -173,6 +174,7 @@ class ZeRO1(Strategy):
         self.drop_gradients()
         self.hook(register_optimizer_step_pre_hook(self.require_not_before))
         self.follow(comm)
+        self.save_whole(model)
 
     def scatter(self, comm: Comm, x: Tensor) -> Tensor:
         """Return chunk r of the sum of flat `x` in memory of its own, so that `x` can be freed."""
@@ -209,22 +211,28 @@ class ZeRO1(Strategy):
         return [(names[id(u)] or "the model", u, own) for u, own in zip(units, found, strict=True) if own or u is model]
 
     def flats_of(self, comm: Comm, params: list[nn.Parameter]) -> list[Flat]:
-        """The vectors of one unit: parameters of one dtype that all need gradients, or none of which does."""
+        """The vectors of one unit: parameters of one dtype that all need gradients, or none of which does.
+
+        Frozen parameters are in vectors, too, where they are sharded, or where what they were in float32 is.
+        """
         kinds: dict[Any, list[nn.Parameter]] = {}
         for param in params:
-            if param.requires_grad or self.sharded:
-                kinds.setdefault((param.dtype, param.requires_grad), []).append(param)
+            if param.requires_grad or self.sharded or self.precision is not None:
+                kind = self.dtypes[id(param)], param.dtype, param.requires_grad
+                kinds.setdefault(kind, []).append(param)
         return [Flat(comm, own, [self.index_of.get(id(p), -1) for p in own], self.sharded) for own in kinds.values()]
 
-    def pieces_of(self, wide: dict[int, Tensor]) -> list[nn.Parameter]:
-        """What the optimizer updates: this rank's parts of the parameters, or float32 masters of them.
+    def cut(self, flat: Flat, wide: dict[int, Tensor]) -> list[nn.Parameter]:
+        """This rank's parts of the parameters in `flat`, or of what they were before they were rounded: its masters.
 
         wide: {id of a parameter: what it was before it was rounded}.
         """
         if self.precision is None:
-            return [nn.Parameter(part) for part in self.places()]
-        wholes = [wide[id(p)].reshape(-1) for p in self.params]
-        return self.precision.masters([wholes[index][begin:end] for index, begin, end in self.pieces_in()])
+            return [nn.Parameter(part, flat.params[0].requires_grad) for part in flat.slices(flat.shard)]
+        parts = [wide[id(flat.params[i])].reshape(-1)[begin:end] for i, begin, end, _ in flat.pieces]
+        if flat.params[0].requires_grad:
+            return self.precision.masters(parts)
+        return [nn.Parameter(part.clone(), requires_grad=False) for part in parts]
 
     def optimizer(self, model: nn.Module, make: OptimizerOf) -> ShardedOptimizer:
         """Return the optimizer of this rank's pieces, which make(list of parameters) makes; after `start`."""
@@ -361,12 +369,11 @@ class ZeRO1(Strategy):
 
     def finish(self, comm: Comm, model: nn.Module) -> None:
         super().finish(comm, model)
-        self.assemble()
-        if self.precision is not None:
-            for param in model.parameters():
-                param.data = param.data.to(self.dtypes[id(param)])
-            for param, master in zip(self.params, self.whole([piece.detach() for piece in self.pieces]), strict=True):
-                param.data = master
+        if self.precision is None:
+            self.assemble()
+        else:
+            self.saves.close()
+            self.widen()
 
     def assemble(self) -> None:
         """Make all parameters whole. Collective."""
@@ -386,19 +393,16 @@ class ZeRO1(Strategy):
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The whole model's state, {name: tensor}, on every rank, as its own state_dict() would be. Collective."""
-        self.assemble()
-        state = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        self.release()
-        return state
+        """A copy of the whole model's state_dict(), {name: tensor}, on every rank. Collective."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     def shards(self) -> dict[str, Any]:
         """This rank's shards of `state_dict`, as checkpoint.save_shards writes them; rank 0 has the buffers as well."""
         mine: dict[int, list[tuple[int, Tensor]]] = {}
         for flat in (flat for unit in self.parts for flat in unit.flats):
             mine |= {id(param): [] for param in flat.params}
-            for (i, begin, *_), part in zip(flat.pieces, flat.slices(flat.shard), strict=True):
-                mine[id(flat.params[i])] = [(begin, part)]
+            for (i, begin, *_), piece in zip(flat.pieces, self.pieces_of[id(flat)], strict=True):
+                mine[id(flat.params[i])] = [(begin, piece)]
         found: dict[str, Any] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             if id(tensor) in mine:
@@ -412,20 +416,31 @@ class ZeRO1(Strategy):
 
         Raises:  RuntimeError of torch that names the tensor which is missing or has another shape.
         """
-        self.assemble()
-        try:
-            self.model.load_state_dict(whole)
-        finally:
-            for flat in (flat for unit in self.parts for flat in unit.flats):
-                flat.shard.copy_(flat.own(flat.full))
-            self.version = {id(p): p._version for p in self.model.parameters()}
-            if self.precision is not None:
-                for piece, part in zip(self.pieces, self.places(), strict=True):
-                    piece.data.copy_(part)
-            self.release()
+        self.model.load_state_dict(whole)
 
-    def release(self) -> None:
-        """Give back what `assemble` has made."""
+    def widen(self) -> None:
+        self.require_unchanged()
+        for unit in self.parts:
+            if unit.works:  # of memory that `narrow` writes
+                unit.release()
+            for flat in unit.flats:
+                if flat.sharded or self.precision is not None:
+                    own = [piece.data for piece in self.pieces_of[id(flat)]]
+                    wholes = flat.whole(own, self.dtypes[id(flat.params[0])])
+                    for param, whole in zip(flat.params, wholes, strict=True):
+                        param.data = whole
+
+    def narrow(self) -> None:
+        for unit in self.parts:
+            for flat in unit.flats:
+                wholes = [param.data for param in flat.params]
+                for piece, (i, begin, end, _) in zip(self.pieces_of[id(flat)], flat.pieces, strict=True):
+                    piece.data.copy_(wholes[i].reshape(-1)[begin:end])
+                flat.fill(wholes, unit.whole)
+        self.version = {id(p): p._version for p in self.model.parameters()}
+
+    def wide(self) -> list[Tensor]:
+        return [piece for own in self.pieces_of.values() for piece in own]
 
     def places(self) -> list[Tensor]:
         """The parts of the parameters that the pieces are, or are masters of."""
@@ -682,17 +697,14 @@ class ShardedOptimizer:
         inner = {"state": state, "param_groups": [self.group() | {"params": list(range(self.count))}]}
         if strategy.precision is None:
             return inner
-        masters = strategy.whole([piece.detach() for piece in strategy.pieces])
-        return {"masters": masters, "inner": inner, "precision": strategy.precision.state_dict()}
+        return {"inner": inner, "precision": strategy.precision.state_dict()}
 
     def shards(self) -> dict[str, Any]:
         """This rank's shards of `state_dict`, as checkpoint.save_shards writes them. No messages."""
         strategy = self.strategy
         state: dict[int, dict[str, Any]] = {}
-        pieces: list[list[tuple[int, Tensor]]] = [[] for _ in strategy.params]
         for piece, (index, begin, _) in zip(strategy.pieces, strategy.pieces_in(), strict=True):
             shape = strategy.params[index].shape
-            pieces[index] = [(begin, piece)]
             for key, value in self.optimizer.state.get(piece, {}).items():
                 like = kind_of(value, piece) == LIKE
                 row = state.setdefault(self.numbers[index], {})
@@ -700,10 +712,8 @@ class ShardedOptimizer:
         inner = {"state": state, "param_groups": [self.group() | {"params": list(range(self.count))}]}
         if strategy.precision is None:
             return inner
-        masters = [shard_of(param.shape, own) for param, own in zip(strategy.params, pieces, strict=True)]
-        return {"masters": masters, "inner": inner, "precision": strategy.precision.state_dict()}
+        return {"inner": inner, "precision": strategy.precision.state_dict()}
 
-    @torch.no_grad()
     def load_state_dict(self, whole: dict[str, Any]) -> None:
         """Take this rank's pieces of the state of the whole model's optimizer, from any number of ranks. Collective.
 
@@ -723,9 +733,6 @@ class ShardedOptimizer:
         self.optimizer.load_state_dict({"state": rows, "param_groups": [self.group() | group | {"params": mine}]})
         if precision is not None:
             precision.load_state_dict(whole["precision"])
-            for piece, (index, begin, end) in zip(strategy.pieces, strategy.pieces_in(), strict=True):
-                piece.copy_(whole["masters"][index].reshape(-1)[begin:end])
-            strategy.publish()
 
     def group(self) -> dict[str, Any]:
         """The options of the one group of parameters. Raises ValueError where there are several."""

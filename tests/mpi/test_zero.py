@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from hpdl_lab.bench import fsdp
-from hpdl_lab.parallel.data_parallel import DataParallel
+from hpdl_lab.data.loading import shard
+from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelOverlapped
+from hpdl_lab.parallel.training import train_step
 from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
-from tests.test_zero import adamw, examples, train
+from tests.test_zero import BATCH, adamw, assert_same, examples, train
 
 
 @pytest.mark.parametrize("strategy", [ZeRO1(), ZeRO2(), ZeRO3(), ZeRO3(reshard_after_forward=True)], ids=repr)
@@ -28,6 +30,39 @@ def test_the_same_bits_as_data_parallelism(comm):
     _, want = train(comm, copy.deepcopy(model), DataParallel(), adamw, x, y)
     for strategy in (ZeRO1(), ZeRO2(), ZeRO3()):
         assert torch.equal(train(comm, copy.deepcopy(model), strategy, adamw, x, y)[1], want)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("kind", [DataParallel, DataParallelOverlapped, ZeRO1, ZeRO2, ZeRO3])
+def test_a_state_dict_holds_float32_masters_that_a_fresh_strategy_goes_on_from(comm, kind, precision):
+    model, x, y = examples("gpt", "float32")
+    mine = shard(torch.arange(BATCH), comm.rank, comm.size)
+
+    def begun(model):
+        strategy = kind(precision=precision)
+        strategy.start(comm, model)
+        return strategy, strategy.optimizer(model, adamw)
+
+    def stepped(model, strategy, optimizer):
+        for _ in range(2):
+            train_step(comm, model, strategy, optimizer, x[mine], y[mine], BATCH)
+        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    first = copy.deepcopy(model)
+    strategy, optimizer = begun(first)
+    assert_same(dict(first.state_dict()), dict(model.state_dict()))
+    state, its_optimizer = stepped(first, strategy, optimizer), copy.deepcopy(optimizer.state_dict())
+    wanted = stepped(first, strategy, optimizer)
+    strategy.finish(comm, first)
+    strategy.stop()
+    assert_same(dict(first.state_dict()), wanted)
+    second = copy.deepcopy(model)
+    strategy, optimizer = begun(second)
+    second.load_state_dict(state)
+    optimizer.load_state_dict(its_optimizer)
+    assert_same(dict(second.state_dict()), state)
+    assert_same(stepped(second, strategy, optimizer), wanted)
+    strategy.stop()
 
 
 def test_fsdp2_comes_to_the_same_on_both_back_ends(comm, ranks):
