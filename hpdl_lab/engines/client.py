@@ -2,8 +2,8 @@ r"""The notebook's connections to the engines, and the lock that lets one run at
 
 The messages (messages.py) between a notebook's kernel and an engine:
 
-kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own}   INTERRUPT run   STATE question   PX None
-                   DEAD rank
+kernel -> engine   TASK {run, ranks, deadline, inject, sys_path, task, own, master}   INTERRUPT run   STATE question
+                   PX address   DEAD rank
 engine -> kernel   HELLO {rank, pid, host, ..., now_ns}    ROW row    TEXT (stream, text)    DONE outcome
                    STATE {slot, px, now_ns, asked}
 

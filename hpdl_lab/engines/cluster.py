@@ -14,6 +14,7 @@ from . import errors, launch, layout, pool, px, session_dir, slurm, supervisor_c
 from .errors import EngineError, EngineMute
 from .launch import START_SECONDS, Launching
 from .pool import EnginePool, warn
+from .script import Script
 from .slurm import ipython
 
 
@@ -210,17 +211,19 @@ class Cluster:
 
     def run(
         self,
-        fn: Callable,
+        fn: Callable | str | os.PathLike[str],
         *args: Any,
         ranks: int | Iterable[int] | None = None,
         deadline: float = 10,
         limit: float | None = None,
         on_row: Callable[[Any], Any] | None = None,
         inject: Any = None,
+        **keywords: Any,
     ) -> Results:
-        """`fn(comm, *args)` on every rank, or on `ranks`; see `lab.run`."""
+        """`fn(comm, *args, **keywords)`, or a file, on every rank, or on `ranks`; see `lab.run`."""
+        call: Any = Script(fn) if isinstance(fn, str | os.PathLike) and str(fn).endswith(".py") else fn
         self._check_engines()
-        run = self._pool.run(fn, args, ranks, deadline, on_row, inject, limit)
+        run = self._pool.run(call, args, keywords, ranks, deadline, on_row, inject, limit)
         error = self._pool.verdict(run)
         if run.dead:  # all of them, perhaps, because another notebook has ended the cluster meanwhile
             self._require_alive([run.engines[i].rank for i in run.dead])

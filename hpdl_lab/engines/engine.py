@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -27,6 +28,7 @@ import numpy  # noqa: F401  before this package, after which its own import take
 from ..comm.errors import CommError
 from ..comm.hosts import HOST, machine_id
 from ..comm.mpi.session import session_of_this_process
+from ..comm.torch.plain import LOOK, plain_torch
 from ..features import cores
 from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
@@ -74,6 +76,7 @@ class Server:
         self.connected = threading.Event()  # set when a first kernel has connected
         self.current: tuple[KernelConnection, int] | None = None  # (kernel, run) of the task in the main thread
         self.interruptible = False
+        self.torch = plain_torch()
         self._supervisor = os.pidfd_open(supervisor_pid)
         self._main = threading.get_ident()
         self._selector = selectors.DefaultSelector()
@@ -131,13 +134,17 @@ class Server:
     # -- thread -----------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        next_look = 0.0
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(LOOK if self._tasks else None):
                 key.data()
+            if self._tasks and time.monotonic() > next_look:
+                self.torch.look()
+                next_look = time.monotonic() + LOOK
 
     def _accept(self, listener: socket.socket) -> None:
         kernel = KernelConnection(listener.accept()[0])
-        kernel.send(client.HELLO, describe(self.rank))
+        kernel.send(client.HELLO, describe(self.rank) | {"master": self.torch.address})
         self._selector.register(kernel.socket, selectors.EVENT_READ, lambda: self._receive(kernel))
         self.connected.set()
 
@@ -158,6 +165,7 @@ class Server:
             elif kind == client.PX:
                 if not self._px_wanted:
                     self._px_wanted = True
+                    self.torch.tell(self.session, content)
                     self._jobs.put(None)
             elif kind == client.STATE:
                 kernel.send(client.STATE, self._state() | {"asked": content})
@@ -176,6 +184,7 @@ class Server:
         elif self.current != (kernel, run):
             self._cancelled.add((kernel, run))
         signal.pthread_kill(self._main, signal.SIGINT)
+        self.torch.end()
 
     def _state(self) -> dict:
         return task.own_state(self.session.status, self.rank, self._loop is not None)
@@ -258,6 +267,13 @@ def gpu_of(rank: int) -> str:
     return f"cuda:{rank % count}" if count else "none"
 
 
+def create_group(options: Any, comm: Any) -> Any:
+    """Make a process group of the back end "hpdl". Imported when a script asks for one: it takes torch along."""
+    from ..torch_backend.group import create
+
+    return create(options, comm)
+
+
 def main() -> None:
     keep_freed_memory()
     put_off_torch_compiler()
@@ -277,6 +293,7 @@ def main() -> None:
             f"mpi4py has loaded another MPI than {mpiexec()} belongs to"
         )
     server = Server(session, rank, session_dir.engine_socket(path, rank), int(os.environ["HPDL_SUPERVISOR"]))
+    server.torch.open(len(set(session.hosts)) > 1, create_group)
     signal.signal(signal.SIGINT, server.on_sigint)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if os.environ.get("HPDL_TORCH") != "later":

@@ -12,6 +12,7 @@ from ..trace import source_line
 
 E = TypeVar("E", bound=BaseException)
 ON_PURPOSE = (ValueError, TypeError, LookupError, RuntimeError, OSError, ImportError, KeyboardInterrupt)
+SENTENCES = ("CannotReturn", "ScriptEnded")  # whose messages say everything
 BUGS = (KeyError, IndexError, RecursionError)  # which belong to those
 
 
@@ -149,7 +150,8 @@ def run_failed(own: dict[int, dict], waits: Sequence[Wait]) -> RunFailed:
     errors = {rank: RankError(f["type"], f["message"], f["frames"], f["library"]) for rank, f in own.items()}
     kinds = {}
     for rank, error in errors.items():
-        kinds.setdefault((error.type, error.line), []).append(rank)
+        sentence = error.message if error.type in SENTENCES else ""
+        kinds.setdefault((error.type, error.line, sentence), []).append(rank)
     text = []
     for ranks in kinds.values():
         text += describe_kind(ranks, [errors[r] for r in ranks])
@@ -161,7 +163,7 @@ def run_failed(own: dict[int, dict], waits: Sequence[Wait]) -> RunFailed:
 def describe_kind(ranks: list[int], errors: list[RankError]) -> list[str]:
     """The lines about one kind of error: who, what, and the attendee's lines that led there."""
     first = errors[0]
-    if first.type == "CannotReturn":
+    if first.type in SENTENCES:
         return [f"{name_ranks(ranks)}: {first.message}"]
     text = [f"{name_ranks(ranks)}: {first.type}: {first.message}"]
     others = sorted({e.message for e in errors[1:]} - {first.message})

@@ -21,50 +21,61 @@ from . import client, errors, session_dir
 from .errors import EngineError, RunStopped, without_traceback
 from .messages import Packed, pack
 from .run import Run
+from .script import Script
 
 
-def package(fn: Callable, args: Sequence, size: int) -> tuple[Packed, list[Packed | None]]:
+def package(fn: Callable, args: Sequence, keywords: dict, size: int) -> tuple[Packed, list[Packed | None]]:
     """Pickle a call for `size` ranks.
 
-    Returns: (task, own): (fn, args), the same for all, and for each rank its own arguments ({position: value}, from
-             `PerRank`) or None, all of them Packed.
+    Returns: (task, own): (fn, args, keywords), the same for all, and for each rank its own arguments ({position or
+             name: value}, from `PerRank`) or None, all of them Packed.
     Raises:  TypeError naming what cannot travel; ValueError if a PerRank has not one item per rank.
     """
     if not callable(fn):
         raise TypeError(f"lab.run needs a function fn(comm, ...), got a {type(fn).__name__}: {repr(fn)[:80]}")
-    check_signature(fn, args)
-    own = {}
-    for position, value in enumerate(args):
+    check_signature(fn, args, keywords)
+    own: dict[int | str, PerRank] = {}
+    for place, value in [*enumerate(args), *keywords.items()]:
         if isinstance(value, PerRank):
             if len(value) != size:
-                raise ValueError(f"argument {position + 1} is a PerRank of {len(value)} items for {size} ranks")
-            own[position] = value
+                raise ValueError(f"{argument(place)} is a PerRank of {len(value)} items for {size} ranks")
+            own[place] = value
     shared = [None if position in own else value for position, value in enumerate(args)]
+    named = {name: None if name in own else value for name, value in keywords.items()}
     carry_script(fn)
     try:
-        task = pack((fn, shared))
+        task = pack((fn, shared, named))
     except Exception as error:
-        raise TypeError(culprit(fn, shared, error)) from None
+        raise TypeError(culprit(fn, shared, named, error)) from None
     return task, [dump({i: v[rank] for i, v in own.items()}) if own else None for rank in range(size)]
 
 
-def check_signature(fn: Callable, args: Sequence) -> None:
-    """Raise TypeError unless `fn(comm, *args)` is a call that `fn` can take."""
+def argument(place: int | str) -> str:
+    """How a sentence calls the argument at position `place`, or of that name."""
+    return f"argument {place if isinstance(place, str) else place + 1}"
+
+
+def check_signature(fn: Callable, args: Sequence, keywords: dict) -> None:
+    """Raise TypeError unless `fn(comm, *args, **keywords)` is a call that `fn` can take."""
+    if isinstance(fn, Script) and keywords:
+        raise TypeError(
+            f'{fn.__name__} is a file, which takes no {", ".join(keywords)}=: lab.run("{fn.__name__}", "--x", 1)'
+        )
     try:
         signature = plain_signature(fn)
     except (TypeError, ValueError):
         return  # a compiled function tells nothing; it will say so itself
     try:
-        signature.bind(None, *args)
+        signature.bind(None, *args, **keywords)
     except TypeError as error:
-        raise TypeError(misfit(fn, signature, len(args), error)) from None
+        raise TypeError(misfit(fn, signature, len(args), keywords, error)) from None
 
 
-def misfit(fn: Callable, signature: inspect.Signature, count: int, error: TypeError) -> str:
-    """Why `fn` cannot be called with comm and `count` arguments, in one sentence. error: what Python says of it."""
+def misfit(fn: Callable, signature: inspect.Signature, count: int, keywords: dict, error: TypeError) -> str:
+    """Why `fn` cannot be called with comm, `count` arguments and `keywords`, in one sentence. error: Python's own."""
     called = f"{name_of(fn)}{signature}"
     parameters = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if missing := [p.name for p in parameters[count + 1 :] if p.default is p.empty]:
+    if missing := [p.name for p in parameters[count + 1 :] if p.default is p.empty and p.name not in keywords]:
         handed_over = ", ".join(p.name for p in parameters[1:])
         return f"{called} needs {' and '.join(missing)} as well: lab.run(fn, {handed_over})"
     if count + 1 > len(parameters):
@@ -98,11 +109,11 @@ def carry_script(fn: Callable) -> None:
         cloudpickle.register_pickle_by_value(module)
 
 
-def culprit(fn: Callable, args: Sequence, error: BaseException) -> str:
+def culprit(fn: Callable, args: Sequence, keywords: dict, error: BaseException) -> str:
     """The sentence that names what cannot be pickled: an argument, or a variable that the function uses."""
-    for position, value in enumerate(args):
+    for place, value in [*enumerate(args), *keywords.items()]:
         if (why := trouble(value)) is not None:
-            return f"argument {position + 1}, a {type(value).__name__}, cannot travel to the engines: {why}"
+            return f"{argument(place)}, a {type(value).__name__}, cannot travel to the engines: {why}"
     name = name_of(fn)
     for variable, value in variables(fn).items():
         if value is not fn and (why := trouble(value)) is not None:
@@ -178,7 +189,7 @@ class EnginePool:
         """Have the engines register with ipyparallel's controller, between two runs; once is enough."""
         for engine in self.engines:
             with suppress(OSError):  # it has died: px.connect says so
-                engine.send(client.PX, None)
+                engine.send(client.PX, self.infos[0]["master"])
 
     def gone(self) -> list[int]:
         """Ranks of the engines that have closed their connection."""
@@ -194,25 +205,27 @@ class EnginePool:
         self,
         fn: Callable,
         args: Sequence,
+        keywords: dict,
         ranks: int | Iterable[int] | None,
         deadline: float,
         on_row: Callable[[Any], Any] | None,
         inject: Any = None,
         limit: float | None = None,
     ) -> Run:
-        """Call `fn(comm, *args)` on `ranks` (None: all) and return the finished Run, whatever became of it."""
+        """Call `fn(comm, *args, **keywords)` on `ranks` (None: all); return the finished Run, whatever became of it."""
         chosen = self._chosen(ranks)
         if limit is not None:
             limit = require_number("limit", limit, above=0)
         if inject is not None:
             inject.check(len(chosen))
-        task, own = package(fn, args, len(chosen))
+        task, own = package(fn, args, keywords, len(chosen))
         content = {
             "ranks": None if ranks is None else chosen,
             "deadline": require_number("deadline", deadline, above=0),
             "inject": inject or None,
             "sys_path": own_paths(),
             "task": task,
+            "master": self.infos[chosen[0]]["master"],
         }
         with self.between_runs() as number:
             engines = [self.engines[rank] for rank in chosen]

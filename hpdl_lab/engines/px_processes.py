@@ -36,6 +36,7 @@ class Engine(IPEngine):
         signal.pthread_kill(
             threading.main_thread().ident or 0, getattr(signal, number) if isinstance(number, str) else number
         )
+        self.server.torch.end()
         self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
 
     async def on_execute_request(self, stream: Any, ident: Any, parent: dict) -> None:

@@ -24,6 +24,7 @@ from ..trace import is_the_attendees, now_ns, source_line
 from . import client
 from .errors import is_bug
 from .messages import Packed, pack
+from .script import ScriptEnded
 
 LIBRARY_FRAMES = 8  # shown at most, the innermost ones
 GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
@@ -47,19 +48,23 @@ def execute(server: Any, kernel: Any, task: dict, cancelled: bool) -> dict:
                 make=kind_of_this_engine(),
             )
             comm.waiting.deadline, comm.waiting.inject = task["deadline"], task["inject"]
-            fn, args = load(task, comm.device)
+            server.torch.begin(comm, task["master"])
+            fn, args, keywords = load(task, comm.device)
             outcome["t0_ns"] = now_ns()
-            value = fn(comm, *args)
+            value = fn(comm, *args, **keywords)
+            server.torch.leave(failed=False)
             comm.require_no_forgotten_wait()
             outcome["t1_ns"] = now_ns()
             server.interruptible = False
             outcome["value"] = dump(value)
     except BaseException as raised:
-        error = raised
+        server.interruptible = False  # before anything is called: an interrupt would come now
+        error = server.torch.explained(raised)
         if isinstance(error, Exception):
             name_the_call(error, Comm)
     finally:
         server.interruptible = False
+    server.torch.leave(failed=True)
     outcome.setdefault("t1_ns", now_ns())
     line = ""
     if error is not None:
@@ -81,19 +86,19 @@ def interrupted(rank: int) -> dict:
     return {"rank": rank, "t0_ns": now_ns(), "t1_ns": now_ns(), "events": [], "dropped": 0, "failure": failure}
 
 
-def load(task: dict, where: str = "cpu") -> tuple[Callable, list]:
-    """The function and its arguments, with all tensors on the device `where`.
+def load(task: dict, where: str = "cpu") -> tuple[Callable, list, dict[str, Any]]:
+    """The function, its arguments and its keywords, with all tensors on the device `where`.
 
     Modules of the notebook's folder are importable here as they are there.
     """
     for entry in task["sys_path"]:
         if entry not in sys.path:
             sys.path.append(entry)
-    fn, args = task["task"].value(where)
+    fn, args, keywords = task["task"].value(where)
     if task["own"] is not None:
-        for position, value in task["own"].value(where).items():
-            args[position] = value
-    return fn, args
+        for place, value in task["own"].value(where).items():
+            (keywords if isinstance(place, str) else args)[place] = value
+    return fn, args, keywords
 
 
 class CannotReturn(Exception):
@@ -115,7 +120,7 @@ def dump(value: Any) -> Packed:
 def describe_failure(error: BaseException) -> dict:
     """Plain facts about an exception of the task.
 
-    kind:   "interrupt", "comm" (a CommError: what the communicator says), "result" (CannotReturn) or "error".
+    kind:   "interrupt", "comm" (a CommError: what the communicator says), "result" (one sentence) or "error".
     frames: [(file, line, function)] of the attendee's code, outermost first; library: see `frames_of`.
     comm:   (name of the class, message, waits) of a CommError.
     """
@@ -124,7 +129,7 @@ def describe_failure(error: BaseException) -> dict:
     facts = {"type": type(error).__name__, "message": str(error), "frames": frames, "library": library}
     if isinstance(error, CommError):
         kind, facts["comm"] = "comm", (type(error).__name__, error.args[0], error.waits)
-    elif isinstance(error, CannotReturn):
+    elif isinstance(error, CannotReturn | ScriptEnded):
         kind, facts["frames"], facts["library"] = "result", [], []
     return facts | {"kind": kind}
 

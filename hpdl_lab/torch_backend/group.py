@@ -21,6 +21,7 @@ from ..comm.launcher import started_by
 from ..comm.mpi.session import session_of_this_process
 from ..comm.torch.backward import before_backward_ends
 from ..comm.torch.group import LOOPBACK_ADDRESS, gloo_on
+from ..comm.torch.plain import plain_torch
 from ..comm.torch.transport import from_process_group
 from . import moves
 from .work import HpdlWork, MessageWork, labelled
@@ -212,6 +213,9 @@ def create(options: Any, comm: Comm) -> HpdlGroup:
              comm: pg_options of init_process_group: a communicator of the same ranks, to be used; or None.
     """
     deadline = options.timeout.total_seconds()
+    of_the_run = plain_torch().comm  # None elsewhere than in lab.run
+    if comm is None and of_the_run is not None and of_the_run.size == options.group_size:
+        comm = None if options.global_ranks_in_group else of_the_run
     if isinstance(comm, Comm):
         group = HpdlGroup(comm)
     elif comm is not None:

@@ -9,8 +9,11 @@ from ..comm.inject import Injection
 from ..engines import layout
 from ..engines.cluster import Cluster
 from ..engines.errors import EngineError
+from ..engines.pool import name_of
+from ..plain_source import plain_signature
 
 DEFAULT_ENGINES = 4
+DEADLINE = 10  # s
 
 
 class _Notebook:
@@ -82,21 +85,30 @@ class _Notebook:
 
     def run(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Any] | str | os.PathLike[str],
         *args: Any,
         ranks: Iterable[int] | None = None,
-        deadline: float = 10,
+        deadline: float = DEADLINE,
         limit: float | None = None,
         on_row: Callable[[dict[str, Any]], None] | None = None,
+        **keywords: Any,
     ) -> Any:
-        """Call `fn(comm, *args)` on every engine, each with its own rank in one fresh communicator.
+        """Call `fn(comm, *args, **keywords)` on every engine, each with its own rank in one fresh communicator.
+
+            lab.run(f, 1, lr=0.1)                   f(comm, 1, lr=0.1)
+            lab.run("train.py", "--epochs", 2)      python train.py --epochs 2, on every engine; returns None per rank
+
+        Plain torch works in both: `dist.init_process_group("gloo")`, or "hpdl", or "nccl", finds RANK, WORLD_SIZE,
+        LOCAL_RANK, MASTER_ADDR and the like as under torchrun, and a process group that is left behind ends with the
+        run. Its waits are told as those of `comm` are.
 
         What the ranks print appears while they run, equal lines once. The stop button of the notebook interrupts the
         ranks and says who waited for whom; Python code and waits in `comm` end within two seconds. Compiled code may
         ignore the interrupt: after 5 seconds the engines are replaced then.
 
-        Args:    fn: a function of the notebook, which travels with the globals that it uses, or of a module.
-                 args: the same on every rank; `PerRank([a, b, c, d])` gives rank i item i.
+        Args:    fn: a function of the notebook, which travels with the globals that it uses, or of a module; or the
+                 path of a file, .py, whose text travels and whose folder is searched for modules.
+                 args, keywords: the same on every rank; `PerRank([a, b, c, d])` gives rank i item i.
                  ranks: a list of the ranks that take part; None means all.
                  deadline: the longest that any single wait may block, in seconds.
                  limit: the longest that the whole run may take, computing included, in seconds; None: forever.
@@ -104,10 +116,13 @@ class _Notebook:
         Returns: Results: the return values in rank order, with `.events`, `.rows` and `.seconds`.
         Raises:  RunFailed (what the function raised, once per kind), CommTimeout or RankFailed with who waits for whom,
                  CommTimeout at the limit (which ranks still compute, in which line of the cell),
-                 RunStopped (the stop button), EngineError (dead engines), TypeError (what cannot travel).
+                 RunStopped (the stop button), EngineError (dead engines), TypeError (what cannot travel, or a keyword
+                 that both `fn` and this take), FileNotFoundError.
         """
+        defaults = {"ranks": None, "deadline": DEADLINE, "limit": None, "on_row": None}
         options: dict[str, Any] = {"ranks": ranks, "deadline": deadline, "limit": limit, "on_row": on_row}
-        self._last = self._running().run(fn, *args, **options, inject=self._injection)
+        require_no_clash(fn, [name for name, value in options.items() if value != defaults[name]])
+        self._last = self._running().run(fn, *args, **options, **keywords, inject=self._injection)
         return self._last
 
     def inject(
@@ -171,6 +186,21 @@ class _Notebook:
         """At exit: the cluster ends when no other kernel uses it."""
         if self.running() is not None and self._cluster.kernels() == [os.getpid()]:
             self._cluster.stop()
+
+
+def require_no_clash(fn: Any, given: list[str]) -> None:
+    """Raise TypeError if `fn` has a parameter that is called as one of lab.run's own keywords that were `given`."""
+    taken = getattr(fn, "keywords", {})  # of a functools.partial, which has them already
+    try:
+        parameters = plain_signature(fn).parameters
+    except (TypeError, ValueError):
+        return  # no function, or a compiled one
+    for name in given:
+        if name in parameters and name not in taken:
+            raise TypeError(
+                f"{name}= is taken by lab.run itself, and {name_of(fn)} has a parameter {name} too: "
+                f"lab.run(functools.partial({name_of(fn)}, {name}=...)), or a lambda, hands it to the function"
+            )
 
 
 def others_of(cluster: Cluster) -> str:

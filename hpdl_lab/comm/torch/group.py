@@ -4,19 +4,17 @@ import atexit
 import collections
 import functools
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
-import psutil
 import torch.distributed as dist
 
 from ..hosts import host_id, shared_file
+from .address import INTERFACE, LOOPBACK_ADDRESS, loopback_interface, own_address
 
-LOOPBACK_ADDRESS = "127.0.0.1"
-INTERFACE = "GLOO_SOCKET_IFNAME"  # environment variable: through which gloo, and the store, talk to other hosts
+__all__ = ["INTERFACE", "LOOPBACK_ADDRESS", "gloo_on", "last_group", "loopback", "process_group", "store_of"]
 
 
 @contextmanager
@@ -59,8 +57,10 @@ def last_group() -> Any:
     return collections.deque(maxlen=1)
 
 
-def store_of(comm: Any) -> Any:
-    """A c10d store of the ranks of `comm`: a file where they are on one machine, else rank 0 serves it.
+def store_of(comm: Any, op: str = "process group") -> Any:
+    """A c10d store of the ranks of `comm`: a file where they are on one machine, else rank 0 serves it. Collective.
+
+    op: what the ranks wait in meanwhile, for a report.
 
     The last rank that forgets it removes the file: whoever looks for one that is not there any more waits for minutes.
     Where a rank was killed, it goes with the engines, or when rank 0 ends.
@@ -74,21 +74,13 @@ def store_of(comm: Any) -> Any:
     elif comm.rank == 0:
         server = dist.TCPStore(own_address(), 0, comm.size, True, timeout, wait_for_workers=False)
         mine = f"{own_address()} {server.port}"
-    text = comm.agree("process group", note=mine.encode())[0].decode()
+    text = comm.agree(op, note=mine.encode())[0].decode()
     if near:
         store = dist.FileStore(text, comm.size)
     else:
         address, port = text.split()
         store = server or dist.TCPStore(address, int(port), comm.size, False, timeout)
     return store
-
-
-def own_address() -> str:
-    """Return the address at which ranks of other hosts reach this one; hosts need not know each other by name."""
-    for address in psutil.net_if_addrs().get(os.environ.get(INTERFACE, ""), []):
-        if address.family == socket.AF_INET:
-            return address.address
-    return socket.gethostname()
 
 
 def remove(path: str) -> None:
@@ -99,7 +91,7 @@ def remove(path: str) -> None:
 @contextmanager
 def loopback(near: bool) -> Iterator[Any]:
     """Within it, gloo talks over the loopback interface where all ranks are `near`, unless the user has said which."""
-    found = near and INTERFACE not in os.environ and socket.if_nameindex()[0][1]
+    found = near and INTERFACE not in os.environ and loopback_interface()
     if found:
         os.environ[INTERFACE] = found
     try:

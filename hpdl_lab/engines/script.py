@@ -1,0 +1,61 @@
+"""`lab.run("train.py", "--epochs", 2)`: a file that runs on the engines as `python train.py --epochs 2` would."""
+
+import builtins
+import linecache
+import os
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..trace import is_the_attendees
+
+
+class ScriptEnded(Exception):
+    """A file has ended with another exit status than 0. Says so in one sentence."""
+
+
+class Script:
+    """The file at `path`, with its text, as a function of a run. Engines on other hosts need not have the file.
+
+    Raises: FileNotFoundError, SyntaxError, before anything runs.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(path)
+        self.__name__ = os.path.basename(self.path)
+        if not os.path.isfile(self.path):
+            raise FileNotFoundError(f"there is no file {self.path}: lab.run runs functions and files")
+        with open(self.path, encoding="utf-8") as file:
+            self.text = file.read()
+        compile(self.text, self.path, "exec", dont_inherit=True)
+
+    def __call__(self, comm: Any, *args: Any) -> None:
+        main = types.ModuleType("__main__")
+        vars(main).update(__file__=self.path, __builtins__=builtins)
+        linecache.cache[self.path] = len(self.text), None, self.text.splitlines(keepends=True), self.path
+        try:
+            with as_main(main, os.path.dirname(self.path), [self.path, *map(str, args)]):
+                exec(compile(self.text, self.path, "exec", dont_inherit=True), vars(main))
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                status = f"with exit status {ended.code}" if isinstance(ended.code, int) else f"and said: {ended.code}"
+                raise ScriptEnded(f"{self.__name__} ended {status}") from None
+
+
+@contextmanager
+def as_main(main: types.ModuleType, folder: str, argv: list[str]) -> Iterator[None]:
+    """Within it, `main` is the module that Python runs, and modules of `folder` can be imported, anew each time."""
+    before, argv_before, known = sys.modules["__main__"], sys.argv, set(sys.modules)
+    sys.modules["__main__"], sys.argv = main, argv
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        sys.modules["__main__"], sys.argv = before, argv_before
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if file.startswith(folder + os.sep) and is_the_attendees(file):  # an environment may be in the same folder
+                del sys.modules[name]
