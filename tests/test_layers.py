@@ -15,7 +15,7 @@ LAYERS = [
     ["verbs", "report"],
     ["engines", "classroom", "checks", "plots", "bench"],
     ["inference"],
-    ["performance", "resilience", "race"],
+    ["performance", "resilience", "race", "watch"],
     ["parallel", "zoo", "release"],
     ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
     ["predict"],
@@ -33,7 +33,7 @@ ONLY_IN = {  # what only one room may touch
     "ipyparallel": {"engines"},
     "ipywidgets": {"verbs"},
     "jupyterhub": {"classroom"},
-    "mpi4py": {"comm", "features"},
+    "mpi4py": {"comm", "features", "watch"},
     "matplotlib": {"plots"},
     "nanobind": set(),
 }

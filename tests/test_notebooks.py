@@ -186,6 +186,7 @@ SAID = {  # guesses about what no later picture measures: most are revealed besi
     "00_engines": {"my_guess_ms"},
     "02_parallel_gradient_descent": {"my_guess"},
     "04_ring_all_reduce": {"my_bytes"},
+    "06_data_parallel": {"my_mistakes"},
     "08_memory": {"my_power", "my_traffic"},
     "09_tensor_parallel": {"my_all_reduces"},
     "10_pipeline_parallel": {"my_cut"},  # is drawn as a schedule of its own

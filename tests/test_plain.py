@@ -49,6 +49,7 @@ CLUMSY = {
     "measure": ("all_reduce, sizes='1XB'", "3", "'rings'", "lambda x: x", "all_reduce", "'ring', against=3"),
     "ping_pong": ("3", "prediction={None: 3}", "lambda x: x", "sizes='1MB'"),
     "pipeline": ("7", "'1f1b', ranks='4'", "'1f1b', prediction='half'"),
+    "watch": ("'nowhere.py'", "'pyproject.toml', ranks=0"),
     "race": ("{}, 'moon'", "{}, seed=-1", "{}, rounds=0", "'no_such.toml'"),
     "replay": ("3", "'race.json'", "'race'", "'race_amd_epyc_2_cores', over=3", "over=3"),
     "restart": ("", "4"),

@@ -9,9 +9,9 @@ import shlex
 import sys
 from typing import Any
 
-from . import bench, check, cluster, doctor, hub, plan, race, record, report, weights
+from . import bench, check, cluster, doctor, hub, plan, race, record, report, watch, weights
 
-FAMILIES = (doctor, cluster, check, bench, record, weights, hub, plan, race, report)
+FAMILIES = (doctor, cluster, check, bench, record, weights, hub, plan, race, report, watch)
 
 
 def main(argv: list[str] | None = None) -> int:

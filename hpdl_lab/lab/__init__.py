@@ -33,6 +33,7 @@ VERBS = {  # where they are
     "verbs.target": ("time_to_target",),
     "verbs.tensor": ("tensor",),
     "verbs.train": ("train",),
+    "verbs.watching": ("watch",),
     "verbs.waterfall": ("waterfall",),
 }
 HOMES = {verb: module for module, verbs in VERBS.items() for verb in verbs}
@@ -65,6 +66,7 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.target import time_to_target
     from ..verbs.tensor import tensor
     from ..verbs.train import train
+    from ..verbs.watching import watch
     from ..verbs.waterfall import waterfall
 else:
 

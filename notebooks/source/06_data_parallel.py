@@ -348,6 +348,59 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps of DDP")
 # also parameters.
 
 # %% [markdown]
+# ## Bring your own script
+#
+# At work it is your own script that hangs, or that computes something else on eight ranks than on one. `lab.watch` runs
+# any script, unchanged, and says what is wrong with it; in a terminal it is `hpdl watch --nproc-per-node 2 train.py`.
+# The one below runs to its end, and its loss falls. Read it first: how many mistakes does it have?
+
+# %% guess=[1]
+my_mistakes = lab.guess("mistakes in the script", ...)
+
+# %% tags=["take-home"]
+# %%writefile take_home_06_watch.py
+"""Fit a small network, with mistakes: torchrun --standalone --nproc-per-node 2 take_home_06_watch.py"""
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+points = torch.randn(512, 10, generator=torch.Generator().manual_seed(0))
+dataset = TensorDataset(points, points.sin().sum(1, keepdim=True))
+loader = DataLoader(dataset, 32, sampler=DistributedSampler(dataset))
+model = torch.nn.Sequential(torch.nn.Linear(10, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _epoch in range(5):
+    for x, y in loader:
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+        optimizer.step()
+    if dist.get_rank() == 0:
+        print("loss", loss.item())
+torch.save(model.state_dict(), "take_home_06_watch.pt")
+dist.destroy_process_group()
+
+# %%
+watched = lab.watch("take_home_06_watch.py", ranks=2)
+wrong = [finding.name for finding in watched.findings if finding.kind == "wrong"]
+lab.reveal("mistakes in the script", len(wrong))
+watched
+
+# %% [markdown]
+# Mend them in the cell with the script, and run it and the cell below it again, until nothing is found that is wrong.
+# What "To be looked at" says may be meant so: here the loss of one rank's examples is printed, and the learning rate is
+# that of one rank. With `--strict` the command ends with 1 if something is wrong: put it before a job that costs money.
+
+# %% tags=["take-home"]
+# out = !hpdl watch --strict --nproc-per-node 2 take_home_06_watch.py; echo exit code $?
+print(out[-1])
+
+# %% [markdown]
 # ## Does it scale? Now the hard way
 #
 # Your prediction, on the left for 32 windows **in all** (strong), on the right for 32 **per rank** (weak), against
@@ -444,6 +497,9 @@ lab.show("take_home_06_rank*.json.gz")
 # %% [markdown]
 # In every step two forwards and two backwards: nothing is sent during the first, and the buckets travel during the
 # second. The `all_gather` at the beginning is DDP's own check that all ranks have the same model.
+
+# %% tags=["take-home"]
+lab.run("take_home_06.py")  # on the engines: the file, or your function, finds what torchrun would tell it
 
 # %% tags=["take-home"]
 four = [float(line.split()[-1]) for line in out.grep("loss")]

@@ -274,8 +274,8 @@ print(f"the scale at the end: {scaled.loss_scale:,.0f}")
 
 # %% [markdown]
 # Steps that are skipped cost no accuracy, if they are few. bfloat16 has float32's 8 bits of exponent and needs no
-# scale, and only 7 bits of fraction: numbers near 1 are 1/128 apart. `DataParallel(precision="bfloat16")` does it;
-# without float32 masters a step of a thousandth of a weight would be rounded away.
+# scale, and only 7 bits of fraction: numbers near 1 are 1/128 apart. `DataParallel(precision="bf16")` does it. Without
+# float32 masters a step of a thousandth of a weight would be rounded away; they are what `state_dict()` saves.
 #
 # ## When ranks are not enough: offload
 #
@@ -336,6 +336,9 @@ dist.destroy_process_group()
 # %% tags=["take-home"]
 # out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_08.py
 print(out.n)
+
+# %% tags=["take-home"]
+lab.run("take_home_08.py", ranks=2)  # on the engines: a file, or a function, finds what torchrun would tell it
 
 # %% tags=["take-home"]
 fsdp = [float(line.split()[-1]) for line in out.grep("loss")]

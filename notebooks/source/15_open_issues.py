@@ -339,7 +339,8 @@ lab.explore("copies")
 # `torch.distributed.checkpoint.async_save` copies the state to the memory of the CPU, and writes in the background.
 # Each rank writes its own files, such as `__0_0.distcp` of rank 0. Rank 0 writes `.metadata` last, under another name,
 # and renames it. That is the commit. torch does not remove older checkpoints, and it has no `latest`: take the last
-# folder with a `.metadata`. In this script, rank 1 dies in the second save, after the file of rank 0 has appeared:
+# folder with a `.metadata`. In this script, rank 1 dies in the second save, after the file of rank 0 has appeared.
+# `hpdl watch` starts ranks as `torchrun` does, and names the first one that failed, of any script:
 
 # %% tags=["take-home"]
 # %%writefile take_home_15.py
@@ -375,8 +376,9 @@ print(f"rank {rank} of {size} loaded {whole[-1]}: {state['weights'].to_local().n
 dist.destroy_process_group()
 
 # %% tags=["take-home"]
-# out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_15.py
-assert not out.grep("loaded")
+# out = !OMP_NUM_THREADS=1 hpdl watch --nproc-per-node 2 take_home_15.py
+print(out[out.index("It hangs or crashes") + 1])
+assert "Rank 1 was ended with exit code 1" in out.n and not out.grep("loaded")
 
 # %% tags=["take-home"]
 # out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 3 take_home_15.py load

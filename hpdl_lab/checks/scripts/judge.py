@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ...units import bytes_text, counted
+from ...watch.strategy import nbytes
 from ..ranks import full_stop
 from ..record import Broken
 from .launch import LIMIT, SAVED, STALL, Rank, Run
@@ -41,17 +42,16 @@ class Case:
     @cached_property
     def steps(self) -> list[list[dict[str, Any]]]:
         """The events of each step, of all ranks."""
-        return [list(events) for events in zip(*(rank.all("step") for rank in self.ranks), strict=False)]
+        return [list(events) for events in zip(*(rank.optimizer_steps for rank in self.ranks), strict=False)]
 
     def held(self, rank: int) -> dict[str, int]:
         """{name: numbers that this rank holds of a parameter}."""
-        weights = self.ranks[rank].first("weights").get("weights", {})
-        return {name: weight["held"] for name, weight in weights.items()}
+        return {name: weight["held"] for name, weight in self.ranks[rank].weights.items()}
 
     @cached_property
     def whole(self) -> dict[str, int]:
         """{name: numbers in a parameter}."""
-        return {name: weight["held"] for name, weight in self.one.first("weights")["weights"].items()}
+        return {name: weight["held"] for name, weight in self.one.weights.items()}
 
     def copies(self, name: str) -> float:
         """How many times all ranks together hold a parameter."""
@@ -59,7 +59,7 @@ class Case:
 
     def ratio(self, step: int, name: str) -> float:
         """A gradient's norm, as of the whole parameter, over that of the one-rank script."""
-        right = self.one.all("step")[step]["grads"][name]
+        right = self.one.optimizer_steps[step]["grads"][name]
         total = sum(event["grads"].get(name, 0.0) for event in self.steps[step]) / (self.copies(name) or 1)
         return 1.0 if right < 1e-20 > total else (total / max(right, 1e-30)) ** 0.5
 
@@ -131,8 +131,8 @@ def ends(case: Case) -> None:
 
 def why_raised(r: int, event: dict[str, Any], gone: list[int], lost: list[int], printed: str) -> None:
     """Raise Broken about the first error, of rank r; gone: ranks that had ended; lost: those that said nothing."""
-    line, code = event["place"] or (0, "")
-    place = f" in line {line}, `{code}`" if event["place"] else ""
+    _, line, code = event["places"][-1] if event["places"] else ("", 0, "")
+    place = f" in line {line}, `{code}`" if event["places"] else ""
     text = event["text"].strip().split("\n")[0]
     if re.search("onnection|remote worker|closed by peer", event["text"]):
         if gone:
@@ -156,7 +156,7 @@ def at(rank: Rank) -> str:
         return "has ended"
     if rank.place is None:
         return "has not begun"
-    return f"waits in line {rank.place[0]}, `{rank.place[1].partition('  #')[0]}`"
+    return f"waits in line {rank.place[1]}, `{rank.place[2]}`"
 
 
 def last_lines(rank: Rank) -> str:
@@ -165,15 +165,15 @@ def last_lines(rank: Rank) -> str:
 
 def begins_together(case: Case) -> None:
     """There is a process group, and the optimizer steps with the parameters of the model, equally often everywhere."""
-    p, wanted = len(case.ranks), len(case.one.all("step"))
-    taken = [len(rank.all("step")) for rank in case.ranks]
-    blind = [r for r, rank in enumerate(case.ranks) if not rank.first("weights")]
+    p, wanted = len(case.ranks), len(case.one.optimizer_steps)
+    taken = [len(rank.optimizer_steps) for rank in case.ranks]
+    blind = [r for r, rank in enumerate(case.ranks) if not rank.weights]
     if blind:
         raise Broken(f"model: rank {blind[0]} never called a model with tokens of shape (b, s).")
-    if not any(event["group"] for rank in case.ranks for event in [*rank.all("step"), *rank.all("ended")]):
+    if not any(event["group"] for rank in case.ranks for event in [*rank.optimizer_steps, *rank.all("left")]):
         raise Broken(f"""init: each of the {p} ranks trained by itself: without dist.init_process_group none of them
             knows of the others.""")
-    strange = max((event["strange"] for rank in case.ranks for event in rank.all("step")), default=0)
+    strange = max((event["strange"] for rank in case.ranks for event in rank.optimizer_steps), default=0)
     if strange:
         raise Broken(f"""optimizer: {counted(strange, "parameter")} of the optimizer are not parameters of the model
             any more: sharding puts new ones in their place. Shard the model first, then make the optimizer.""")
@@ -210,7 +210,7 @@ def tp_groups(case: Case) -> list[list[int]]:
     plain = [list(everybody)[i : i + case.tp] for i in range(0, len(everybody), case.tp)]
     found = set()
     for rank in everybody:
-        weights = case.ranks[rank].first("weights")["weights"]
+        weights = case.ranks[rank].weights
         layer, norm = (weights.get(f"blocks.0.{name}", {}) for name in (LAYERS[-1], "norm1.weight"))
         mesh, extra = layer.get("mesh"), set(layer.get("axes", ())) - set(norm.get("axes", ()))
         if not mesh or len(extra) != 1:
@@ -282,8 +282,8 @@ def other_order(step: int, shares: list[list[int]], right: list[int], who: str) 
 
 def same_weights(case: Case) -> None:
     """All ranks start from the weights of the one-rank script."""
-    weights = [rank.first("weights")["weights"] for rank in case.ranks]
-    for name, right in case.one.first("weights")["weights"].items():
+    weights = [rank.weights for rank in case.ranks]
+    for name, right in case.one.weights.items():
         if name not in weights[0]:
             raise Broken(f"model: the model has no parameter {name}, which that of the one-rank script has.")
         full = [r for r, of in enumerate(weights) if of[name]["held"] == right["held"]]
@@ -305,7 +305,7 @@ def differs(a: float, b: float, relative: float = OF_NORM) -> bool:
 
 def same_gradients(case: Case) -> None:
     """What every step is taken with: the gradient of the whole batch, and the rate of the one-rank script."""
-    for step, right in enumerate(case.one.all("step")):
+    for step, right in enumerate(case.one.optimizer_steps):
         if case.tp > 1 and step == 0 and "step 0" in case.ranks[0].losses and not case.same("step 0"):
             forward(case)
         events = case.steps[step]
@@ -368,8 +368,8 @@ def forward(case: Case) -> None:
     rank = case.ranks[0]
     begun, over = (rank.first(what)["time_ns"] for what in ("forward", "output"))
     layers = sum(name.endswith(LAYERS[-1]) for name in case.whole)
-    sums = sum(begun < when < over and "all_reduce" in what for when, what, _ in rank.first("ended")["collectives"])
-    if not any(differs(case.ratio(0, name), 1.0) for name in case.one.all("step")[0]["grads"]):
+    sums = sum("all_reduce" in entry["op"] for entry in rank.between(begun, over))
+    if not any(differs(case.ratio(0, name), 1.0) for name in case.one.optimizer_steps[0]["grads"]):
         return  # what is printed is wrong, and nothing else
     raise Broken(f"""forward: the loss of step 0, before any step, is {text}, where the one-rank script has
         {right:.12f}. The model adds over ranks {counted(sums, "time")} in forward; {layers} layers need {2 * layers}
@@ -455,12 +455,11 @@ def saves_once(case: Case) -> None:
 def traffic(case: Case, rank: int = 0) -> Counter:
     """{what: bytes} of the collectives of one rank in its second step; ("calls", what): how many there are."""
     events = case.ranks[rank]
-    begun, over = (event["time_ns"] for event in events.all("step")[:2])
-    rows = [row for row in events.first("ended")["collectives"] if begun < row[0] < over]
+    begun, over = (event["time_ns"] for event in events.optimizer_steps[:2])
     found: Counter = Counter()
-    for _, what, nbytes in rows:
-        found[what] += nbytes
-        found["calls", what] += 1
+    for entry in events.between(begun, over):
+        found[entry["op"]] += nbytes(entry)
+        found["calls", entry["op"]] += 1
     return found
 
 
@@ -494,7 +493,7 @@ def needed_bytes(case: Case) -> float:
 
 def destroys(case: Case) -> None:
     """No process group is left at the end."""
-    left = [r for r, rank in enumerate(case.ranks) if rank.first("ended")["group"]]
+    left = [r for r, rank in enumerate(case.ranks) if rank.first("left")["group"]]
     if left:
         raise Broken(f"""destroy: all numbers are right, but rank {left[0]} ends with its process group:
             dist.destroy_process_group() at the end waits for what is under way; with NCCL a rank without it warns, and

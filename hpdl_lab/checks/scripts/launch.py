@@ -16,38 +16,33 @@ from typing import Any
 
 import psutil
 
+from ...watch import records
+from ...watch.launch import Stall
+from ...watch.records import Event
+from ...watch.records import Rank as Observed
+
 STALL = 3.0  # s in which no rank computes and none moves to another line: they wait for each other
-RENDEZVOUS_STALL = 30.0  # s, in init_process_group: the launcher works for them there, which a busy machine may delay
-WHERE_RANKS_MEET = "init_process_group"
 LIMIT = 90.0  # s for a whole run, of which most is the import of torch
-IDLE = 0.03  # of a core: a rank that waits takes 0.005 for the look at itself, one that computes more
 SAVED = "gpt.pt"
 LOSS = re.compile(r"^(step \d+|test) loss (\S+)", re.M)
 
 
 @dataclass
-class Rank:
-    """What one rank did.
+class Rank(Observed):
+    """What one rank did. printed: its output; files: what it left in its folder."""
 
-    events:  as observe.py notes them, in order; place: (line, its text) where it was last seen in the script.
-    printed: its output; files: what it left in its folder.
-    """
-
-    events: list[dict[str, Any]] = field(default_factory=list)
-    place: tuple[int, str] | None = None
     printed: str = ""
     files: list[str] = field(default_factory=list)
-
-    def all(self, what: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["what"] == what]
-
-    def first(self, what: str) -> dict[str, Any]:
-        return next(iter(self.all(what)), {})
 
     @property
     def losses(self) -> dict[str, str]:
         """{"step 0": "4.492", ..., "test": "3.162"} as printed."""
         return dict(LOSS.findall(self.printed))
+
+    @property
+    def optimizer_steps(self) -> list[Event]:
+        """What each step of the optimizer was taken with."""
+        return self.all("optimizer")
 
     @property
     def batches(self) -> list[list[int]]:
@@ -56,9 +51,14 @@ class Rank:
         for event in self.events:
             if event["what"] == "forward" and event["training"]:
                 found[-1] += event["rows"]
-            elif event["what"] == "step":
+            elif event["what"] == "optimizer":
                 found.append([])
         return found[:-1]
+
+    @property
+    def weights(self) -> dict[str, Event]:
+        """{name: what this rank holds of a parameter} when the model was called first; {} if none was."""
+        return dict(self.first("model").get("parameters", {}))
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Launcher:
         some hundred launches of right scripts, for a reason that is not known.
         """
         run = self._launch(script, ranks)
-        unmet = run.stalled and all(rank.place and WHERE_RANKS_MEET in rank.place[1] for rank in run.ranks)
+        unmet = run.stalled and not any(rank.first("met") for rank in run.ranks)
         return self._launch(script, ranks) if unmet else run
 
     def _launch(self, script: Path, ranks: int) -> Run:
@@ -109,76 +109,38 @@ class Launcher:
             with self._lock:
                 print(json.dumps([str(script), name, ranks]), file=self._process.stdin, flush=True)
                 pid = int(self._process.stdout.readline())  # type: ignore[union-attr]
+            stall, stalled, late = Stall(folder, STALL), False, False
             try:
-                stalled, late = wait(pid, folder, ranks, began)
-                found = [read(folder, rank) for rank in range(ranks)]  # before they are ended, one after the other
+                while psutil.pid_exists(pid) and not (stalled or late):
+                    stalled, late = stall.stuck(), time.monotonic() - began > LIMIT
+                    time.sleep(0.1)
+                found = read(folder, ranks)  # before they are ended, one after the other
             finally:
-                end(pid, folder, ranks)
+                end(pid, folder)
             out = folder / "torchrun.out"
             output = out.read_text(errors="replace") if out.exists() else ""
             return Run(found, stalled, late, time.monotonic() - began, output, saved(folder / "0" / SAVED))
 
 
-def wait(pid: int, folder: Path, ranks: int, began: float) -> tuple[bool, bool]:
-    """Wait for the end of the launcher `pid`. Returns (whether ranks wait for each other, whether the time is up)."""
-    since: dict[int, Any] = {}
-    while psutil.pid_exists(pid):
-        if time.monotonic() - began > LIMIT:
-            return False, True
-        live = [rank for rank in range(ranks) if not read(folder, rank).first("ended")]
-        now = {rank: look(folder, rank) for rank in live}
-        for rank, beat in now.items():
-            known = since.get(rank)
-            if beat is None or known is None or moved(known, beat):
-                since[rank] = beat
-        beats = [(since.get(rank), now[rank]) for rank in live]
-        if beats and all(old and new and new["time"] - old["time"] > patience(new["place"]) for old, new in beats):
-            return True, False
-        time.sleep(0.1)
-    return False, False
+def read(folder: Path, ranks: int) -> list[Rank]:
+    """Read what there is to know about all ranks."""
+    seen = {rank.number: rank for rank in records.read(folder, alone=ranks == 1)[0]}
+    return [read_rank(folder, number, seen.get(number)) for number in range(ranks)]
 
 
-def patience(place: tuple[int, str]) -> float:
-    """Return the seconds without progress, at this (line, its text), after which ranks count as stuck."""
-    return RENDEZVOUS_STALL if WHERE_RANKS_MEET in place[1] else STALL
-
-
-def moved(old: Any, new: Any) -> bool:
-    """Whether a rank has come to another line, or has computed or waited for a core."""
-    return old["place"] != new["place"] or new["cpu"] - old["cpu"] > IDLE * max(new["time"] - old["time"], 0.5)
-
-
-def look(folder: Path, rank: int) -> Any:
-    """Where a rank is: a dict of place, cpu and time; None if it has not come to the script."""
-    try:
-        beat = json.loads((folder / f"{rank}.now").read_text())
-    except FileNotFoundError:
-        return None
-    return beat if beat["place"] else None
-
-
-def read(folder: Path, rank: int) -> Rank:
-    """What there is to know about a rank."""
-    texts = [path.read_text(errors="replace") if path.exists() else "" for path in paths(folder, rank)]
-    events = [json.loads(line) for line in texts[0].split("\n")[:-1]]
-    beat, place = look(folder, rank), None
-    if beat:
-        place = tuple(beat["place"])
-    works_in = folder / str(rank)
+def read_rank(folder: Path, number: int, seen: Observed | None) -> Rank:
+    out, works_in = folder / f"{number}.out", folder / str(number)
+    printed = out.read_text(errors="replace") if out.exists() else ""
     files = sorted(path.name for path in works_in.iterdir() if path.is_file()) if works_in.exists() else []
-    return Rank(events, place, texts[1], files)
+    pid, events, now = (seen.pid, seen.events, seen.now) if seen else (0, [], {})
+    return Rank(number, pid, events, now, printed=printed, files=files)
 
 
-def paths(folder: Path, rank: int) -> tuple[Path, Path]:
-    return folder / f"{rank}.jsonl", folder / f"{rank}.out"
-
-
-def end(pid: int, folder: Path, ranks: int) -> None:
+def end(pid: int, folder: Path) -> None:
     """End the launcher `pid` and its ranks, whatever they do."""
     if psutil.pid_exists(pid):
-        for member in [read(folder, rank).first("began").get("pid") for rank in range(ranks)]:
-            if member:
-                kill(os.kill, member)
+        for member in records.pids(folder):
+            kill(os.kill, member)
         kill(os.killpg, pid)
         while psutil.pid_exists(pid):
             time.sleep(0.01)

@@ -1,0 +1,56 @@
+"""`hpdl watch`: run a script under observation, as torchrun does, and report what is wrong with it."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..trace import save_chrome
+from ..watch import PATIENCE, judge, run, split
+
+USAGE = "hpdl watch [--mpi] [--strict] [--json FILE] [--trace FILE] [OPTIONS OF torchrun] SCRIPT [ITS ARGUMENTS]"
+
+
+def add(commands: Any) -> None:
+    """Take every word as it is: those of torchrun and of the script are told apart in `watch`."""
+    command = commands.add_parser(
+        "watch",
+        help="run any torchrun script, unchanged, and say what is wrong with it",
+        prefix_chars="+",
+        add_help=False,
+    )
+    command.add_argument("words", nargs="*")
+    command.set_defaults(command=watch)
+
+
+def options() -> argparse.ArgumentParser:
+    """Return the parser of our own options."""
+    parser = argparse.ArgumentParser("hpdl watch", usage=USAGE, allow_abbrev=False)
+    parser.add_argument("--mpi", action="store_true", help="launch by mpiexec, whose options follow: -n 4")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if it hangs, crashes or computes otherwise")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report there as JSON")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write a trace of the first steps for Perfetto")
+    more = f"s without progress until ranks that wait for each other are ended ({PATIENCE:g})"
+    parser.add_argument("--patience", metavar="S", type=float, default=PATIENCE, help=more)
+    return parser
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    """Run it, print the report to stderr, and return the exit code of the script; see --strict."""
+    before, script = split(arguments.words)
+    own, launcher = options().parse_known_args(before)
+    wide = sys.stderr.isatty()
+
+    def say(text: str) -> None:
+        if wide and text:
+            print(f"\r\x1b[2K{text}", end="\r", file=sys.stderr, flush=True)
+
+    seen = run([*launcher, *script], own.mpi, own.patience, say)
+    found = judge(seen)
+    print(f"\n{found}", file=sys.stderr)
+    if own.json:
+        own.json.write_text(json.dumps(found.as_dict(), indent=1))
+    if own.trace:
+        save_chrome(found.events(), own.trace)
+    return 1 if seen.stalled or own.strict and found.strict else seen.exit_code

@@ -1,0 +1,135 @@
+"""The collectives of this rank: from torch's flight recorder, and of messages and the back end "hpdl" from our own.
+
+Torch records what its own back ends begin, also what DDP and FSDP begin in C++, but neither gloo's messages nor what a
+process group in Python does. An entry is a dict:
+
+    op         "all_reduce"                       group, seq    name of its group, its number in the group
+    sizes      shapes that go in; out: come out   dtypes        "float32"
+    time_ns    when it was begun                  done          whether it is over
+    place      the author's line, or None
+"""
+
+import pickle
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from .places import is_authors, line_at, place_of
+
+MOST = 5000
+HPDL = {  # methods of the process group "hpdl": the name of the collective, which arguments hold tensors
+    "allreduce": ("all_reduce", 0),
+    "reduce": ("reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "allgather": ("all_gather", 1),
+    "all_gather_single": ("all_gather", 1),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "alltoall": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 1),
+    "barrier": ("barrier", 0),
+}
+DTYPES = {  # as the flight recorder calls them: as torch does
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+OURS: deque[dict[str, Any]] = deque(maxlen=MOST)
+NUMBERS: Counter[str] = Counter()  # by group: how many OURS has had
+
+
+def record(op: str, group: str, tensors: Any, place: Any, done: Callable[[], bool] | bool, **more: Any) -> None:
+    """Keep an entry of our own. done: whether it is over, or a function that says so."""
+    flat = [x for x in flattened(tensors) if hasattr(x, "dtype")]
+    sizes = [list(x.shape) for x in flat]
+    dtypes = [str(x.dtype).removeprefix("torch.") for x in flat]
+    number = NUMBERS[group] = NUMBERS[group] + 1
+    entry = {"op": op, "group": group, "seq": number, "sizes": sizes, "out": sizes, "dtypes": dtypes}
+    OURS.append({**entry, "time_ns": time.time_ns(), "place": place, "done": done, **more})
+
+
+def flattened(tensors: Any) -> list[Any]:
+    return [x for part in tensors for x in flattened(part)] if isinstance(tensors, list | tuple) else [tensors]
+
+
+def entries() -> list[dict[str, Any]]:
+    """Return all that is known, in the order in which it was begun."""
+    own = [entry | {"done": entry["done"]() if callable(entry["done"]) else entry["done"]} for entry in list(OURS)]
+    return sorted([*recorded_by_torch(), *own], key=lambda entry: entry["time_ns"])
+
+
+def recorded_by_torch() -> list[dict[str, Any]]:
+    """Return the entries of torch's flight recorder."""
+    c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)
+    dump = getattr(c10d, "_dump_fr_trace", None)
+    if dump is None:  # a torch without it, or without torch.distributed
+        return []
+    found = pickle.loads(dump(True, True, False)).get("entries", [])
+    return [
+        {
+            "op": entry["profiling_name"].rpartition(":")[2],
+            "group": entry["process_group"][0],
+            "seq": entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"],
+            "sizes": entry["input_sizes"],
+            "out": entry["output_sizes"],
+            "dtypes": [DTYPES.get(name, name) for name in (*entry["input_dtypes"], *entry["output_dtypes"])],
+            "time_ns": entry["time_created_ns"],
+            "done": entry["retired"] or entry["state"] == "completed",
+            "place": place_in(entry["frames"]),
+            "p2p": entry["is_p2p"],
+        }
+        for entry in found
+    ]
+
+
+def place_in(frames: list[dict[str, Any]]) -> Any:
+    """Return the innermost line of the author in a stack as the flight recorder has it."""
+    for frame in frames:
+        if is_authors(frame["filename"]):
+            return line_at(frame["filename"], frame["line"])
+    return None
+
+
+def message_recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return send, recv, isend or irecv of torch.distributed such that its messages are recorded."""
+
+    @wraps(function)
+    def wrapper(tensor: Any, *args: Any, **named: Any) -> Any:
+        peer = args[0] if args else named.get("dst", named.get("src", named.get("group_dst", named.get("group_src"))))
+        record(function.__name__, "messages", [tensor], place_of(sys._getframe(1)), True, p2p=True, peer=peer)
+        return function(tensor, *args, **named)
+
+    return wrapper
+
+
+def install(folder: Path) -> None:
+    """Record what process groups of the back end "hpdl" begin."""
+    from ..torch_backend.group import HpdlGroup
+
+    for name, (op, which) in HPDL.items():
+        setattr(HpdlGroup, name, hpdl_recorded(getattr(HpdlGroup, name), op, which))
+
+
+def hpdl_recorded(method: Callable[..., Any], op: str, which: int) -> Callable[..., Any]:
+    @wraps(method)
+    def wrapper(self: Any, *args: Any, **named: Any) -> Any:
+        place = place_of(sys._getframe(1))
+        work = method(self, *args, **named)
+        tensors = args[which] if len(args) > which and op != "barrier" else []
+        record(op, self.group_name or "0", tensors, place, work.get_future().done)
+        return work
+
+    return wrapper

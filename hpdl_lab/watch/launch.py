@@ -1,0 +1,274 @@
+"""Launch a script as its author would, under observation, and follow it until it has ended or its ranks are stuck."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .. import features
+from ..comm.errors import name_ranks
+from .records import Event, Run, code_of, look, name_of, pids, read
+
+PATIENCE = 15.0  # s in which no rank computes and none moves to another line: they wait for each other
+IDLE = 0.03  # of a core: a rank that waits takes 0.01 for the look at itself, one that computes more
+POLL, SHOW = 0.1, 1.0  # s
+MONITOR = 1  # s between two looks of torchrun at its ranks
+ANSWER = 3.0  # s for ranks to note their collectives
+LAST = 10.0  # s for processes to end after a signal
+MEETING = ("init_process_group", "init_device_mesh")
+MEETING_PATIENCE = 30.0  # s, while the launcher works for ranks that meet: a busy machine may delay it
+OPTIONS_WITH_VALUES = re.compile(  # of torchrun and of ours, those that take the next word
+    r"^(--(nproc[-_]per[-_]node|nnodes|node[-_]rank|master[-_](addr|port)|rdzv[-_](backend|endpoint|id|conf)|max[-_]restarts"
+    r"|monitor[-_]interval|start[-_]method|role|log[-_]dir|redirects|tee|local[-_](addr|ranks[-_]filter)|event[-_]log[-_]handler"
+    r"|json|trace|patience|logs[-_]specs|numa[-_]binding|signals[-_]to[-_]handle|virtual[-_]local[-_]rank)|-[rtn])$"
+)
+SITE = Path(__file__).parent / "site"
+
+
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split torchrun's command line into (its options, the script or module and its arguments)."""
+    options: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        if rest[0] in ("-m", "--module"):
+            return options, rest
+        options.append(rest.pop(0))
+        if OPTIONS_WITH_VALUES.match(options[-1]) and rest:
+            options.append(rest.pop(0))
+    return options, rest
+
+
+def command_of(words: list[str], mpi: bool = False) -> tuple[list[str], str]:
+    """Return (the command that launches it, the name of the script).
+
+    Without options of torchrun the script runs as `python SCRIPT`, and starts its ranks itself, as mp.spawn does.
+    """
+    options, script = split(words)
+    module = bool(script) and script[0] in ("-m", "--module")
+    if not script or module and len(script) < 2:
+        raise ValueError("which script? hpdl watch --nproc-per-node 4 train.py")
+    name = script[1] if module else script[0]
+    if not module and not Path(name).is_file():
+        raise FileNotFoundError(f"{name} is not there: hpdl watch [OPTIONS OF torchrun] SCRIPT [ITS ARGUMENTS]")
+    program = ["-m", *script[1:]] if module else script
+    if mpi:
+        return [str(features.mpiexec()), *options, sys.executable, "-u", *program], name
+    if not options:
+        return [sys.executable, "-u", *program], name
+    alone = not re.search(r"--(standalone|nnodes|rdzv|master|node)", " ".join(options))
+    options = ["--standalone", *options] if alone else options
+    if not any(option.startswith(("--monitor-interval", "--monitor_interval")) for option in options):
+        options = [f"--monitor-interval={MONITOR}", *options]  # ranks that need one that has died say so meanwhile
+    return [sys.executable, "-m", f"{__package__}.torchrun", *options, *program], name
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment in which every Python observes itself, and notes that in `folder`."""
+    path = os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"TORCH_FR_BUFFER_SIZE": "5000", **os.environ, "HPDL_WATCH": str(folder), "PYTHONPATH": path}
+
+
+def run(
+    words: list[str],
+    mpi: bool = False,
+    patience: float = PATIENCE,
+    say: Callable[[str], None] = lambda text: None,
+    output: Any = None,
+) -> Run:
+    """Run a script under observation until it ends, it is stuck, or Ctrl-C.
+
+    Args:    words: options of torchrun (of mpiexec), the script, its arguments. patience: s without any progress after
+             which ranks that wait for each other are ended. say: called with a line about the running script, once in a
+             second. output: of the script, a file; None: as it is.
+    Returns: Run. Raises: ValueError, FileNotFoundError.
+    """
+    command, name = command_of(words, mpi)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hpdl-watch-") as text:
+        folder = Path(text)
+        process = subprocess.Popen(
+            command, env=environment(folder), stdout=output, stderr=output and subprocess.STDOUT, start_new_session=True
+        )
+        several_hosts = bool(re.search(r"--nnodes[= ](?!1\b)", " ".join(words)))
+        stalled = interrupted = False
+        with interruptible() as interrupts:
+            stall = Stall(folder, patience)
+            shown = 0.0
+            while process.poll() is None:
+                if interrupts:
+                    interrupted = True
+                    break
+                if stall.stuck() and not several_hosts:
+                    stalled = True
+                    break
+                if time.monotonic() - shown > SHOW:
+                    shown = time.monotonic()
+                    say(stall.line())
+                time.sleep(POLL)
+            if process.poll() is None:
+                ask(folder, living(folder))
+                ranks, others = read(folder)  # where they are, before they are told to end
+                end(process, signal.SIGINT if interrupted else signal.SIGTERM)
+        code = process.wait()
+        if not (stalled or interrupted):
+            ranks, others = read(folder)
+        failures = folder / "failures.json"
+        failed = [(r, pid, code) for r, pid, code in json.loads(failures.read_text())] if failures.exists() else []
+    seconds = time.monotonic() - began
+    return Run(name, ranks, others, seconds, code if code >= 0 else 128 - code, stalled, interrupted, failed)
+
+
+@contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """Within it Ctrl-C and SIGTERM are kept in the list that it yields: the script's processes get them later."""
+    found: list[int] = []
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            before[number] = signal.signal(number, lambda number, frame: found.append(number))
+        except ValueError:  # not in the main thread: there Ctrl-C does not arrive either
+            break
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def living(folder: Path) -> list[int]:
+    """Return the processes that are observed and have not ended."""
+    return [pid for pid in pids(folder) if is_running(pid)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def ask(folder: Path, members: list[int]) -> None:
+    """Have processes note their collectives, and wait until they have, or for some seconds."""
+    asked = folder / "ask"
+    asked.touch()
+    when, began = str(asked.stat().st_mtime_ns), time.monotonic()
+
+    def told(pid: int) -> bool:
+        path = folder / f"{pid}.told"
+        return path.exists() and path.read_text() >= when
+
+    while time.monotonic() - began < ANSWER and not all(told(pid) for pid in members):
+        time.sleep(0.05)
+
+
+def end(process: "subprocess.Popen[bytes]", number: int) -> None:
+    """End the launcher and all that it has started: by a signal, and after some seconds by force."""
+    try:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for member in reversed(family):  # ranks first: stuck in C++ they would not hear what their launcher says
+        if member.is_running():
+            member.send_signal(number)
+    began = time.monotonic()
+    while time.monotonic() - began < LAST and any(is_running(member.pid) for member in family):
+        if process.poll() is not None and time.monotonic() - began > 2:
+            break
+        time.sleep(POLL)
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            pass
+
+
+class Stall:
+    """Whether the ranks wait for each other: none computes and none moves, and at least one waits in communication."""
+
+    def __init__(self, folder: Path, patience: float) -> None:
+        self.folder, self.patience = folder, patience
+        self.since: dict[int, Event] = {}
+        self.gone: set[int] = set()
+        self.waiting = ""
+        self.shown = (0.0, 0)  # (s, examples) of the last line
+
+    def stuck(self) -> bool:
+        """Look at all ranks, and return whether they are."""
+        self.waiting = ""
+        now = {}
+        for pid in pids(self.folder):
+            beat = {} if pid in self.gone else look(self.folder, pid)
+            if pid not in self.gone and not is_running(pid):
+                self.gone.add(pid)
+            elif beat and (beat.get("place") or beat.get("call")):
+                now[pid] = beat
+        for pid, beat in now.items():
+            known = self.since.get(pid)
+            if known is None or moved(known, beat):
+                self.since[pid] = beat
+        idle = {pid: beat for pid, beat in now.items() if self.idle_s(pid, beat) > self.limit(beat)}
+        if not now or len(idle) < len(now):
+            return False
+        return self.judged(now)
+
+    def idle_s(self, pid: int, beat: Event) -> float:
+        return float(beat["time"] - self.since[pid]["time"])
+
+    def limit(self, beat: Event) -> float:
+        """Return the s without progress after which a rank at this place counts as stuck."""
+        meets = beat.get("place") and any(name in beat["place"][2] for name in MEETING)
+        return max(self.patience, MEETING_PATIENCE) if meets else self.patience
+
+    def judged(self, now: dict[int, Event]) -> bool:
+        """Return whether ranks that do nothing wait for each other: what they do else may end by itself."""
+        ask(self.folder, [*now])
+        ranks, _ = read(self.folder)
+        members = [rank for rank in ranks if rank.pid in now]
+        waits = [rank for rank in members if rank.now.get("call") or rank.pending]
+        elsewhere = [rank for rank in members if rank not in waits]
+        if waits and not elsewhere:
+            return True
+        if waits:
+            where = ", ".join(f"rank {rank.number} is in {code_of(rank.place)}" for rank in elsewhere)
+            who = name_ranks([rank.number for rank in waits])
+            self.waiting = f"{who} wait in {name_of(waits[0].place)}, {where}: Ctrl-C ends it with a report"
+        for pid, beat in now.items():
+            self.since[pid] = beat
+        return False
+
+    def line(self) -> str:
+        """Return what the script does, in a line."""
+        beats = [look(self.folder, pid) for pid in pids(self.folder) if pid not in self.gone]
+        working = [beat for beat in beats if beat.get("step")]
+        if self.waiting or not working:
+            return self.waiting
+        beat = working[0]
+        now, done = beat["time"], sum(b.get("examples", 0) for b in working)
+        per_second = (done - self.shown[1]) / max(now - self.shown[0], 0.1) if self.shown[0] else 0.0
+        self.shown = (now, done)
+        exposed = beat.get("ns", {}).get("exposed", 0) / max(1, beat.get("step_ns", 1))
+        memory = max(b.get("memory", 0) for b in working)
+        return (
+            f"step {beat['step']:,} | {per_second:,.0f} examples/s | exposed communication {exposed:.0%} | "
+            f"{memory / 1e9:.2f} GB a rank"
+        )
+
+
+def moved(old: Event, new: Event) -> bool:
+    """Return whether a rank has come to another line, or has computed or waited for a core."""
+    if (old.get("place"), old.get("top")) != (new.get("place"), new.get("top")):
+        return True
+    call = (old.get("call") or {}).get("number")
+    if call is not None and call == (new.get("call") or {}).get("number"):
+        return False  # in one call of MPI, which asks again and again whether the others have come
+    return bool(new["cpu"] - old["cpu"] > IDLE * max(new["time"] - old["time"], 0.5))

@@ -1,0 +1,177 @@
+"""What the processes of a watched script have noted, by rank."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .places import Place, is_authors, line_at
+
+Event = dict[str, Any]
+FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+
+
+@dataclass
+class Rank:
+    """What one process did: its events in order, and where it was seen last. number: its rank.
+
+    fault: (file, line, function) of its stack, innermost first, if it was ended from within compiled code.
+    """
+
+    number: int
+    pid: int
+    events: list[Event]
+    now: Event = field(default_factory=dict)
+    fault: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def all(self, what: str) -> list[Event]:
+        return [event for event in self.events if event["what"] == what]
+
+    def first(self, what: str) -> Event:
+        return next((event for event in self.events if event["what"] == what), {})
+
+    @cached_property
+    def entries(self) -> list[Event]:
+        """Its collectives, as they were noted last."""
+        return next((event["entries"] for event in reversed(self.events) if "entries" in event), [])
+
+    @property
+    def pending(self) -> list[Event]:
+        """The collectives that were not over when they were noted last."""
+        return [entry for entry in self.entries if not entry["done"]]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the script has come to its end, without an exception."""
+        return bool(self.first("ended")) and not self.first("raised")
+
+    @property
+    def place(self) -> Place | None:
+        """Where it was seen last."""
+        for name, line, _ in self.fault:
+            if is_authors(name):
+                return line_at(name, line)
+        place = self.now.get("place")
+        return (place[0], place[1], place[2]) if place else None
+
+    @cached_property
+    def steps(self) -> list[Event]:
+        """Its first steps, one by one."""
+        return self.all("step")
+
+    @cached_property
+    def step_count(self) -> int:
+        """How many steps it has taken."""
+        return max([event["upto"] for event in self.all("steps")] + [len(self.steps)])
+
+    def model(self) -> Event:
+        """The largest of the models that it has called, with the most parameters to train."""
+        return max(self.all("model"), key=lambda e: (numbers(e), numbers(e, trained=True)), default={})
+
+    def between(self, begin: int, end: int) -> list[Event]:
+        """Its collectives that were begun between two times, in ns."""
+        return [entry for entry in self.entries if begin <= entry["time_ns"] < end]
+
+
+def numbers(model: Event, trained: bool = False) -> int:
+    """Return how many numbers the parameters of a model have, or those that are trained."""
+    return sum(p["of"] for p in model["parameters"].values() if p["trained"] or not trained)
+
+
+@dataclass
+class Run:
+    """A watched script, after its end.
+
+    ranks: in order. others: processes that are no ranks. stalled: ranks waited for each other, and were ended for it.
+    exit_code: of the launcher. failures: [rank, pid, exit code] of ranks that failed, as torchrun says.
+    """
+
+    script: str
+    ranks: list[Rank]
+    others: list[Rank]
+    seconds: float = 0.0
+    exit_code: int = 0
+    stalled: bool = False
+    interrupted: bool = False
+    failures: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def backend(self) -> str:
+        return str(next((r.first("met")["backend"] for r in self.ranks if r.first("met")), "no process group"))
+
+
+def read_process(folder: Path, pid: int) -> Rank:
+    """Read what a process has noted; its number is -1 if it is no rank."""
+    lines = (folder / f"{pid}.jsonl").read_text(errors="replace").split("\n")[:-1]
+    events = [json.loads(line) for line in lines]
+    return Rank(number_of(events), pid, events, look(folder, pid), fault(folder, pid))
+
+
+def fault(folder: Path, pid: int) -> list[tuple[str, int, str]]:
+    """Read the stack of the main thread that Python's faulthandler has written, [] if it has not."""
+    path = folder / f"{pid}.fault"
+    text = path.read_text(errors="replace") if path.exists() else ""
+    stacks = [FRAME.findall(part) for part in text.split("Thread 0x")]
+    found = [[(name, int(line), function) for name, line, function in stack] for stack in stacks]
+    return next((stack for stack in found if any(is_authors(name) for name, _, _ in stack)), [])
+
+
+def number_of(events: list[Event]) -> int:
+    """Return the rank that a process says it has, -1 for none."""
+    for what in ("met", "meets", "began"):
+        rank = next((event["rank"] for event in events if event["what"] == what), None)
+        if rank is not None and rank >= 0:
+            return int(rank)
+    return -1
+
+
+def look(folder: Path, pid: int) -> Event:
+    """Read where a process is; {} if it has not said so."""
+    try:
+        return dict(json.loads((folder / f"{pid}.now").read_text()))
+    except FileNotFoundError:
+        return {}
+
+
+def pids(folder: Path) -> list[int]:
+    return sorted(int(path.stem) for path in folder.glob("*.jsonl"))
+
+
+def read(folder: Path, alone: bool = False) -> tuple[list[Rank], list[Rank]]:
+    """Read all processes: (ranks in order, others). alone: no launcher has given ranks, a single process is rank 0.
+
+    A process to which a launcher gave a rank is none if its own children met in a process group, or if its parent has
+    the same rank already.
+    """
+    found = [read_process(folder, pid) for pid in pids(folder)]
+    parents = {process.pid: process.events[0]["ppid"] for process in found if process.events}
+    met = {process.pid for process in found if process.first("meets") or process.first("met")}
+    above = {parents[pid] for pid in met if pid in parents} - met
+    ranks: dict[int, Rank] = {}
+    for process in found:
+        taken = ranks.get(process.number)
+        if process.number < 0 or process.pid in above:
+            continue
+        if taken is None or process.pid in met and taken.pid not in met:
+            ranks[process.number] = process
+    if alone and not ranks and found:
+        first = min(found, key=lambda process: process.events[0]["time_ns"] if process.events else 0)
+        ranks[0] = Rank(0, first.pid, first.events, first.now)
+    chosen = [ranks[number] for number in sorted(ranks)]
+    return chosen, [process for process in found if process not in chosen]
+
+
+def name_of(place: Place | list[Any] | None) -> str:
+    """Return "train.py:41"."""
+    return f"{Path(place[0]).name}:{place[1]}" if place else "an unknown line"
+
+
+def code_of(place: Place | list[Any] | None) -> str:
+    """Return "train.py:41, `loss.backward()`"."""
+    return f"{name_of(place)}, `{place[2]}`" if place and place[2] else name_of(place)

@@ -1,0 +1,128 @@
+"""The report about a watched script: text, JSON, and a trace for Perfetto."""
+
+import shutil
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..trace import Event
+from ..units import counted
+from . import agree, speed, waits
+from .finding import KINDS, Finding
+from .records import Run, name_of
+from .strategy import Strategy, nbytes
+
+TITLES = {
+    "hang": "It hangs or crashes",
+    "wrong": "It computes something else than one rank would",
+    "note": "To be looked at",
+    "slow": "Time",
+    "memory": "Memory",
+}
+NAMES = {"data": "input", "optimizer": "update", "exposed": "wait"}  # of phases, as in other traces
+STRICT = ("hang", "wrong")
+
+
+@dataclass
+class Report:
+    """What `hpdl watch` has to say about a run. findings: in the order of what matters."""
+
+    run: Run
+    findings: list[Finding]
+
+    @property
+    def strict(self) -> bool:
+        """Whether something is wrong: a hang, a crash, or other results than those of one rank."""
+        return any(finding.kind in STRICT for finding in self.findings)
+
+    def of(self, kind: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.kind == kind]
+
+    def heading(self) -> str:
+        run = self.run
+        steps = max((rank.step_count for rank in run.ranks), default=0)
+        examples = sum(event["examples"] for rank in run.ranks for event in rank.steps)
+        spent = max((rank.steps[-1]["till"] - rank.steps[0]["at"] for rank in run.ranks if rank.steps), default=0) / 1e9
+        parts = [
+            Path(run.script).name,
+            counted(run.size, "rank"),
+            run.backend,
+            Strategy(run).name,
+            f"{counted(steps, 'step')} in {run.seconds:.1f} s",
+            *([f"{examples / spent:,.0f} examples/s"] if spent and examples else []),
+            "stuck, and ended" if run.stalled else "interrupted" if run.interrupted else f"exit code {run.exit_code}",
+        ]
+        return "hpdl watch: " + " | ".join(parts)
+
+    def unseen(self) -> list[str]:
+        """What was not observed."""
+        trouble = {(e["hook"], e["error"]) for rank in self.run.ranks for e in rank.all("trouble")}
+        found = [f"{hook} failed ({error})" for hook, error in sorted(trouble)]
+        kinds = {kind for rank in self.run.ranks for event in rank.all("model") for kind in event["kinds"]}
+        if "OptimizedModule" in kinds:
+            found.append("what happens within compiled graphs")
+        if self.run.ranks and not any(rank.step_count for rank in self.run.ranks):
+            found.append("any step of a torch optimizer")
+        return found
+
+    def __str__(self) -> str:
+        lines = [self.heading()]
+        for kind in KINDS:
+            if self.of(kind):
+                lines += ["", TITLES[kind]]
+                lines += [wrapped(str(finding)) for finding in self.of(kind)]
+        if not self.strict:
+            lines += ["", f"Nothing found that is wrong{'' if self.run.ranks else ': no rank was seen'}."]
+        if self.unseen():
+            lines += ["", wrapped("Not seen: " + "; ".join(self.unseen()) + ".")]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data, for JSON."""
+        run = self.run
+        return {
+            "script": run.script,
+            "ranks": run.size,
+            "backend": run.backend,
+            "strategy": Strategy(run).name,
+            "steps": max((rank.step_count for rank in run.ranks), default=0),
+            "seconds": run.seconds,
+            "exit_code": run.exit_code,
+            "stalled": run.stalled,
+            "interrupted": run.interrupted,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "times": [{"rank": t.rank, "total": t.total, **t.parts} for t in speed.all_times(run)],
+            "not_seen": self.unseen(),
+        }
+
+    def events(self) -> list[Event]:
+        """Return what each rank did in its first steps.
+
+        A collective is drawn until the phase ends in which it was begun: gloo does not say when it was over.
+        """
+        found = []
+        for rank in self.run.ranks:
+            spans = [(name, t0, t1, step["step"]) for step in rank.steps for name, t0, t1 in step["spans"]]
+            found += [Event(rank.number, step, NAMES.get(name, name), t0, t1, line="") for name, t0, t1, step in spans]
+            for entry in rank.entries:
+                t0 = entry["time_ns"]
+                t1, step = next(((end, n) for _, begin, end, n in spans if begin <= t0 <= end), (t0 + 1000, 0))
+                size = nbytes(entry)
+                found.append(
+                    Event(rank.number, step, entry["op"], t0, t1, -1, size, name_of(entry["place"]), "messages")
+                )
+        return sorted(found, key=lambda event: event.t0_ns)
+
+
+def wrapped(text: str) -> str:
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    first, *more = text.split("\n")
+    body = textwrap.fill(first, width, initial_indent="  ", subsequent_indent="      ", break_long_words=False)
+    return "\n".join([body, *(f"  {line}" for line in more)])
+
+
+def judge(run: Run) -> Report:
+    """Judge a run."""
+    found = [*waits.findings(run), *agree.findings(run), *speed.findings(run)]
+    return Report(run, sorted(found, key=lambda finding: KINDS.index(finding.kind)))

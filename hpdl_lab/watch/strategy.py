@@ -1,0 +1,165 @@
+"""What kind of training a run was: which ranks hold the same parameters, and what they add up in a step."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from .places import Place
+from .records import Event, Rank, Run
+
+SUMS = ("all_reduce", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced")
+MOVES = (*SUMS, "all_gather", "_allgather_base", "gather", "broadcast", "allgather_into_tensor_coalesced")
+FLOATS = ("float", "bfloat16")
+WIDTHS = {
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+}  # bytes of a number, 8 of all others
+MANY = 0.5  # of the parameters: so many numbers added in a step are gradients
+
+
+def elements(entry: Event) -> int:
+    """Return the numbers of the larger of what goes in and what comes out."""
+    return max(sum(math.prod(size) for size in entry[side]) for side in ("sizes", "out"))
+
+
+def nbytes(entry: Event) -> int:
+    """Return the bytes of the larger of what goes in and what comes out."""
+    return elements(entry) * (WIDTHS.get(entry["dtypes"][0], 8) if entry["dtypes"] else 0)
+
+
+def is_float(entry: Event) -> bool:
+    return bool(entry["dtypes"]) and entry["dtypes"][0].startswith(FLOATS)
+
+
+@dataclass
+class Strategy:
+    """What was recognized in a run, from its models and its traffic."""
+
+    run: Run
+
+    @cached_property
+    def models(self) -> list[Event]:
+        """The model of each rank, {} if it has called none."""
+        return [rank.model() for rank in self.run.ranks]
+
+    @cached_property
+    def parameters(self) -> dict[str, Event]:
+        """{name: what rank 0 holds} of the trained parameters of its model."""
+        found = self.models[0].get("parameters", {}) if self.models else {}
+        return {name: p for name, p in found.items() if p["trained"]}
+
+    @cached_property
+    def ddp(self) -> bool:
+        return any(event["ddps"] for rank in self.run.ranks for event in rank.all("model"))
+
+    @cached_property
+    def fsdp(self) -> bool:
+        return any(
+            kind.startswith(("FSDP", "FullyShardedDataParallel")) for m in self.models for kind in m.get("kinds", {})
+        )
+
+    @cached_property
+    def axes(self) -> set[str]:
+        """The axes of the meshes that parameters are cut on."""
+        return {axis for m in self.models for p in m.get("parameters", {}).values() for axis in p.get("axes", ())}
+
+    @cached_property
+    def meshes(self) -> int:
+        """The most axes that a parameter is cut on."""
+        cut = [p.get("placements", []) for m in self.models for p in m.get("parameters", {}).values()]
+        return max(map(len, cut), default=0)
+
+    @cached_property
+    def tensor_parallel(self) -> bool:
+        return self.meshes > (1 if self.fsdp else 0)
+
+    @cached_property
+    def pipeline(self) -> bool:
+        """Whether ranks hold different models and send each other messages."""
+        names = {frozenset(m.get("parameters", {})) for m in self.models}
+        messages = any(entry.get("p2p") for rank in self.run.ranks for entry in rank.entries)
+        return messages and (len(names) > 1 or len({total(m) for m in self.models}) > 1 or self.staged)
+
+    @cached_property
+    def staged(self) -> bool:
+        return any("Stage" in kind for m in self.models for kind in m.get("kinds", {}))
+
+    @cached_property
+    def windows(self) -> list[list[list[Event]]]:
+        """For each of the last steps that the flight recorder still has, the collectives of each rank in it."""
+        found = []
+        for step in range(1, min((len(rank.steps) for rank in self.run.ranks), default=0)):
+            rows = []
+            for rank in self.run.ranks:
+                begin, end = rank.steps[step - 1]["till"], rank.steps[step]["till"]
+                if rank.entries and rank.entries[0]["time_ns"] > begin and rank.entries[0]["seq"] > 1:
+                    break  # overwritten
+                rows.append(rank.between(begin, end))
+            if len(rows) == self.run.size:
+                found.append(rows)
+        return found[-16:]
+
+    def added(self, entries: list[Event]) -> int:
+        """Return the floating-point numbers that are added over ranks."""
+        return sum(elements(entry) for entry in entries if entry["op"] in SUMS and is_float(entry))
+
+    @cached_property
+    def adding(self) -> Place | None:
+        """The author's line that adds gradients over ranks, None if it is not known."""
+        rows = self.windows[-1][0] if self.windows else []
+        return next((entry["place"] for entry in rows if entry["op"] in SUMS and is_float(entry)), None)
+
+    @cached_property
+    def by_hand(self) -> bool:
+        """Whether every step adds what has the sizes of the gradients, in a plain loop."""
+        if self.ddp or self.fsdp or self.tensor_parallel or self.pipeline or not self.windows:
+            return False
+        return sum(self.adds_gradients(rows[0]) for rows in self.windows) > 0.8 * len(self.windows)
+
+    def adds_gradients(self, entries: list[Event]) -> bool:
+        """Return whether collectives have the sizes of gradients: one by one, or all in one flat tensor."""
+        sizes = Counter(p["held"] for p in self.parameters.values())
+        sent = Counter(elements(entry) for entry in entries if entry["op"] in MOVES and is_float(entry))
+        whole, sum_sent = sum(n * count for n, count in sizes.items()), sum(n * count for n, count in sent.items())
+        alike = sum((sizes & sent).values())
+        return bool(sizes) and (alike >= MANY * sum(sizes.values()) or abs(sum_sent - whole) <= 0.01 * whole)
+
+    @cached_property
+    def data_parallel(self) -> bool:
+        """Whether all ranks hold the same model, or a share of it, and each has examples of its own."""
+        return (self.ddp or self.fsdp or self.by_hand) and not self.tensor_parallel and not self.pipeline
+
+    @cached_property
+    def silent(self) -> bool:
+        """Whether no step but the first ones moves anything that could be gradients or weights."""
+        whole = sum(p["held"] for p in self.parameters.values())
+        moved = [sum(elements(e) for e in rank.entries if is_float(e) and after(rank, e)) for rank in self.run.ranks]
+        return bool(whole) and all(n < MANY * whole for n in moved)
+
+    @property
+    def name(self) -> str:
+        parts = [
+            *(["pipeline parallel"] if self.pipeline else []),
+            *(["tensor parallel"] if self.tensor_parallel else []),
+            *(["FSDP"] if self.fsdp else []),
+            *(["data parallel by DDP"] if self.ddp else []),
+            *(["data parallel by hand"] if self.by_hand else []),
+        ]
+        return " and ".join(parts) or ("no parallelism recognized" if self.run.size > 1 else "one rank")
+
+
+def total(model: Event) -> int:
+    return sum(p["of"] for p in model.get("parameters", {}).values())
+
+
+def after(rank: Rank, entry: Event) -> bool:
+    """Return whether an entry was begun after the first step of its rank, or in its backward."""
+    first = next((event["time_ns"] for event in rank.events if event["what"] == "forward" and event["training"]), None)
+    return first is not None and bool(entry["time_ns"] > first)

@@ -1,0 +1,24 @@
+"""torchrun, which notes in HPDL_WATCH/failures.json which ranks failed: python -m hpdl_lab.watch.torchrun OPTIONS"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main
+
+
+def run(arguments: list[str]) -> int:
+    """Run torchrun; returns its exit code, and prints nothing of what it says about failed ranks."""
+    try:
+        main(arguments)
+    except ChildFailedError as error:
+        failures = [[rank, failure.pid, failure.exitcode] for rank, failure in error.failures.items()]
+        (Path(os.environ["HPDL_WATCH"]) / "failures.json").write_text(json.dumps(failures))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

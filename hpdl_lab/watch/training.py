@@ -1,0 +1,708 @@
+"""The hooks of an observed process into torch: models, backward, optimizers, data loaders, process groups, output."""
+
+import os
+import re
+import sys
+import threading
+import time
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from . import collectives
+from .observer import NAMED, OBSERVERS, Observer, is_child, sampled
+from .places import Place, caller_is_authors, place_of, writer_of
+
+EVERY_STEP = 256  # first steps that are noted one by one; later ones as sums, once in a while
+SETTLED = 32  # steps after which no new models are looked for
+MOST_PRINTS, MOST_INDICES = 400, 400_000  # of a rank
+PART = 1 << 16  # first numbers of a gradient that its projection takes
+ROW = 256  # numbers of an example that its fingerprint takes
+PREFIXES = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
+NUMBER = re.compile(r"\d")
+BATCHNORM = nn.modules.batchnorm._BatchNorm
+
+
+def install(folder: Path) -> "Training":
+    """Hook into torch, which has just been imported. Observes at once, but for children of multiprocessing."""
+    training = Training(Observer(folder))
+    training.hook()
+    OBSERVERS.append(training.observer)
+    if not is_child():
+        training.observer.begin()
+    return training
+
+
+class Clock:
+    """The ns of one phase of a step, and how many of them the main thread neither ran nor waited for a core."""
+
+    def __init__(self) -> None:
+        self.begun, self.idle = time.perf_counter_ns(), idle_ns()
+
+    def spent(self) -> tuple[int, int]:
+        """Return (ns, ns without work) since the beginning."""
+        wall = time.perf_counter_ns() - self.begun
+        return wall, max(0, wall - (idle_ns() - self.idle))
+
+
+def idle_ns() -> int:
+    """Return the ns that this thread has run or waited for a core."""
+    with open(f"/proc/self/task/{threading.get_native_id()}/schedstat") as file:
+        return time.thread_time_ns() + int(file.read().split()[1])
+
+
+class Training:
+    """What is known of the training in this process."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        observer.dump, observer.ending, observer.waited = collectives.entries, [self.last], self.waited
+        self.roots: dict[int, weakref.ref[nn.Module]] = {}
+        self.names: dict[int, str] = {}  # of parameters, by id
+        self.depth = self.stepping = self.backwards = 0
+        self.optimizers = self.steps = self.forwards = self.evaluated = self.printed = self.indices = 0
+        self.ns: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # of this step: "item FILE:LINE", ...
+        self.sums: Counter[str] = Counter()  # of steps that are not noted one by one
+        self.spans: list[tuple[str, int, int]] = []
+        self.examples = self.read = 0  # of this step; of the last forward
+        self.loss: float | None = None
+        self.began = self.written = time.time_ns()
+        self.clock: Clock | None = None
+        self.saving: Saving | None = None
+        self.saved = -1  # bytes kept for backward in the second step
+        self.looked_at = 0  # the step before which the weights were noted last
+        self.epochs = -1  # the number of the last pass over a data loader
+        self.epoch_of: dict[int, int] = {}  # of the pass under way, by the id of what draws its indices
+
+    def hook(self) -> None:
+        quietly = self.observer.quietly
+        finder = nn.modules.module.register_module_forward_pre_hook(quietly(self.find_root))
+        self.stop_finding: Callable[[], None] | None = finder.remove
+        self.before_forward, self.after_forward = quietly(self.before), quietly(self.after)
+        made = Optimizer.__init__
+
+        @wraps(made)
+        def counted_init(optimizer: Any, /, *args: Any, **named: Any) -> None:
+            self.optimizers += 1
+            made(optimizer, *args, **named)
+
+        Optimizer.__init__ = counted_init  # type: ignore[method-assign]
+        register_optimizer_step_pre_hook(quietly(self.before_step))
+        register_optimizer_step_post_hook(quietly(self.after_step))
+        self.hook_calls()
+        self.hook_loaders()
+        self.hook_output()
+        self.hook_children()
+
+    # -- models -----------------------------------------------------------------------------------------------------
+
+    def find_root(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Before a forward of any module: the outermost one with parameters is a model, and is hooked itself."""
+        if torch.compiler.is_compiling() or self.depth or id(module) in self.roots:
+            return
+        if next(module.parameters(), None) is None:
+            return
+        self.roots[id(module)] = weakref.ref(module)
+        self.described(module)
+        module.register_forward_pre_hook(self.before_forward, with_kwargs=True)
+        module.register_forward_hook(self.after_forward, always_call=True)
+        self.before(module, args, {})
+
+    def described(self, module: nn.Module) -> None:
+        """Note a model."""
+        named = {PREFIXES.sub(r"\1", name).replace("..", ".").lstrip("."): p for name, p in module.named_parameters()}
+        self.names |= {id(p): name for name, p in named.items()}
+        kinds = Counter(type(part).__name__ for part in module.modules())
+        inner = getattr(module, "module", None)
+        ddps = [ddp for ddp in (ref() for ref in DDPS) if ddp is not None]
+        self.observer.note(
+            "model",
+            root=len(self.roots) - 1,
+            kind=type(module).__name__,
+            inner=type(inner).__name__ if isinstance(inner, nn.Module) else None,
+            inside=any(ddp.module is module for ddp in ddps),
+            ddps=len(ddps),
+            bucket_bytes=module.bucket_bytes_cap if isinstance(module, nn.parallel.DistributedDataParallel) else None,
+            place=place_of(sys._getframe()),
+            parameters={name: described(p) for name, p in named.items()},
+            batchnorm=[type(m).__name__ for m in module.modules() if isinstance(m, BATCHNORM)],
+            dropout=any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules()),
+            kinds=dict(kinds),
+            step=self.steps,
+        )
+
+    def live_roots(self) -> list[nn.Module]:
+        return [root for root in (ref() for ref in self.roots.values()) if root is not None]
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Before the forward of a model."""
+        if torch.compiler.is_compiling():
+            return
+        self.depth += 1
+        if self.depth > 1:
+            return
+        self.in_eval = not torch.is_grad_enabled()
+        self.clock = Clock()
+        x = first_tensor((args, named))
+        count = len(x) if x is not None and x.ndim else 0
+        training = torch.is_grad_enabled() and module.training
+        if training:
+            self.read, self.forwards = count, self.forwards + 1
+        looked_at = sampled(self.forwards, 64) if training else sampled(self.evaluated, 64)
+        rows = [fingerprint(row) for row in x] if x is not None and count and looked_at else []
+        if looked_at:
+            more = {"rng": zlib.crc32(torch.get_rng_state().numpy().tobytes())} if self.steps < 3 else {}
+            self.observer.note(
+                "forward",
+                root=[*self.roots].index(id(module)) if id(module) in self.roots else -1,
+                step=self.steps,
+                count=count,
+                rows=rows,
+                shape=list(x.shape) if x is not None else [],
+                floats=x is not None and x.is_floating_point(),
+                training=training,
+                place=place_of(sys._getframe()),
+                **more,
+            )
+        elif not training:
+            self.counts["evaluated"] += count
+        if not training:
+            self.evaluated += 1
+        if self.steps == 1 and training and self.saved < 0 and type(module).__name__ != "OptimizedModule":
+            self.saving = Saving()
+            self.saving.__enter__()
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """After it, also if it raised."""
+        if torch.compiler.is_compiling():
+            return
+        self.depth = max(0, self.depth - 1)
+        if self.depth:
+            return
+        if self.saving is not None:
+            self.saving.__exit__(None, None, None)
+            self.saved, self.saving = self.saving.bytes, None
+        if NAMED in os.environ:
+            self.observer.note("output")
+        self.phase("evaluation" if self.in_eval else "forward")
+
+    def phase(self, name: str) -> None:
+        """Add the time since the beginning of this phase."""
+        if self.clock is None:
+            return
+        wall, blocked = self.clock.spent()
+        if name != "evaluation":
+            self.ns[name] += wall - blocked
+            self.ns["exposed"] += blocked
+        self.span(name, wall)
+        self.clock = None
+
+    def waited(self, ns: int) -> None:
+        """Add the time of a wait, unless it is part of a phase, whose idle time counts."""
+        if self.clock is None:
+            self.spent("exposed", ns)
+
+    def spent(self, name: str, ns: int) -> None:
+        """Add time of a phase that has just ended."""
+        if self.observer.active:
+            self.ns[name] += ns
+            self.span(name, ns)
+
+    def span(self, name: str, ns: int) -> None:
+        if self.steps < EVERY_STEP:
+            now = time.time_ns()
+            self.spans.append((name, now - ns, now))
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.stepping += 1
+        if self.stepping > 1:  # an optimizer inside of one, as in ZeroRedundancyOptimizer
+            return
+        self.step_begins()
+        if self.steps in (0, 1) or NAMED in os.environ:
+            self.describe_optimizer(optimizer)
+        self.clock = Clock()
+
+    def step_begins(self) -> None:
+        if sampled(self.steps):
+            self.look_at_weights()
+        if self.steps < 3:
+            self.observer.note("reduced", step=self.steps, projections=self.projections())
+
+    def look_at_weights(self) -> None:
+        self.looked_at = self.steps
+        names = sorted(self.names[key] for key in late() if key in self.names)
+        self.observer.note("weights", step=self.steps, late=names, **self.fingerprints())
+
+    def describe_optimizer(self, optimizer: Optimizer) -> None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        more = {}
+        if NAMED in os.environ:
+            grads = {self.names[id(p)]: p.grad for p in params if id(p) in self.names and p.grad is not None}
+            more["grads"] = {name: squares(grad) for name, grad in grads.items()}
+        state = [x for values in optimizer.state.values() for x in values.values() if isinstance(x, Tensor)]
+        self.observer.note(
+            "optimizer",
+            step=self.steps,
+            kind=type(optimizer).__name__,
+            rate=float(optimizer.param_groups[0].get("lr", 0.0)),
+            strange=sum(id(p) not in self.names for p in params),
+            stale=sum(id(p) not in self.names and p.grad is None for p in params),
+            parameters=len(params),
+            group=dist.is_available() and dist.is_initialized(),
+            bytes={"gradients": sum(map(held_bytes, (p.grad for p in params))), "state": sum(map(held_bytes, state))},
+            saved=self.saved,
+            **more,
+        )
+
+    def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.stepping = max(0, self.stepping - 1)
+        if self.stepping:
+            return
+        self.phase("optimizer")
+        self.step_ends()
+
+    def step_ends(self) -> None:
+        now = time.time_ns()
+        self.ns["observer"], self.observer.spent_ns = self.observer.spent_ns, 0
+        step = {"ns": dict(self.ns), "at": self.began, "till": now, "examples": self.examples, "loss": self.loss}
+        if self.steps < EVERY_STEP:
+            self.observer.note("step", step=self.steps, **step, counts=dict(self.counts), spans=self.spans)
+        else:
+            self.sums.update({**self.ns, "examples": self.examples, "steps": 1, "all": now - self.began})
+            self.sums.update(self.counts)
+            if now - self.written > 1e9:
+                self.write_sums(now)
+        self.observer.live |= {"step": self.steps + 1, "ns": dict(self.ns), "step_ns": now - self.began}
+        self.observer.live |= {"examples": self.observer.live.get("examples", 0) + self.examples}
+        self.steps, self.began, self.examples, self.backwards = self.steps + 1, now, 0, 0
+        self.ns.clear()
+        self.counts.clear()
+        self.spans.clear()
+        if self.steps == SETTLED and self.stop_finding:
+            self.stop_finding()
+            self.stop_finding = None
+
+    def write_sums(self, now: int) -> None:
+        self.written = now
+        self.observer.note("steps", upto=self.steps, sums=dict(self.sums))
+        self.sums.clear()
+
+    def backward_begins(self, tensors: Any, weighted: bool) -> None:
+        if self.backwards and not self.optimizers:  # a loop that changes its parameters by itself
+            self.step_begins()
+            self.step_ends()
+        x = tensors[0] if isinstance(tensors, list | tuple) else tensors
+        self.loss = float(x.detach()) if isinstance(x, Tensor) and x.numel() == 1 and x.device.type == "cpu" else None
+        if self.backwards == 0 and self.steps < 3:
+            self.observer.note("loss", step=self.steps, **kind_of_loss(x, weighted), place=place_of(sys._getframe()))
+        self.examples += self.read  # of the last forward before it: others may be for something else
+        self.clock = Clock()
+
+    def backward_ends(self) -> None:
+        self.phase("backward")
+        self.backwards += 1
+        if self.steps < 3:
+            self.observer.note("local", step=self.steps, backwards=self.backwards, projections=self.projections())
+
+    def projections(self) -> dict[str, float]:
+        """Return, for each gradient, its product with fixed numbers: linear, so that sums over ranks can be checked."""
+        found = {}
+        for module in self.live_roots():
+            for p in module.parameters():
+                if p.grad is not None and id(p) in self.names and not hasattr(p, "placements") and not p.grad.is_sparse:
+                    part = p.grad.detach().reshape(-1)[:PART].double()
+                    found[self.names[id(p)]] = float(part @ fixed_numbers(len(part)).to(part.device))
+        return found
+
+    def fingerprints(self) -> dict[str, Any]:
+        """Return a number for the bits of each parameter and buffer that this rank holds."""
+        hashes, buffers = {}, {}
+        for module in self.live_roots():
+            for p in module.parameters():
+                if id(p) in self.names:
+                    hashes[self.names[id(p)]] = bits(p)
+            for name, x in module.named_buffers():
+                if x.numel():
+                    buffers[name] = bits(x)
+        return {"hashes": hashes, "buffers": buffers}
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def hook_calls(self) -> None:
+        """Put our own functions around backward, waits, Tensor.item, torch.save and the process group."""
+        begins, ends = self.observer.quietly(self.backward_begins), self.observer.quietly(self.backward_ends)
+
+        def around_backward(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def backward(tensors: Any, *args: Any, **named: Any) -> Any:
+                given = [*args[:1], named.get("grad_tensors")]
+                begins(tensors, any(x is not None for x in given))
+                result = function(tensors, *args, **named)
+                ends()
+                return result
+
+            return backward
+
+        replace(torch.autograd.backward, around_backward(torch.autograd.backward))
+        item = Tensor.item
+
+        def counted_item(x: Tensor) -> Any:
+            if not torch.compiler.is_compiling() and (place := caller_is_authors()):
+                self.counts[f"item {place[0]}:{place[1]}"] += 1
+            return item(x)
+
+        Tensor.item = counted_item  # type: ignore[method-assign, assignment]
+        writes = self.observer.quietly(self.writes)
+
+        saves = torch.save
+
+        @wraps(saves)
+        def save(*args: Any, **named: Any) -> None:
+            writes(args[1] if len(args) > 1 else named.get("f"))
+            saves(*args, **named)
+
+        replace(saves, save)
+        if dist.is_available():
+            self.hook_distributed()
+
+    def hook_distributed(self) -> None:
+        work, meets, leaves = dist.Work, self.observer.quietly(self.meets), self.observer.quietly(self.leaves)
+        wait = work.wait
+
+        def timed_wait(work: Any, /, *args: Any, **named: Any) -> Any:
+            begun = time.perf_counter_ns()
+            try:
+                return wait(work, *args, **named)
+            finally:
+                self.waited(time.perf_counter_ns() - begun)
+
+        work.wait = timed_wait  # type: ignore[method-assign]
+
+        def around_init(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def init_process_group(*args: Any, **named: Any) -> Any:
+                self.observer.begin()
+                meets(place_of(sys._getframe(1)), named.get("rank", -1))
+                result = function(*args, **named)
+                self.met()
+                return result
+
+            return init_process_group
+
+        def around_destroy(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def destroy_process_group(*args: Any, **named: Any) -> Any:
+                leaves()
+                return function(*args, **named)
+
+            return destroy_process_group
+
+        replace(dist.init_process_group, around_init(dist.init_process_group))
+        replace(dist.destroy_process_group, around_destroy(dist.destroy_process_group))
+        for function in (dist.send, dist.recv, dist.isend, dist.irecv):
+            replace(function, collectives.message_recorded(function))
+
+        init = nn.parallel.DistributedDataParallel.__init__
+
+        @wraps(init)
+        def ddp_init(module: Any, /, *args: Any, **named: Any) -> None:
+            init(module, *args, **named)
+            DDPS.append(weakref.ref(module))
+
+        nn.parallel.DistributedDataParallel.__init__ = ddp_init  # type: ignore[method-assign]
+
+    def hook_children(self) -> None:
+        """Note what ends a rank that multiprocessing has started: there no sys.excepthook is called."""
+
+        def around(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def noted(*args: Any) -> Any:
+                try:
+                    return function(*args)
+                except BaseException as error:
+                    self.observer.raised(error)
+                    raise
+
+            return noted
+
+        spawn: Any = sys.modules["torch.multiprocessing.spawn"]  # in torch.multiprocessing it is the function
+        wrap = spawn._wrap
+
+        @wraps(wrap)
+        def noted_wrap(function: Callable[..., Any], *args: Any) -> None:
+            wrap(around(function), *args)
+
+        spawn._wrap = noted_wrap
+        BaseProcess.run = around(BaseProcess.run)  # type: ignore[method-assign]
+
+    def meets(self, place: Place | None, rank: int) -> None:
+        """Note where it asks for a process group, and as which rank, -1 if the environment says that."""
+        self.observer.note("meets", place=place, rank=rank if rank >= 0 else int(os.environ.get("RANK", -1)))
+
+    def met(self) -> None:
+        """Note which rank this is."""
+        self.observer.live["rank"] = dist.get_rank()
+        self.observer.note("met", rank=dist.get_rank(), size=dist.get_world_size(), backend=dist.get_backend())
+
+    def leaves(self) -> None:
+        """Note the weights and the groups while they are there."""
+        if self.steps > self.looked_at:
+            self.look_at_weights()
+        if dist.is_available() and dist.is_initialized():
+            world = dist.distributed_c10d._world
+            groups = {
+                world.pg_names[pg]: sorted(ranks) for pg, ranks in world.pg_group_ranks.items() if pg in world.pg_names
+            }
+            self.observer.note("groups", groups=groups)
+
+    # -- examples ---------------------------------------------------------------------------------------------------
+
+    def hook_loaders(self) -> None:
+        """Around the iterators of data loaders: the time that they take, and the indices that they read."""
+        kind = torch.utils.data.dataloader._BaseDataLoaderIter
+        following, indexing, iterating = kind.__next__, kind._next_index, torch.utils.data.DataLoader.__iter__
+        indexed, begins = self.observer.quietly(self.indexed), self.observer.quietly(self.epoch_begins)
+
+        @wraps(following)
+        def timed_next(iterator: Any) -> Any:
+            begun = time.perf_counter_ns()
+            try:
+                return following(iterator)
+            finally:
+                self.spent("data", time.perf_counter_ns() - begun)
+
+        @wraps(indexing)
+        def noted_index(iterator: Any) -> Any:
+            index = indexing(iterator)
+            indexed(iterator, index)
+            return index
+
+        @wraps(iterating)
+        def noted_iter(loader: Any) -> Any:
+            begins(loader)
+            return iterating(loader)
+
+        kind.__next__, kind._next_index = timed_next, noted_index
+        torch.utils.data.DataLoader.__iter__ = noted_iter  # type: ignore[method-assign]
+
+    def epoch_begins(self, loader: Any) -> None:
+        sampler = loader.sampler
+        self.epochs += 1
+        self.epoch_of[id(loader._index_sampler)] = self.epochs
+        try:
+            length = len(loader.dataset)
+        except TypeError:
+            length = -1
+        self.observer.note(
+            "epoch",
+            number=self.epochs,
+            loader=id(loader) % 1_000_003,
+            dataset=type(loader.dataset).__name__,
+            length=length,
+            batch=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+            drop_last=loader.drop_last,
+            workers=loader.num_workers,
+            sampler=type(sampler).__name__,
+            shuffle=getattr(sampler, "shuffle", None),
+            epoch=getattr(sampler, "epoch", None),
+            replicas=getattr(sampler, "num_replicas", None),
+            replica=getattr(sampler, "rank", None),
+            step=self.steps,
+            training=torch.is_grad_enabled(),
+            rows=rows_of(loader.dataset),
+            place=place_of(sys._getframe()),
+        )
+
+    def indexed(self, iterator: Any, index: Any) -> None:
+        if isinstance(index, list) and index and isinstance(index[0], int) and self.indices < MOST_INDICES:
+            self.indices += len(index)
+            self.observer.note("indices", number=self.epoch_of[id(iterator._index_sampler)], index=index)
+
+    # -- output -----------------------------------------------------------------------------------------------------
+
+    def hook_output(self) -> None:
+        """Note what is printed, and the files that are opened for writing."""
+        prints = self.observer.quietly(self.prints)
+        for stream in (sys.stdout, sys.stderr):
+            write = stream.write
+
+            def noted_write(text: str, write: Callable[[str], int] = write) -> int:
+                if isinstance(text, str) and NUMBER.search(text):
+                    prints(text)
+                return write(text)
+
+            stream.write = noted_write  # type: ignore[method-assign]
+        writes = self.observer.quietly(self.writes)
+
+        def audited(event: str, args: tuple[Any, ...]) -> None:
+            if event == "open" and isinstance(args[1], str) and args[1][0] in "wx":
+                writes(args[0])
+
+        sys.addaudithook(audited)
+
+    def prints(self, text: str) -> None:
+        if self.printed < MOST_PRINTS:
+            self.printed += 1
+            self.observer.note("prints", text=text[:300], step=self.steps, place=place_of(sys._getframe()))
+
+    def writes(self, path: Any) -> None:
+        if isinstance(path, str | os.PathLike):
+            name = os.path.abspath(os.fspath(path))  # type: ignore[type-var]
+            place = writer_of(sys._getframe())
+            if place and not str(name).startswith(("/dev/", "/proc/", str(self.observer.folder))):
+                self.observer.note("writes", path=str(name), step=self.steps, place=place)
+
+    def last(self) -> None:
+        """Note what is left to say at the end."""
+        if self.sums:
+            self.write_sums(time.time_ns())
+        self.leaves()
+        left = dist.is_available() and dist.is_initialized()
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+        self.observer.note("left", group=left, steps=self.steps, threads=torch.get_num_threads(), peak=peak)
+
+
+DDPS: list[weakref.ref[nn.parallel.DistributedDataParallel]] = []
+
+
+def late() -> set[int]:
+    """Return the ids of parameters that need a gradient now, and did not when DDP was made."""
+    found = set()
+    for ddp in filter(None, (ref() for ref in DDPS)):
+        managed = {id(p) for p in ddp._module_parameters}
+        found |= {id(p) for p in ddp.module.parameters() if p.requires_grad and id(p) not in managed}
+    return found
+
+
+class Saving(torch.autograd.graph.saved_tensors_hooks):
+    """Counts, within its block, the bytes of tensors that backward will need, parameters not included."""
+
+    def __init__(self) -> None:
+        self.bytes, self.seen = 0, set[int]()
+        super().__init__(self.pack, lambda x: x)
+
+    def pack(self, x: Tensor) -> Tensor:
+        storage = x.untyped_storage() if type(x) is Tensor else None
+        if storage is not None and storage.data_ptr() not in self.seen and not isinstance(x, nn.Parameter):
+            self.seen.add(storage.data_ptr())
+            self.bytes += storage.nbytes()
+        return x
+
+
+def replace(original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
+    """Put `wrapper` wherever torch's modules know `original` by its name."""
+    name = original.__name__
+    for module in [module for key, module in sys.modules.items() if key.partition(".")[0] == "torch"]:
+        if getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, wrapper)
+
+
+def first_tensor(values: Any) -> Tensor | None:
+    """Return the first tensor with examples in arguments, as they are nested."""
+    if isinstance(values, Tensor):
+        return values if values.ndim else None
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, list | tuple):
+        return None
+    return next((x for x in map(first_tensor, values) if x is not None), None)
+
+
+def fingerprint(row: Tensor) -> int:
+    """Return a number that tells an example apart from others."""
+    flat = row.detach().reshape(-1)
+    part = flat[:: max(1, len(flat) // ROW)] if NAMED not in os.environ else flat
+    part = part.float() if part.dtype == torch.bfloat16 else part
+    return zlib.crc32(part.cpu().contiguous().numpy().tobytes())
+
+
+def rows_of(dataset: Any) -> list[int] | None:
+    """Return [first, step, rows] of what a dataset is cut from: by Subset, or by a slice of a tensor; None if unknown.
+
+    Of a Subset whose indices have no constant step: [-1, rows, *indices].
+    """
+    if isinstance(dataset, torch.utils.data.Subset):
+        indices, whole = [int(index) for index in dataset.indices[:MOST_INDICES]], len(dataset.dataset)  # type: ignore[arg-type]
+        step = indices[1] - indices[0] if len(indices) > 1 else 1
+        if step > 0 and indices == [*range(indices[0], indices[-1] + 1, step)]:
+            return [indices[0], step, whole]
+        return [-1, whole, *indices]
+    tensors = getattr(dataset, "tensors", None)
+    if isinstance(tensors, tuple) and tensors and tensors[0].ndim:
+        x = tensors[0]
+        row = x[0].numel() if len(x) else 0
+        whole = x.untyped_storage().nbytes() // x.element_size()
+        if row and x[0].is_contiguous() and x.stride(0) % row == 0 and whole > x.numel():
+            return [x.storage_offset() // row, x.stride(0) // row, whole // row]
+    return None
+
+
+def fixed_numbers(n: int) -> Tensor:
+    """Return n numbers, always the same."""
+    global FIXED
+    if FIXED is None:
+        FIXED = torch.sin(torch.arange(PART, dtype=torch.float64) ** 2 + 1)
+    return FIXED[:n]
+
+
+FIXED: Tensor | None = None
+
+
+def local(x: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor."""
+    return (x.to_local() if hasattr(x, "to_local") else x).detach()
+
+
+def held_bytes(x: Tensor | None) -> int:
+    return 0 if x is None else local(x).numel() * x.element_size()
+
+
+def bits(x: Tensor) -> int:
+    held = local(x)
+    return int(torch.hash_tensor(held.contiguous()).view(torch.int64)) if held.numel() else 0
+
+
+def squares(x: Tensor) -> float:
+    return float((local(x).double() ** 2).sum())
+
+
+def described(p: Tensor) -> dict[str, Any]:
+    """Return what this rank holds of a parameter: numbers, of how many; and the mesh that it is cut on."""
+    found: dict[str, Any] = {
+        "held": local(p).numel(),
+        "of": p.numel(),
+        "bytes": held_bytes(p),
+        "trained": p.requires_grad,
+    }
+    if NAMED in os.environ:
+        found["squares"] = squares(p)
+    mesh: Any = getattr(p, "device_mesh", None)
+    if mesh is not None:
+        found |= {"mesh": mesh.mesh.tolist(), "axes": list(mesh.mesh_dim_names or ())}
+        found["placements"] = [str(placement) for placement in p.placements]  # type: ignore[attr-defined]
+    return found
+
+
+def kind_of_loss(x: Any, weighted: bool) -> dict[str, Any]:
+    """Return what is known of the last operation of a loss: its name, whether it is a mean, what it is divided by."""
+    node = getattr(x, "grad_fn", None)
+    if node is None:
+        return {"operation": None, "mean": False, "by": None}
+    name = type(node).__name__
+    by = getattr(node, "_saved_other", None) if name.startswith(("Div", "Mul")) else None
+    by = float(by) if isinstance(by, int | float) or isinstance(by, Tensor) and by.numel() == 1 else None
+    mean = name.startswith("Mean") or getattr(node, "_saved_reduction", None) == 1
+    return {"operation": name, "mean": mean and not weighted, "by": by}
