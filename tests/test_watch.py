@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from hpdl_lab import cli, lab, watch
-from hpdl_lab.watch.launch import command_of
+from hpdl_lab.watch import collectives
+from hpdl_lab.watch.launch import command_of, moved
 from hpdl_lab.watch.observer import Observer
+from hpdl_lab.watch.strategy import nbytes
 from tests.installed import TRAINERS
 from tests.watched import CASES
 
@@ -168,6 +172,39 @@ def test_a_sitecustomize_of_the_user_still_runs(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert cli.main(["watch", str(tmp_path / "script.py")]) == 0
     assert capfd.readouterr().out.split() == ["mine", "script"]
+
+
+def test_what_nccl_records_is_read_as_what_gloo_does(monkeypatch):
+    """Its flight recorder has states where gloo's says retired; no GPU is here to write one."""
+    entry = {"profiling_name": "nccl:all_reduce", "process_group": ("0", "default_pg"), "is_p2p": False}
+    entry |= {"collective_seq_id": 7, "p2p_seq_id": 0, "time_created_ns": 1, "retired": False}
+    entry |= {
+        "input_sizes": [[3, 2]],
+        "output_sizes": [[3, 2]],
+        "input_dtypes": ["BFloat16"],
+        "output_dtypes": ["BFloat16"],
+    }
+    entry["frames"] = [
+        {"filename": torch.__file__, "line": 1, "name": "all_reduce"},
+        {"filename": __file__, "line": 1, "name": "step"},
+    ]
+    rows = [entry | {"state": state} for state in ("completed", "started")]
+    dump = pickle.dumps({"entries": rows})
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace", lambda *options: dump)
+    first, second = collectives.recorded_by_torch()
+    assert (first["op"], first["seq"], first["sizes"], first["dtypes"][0]) == ("all_reduce", 7, [[3, 2]], "bfloat16")
+    assert (first["done"], second["done"]) == (True, False)
+    assert Path(first["place"][0]).name == "test_watch.py"
+    assert nbytes(first) == 12
+
+
+def test_a_rank_of_cuda_that_waits_is_not_taken_for_one_that_computes():
+    """Its main thread asks the GPU again and again."""
+    old = {"place": ["a.py", 1, "x"], "top": ["f", 3], "cpu": 1.0, "time": 10.0, "call": None}
+    new = old | {"cpu": 2.0, "time": 11.0}
+    assert moved(old, new)
+    assert not moved(old, new | {"spins": True})
+    assert moved(old, new | {"spins": True, "place": ["a.py", 2, "y"]})
 
 
 def test_a_hook_that_fails_is_noted_once_and_never_reaches_the_script(tmp_path):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ..trace import save_chrome
-from ..watch import PATIENCE, judge, run, split
 
 USAGE = "hpdl watch [--mpi] [--strict] [--json FILE] [--trace FILE] [OPTIONS OF torchrun] SCRIPT [ITS ARGUMENTS]"
 
@@ -26,6 +25,8 @@ def add(commands: Any) -> None:
 
 def options() -> argparse.ArgumentParser:
     """Return the parser of our own options."""
+    from ..watch import PATIENCE
+
     parser = argparse.ArgumentParser("hpdl watch", usage=USAGE, allow_abbrev=False)
     parser.add_argument("--mpi", action="store_true", help="launch by mpiexec, whose options follow: -n 4")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if it hangs, crashes or computes otherwise")
@@ -38,6 +39,8 @@ def options() -> argparse.ArgumentParser:
 
 def watch(arguments: argparse.Namespace) -> int:
     """Run it, print the report to stderr, and return the exit code of the script; see --strict."""
+    from ..watch import judge, run, split
+
     before, script = split(arguments.words)
     own, launcher = options().parse_known_args(before)
     wide = sys.stderr.isatty()

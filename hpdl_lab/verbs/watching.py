@@ -16,6 +16,7 @@ from ..watch.speed import LABEL, all_times
 from .result import Result, drawn
 
 LAST_LINES = 8  # of the script's output
+WIDTH = 94  # columns of the report: more are broken again in a notebook
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,4 +71,4 @@ def watch(script: str | Path, *arguments: object, ranks: int = 2, patience: floa
         title = f"{Path(script).name}: a step on {counted(run.size, 'rank')}"
         figure = drawn(draw, rows, title, text=title, height=1.7 + 0.45 * len(rows)).figure
         live.show(figure, alt=title)
-    return Watched(str(report), report.findings, run.exit_code, printed, figure)
+    return Watched(report.text(WIDTH), report.findings, run.exit_code, printed, figure)

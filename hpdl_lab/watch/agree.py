@@ -15,6 +15,7 @@ from .strategy import Strategy
 
 EXACT = 1e-3  # relative, of the ratio of gradients
 NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?:[eE][-+]?\d+)?")
+PROGRESS = re.compile(r"\d(it/s|s/it)|\d%\|")  # of tqdm
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -59,8 +60,9 @@ def not_averaged(run: Run, strategy: Strategy) -> Iterator[Finding]:
     steps = min(rank.step_count for rank in run.ranks)
     if steps < 2 or not any(rank.first("met") for rank in run.ranks) or strategy.tensor_parallel or strategy.pipeline:
         return
-    if not strategy.silent or not all(rank.entries or rank.ended for rank in run.ranks) or strategy.fsdp:
-        return
+    (before, _), odd = differing(run, strategy)
+    if not strategy.silent or strategy.fsdp or not odd or before < 0 and not strategy.ddp:
+        return  # models that were never the same may be meant so
     inner = next((event for rank in run.ranks for event in rank.all("model") if event["inside"]), {})
     why, place = "between the first step and the last nothing is sent that could be gradients or weights.", None
     if strategy.ddp and inner:
@@ -85,30 +87,42 @@ def replicated(strategy: Strategy, run: Run) -> set[str]:
     }
 
 
+def differing(run: Run, strategy: Strategy) -> tuple[tuple[int, int], list[str]]:
+    """Return since when parameters differ between ranks: ((last step with equal ones or -1, first with others), names).
+
+    No names: they never do.
+    """
+    names = replicated(strategy, run)
+    table = [{event["step"]: event for event in rank.all("weights")} for rank in run.ranks]
+    before = -1
+    for step in sorted(set.intersection(*(set(row) for row in table))):
+        rows = [row[step]["hashes"] for row in table]
+        odd = sorted(n for n in names if len({row[n] for row in rows if n in row}) > 1)
+        if odd:
+            return (before, step), odd
+        before = step
+    return (before, before), []
+
+
 def weights(run: Run, strategy: Strategy) -> Iterator[Finding]:
     """Weights that should be the same on all ranks, and are not."""
     if not strategy.data_parallel or strategy.fsdp or not in_step(run):
         return
-    names = replicated(strategy, run)
-    table = [{event["step"]: event for event in rank.all("weights")} for rank in run.ranks]
-    steps = sorted(set.intersection(*(set(row) for row in table)))
-    before = -1
-    for step in steps:
-        rows = [row[step]["hashes"] for row in table]
-        odd = sorted(n for n in names if len({row[n] for row in rows if n in row}) > 1)
-        if odd:
-            yield Finding("wrong", "weights", weights_text(run, strategy, odd, len(names), before, step))
-            return
-        before = step
-    if strategy.by_hand and steps:
-        rows = [row[steps[0]]["buffers"] for row in table]
+    (before, step), odd = differing(run, strategy)
+    if odd:
+        of = len(replicated(strategy, run))
+        yield Finding("wrong", "weights", weights_text(run, strategy, odd, of, before, step))
+        return
+    first = [rank.first("weights") for rank in run.ranks]
+    if strategy.by_hand and all(first):
+        rows = [event["buffers"] for event in first]
         odd = [name for name in rows[0] if len({row.get(name) for row in rows}) > 1 and not name.endswith(RUNNING)]
         if odd:
             yield Finding(
                 "wrong",
                 "weights",
-                f"""the buffer {odd[0]} is not the same on all ranks in step {steps[0]}: DDP broadcasts buffers of
-                rank 0, by hand it is dist.broadcast(buffer, 0) for each of model.buffers().""",
+                f"""the buffer {odd[0]} is not the same on all ranks in step {first[0]["step"]}: DDP broadcasts
+                buffers of rank 0, by hand it is dist.broadcast(buffer, 0) for each of model.buffers().""",
             )
 
 
@@ -157,7 +171,8 @@ def scale(run: Run, strategy: Strategy) -> Iterator[Finding]:
             and not divided. Adam nearly hides it; SGD takes steps {p} times as long. p.grad /= {p}.""",
             place=strategy.adding,
         )
-    divided = all(loss.get("by") == p for loss in losses) and abs(ratio - 1) < EXACT
+    some = any(event["examples"] == p for event in run.ranks[0].steps[:3])  # then it may be divided by these
+    divided = all(loss.get("by") == p for loss in losses) and abs(ratio - 1) < EXACT and not some
     if divided and backwards == 1:
         how = "DDP averages" if strategy.ddp else "they are averaged as well"
         yield Finding(
@@ -273,9 +288,8 @@ def examples(run: Run, strategy: Strategy) -> Iterator[Finding]:
     news = len({row for step in same for row in tables[0][step]}) > sum(len(tables[0][s]) for s in same) / 2
     if len(same) >= 3 and len(same) == len(steps) and news:
         first = next(e for e in run.ranks[0].all("forward") if e["training"])
-        kind = "note" if first["floats"] else "wrong"
         yield Finding(
-            kind,
+            "note",  # a script may draw examples that mean nothing
             "same data",
             f"""in each of {len(same)} steps all {run.size} ranks train on the same {len(tables[0][same[0]])} examples,
             so each does the work of one rank. A DistributedSampler, or a seed that depends on the rank, gives every
@@ -333,7 +347,10 @@ def read_in_an_epoch(run: Run, passes: list[Event]) -> Iterator[Finding]:
     sets = [set(event["index"]) for event in passes]
     many = Counter(i for one in sets for i in one)
     batch = max(event["batch"] or 1 for event in passes)
-    slack = run.size * (batch if passes[0]["drop_last"] else 1)
+    plain = passes[0]["sampler"] == "DistributedSampler" and not passes[0]["drop_last"]
+    slack = run.size * (1 if plain else batch)  # what fills up the last batch
+    if any(len(set(event["index"])) + slack < len(event["index"]) for event in passes):
+        return  # drawn with replacement
     repeated = sum(n > 1 for n in many.values())
     at = code_of(place)
     replicas = {event["replicas"] for event in passes}
@@ -422,6 +439,9 @@ def uneven(run: Run, strategy: Strategy) -> Iterator[Finding]:
     for table, rank in zip(counts, run.ranks, strict=True):
         for event in rank.steps:
             table[event["step"]] = event["examples"]
+    usual = {Counter(table.values()).most_common(1)[0] for table in counts if table}
+    if len({size for size, _ in usual}) != 1 or any(2 * n < len(counts[0]) for _, n in usual):
+        return  # the first dimension is not that of examples
     for step in range(min(rank.step_count for rank in run.ranks)):
         sizes = [table.get(step, 0) for table in counts]
         if len(set(sizes)) > 1 and min(sizes) > 0:
@@ -449,21 +469,24 @@ def evaluation(run: Run, strategy: Strategy) -> Iterator[Finding]:
         trained = [e["time_ns"] for e in rank.all("forward") if e["training"] and e["time_ns"] > began]
         end = min(trained, default=math.inf)
         printed = [e for e in rank.all("prints") if began < e["time_ns"] < end and NUMBER.search(e["text"])]
+        printed = [e for e in printed if not PROGRESS.search(e["text"])]
         own = [e for e in rank.all("forward") if not e["training"] and began < e["time_ns"] < end]
-        if not printed or not own:
+        if not printed or not own or not rank.entries:
             continue
-        when = printed[0]["time_ns"]
-        if any(entry["op"] != "barrier" and not buffer_sent(entry, own) for entry in rank.between(began, int(when))):
-            continue
+        last = printed[-1]
+        places = [e["place"] for other in run.ranks[1:] for e in other.all("prints") if began < e["time_ns"] < end]
+        sent = rank.between(began, int(last["time_ns"]))
+        if last["place"] in places or any(e["op"] != "barrier" and not buffer_sent(e, own) for e in sent):
+            continue  # each rank prints its own, or something was added
         share = math.ceil(event["length"] / event["replicas"])
         yield Finding(
             "wrong",
             "evaluation",
-            f"""rank {rank.number} prints `{printed[0]["text"].strip()[:60]}` at {code_of(printed[0]["place"])} after
+            f"""rank {rank.number} prints `{last["text"].strip()[:60]}` at {code_of(last["place"])} after
             it has evaluated its own {share:,} of {event["length"]:,} examples, and nothing was added over ranks in
             between: the number is of one share. all_reduce the sums and the counts, then divide.""",
             [rank.number],
-            printed[0]["place"],
+            last["place"],
         )
         return
 

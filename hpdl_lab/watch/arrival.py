@@ -24,7 +24,10 @@ def expect() -> None:
 def arrived(name: str) -> None:
     """Hook into a module that this process has just imported."""
     hooks = import_module(f".{WANTED[name]}", __package__)
-    hooks.install(Path(os.environ["HPDL_WATCH"]))
+    try:
+        hooks.install(Path(os.environ["HPDL_WATCH"]))
+    except Exception as error:  # the script runs all the same
+        print(f"hpdl watch cannot observe {name} here: {error!r}", file=sys.stderr)
 
 
 class Expected(importlib.abc.MetaPathFinder):

@@ -12,6 +12,7 @@ process group in Python does. An entry is a dict:
 import pickle
 import sys
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import wraps
@@ -74,10 +75,8 @@ def entries() -> list[dict[str, Any]]:
 def recorded_by_torch() -> list[dict[str, Any]]:
     """Return the entries of torch's flight recorder."""
     c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)
-    dump = getattr(c10d, "_dump_fr_trace", None)
-    if dump is None:  # a torch without it, or without torch.distributed
-        return []
-    found = pickle.loads(dump(True, True, False)).get("entries", [])
+    dumps = [getattr(c10d, name) for name in ("_dump_fr_trace", "_dump_nccl_trace") if hasattr(c10d, name)]
+    found = [entry for dump in dumps for entry in pickle.loads(dump(True, True, False)).get("entries", [])]
     return [
         {
             "op": entry["profiling_name"].rpartition(":")[2],
@@ -123,13 +122,23 @@ def install(folder: Path) -> None:
         setattr(HpdlGroup, name, hpdl_recorded(getattr(HpdlGroup, name), op, which))
 
 
+def over(reference: "weakref.ref[Any]") -> Callable[[], bool]:
+    """Return a function that says whether a work is over. It does not keep the work, which holds tensors."""
+
+    def is_over() -> bool:
+        work = reference()
+        return work is None or bool(work.get_future().done())
+
+    return is_over
+
+
 def hpdl_recorded(method: Callable[..., Any], op: str, which: int) -> Callable[..., Any]:
     @wraps(method)
     def wrapper(self: Any, *args: Any, **named: Any) -> Any:
         place = place_of(sys._getframe(1))
         work = method(self, *args, **named)
         tensors = args[which] if len(args) > which and op != "barrier" else []
-        record(op, self.group_name or "0", tensors, place, work.get_future().done)
+        record(op, self.group_name or "0", tensors, place, over(weakref.ref(work)))
         return work
 
     return wrapper

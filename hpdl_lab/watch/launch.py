@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,12 @@ def command_of(words: list[str], mpi: bool = False) -> tuple[list[str], str]:
     return [sys.executable, "-m", f"{__package__}.torchrun", *options, *program], name
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, words: list[str]) -> dict[str, str]:
     """Return the environment in which every Python observes itself, and notes that in `folder`."""
     path = os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {"TORCH_FR_BUFFER_SIZE": "5000", **os.environ, "HPDL_WATCH": str(folder), "PYTHONPATH": path}
+    given = {"TORCH_FR_BUFFER_SIZE": "5000", **os.environ, "HPDL_WATCH": str(folder), "PYTHONPATH": path}
+    several = re.search(r"--nproc[-_]per[-_]node[= ](?!1\b)\d", " ".join(words))
+    return {"OMP_NUM_THREADS": "1", **given} if several else given  # as torchrun, which warns of it at length
 
 
 def run(
@@ -94,15 +96,19 @@ def run(
     """
     command, name = command_of(words, mpi)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="hpdl-watch-") as text:
+    with tempfile.TemporaryDirectory(prefix="hpdl-watch-", ignore_cleanup_errors=True) as text:
         folder = Path(text)
         process = subprocess.Popen(
-            command, env=environment(folder), stdout=output, stderr=output and subprocess.STDOUT, start_new_session=True
+            command,
+            env=environment(folder, words),
+            stdout=output,
+            stderr=output and subprocess.STDOUT,
+            start_new_session=True,
         )
         several_hosts = bool(re.search(r"--nnodes[= ](?!1\b)", " ".join(words)))
         stalled = interrupted = False
-        with interruptible() as interrupts:
-            stall = Stall(folder, patience)
+        with interruptible() as interrupts, ended_at_last(process):
+            stall = Stall(folder, patience, process.pid)
             shown = 0.0
             while process.poll() is None:
                 if interrupts:
@@ -129,11 +135,21 @@ def run(
 
 
 @contextmanager
+def ended_at_last(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """End the launcher at the end of the block if it still runs, whatever has happened."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            end(process, signal.SIGTERM)
+
+
+@contextmanager
 def interruptible() -> Iterator[list[int]]:
     """Within it Ctrl-C and SIGTERM are kept in the list that it yields: the script's processes get them later."""
     found: list[int] = []
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         try:
             before[number] = signal.signal(number, lambda number, frame: found.append(number))
         except ValueError:  # not in the main thread: there Ctrl-C does not arrive either
@@ -178,7 +194,7 @@ def end(process: "subprocess.Popen[bytes]", number: int) -> None:
     except psutil.NoSuchProcess:
         return
     for member in reversed(family):  # ranks first: stuck in C++ they would not hear what their launcher says
-        if member.is_running():
+        with suppress(psutil.NoSuchProcess):
             member.send_signal(number)
     began = time.monotonic()
     while time.monotonic() - began < LAST and any(is_running(member.pid) for member in family):
@@ -186,17 +202,15 @@ def end(process: "subprocess.Popen[bytes]", number: int) -> None:
             break
         time.sleep(POLL)
     for member in family:
-        try:
+        with suppress(psutil.NoSuchProcess):
             member.kill()
-        except psutil.NoSuchProcess:
-            pass
 
 
 class Stall:
     """Whether the ranks wait for each other: none computes and none moves, and at least one waits in communication."""
 
-    def __init__(self, folder: Path, patience: float) -> None:
-        self.folder, self.patience = folder, patience
+    def __init__(self, folder: Path, patience: float, launcher: int) -> None:
+        self.folder, self.patience, self.launcher = folder, patience, launcher
         self.since: dict[int, Event] = {}
         self.gone: set[int] = set()
         self.waiting = ""
@@ -227,7 +241,8 @@ class Stall:
     def limit(self, beat: Event) -> float:
         """Return the s without progress after which a rank at this place counts as stuck."""
         meets = beat.get("place") and any(name in beat["place"][2] for name in MEETING)
-        return max(self.patience, MEETING_PATIENCE) if meets else self.patience
+        patience = 4 * self.patience if beat.get("spins") else self.patience  # kernels may take long
+        return max(patience, MEETING_PATIENCE) if meets else patience
 
     def judged(self, now: dict[int, Event]) -> bool:
         """Return whether ranks that do nothing wait for each other: what they do else may end by itself."""
@@ -236,7 +251,7 @@ class Stall:
         members = [rank for rank in ranks if rank.pid in now]
         waits = [rank for rank in members if rank.now.get("call") or rank.pending]
         elsewhere = [rank for rank in members if rank not in waits]
-        if waits and not elsewhere:
+        if waits and not elsewhere and not self.coming():
             return True
         if waits:
             where = ", ".join(f"rank {rank.number} is in {code_of(rank.place)}" for rank in elsewhere)
@@ -244,6 +259,16 @@ class Stall:
             self.waiting = f"{who} wait in {name_of(waits[0].place)}, {where}: Ctrl-C ends it with a report"
         for pid, beat in now.items():
             self.since[pid] = beat
+        return False
+
+    def coming(self) -> bool:
+        """Return whether the launcher has a Python that is not observed yet: a rank before its process group."""
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.launcher).children():
+                words = " ".join(child.cmdline())
+                seen = (self.folder / f"{child.pid}.jsonl").exists() or not is_running(child.pid)
+                if not seen and "python" in words and "resource_tracker" not in words:
+                    return True
         return False
 
     def line(self) -> str:
@@ -269,6 +294,6 @@ def moved(old: Event, new: Event) -> bool:
     if (old.get("place"), old.get("top")) != (new.get("place"), new.get("top")):
         return True
     call = (old.get("call") or {}).get("number")
-    if call is not None and call == (new.get("call") or {}).get("number"):
-        return False  # in one call of MPI, which asks again and again whether the others have come
+    if new.get("spins") or call is not None and call == (new.get("call") or {}).get("number"):
+        return False  # CUDA, or one call of MPI, asks again and again whether the others have come
     return bool(new["cpu"] - old["cpu"] > IDLE * max(new["time"] - old["time"], 0.5))

@@ -67,9 +67,11 @@ def noted(method: Callable[..., Any], name: str, observer: Observer, world: Any)
         known_peer = {"peer": peer} if isinstance(peer, int) and peer >= 0 and name in MESSAGES else {}
         observer.live["call"] = {"name": op, "number": OURS[-1]["time_ns"], **known_peer}
         entry, begun = OURS[-1], time.perf_counter_ns()
-        result = method(self, *args, **named)
-        entry["done"] = True
-        observer.live.pop("call", None)
+        try:
+            result = method(self, *args, **named)
+        finally:
+            entry["done"] = True
+            observer.live.pop("call", None)
         observer.waited(time.perf_counter_ns() - begun)
         return result
 

@@ -47,6 +47,7 @@ class Observer:
         self.folder = folder
         self.pid = 0
         self.trouble: set[str] = set()
+        self.failed = False  # an exception has ended it
         self.spent_ns = 0  # in hooks, in all
         self.live: dict[str, Any] = {}  # what the line of a running script shows
         self.dump: Callable[[], list[dict[str, Any]]] = list  # the collectives, once torch is there
@@ -61,12 +62,15 @@ class Observer:
         self.main, self.lock = threading.main_thread().ident or 0, threading.Lock()
         self.file = open(self.folder / f"{self.pid}.jsonl", "a", buffering=1)
         self.note("began", ppid=os.getppid(), rank=self.environment_rank(), argv=sys.orig_argv)
-        faulthandler.enable(open(self.folder / f"{self.pid}.fault", "w"))  # where it is when C++ ends it
+        if not faulthandler.is_enabled():
+            faulthandler.enable(open(self.folder / f"{self.pid}.fault", "w"))  # where it is when C++ ends it
         before = sys.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self.raised(error)
-            before(kind, error, trace)
+            try:
+                self.raised(error)
+            finally:
+                before(kind, error, trace)
 
         sys.excepthook = hook
         atexit.register(self.end)
@@ -111,14 +115,16 @@ class Observer:
         """Write where it is, again and again; and its collectives whenever FOLDER/ask is newer."""
         asked, seen = self.folder / "ask", 0
         while not self.told:
+            if not self.folder.exists():  # and with it whoever watches
+                return
             try:
                 self.beat()
                 if asked.exists() and (when := asked.stat().st_mtime_ns) != seen:
                     seen = when
                     self.note("collectives", entries=self.dump())
                     (self.folder / f"{self.pid}.told").write_text(str(when))
-            except FileNotFoundError:  # the folder is gone, and with it whoever watches
-                return
+            except (OSError, RuntimeError):  # the main thread has changed `live` meanwhile: next time
+                pass
             time.sleep(BEAT)
 
     def beat(self) -> None:
@@ -145,6 +151,7 @@ class Observer:
         """Note the exception that ends this process, and give the others time to note where they are."""
         if not self.active:
             return
+        self.failed = True
         self.note("raised", **described_error(error), entries=self.dump())
         asked = self.folder / "ask"
         asked.touch()
@@ -182,4 +189,5 @@ def is_child() -> bool:
 
 def for_a_core() -> float:
     """Return the s that the main thread of this process has waited for a core: on a busy machine it may be seconds."""
-    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    path = Path("/proc/self/schedstat")  # some kernels have none
+    return int(path.read_text().split()[1]) / 1e9 if path.exists() else 0.0

@@ -11,7 +11,7 @@ from typing import Any
 
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (str(Path(__file__).resolve().parent.parent),)
-COMMUNICATION = os.path.join("torch", "distributed", "")  # part of the names of files that communicate
+COMMUNICATION = ("distributed_c10d.py", "_functional_collectives.py", "rendezvous.py")  # files of torch.distributed
 WRITERS = tuple(map(os.path.normpath, ("torch/serialization", "numpy/", "pandas/", "PIL/", "safetensors/", "yaml/")))
 PEERS = ("dst", "src", "group_dst", "group_src")
 TENSORS = ("tensor", "output", "output_tensor", "input", "input_tensor")
@@ -71,7 +71,7 @@ def call_of(frame: FrameType | None) -> dict[str, Any] | None:
     found = None
     while frame is not None and not is_authors(frame.f_code.co_filename):
         code = frame.f_code
-        if COMMUNICATION in code.co_filename and code.co_name != "wrapper":
+        if code.co_filename.endswith(COMMUNICATION) and code.co_name != "wrapper":
             found = frame
         frame = frame.f_back
     return described(found) if found else None

@@ -21,6 +21,7 @@ TITLES = {
     "memory": "Memory",
 }
 NAMES = {"data": "input", "optimizer": "update", "exposed": "wait"}  # of phases, as in other traces
+WIDTH = 120  # columns of a report, if the terminal has them
 STRICT = ("hang", "wrong")
 
 
@@ -67,15 +68,19 @@ class Report:
         return found
 
     def __str__(self) -> str:
+        return self.text(min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH))
+
+    def text(self, width: int) -> str:
+        """Return the report in lines of at most `width` columns, but for code."""
         lines = [self.heading()]
         for kind in KINDS:
             if self.of(kind):
                 lines += ["", TITLES[kind]]
-                lines += [wrapped(str(finding)) for finding in self.of(kind)]
+                lines += [wrapped(str(finding), width) for finding in self.of(kind)]
         if not self.strict:
             lines += ["", f"Nothing found that is wrong{'' if self.run.ranks else ': no rank was seen'}."]
         if self.unseen():
-            lines += ["", wrapped("Not seen: " + "; ".join(self.unseen()) + ".")]
+            lines += ["", wrapped("Not seen: " + "; ".join(self.unseen()) + ".", width)]
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,8 +120,7 @@ class Report:
         return sorted(found, key=lambda event: event.t0_ns)
 
 
-def wrapped(text: str) -> str:
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+def wrapped(text: str, width: int) -> str:
     first, *more = text.split("\n")
     body = textwrap.fill(first, width, initial_indent="  ", subsequent_indent="      ", break_long_words=False)
     return "\n".join([body, *(f"  {line}" for line in more)])

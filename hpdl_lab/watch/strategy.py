@@ -21,6 +21,7 @@ WIDTHS = {
     "int8": 1,
     "uint8": 1,
 }  # bytes of a number, 8 of all others
+FEW = 64  # numbers: a loss, a table of metrics
 MANY = 0.5  # of the parameters: so many numbers added in a step are gradients
 
 
@@ -139,9 +140,8 @@ class Strategy:
     @cached_property
     def silent(self) -> bool:
         """Whether no step but the first ones moves anything that could be gradients or weights."""
-        whole = sum(p["held"] for p in self.parameters.values())
-        moved = [sum(elements(e) for e in rank.entries if is_float(e) and after(rank, e)) for rank in self.run.ranks]
-        return bool(whole) and all(n < MANY * whole for n in moved)
+        moved = [elements(e) for rank in self.run.ranks for e in rank.entries if is_float(e) and after(rank, e)]
+        return bool(self.parameters) and all(n <= FEW for n in moved)
 
     @property
     def name(self) -> str:

@@ -24,8 +24,9 @@ from .observer import NAMED, OBSERVERS, Observer, is_child, sampled
 from .places import Place, caller_is_authors, place_of, writer_of
 
 EVERY_STEP = 256  # first steps that are noted one by one; later ones as sums, once in a while
-SETTLED = 32  # steps after which no new models are looked for
 MOST_PRINTS, MOST_INDICES = 400, 400_000  # of a rank
+MOST_SPANS = 2000  # of a step
+MOST_SUBSET = 50_000  # indices of a Subset that are noted
 PART = 1 << 16  # first numbers of a gradient that its projection takes
 ROW = 256  # numbers of an example that its fingerprint takes
 PREFIXES = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
@@ -69,7 +70,8 @@ class Training:
         observer.dump, observer.ending, observer.waited = collectives.entries, [self.last], self.waited
         self.roots: dict[int, weakref.ref[nn.Module]] = {}
         self.names: dict[int, str] = {}  # of parameters, by id
-        self.depth = self.stepping = self.backwards = 0
+        self.stepping = self.backwards = 0
+        self.main = threading.main_thread().ident
         self.optimizers = self.steps = self.forwards = self.evaluated = self.printed = self.indices = 0
         self.ns: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()  # of this step: "item FILE:LINE", ...
@@ -87,9 +89,7 @@ class Training:
 
     def hook(self) -> None:
         quietly = self.observer.quietly
-        finder = nn.modules.module.register_module_forward_pre_hook(quietly(self.find_root))
-        self.stop_finding: Callable[[], None] | None = finder.remove
-        self.before_forward, self.after_forward = quietly(self.before), quietly(self.after)
+        self.hook_models()
         made = Optimizer.__init__
 
         @wraps(made)
@@ -107,17 +107,32 @@ class Training:
 
     # -- models -----------------------------------------------------------------------------------------------------
 
-    def find_root(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Before a forward of any module: the outermost one with parameters is a model, and is hooked itself."""
-        if torch.compiler.is_compiling() or self.depth or id(module) in self.roots:
-            return
-        if next(module.parameters(), None) is None:
-            return
-        self.roots[id(module)] = weakref.ref(module)
-        self.described(module)
-        module.register_forward_pre_hook(self.before_forward, with_kwargs=True)
-        module.register_forward_hook(self.after_forward, always_call=True)
-        self.before(module, args, {})
+    def hook_models(self) -> None:
+        """Note what happens around calls of models: of the outermost modules with parameters.
+
+        Within such a call nn.Module is as torch made it. A hook on a model would be pickled with it, and torch.compile
+        would look into it.
+        """
+        call: Callable[..., Any] = nn.Module.__call__
+        before, after = self.observer.quietly(self.before), self.observer.quietly(self.after)
+
+        @wraps(call)
+        def watched_call(module: nn.Module, /, *args: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling() or threading.get_ident() != self.main or not self.is_model(module):
+                return call(module, *args, **named)
+            before(module, args, named)
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+            try:
+                return call(module, *args, **named)
+            finally:
+                nn.Module.__call__ = watched_call  # type: ignore[method-assign]
+                after(module)
+
+        nn.Module.__call__ = watched_call  # type: ignore[method-assign]
+
+    def is_model(self, module: nn.Module) -> bool:
+        known = self.roots.get(id(module))
+        return known is not None and known() is module or next(module.parameters(), None) is not None
 
     def described(self, module: nn.Module) -> None:
         """Note a model."""
@@ -147,11 +162,12 @@ class Training:
 
     def before(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Before the forward of a model."""
-        if torch.compiler.is_compiling():
+        if is_capturing():
             return
-        self.depth += 1
-        if self.depth > 1:
-            return
+        known = self.roots.get(id(module))
+        if known is None or known() is not module:
+            self.roots[id(module)] = weakref.ref(module)
+            self.described(module)
         self.in_eval = not torch.is_grad_enabled()
         self.clock = Clock()
         x = first_tensor((args, named))
@@ -160,7 +176,7 @@ class Training:
         if training:
             self.read, self.forwards = count, self.forwards + 1
         looked_at = sampled(self.forwards, 64) if training else sampled(self.evaluated, 64)
-        rows = [fingerprint(row) for row in x] if x is not None and count and looked_at else []
+        rows = fingerprints(x) if x is not None and count and looked_at else []
         if looked_at:
             more = {"rng": zlib.crc32(torch.get_rng_state().numpy().tobytes())} if self.steps < 3 else {}
             self.observer.note(
@@ -170,7 +186,6 @@ class Training:
                 count=count,
                 rows=rows,
                 shape=list(x.shape) if x is not None else [],
-                floats=x is not None and x.is_floating_point(),
                 training=training,
                 place=place_of(sys._getframe()),
                 **more,
@@ -179,17 +194,12 @@ class Training:
             self.counts["evaluated"] += count
         if not training:
             self.evaluated += 1
-        if self.steps == 1 and training and self.saved < 0 and type(module).__name__ != "OptimizedModule":
+        if self.steps == 1 and training and self.saved < 0 and not is_compiled(module):
             self.saving = Saving()
             self.saving.__enter__()
 
-    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def after(self, module: nn.Module) -> None:
         """After it, also if it raised."""
-        if torch.compiler.is_compiling():
-            return
-        self.depth = max(0, self.depth - 1)
-        if self.depth:
-            return
         if self.saving is not None:
             self.saving.__exit__(None, None, None)
             self.saved, self.saving = self.saving.bytes, None
@@ -220,7 +230,7 @@ class Training:
             self.span(name, ns)
 
     def span(self, name: str, ns: int) -> None:
-        if self.steps < EVERY_STEP:
+        if self.steps < EVERY_STEP and len(self.spans) < MOST_SPANS:
             now = time.time_ns()
             self.spans.append((name, now - ns, now))
 
@@ -236,6 +246,8 @@ class Training:
         self.clock = Clock()
 
     def step_begins(self) -> None:
+        if is_capturing():
+            return
         if sampled(self.steps):
             self.look_at_weights()
         if self.steps < 3:
@@ -291,9 +303,6 @@ class Training:
         self.ns.clear()
         self.counts.clear()
         self.spans.clear()
-        if self.steps == SETTLED and self.stop_finding:
-            self.stop_finding()
-            self.stop_finding = None
 
     def write_sums(self, now: int) -> None:
         self.written = now
@@ -301,6 +310,8 @@ class Training:
         self.sums.clear()
 
     def backward_begins(self, tensors: Any, weighted: bool) -> None:
+        if is_capturing():
+            return
         if self.backwards and not self.optimizers:  # a loop that changes its parameters by itself
             self.step_begins()
             self.step_ends()
@@ -312,6 +323,8 @@ class Training:
         self.clock = Clock()
 
     def backward_ends(self) -> None:
+        if is_capturing():
+            return
         self.phase("backward")
         self.backwards += 1
         if self.steps < 3:
@@ -329,11 +342,12 @@ class Training:
 
     def fingerprints(self) -> dict[str, Any]:
         """Return a number for the bits of each parameter and buffer that this rank holds."""
-        hashes, buffers = {}, {}
+        hashes: dict[str, int] = {}
+        buffers, ignored = {}, ignored_by_ddp()
         for module in self.live_roots():
             for p in module.parameters():
-                if id(p) in self.names:
-                    hashes[self.names[id(p)]] = bits(p)
+                if id(p) in self.names and id(p) not in ignored:
+                    hashes.setdefault(self.names[id(p)], bits(p))  # of a copy, such as an average, not
             for name, x in module.named_buffers():
                 if x.numel():
                     buffers[name] = bits(x)
@@ -380,7 +394,7 @@ class Training:
 
     def hook_distributed(self) -> None:
         work, meets, leaves = dist.Work, self.observer.quietly(self.meets), self.observer.quietly(self.leaves)
-        wait = work.wait
+        wait, met, begin = work.wait, self.observer.quietly(self.met), self.observer.begin
 
         def timed_wait(work: Any, /, *args: Any, **named: Any) -> Any:
             begun = time.perf_counter_ns()
@@ -394,10 +408,10 @@ class Training:
         def around_init(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
             def init_process_group(*args: Any, **named: Any) -> Any:
-                self.observer.begin()
+                begin()
                 meets(place_of(sys._getframe(1)), named.get("rank", -1))
                 result = function(*args, **named)
-                self.met()
+                met()
                 return result
 
             return init_process_group
@@ -433,7 +447,8 @@ class Training:
                 try:
                     return function(*args)
                 except BaseException as error:
-                    self.observer.raised(error)
+                    if not isinstance(error, SystemExit) or error.code:
+                        self.observer.raised(error)
                     raise
 
             return noted
@@ -454,7 +469,7 @@ class Training:
 
     def met(self) -> None:
         """Note which rank this is."""
-        self.observer.live["rank"] = dist.get_rank()
+        self.observer.live |= {"rank": dist.get_rank(), "spins": "nccl" in dist.get_backend()}
         self.observer.note("met", rank=dist.get_rank(), size=dist.get_world_size(), backend=dist.get_backend())
 
     def leaves(self) -> None:
@@ -537,6 +552,8 @@ class Training:
         """Note what is printed, and the files that are opened for writing."""
         prints = self.observer.quietly(self.prints)
         for stream in (sys.stdout, sys.stderr):
+            if stream is None:
+                continue
             write = stream.write
 
             def noted_write(text: str, write: Callable[[str], int] = write) -> int:
@@ -569,7 +586,8 @@ class Training:
         """Note what is left to say at the end."""
         if self.sums:
             self.write_sums(time.time_ns())
-        self.leaves()
+        if not self.observer.failed and not torch.cuda.is_initialized():  # a GPU may wait for ranks that never come
+            self.leaves()
         left = dist.is_available() and dist.is_initialized()
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
         self.observer.note("left", group=left, steps=self.steps, threads=torch.get_num_threads(), peak=peak)
@@ -621,12 +639,31 @@ def first_tensor(values: Any) -> Tensor | None:
     return next((x for x in map(first_tensor, values) if x is not None), None)
 
 
-def fingerprint(row: Tensor) -> int:
-    """Return a number that tells an example apart from others."""
-    flat = row.detach().reshape(-1)
-    part = flat[:: max(1, len(flat) // ROW)] if NAMED not in os.environ else flat
+def fingerprints(x: Tensor) -> list[int]:
+    """Return, for each example of a batch, a number that tells it apart from others."""
+    flat = x.detach().reshape(len(x), -1)
+    part = flat[:, :: max(1, flat.shape[1] // ROW)] if NAMED not in os.environ else flat
     part = part.float() if part.dtype == torch.bfloat16 else part
-    return zlib.crc32(part.cpu().contiguous().numpy().tobytes())
+    return [zlib.crc32(row.tobytes()) for row in part.cpu().contiguous().numpy()]
+
+
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured, which nothing may disturb."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a part of a model is compiled."""
+    parts = module.modules()
+    return any(type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in parts)
+
+
+def ignored_by_ddp() -> set[int]:
+    """Return the ids of parameters that DDP has been told to leave alone."""
+    found = set()
+    for ddp in filter(None, (ref() for ref in DDPS)):
+        found |= {id(p) for name, p in ddp.module.named_parameters() if name in ddp.parameters_to_ignore}
+    return found
 
 
 def rows_of(dataset: Any) -> list[int] | None:
@@ -635,7 +672,9 @@ def rows_of(dataset: Any) -> list[int] | None:
     Of a Subset whose indices have no constant step: [-1, rows, *indices].
     """
     if isinstance(dataset, torch.utils.data.Subset):
-        indices, whole = [int(index) for index in dataset.indices[:MOST_INDICES]], len(dataset.dataset)  # type: ignore[arg-type]
+        if len(dataset.indices) > MOST_SUBSET:
+            return None
+        indices, whole = [int(index) for index in dataset.indices], len(dataset.dataset)  # type: ignore[arg-type]
         step = indices[1] - indices[0] if len(indices) > 1 else 1
         if step > 0 and indices == [*range(indices[0], indices[-1] + 1, step)]:
             return [indices[0], step, whole]
@@ -702,7 +741,7 @@ def kind_of_loss(x: Any, weighted: bool) -> dict[str, Any]:
     if node is None:
         return {"operation": None, "mean": False, "by": None}
     name = type(node).__name__
-    by = getattr(node, "_saved_other", None) if name.startswith(("Div", "Mul")) else None
+    by = getattr(node, "_saved_other", None) if name.startswith("Div") else None
     by = float(by) if isinstance(by, int | float) or isinstance(by, Tensor) and by.numel() == 1 else None
     mean = name.startswith("Mean") or getattr(node, "_saved_reduction", None) == 1
     return {"operation": name, "mean": mean and not weighted, "by": by}

@@ -86,7 +86,9 @@ def errors(run: Run) -> list[Finding]:
 
 def aborted(run: Run, rank: Rank) -> Finding | None:
     """Return the finding about a rank that gloo has ended, as a message had another size than it waited for."""
-    calls = [function.strip("_") for name, _, function in rank.fault if COMMUNICATION in name or BACKWARD in name]
+    calls = [
+        function.strip("_") for name, _, function in rank.fault if name.endswith(COMMUNICATION) or BACKWARD in name
+    ]
     calls = [call for call in calls if call != "wrapper"]
     if not calls:
         return None

@@ -109,7 +109,7 @@ class Launcher:
             with self._lock:
                 print(json.dumps([str(script), name, ranks]), file=self._process.stdin, flush=True)
                 pid = int(self._process.stdout.readline())  # type: ignore[union-attr]
-            stall, stalled, late = Stall(folder, STALL), False, False
+            stall, stalled, late = Stall(folder, STALL, pid), False, False
             try:
                 while psutil.pid_exists(pid) and not (stalled or late):
                     stalled, late = stall.stuck(), time.monotonic() - began > LIMIT
