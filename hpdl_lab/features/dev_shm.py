@@ -6,6 +6,7 @@ import glob
 import os
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from . import Missing, installed_mpi_wheels
@@ -81,10 +82,10 @@ def abandoned(prefixes: tuple[str, ...], folder: str = PATH) -> dict[str, int]:
     return {path: nbytes for path, nbytes in found.items() if path not in in_use}
 
 
-def mapped() -> set:
-    """Paths of the files there that processes of this user have mapped."""
+def mapped(pids: Iterable[int] | None = None) -> set[str]:
+    """Paths of the files there that processes have mapped: these, or all of this user."""
     paths = set()
-    for process in glob.glob("/proc/[0-9]*"):
+    for process in glob.glob("/proc/[0-9]*") if pids is None else [f"/proc/{pid}" for pid in pids]:
         with contextlib.suppress(OSError):  # it has ended, or is somebody else's
             with open(f"{process}/maps") as file:
                 paths |= {line[line.index(PATH) :].rstrip("\n") for line in file if f" {PATH}/" in line}

@@ -17,6 +17,7 @@ import psutil
 
 from .. import features
 from ..comm.errors import name_ranks
+from ..features import dev_shm
 from .records import Event, Run, code_of, look, name_of, pids, read
 
 PATIENCE = 15.0  # s in which no rank computes and none moves to another line: they wait for each other
@@ -193,6 +194,7 @@ def end(process: "subprocess.Popen[bytes]", number: int) -> None:
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         return
+    shared = dev_shm.mapped(member.pid for member in family)
     for member in reversed(family):  # ranks first: stuck in C++ they would not hear what their launcher says
         with suppress(psutil.NoSuchProcess):
             member.send_signal(number)
@@ -204,6 +206,9 @@ def end(process: "subprocess.Popen[bytes]", number: int) -> None:
     for member in family:
         with suppress(psutil.NoSuchProcess):
             member.kill()
+    for path in shared:  # MPICH leaves its files behind where its ranks are ended
+        if "/mpich_shm_" in path and Path(path).exists():
+            Path(path).unlink()
 
 
 class Stall:

@@ -31,6 +31,7 @@ def main():
     sampler = DistributedSampler(train)
     loader = DataLoader(train, 32 // world, sampler=sampler)
     val_loader = DataLoader(val, 32, sampler=DistributedSampler(val, shuffle=False))
+    torch.manual_seed(2)
     model = DDP(nn.Sequential(nn.Linear(10, 128), nn.ReLU(), nn.Linear(128, 2)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     best, bad = float("inf"), 0
