@@ -19,11 +19,10 @@ from hpdl_lab.watch.launch import command_of, moved
 from hpdl_lab.watch.observer import Observer
 from hpdl_lab.watch.strategy import nbytes
 from tests.installed import TRAINERS
-from tests.watched import CASES
+from tests.watched import CASES, FOLDER, text_of
 
-FOLDER = Path(__file__).parent / "watched"
 PATIENCE = 6.0  # s: ranks of these scripts wait for milliseconds
-QUICK = ("right_ddp_trainer.py", "broken_rank0_eval.py")  # for `make test`; all others for `make test-all`
+QUICK = ("right_ddp_trainer.py", "broken_deadlock_eval.py", "broken_sum.py")  # for `make test`
 WAITS = ("deadlock", "left", "mismatch")  # one mistake, seen from one rank or from the other
 NAMES = {  # of findings, by what CASES calls the mistake
     "deadlock": WAITS,
@@ -40,9 +39,10 @@ def watched(case, tmp_path, monkeypatch):
     if case.needs:
         assert (TRAINERS / case.needs).exists(), "tests/installed.py installs it"
         monkeypatch.setenv("PYTHONPATH", str(TRAINERS))
+    (tmp_path / case.file).write_text(text_of(case.file))
     words = [LAUNCH[case.launch], str(case.ranks)] if case.launch in LAUNCH else []
     with open(tmp_path / "out", "w") as output:
-        run = watch.run([*words, str(FOLDER / case.file), *case.args], case.launch == "mpi", PATIENCE, output=output)
+        run = watch.run([*words, str(tmp_path / case.file), *case.args], case.launch == "mpi", PATIENCE, output=output)
     report = watch.judge(run)
     text = f"{report}\n{(tmp_path / 'out').read_text()[-3000:]}"
     assert "failed (" not in "".join(report.unseen()), text  # a hook

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ..trace import save_chrome
+from ..units import require_number
 
 USAGE = "hpdl watch [--mpi] [--strict] [--json FILE] [--trace FILE] [OPTIONS OF torchrun] SCRIPT [ITS ARGUMENTS]"
 
 
 def add(commands: Any) -> None:
-    """Take every word as it is: those of torchrun and of the script are told apart in `watch`."""
+    """Take every word as it is: those of torchrun and of the script are separated in `watch`."""
     command = commands.add_parser(
         "watch",
         help="run any torchrun script, unchanged, and say what is wrong with it",
@@ -43,6 +44,10 @@ def watch(arguments: argparse.Namespace) -> int:
 
     before, script = split(arguments.words)
     own, launcher = options().parse_known_args(before)
+    require_number("--patience", own.patience, above=0)
+    for path in filter(None, (own.json, own.trace)):
+        if not path.absolute().parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.absolute().parent} for {path.name}")
     wide = sys.stderr.isatty()
 
     def say(text: str) -> None:

@@ -37,7 +37,7 @@ def same(name: str) -> Source:
 
 
 def rows(*names: str) -> Source:
-    """One below the other."""
+    """Put tensors one below the other."""
     return Source(names, lambda *parts: torch.cat(parts))
 
 
@@ -47,7 +47,7 @@ def transposed(name: str) -> Source:
 
 
 def half(name: str, number: int) -> Source:
-    """Of the stacks (E, 2 hidden, d) of gates and ups, the first or second half."""
+    """Take the first or second half of the stacks (E, 2 hidden, d) of gates and ups."""
     return Source((name,), lambda x: x.chunk(2, 1)[number])
 
 
@@ -169,7 +169,7 @@ def fill(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
 
 
 def is_tied(model: nn.Module) -> bool:
-    """Whether the last layer of a decoder is its token embedding."""
+    """Return whether the last layer of a decoder is its token embedding."""
     return isinstance(model, GPT) or (isinstance(model, Decoder) and model.tied)
 
 
@@ -289,12 +289,12 @@ class Fields:
         return float(theta), stretch
 
     def gelu(self, name: str) -> str:
-        """What nn.GELU calls the activation that this field names."""
+        """Return what nn.GELU calls the activation that this field names."""
         said = self.take(name)
         return GELUS[said] if said in GELUS else self.refuse(name, said, f"knows {' and '.join(GELUS)} only")
 
     def side(self, name: str) -> int:
-        """Of an image or a patch, for which a field has a number or a pair of equal ones."""
+        """Return the side of an image or a patch: a field has a number, or a pair of equal ones."""
         said = self.take(name)
         side, *others = {said} if isinstance(said, int) else {*said}
         return self.refuse(name, said, "knows squares only") if others else side

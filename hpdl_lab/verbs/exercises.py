@@ -89,7 +89,8 @@ def check_script(path: str | Path) -> CheckResult:
         raise TypeError(f'lab.check_script needs the name of a file, such as "train_ddp.py", not {type(path).__name__}')
     path = Path(path)
     if path.name not in (names := [exercise.file for exercise in scripts.SCRIPTS]):
-        raise LookupError(f"{path.name} is none of the scripts to convert: {', '.join(names)}")
+        known = ", ".join(names)
+        raise LookupError(f"{path.name} is none of the scripts to convert, {known}: lab.watch runs any other")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path.absolute()}: run the cell that writes it")
     exercise = scripts.SCRIPTS[names.index(path.name)]

@@ -21,7 +21,7 @@ WIDTH = 94  # columns of the report: more are broken again in a notebook
 
 @dataclass(frozen=True, repr=False)
 class Watched(Result):
-    """What `hpdl watch` says about a script. text: the report; findings: its sentences; exit_code: the script's.
+    """Hold what `hpdl watch` says about a script. text: the report; findings: its sentences; exit_code: the script's.
 
     figure: the parts of a step on each rank, None if no step was seen. printed: the output of the script.
     """

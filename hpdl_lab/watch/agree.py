@@ -1,5 +1,7 @@
-"""What a run computes otherwise than one rank would: weights, gradients, examples, evaluation, files. Found by judges:
-each takes the Run and its Strategy, and yields findings. In doubt they say nothing: a false alarm is worse."""
+"""Find what a run computes otherwise than one rank would: weights, gradients, examples, evaluation, files.
+
+Each judge takes the Run and its Strategy, and yields findings. In doubt it says nothing: a false alarm is worse.
+"""
 
 import math
 import re
@@ -332,7 +334,7 @@ def shared_shares(run: Run) -> Iterator[Finding]:
 
 
 def read_in_an_epoch(run: Run, passes: list[Event]) -> Iterator[Finding]:
-    """What ranks read together in their first epoch."""
+    """Find examples that ranks share, or none reads, in their first epoch."""
     length, place = whole_length(passes[0]), passes[0]["place"]
     if len({whole_length(event) for event in passes}) > 1 or length <= 0:
         return
@@ -364,13 +366,15 @@ def read_in_an_epoch(run: Run, passes: list[Event]) -> Iterator[Finding]:
             place=place,
         )
     elif repeated > slack + 0.01 * length:
-        told = f" The sampler counts {replicas.pop()} replicas." if len(replicas) == 1 and None not in replicas else ""
+        counts = (
+            f" The sampler counts {replicas.pop()} replicas." if len(replicas) == 1 and None not in replicas else ""
+        )
         none = length - len(many)
         also = f", and {none:,} are read by none" if none > slack else ""
         yield Finding(
             "wrong",
             "overlap",
-            f"""in an epoch at {at} {repeated:,} of {length:,} examples are read by several ranks{also}.{told} A
+            f"""in an epoch at {at} {repeated:,} of {length:,} examples are read by several ranks{also}.{counts} A
             DistributedSampler with the rank and the number of ranks of this run gives each example to one rank.""",
             place=place,
         )
@@ -521,7 +525,7 @@ def files(run: Run, strategy: Strategy) -> Iterator[Finding]:
 
 
 def notes(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """What may be meant so, and often is not."""
+    """Find what may be meant so, and often is not."""
     seen = [[e for e in rank.all("forward") if e["training"] and e.get("rng") is not None] for rank in run.ranks]
     states = [{event["rng"] for event in events} for events in seen]
     dropout = strategy.models[0].get("dropout") and all(states)

@@ -124,7 +124,7 @@ def run(
                 time.sleep(POLL)
             if process.poll() is None:
                 ask(folder, living(folder))
-                ranks, others = read(folder)  # where they are, before they are told to end
+                ranks, others = read(folder)  # where they are, before they get the signal
                 end(process, signal.SIGINT if interrupted else signal.SIGTERM)
         code = process.wait()
         if not (stalled or interrupted):
@@ -180,11 +180,11 @@ def ask(folder: Path, members: list[int]) -> None:
     asked.touch()
     when, began = str(asked.stat().st_mtime_ns), time.monotonic()
 
-    def told(pid: int) -> bool:
-        path = folder / f"{pid}.told"
+    def answered(pid: int) -> bool:
+        path = folder / f"{pid}.answered"
         return path.exists() and path.read_text() >= when
 
-    while time.monotonic() - began < ANSWER and not all(told(pid) for pid in members):
+    while time.monotonic() - began < ANSWER and not all(answered(pid) for pid in members):
         time.sleep(0.05)
 
 
@@ -212,7 +212,7 @@ def end(process: "subprocess.Popen[bytes]", number: int) -> None:
 
 
 class Stall:
-    """Whether the ranks wait for each other: none computes and none moves, and at least one waits in communication."""
+    """Find ranks that wait for each other: none computes, none moves, and at least one is in communication."""
 
     def __init__(self, folder: Path, patience: float, launcher: int) -> None:
         self.folder, self.patience, self.launcher = folder, patience, launcher

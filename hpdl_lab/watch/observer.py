@@ -1,4 +1,4 @@
-"""What runs in every process of a watched script: notes, in FOLDER/PID.jsonl, of what its rank does.
+"""Note in every process of a watched script, in FOLDER/PID.jsonl, what its rank does.
 
     began, meets, met               the process; where it asks for a process group; which rank it is
     model, forward, step, steps     what torch's own hooks see (training.py)
@@ -58,10 +58,10 @@ class Observer:
         """Observe this process, unless that has begun."""
         if self.active:
             return
-        self.pid, self.told, self.trouble = os.getpid(), False, set()
+        self.pid, self.ended, self.trouble = os.getpid(), False, set()
         self.main, self.lock = threading.main_thread().ident or 0, threading.Lock()
         self.file = open(self.folder / f"{self.pid}.jsonl", "a", buffering=1)
-        self.note("began", ppid=os.getppid(), rank=self.environment_rank(), argv=sys.orig_argv)
+        self.note("began", ppid=os.getppid(), rank=self.environment_rank())
         if not faulthandler.is_enabled():
             faulthandler.enable(open(self.folder / f"{self.pid}.fault", "w"))  # where it is when C++ ends it
         before = sys.excepthook
@@ -114,7 +114,7 @@ class Observer:
     def watch(self) -> None:
         """Write where it is, again and again; and its collectives whenever FOLDER/ask is newer."""
         asked, seen = self.folder / "ask", 0
-        while not self.told:
+        while not self.ended:
             if not self.folder.exists():  # and with it whoever watches
                 return
             try:
@@ -122,7 +122,7 @@ class Observer:
                 if asked.exists() and (when := asked.stat().st_mtime_ns) != seen:
                     seen = when
                     self.note("collectives", entries=self.dump())
-                    (self.folder / f"{self.pid}.told").write_text(str(when))
+                    (self.folder / f"{self.pid}.answered").write_text(str(when))
             except (OSError, RuntimeError):  # the main thread has changed `live` meanwhile: next time
                 pass
             time.sleep(BEAT)
@@ -142,7 +142,7 @@ class Observer:
         aside = self.folder / f"{self.pid}.new"
         aside.write_text(json.dumps(now, default=str))
         with self.lock:
-            if not self.told:
+            if not self.ended:
                 aside.replace(self.folder / f"{self.pid}.now")
 
     # -- the end ----------------------------------------------------------------------------------------------------
@@ -159,12 +159,12 @@ class Observer:
 
     def end(self) -> None:
         """Note the end of this process."""
-        if self.active and not self.told:
+        if self.active and not self.ended:
             for last in self.ending:
                 self.quietly(last)()
             self.note("ended", entries=self.dump())
             with self.lock:
-                self.told = True
+                self.ended = True
                 (self.folder / f"{self.pid}.now").unlink(missing_ok=True)  # it is nowhere any more
             time.sleep(LAST)
 

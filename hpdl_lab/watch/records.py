@@ -1,4 +1,4 @@
-"""What the processes of a watched script have noted, by rank."""
+"""Read what the processes of a watched script have noted, by rank."""
 
 import json
 import re
@@ -15,7 +15,7 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 @dataclass
 class Rank:
-    """What one process did: its events in order, and where it was seen last. number: its rank.
+    """Hold what one process did: its events in order, and where it was seen last. number: its rank.
 
     fault: (file, line, function) of its stack, innermost first, if it was ended from within compiled code.
     """
@@ -44,7 +44,7 @@ class Rank:
 
     @property
     def ended(self) -> bool:
-        """Whether the script has come to its end, without an exception."""
+        """Return whether the script has come to its end, without an exception."""
         return bool(self.first("ended")) and not self.first("raised")
 
     @property

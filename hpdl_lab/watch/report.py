@@ -27,14 +27,14 @@ STRICT = ("hang", "wrong")
 
 @dataclass
 class Report:
-    """What `hpdl watch` has to say about a run. findings: in the order of what matters."""
+    """Hold what was found in a run. findings: in the order of what matters."""
 
     run: Run
     findings: list[Finding]
 
     @property
     def strict(self) -> bool:
-        """Whether something is wrong: a hang, a crash, or other results than those of one rank."""
+        """Return whether something is wrong: a hang, a crash, or other results than those of one rank."""
         return any(finding.kind in STRICT for finding in self.findings)
 
     def of(self, kind: str) -> list[Finding]:
@@ -57,7 +57,7 @@ class Report:
         return "hpdl watch: " + " | ".join(parts)
 
     def unseen(self) -> list[str]:
-        """What was not observed."""
+        """Return what was not observed."""
         trouble = {(e["hook"], e["error"]) for rank in self.run.ranks for e in rank.all("trouble")}
         found = [f"{hook} failed ({error})" for hook, error in sorted(trouble)]
         kinds = {kind for rank in self.run.ranks for event in rank.all("model") for kind in event["kinds"]}
@@ -78,7 +78,8 @@ class Report:
                 lines += ["", TITLES[kind]]
                 lines += [wrapped(str(finding), width) for finding in self.of(kind)]
         if not self.strict:
-            lines += ["", f"Nothing found that is wrong{'' if self.run.ranks else ': no rank was seen'}."]
+            unseen = f": no rank was seen, and the exit code is {self.run.exit_code}"
+            lines += ["", f"Nothing found that is wrong{'' if self.run.ranks else unseen}."]
         if self.unseen():
             lines += ["", wrapped("Not seen: " + "; ".join(self.unseen()) + ".", width)]
         return "\n".join(lines)

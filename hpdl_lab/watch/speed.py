@@ -62,8 +62,8 @@ def findings(run: Run) -> list[Finding]:
 def time(run: Run, times: list[Times], strategy: Strategy) -> Iterator[Finding]:
     """The parts of a step."""
     slow = max(times, key=lambda one: one.total)
-    told = ", ".join(f"{LABEL.get(name, name)} {1e3 * s:.1f}" for name, s in slow.parts.items())
-    yield Finding("slow", "step", f"a step takes {1e3 * slow.total:.1f} ms, the median of {slow.steps}: {told} ms.")
+    parts = ", ".join(f"{LABEL.get(name, name)} {1e3 * s:.1f}" for name, s in slow.parts.items())
+    yield Finding("slow", "step", f"a step takes {1e3 * slow.total:.1f} ms, the median of {slow.steps}: {parts} ms.")
     if slow.total < TINY_STEP:
         return
     share = {name: median(one.parts[name] / one.total for one in times) for name in slow.parts}
@@ -131,7 +131,7 @@ def in_a_step(strategy: Strategy) -> list[Event]:
 
 
 def traffic(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """What rank 0 sends in a step, beside what its strategy needs."""
+    """Yield what rank 0 sends in a step, next to what its strategy needs."""
     entries = in_a_step(strategy)
     calls: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
@@ -142,7 +142,7 @@ def traffic(run: Run, strategy: Strategy) -> Iterator[Finding]:
     if not calls:
         return
     groups = {group for _, group in calls}
-    told = [
+    calls_text = [
         f"{op} {counted(n, 'call')}, {bytes_text(sizes[op, group])}" + (f" (group {group})" if len(groups) > 1 else "")
         for (op, group), n in calls.items()
     ]
@@ -155,7 +155,7 @@ def traffic(run: Run, strategy: Strategy) -> Iterator[Finding]:
         whole = need * p
         needs = f""" FSDP needs its parameters gathered twice and its gradients scattered once, {bytes_text(whole)}
             each: 3(p-1)/p = {3 * (p - 1) / p:.2f} times as much is sent by each rank."""
-    yield Finding("slow", "traffic", f"in a step rank 0 calls {'; '.join(told)}.{needs}")
+    yield Finding("slow", "traffic", f"in a step rank 0 calls {'; '.join(calls_text)}.{needs}")
     sums = [entry for entry in entries if entry["op"] in SUMS and is_float(entry)]
     count = len(strategy.parameters)
     total = sum(map(nbytes, sums))
@@ -216,7 +216,7 @@ def habits(run: Run) -> Iterator[Finding]:
 
 
 def memory(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """What each rank holds."""
+    """Yield what each rank holds."""
     event = next(iter(run.ranks[0].all("optimizer")[-1:]), {})
     if not event:
         return
@@ -228,9 +228,9 @@ def memory(run: Run, strategy: Strategy) -> Iterator[Finding]:
     }
     if event["saved"] >= 0:
         rows["kept for backward"] = event["saved"]
-    told = ", ".join(f"{name} {bytes_text(n)}" for name, n in rows.items())
+    parts = ", ".join(f"{name} {bytes_text(n)}" for name, n in rows.items())
     p = run.size
-    text = f"a rank holds {bytes_text(sum(rows.values()))}: {told}."
+    text = f"a rank holds {bytes_text(sum(rows.values()))}: {parts}."
     if strategy.data_parallel and not strategy.fsdp:
         state, grads, params = event["bytes"]["state"], event["bytes"]["gradients"], rows["parameters"]
         saves = [bytes_text(part * (p - 1) / p) for part in (state, state + grads, state + grads + params)]

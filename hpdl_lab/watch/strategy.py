@@ -1,4 +1,4 @@
-"""What kind of training a run was: which ranks hold the same parameters, and what they add up in a step."""
+"""Recognize what kind of training a run was: which ranks hold the same parameters, and what they add up in a step."""
 
 import math
 from collections import Counter
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .places import Place
-from .records import Event, Rank, Run
+from .records import Event, Rank, Run, numbers
 
 SUMS = ("all_reduce", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced")
 MOVES = (*SUMS, "all_gather", "_allgather_base", "gather", "broadcast", "allgather_into_tensor_coalesced")
@@ -41,7 +41,7 @@ def is_float(entry: Event) -> bool:
 
 @dataclass
 class Strategy:
-    """What was recognized in a run, from its models and its traffic."""
+    """Recognize a strategy from the models and the traffic of a run."""
 
     run: Run
 
@@ -83,10 +83,10 @@ class Strategy:
 
     @cached_property
     def pipeline(self) -> bool:
-        """Whether ranks hold different models and send each other messages."""
+        """Return whether ranks hold different models and send each other messages."""
         names = {frozenset(m.get("parameters", {})) for m in self.models}
         messages = any(entry.get("p2p") for rank in self.run.ranks for entry in rank.entries)
-        return messages and (len(names) > 1 or len({total(m) for m in self.models}) > 1 or self.staged)
+        return messages and (len(names) > 1 or len({numbers(m) for m in self.models if m}) > 1 or self.staged)
 
     @cached_property
     def staged(self) -> bool:
@@ -119,7 +119,7 @@ class Strategy:
 
     @cached_property
     def by_hand(self) -> bool:
-        """Whether every step adds what has the sizes of the gradients, in a plain loop."""
+        """Return whether every step adds what has the sizes of the gradients, in a plain loop."""
         if self.ddp or self.fsdp or self.tensor_parallel or self.pipeline or not self.windows:
             return False
         return sum(self.adds_gradients(rows[0]) for rows in self.windows) > 0.8 * len(self.windows)
@@ -134,12 +134,12 @@ class Strategy:
 
     @cached_property
     def data_parallel(self) -> bool:
-        """Whether all ranks hold the same model, or a share of it, and each has examples of its own."""
+        """Return whether all ranks hold the same model, or a share of it, and each has examples of its own."""
         return (self.ddp or self.fsdp or self.by_hand) and not self.tensor_parallel and not self.pipeline
 
     @cached_property
     def silent(self) -> bool:
-        """Whether no step but the first ones moves anything that could be gradients or weights."""
+        """Return whether no step but the first ones moves anything that could be gradients or weights."""
         moved = [elements(e) for rank in self.run.ranks for e in rank.entries if is_float(e) and after(rank, e)]
         return bool(self.parameters) and all(n <= FEW for n in moved)
 
@@ -153,10 +153,6 @@ class Strategy:
             *(["data parallel by hand"] if self.by_hand else []),
         ]
         return " and ".join(parts) or ("no parallelism recognized" if self.run.size > 1 else "one rank")
-
-
-def total(model: Event) -> int:
-    return sum(p["of"] for p in model.get("parameters", {}).values())
 
 
 def after(rank: Rank, entry: Event) -> bool:

@@ -63,7 +63,7 @@ def idle_ns() -> int:
 
 
 class Training:
-    """What is known of the training in this process."""
+    """Follow the training in this process."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
@@ -139,16 +139,13 @@ class Training:
         named = {PREFIXES.sub(r"\1", name).replace("..", ".").lstrip("."): p for name, p in module.named_parameters()}
         self.names |= {id(p): name for name, p in named.items()}
         kinds = Counter(type(part).__name__ for part in module.modules())
-        inner = getattr(module, "module", None)
         ddps = [ddp for ddp in (ref() for ref in DDPS) if ddp is not None]
         self.observer.note(
             "model",
             root=len(self.roots) - 1,
             kind=type(module).__name__,
-            inner=type(inner).__name__ if isinstance(inner, nn.Module) else None,
             inside=any(ddp.module is module for ddp in ddps),
             ddps=len(ddps),
-            bucket_bytes=module.bucket_bytes_cap if isinstance(module, nn.parallel.DistributedDataParallel) else None,
             place=place_of(sys._getframe()),
             parameters={name: described(p) for name, p in named.items()},
             batchnorm=[type(m).__name__ for m in module.modules() if isinstance(m, BATCHNORM)],
@@ -185,7 +182,6 @@ class Training:
                 step=self.steps,
                 count=count,
                 rows=rows,
-                shape=list(x.shape) if x is not None else [],
                 training=training,
                 place=place_of(sys._getframe()),
                 **more,
@@ -524,8 +520,6 @@ class Training:
         self.observer.note(
             "epoch",
             number=self.epochs,
-            loader=id(loader) % 1_000_003,
-            dataset=type(loader.dataset).__name__,
             length=length,
             batch=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
             drop_last=loader.drop_last,
@@ -589,8 +583,7 @@ class Training:
         if not self.observer.failed and not torch.cuda.is_initialized():  # a GPU may wait for ranks that never come
             self.leaves()
         left = dist.is_available() and dist.is_initialized()
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
-        self.observer.note("left", group=left, steps=self.steps, threads=torch.get_num_threads(), peak=peak)
+        self.observer.note("left", group=left, steps=self.steps, threads=torch.get_num_threads())
 
 
 DDPS: list[weakref.ref[nn.parallel.DistributedDataParallel]] = []
@@ -659,7 +652,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def ignored_by_ddp() -> set[int]:
-    """Return the ids of parameters that DDP has been told to leave alone."""
+    """Return the ids of parameters that DDP leaves alone."""
     found = set()
     for ddp in filter(None, (ref() for ref in DDPS)):
         found |= {id(p) for name, p in ddp.module.named_parameters() if name in ddp.parameters_to_ignore}
@@ -736,12 +729,12 @@ def described(p: Tensor) -> dict[str, Any]:
 
 
 def kind_of_loss(x: Any, weighted: bool) -> dict[str, Any]:
-    """Return what is known of the last operation of a loss: its name, whether it is a mean, what it is divided by."""
+    """Return what is known of the last operation of a loss: whether it is a mean, and what it divides by."""
     node = getattr(x, "grad_fn", None)
     if node is None:
-        return {"operation": None, "mean": False, "by": None}
+        return {"mean": False, "by": None}
     name = type(node).__name__
     by = getattr(node, "_saved_other", None) if name.startswith("Div") else None
     by = float(by) if isinstance(by, int | float) or isinstance(by, Tensor) and by.numel() == 1 else None
     mean = name.startswith("Mean") or getattr(node, "_saved_reduction", None) == 1
-    return {"operation": name, "mean": mean and not weighted, "by": by}
+    return {"mean": mean and not weighted, "by": by}

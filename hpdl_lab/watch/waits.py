@@ -140,9 +140,10 @@ def own_error(run: Run, first: list[tuple[int, Rank, Event]]) -> Finding:
 
 def error_text(event: Event) -> str:
     """Return "KeyError at train.py:12, `x["y"]`: 'y'."."""
-    text = event["text"].strip().split("\n")[0][:300]
-    where = code_of(place_of(event))
-    return f"{event['kind']} at {where}: {text}{'' if text.endswith('.') else '.'}"
+    text = event["text"].strip().split("\n")[0][:300].rstrip(".")
+    where = f" at {code_of(place_of(event))}" if event["places"] else ""
+    remedy = " How many ranks? hpdl watch --nproc-per-node 2 ..." if "RANK expected" in text else ""
+    return f"{event['kind']}{where}{': ' if text else ''}{text}.{remedy}"
 
 
 def place_of(event: Event) -> tuple[str, int, str] | None:

@@ -10,6 +10,7 @@ torch 2.13 may abort a rank of gloo at the end of Python, when all is done, with
 exception": a thread of the group still wants Python's lock. 0.1 s of sleep in an atexit handler prevents it.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ FOLDER = Path(__file__).resolve().parent
 class Watched:
     """A script: how it is started, and what a report on it must say.
 
-    file:   its name in this folder.
+    file:   its name.
     ranks:  for torchrun and mpiexec; `launch="spawn"` starts that many ranks itself, under plain Python.
     finds:  the key of the finding, or None where there is none.
     line:   a piece of the line of the source that the finding names; "" where several would do.
@@ -140,3 +141,32 @@ SLOW = (
     Watched("broken_threads.py", finds="threads"),
 )
 CASES: tuple[Watched, ...] = (*RIGHT, *HANG, *WRONG, *NOTES, *SLOW)
+
+
+def text_of(file: str) -> str:
+    """Return the text of a script. Raises ValueError if lines of broken.txt do not stand once in the right script."""
+    if (FOLDER / file).exists():
+        return (FOLDER / file).read_text()
+    entries = (FOLDER / "broken.txt").read_text().split("\n\n")
+    (entry,) = [entry for entry in entries if entry.startswith(f"{file} = ")]
+    head, *lines = entry.rstrip("\n").split("\n")
+    right, _, mistake = head.removeprefix(f"{file} = ").partition(": ")
+    text = "\n" + re.sub(r'\A""".*?"""\n', "", (FOLDER / right).read_text(), flags=re.DOTALL)
+    for old, new in changes(lines):
+        if text.count(old) != 1:
+            raise ValueError(f"{file}: these lines stand {text.count(old)} times in {right}:{old}")
+        text = text.replace(old, new)
+    return f'"""As {right}: {mistake}."""\n' + text.removeprefix("\n")
+
+
+def changes(lines: list[str]) -> list[tuple[str, str]]:
+    """Return (old, new) of each group of lines with - and then +, both between line breaks."""
+    groups: list[tuple[list[str], list[str]]] = []
+    before = "+"
+    for line in lines:
+        if line.startswith("-") and not before.startswith("-"):
+            groups.append(([], []))
+        if line != "...":
+            groups[-1][line.startswith("+")].append(line[1:])
+        before = line
+    return [("\n" + "".join(f"{x}\n" for x in old), "\n" + "".join(f"{x}\n" for x in new)) for old, new in groups]

@@ -29,7 +29,7 @@ LOSS = re.compile(r"^(step \d+|test) loss (\S+)", re.M)
 
 @dataclass
 class Rank(Observed):
-    """What one rank did. printed: its output; files: what it left in its folder."""
+    """Hold what one rank did. printed: its output; files: what it left in its folder."""
 
     printed: str = ""
     files: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Rank(Observed):
 
     @property
     def optimizer_steps(self) -> list[Event]:
-        """What each step of the optimizer was taken with."""
+        """Return what each step of the optimizer was taken with."""
         return self.all("optimizer")
 
     @property

@@ -40,7 +40,7 @@ BROKEN = re.compile(r"/gloo/|Application timeout caused pair closure|^Wait timeo
 
 
 class TorchCall(NamedTuple):
-    """What the main thread does in torch.distributed: the call, the attendee's line, the rank that it needs or -1."""
+    """Say what the main thread does in torch.distributed: the call, the attendee's line, the rank it needs or -1."""
 
     op: str
     line: str
@@ -74,7 +74,7 @@ class PlainTorch:
     # -- of an engine -----------------------------------------------------------------------------------------------
 
     def open(self, far: bool, create: Callable[[Any, Any], Any]) -> None:
-        """Called once by the main thread: take a port, and be told of an import of torch.
+        """Called once by the main thread: take a port, and wait for an import of torch.
 
         far: there are other hosts. create: makes a process group of the back end "hpdl", of what torch gives it.
         The port is bound and not listened on, so that nobody else is given it, and rank 0 can still open it.
@@ -120,7 +120,7 @@ class PlainTorch:
         return destroy_process_group
 
     def _meet(self, native: Callable, url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
-        """What env:// is here: (store, rank, size). Scripts that name other ranks than the run's get torch's own."""
+        """Yield what env:// is here: (store, rank, size). Scripts that name other ranks than the run's get torch's."""
         said, comm = dict(re.findall(r"\b(rank|world_size)=(\d+)", url)), self.comm
         if comm is None or said not in ({}, {"rank": str(comm.rank), "world_size": str(comm.size)}):
             if comm is None and not said and os.environ.get("RANK", "0") != "0":
@@ -247,20 +247,20 @@ class PlainTorch:
         cut({self._store_port, int(os.environ.get("MASTER_PORT", 0))} - {0})
 
     def explained(self, error: BaseException) -> BaseException:
-        """What to say for `error`, which has ended the run of this rank: of torch's, what has led to it."""
+        """Return the error to report for `error`, which has ended the run: if it is torch's, what has led to it."""
         if self.comm is None or self._dist is None or not isinstance(error, RuntimeError):
             return error
         of_network = (self._dist.DistNetworkError, self._dist.DistStoreError)
         if isinstance(error, CommError) or not (isinstance(error, of_network) or BROKEN.search(str(error))):
             return error
-        told: BaseException
+        cause: BaseException
         if self._ended == "interrupt":
-            told = KeyboardInterrupt()
+            cause = KeyboardInterrupt()
         elif self._ended:
             waiting = self.comm.waiting
             (me,) = [wait for wait in waiting.waits() if wait.rank == self.comm.rank]
             whom = f" {me.with_whom}" if me.peers else ""
-            told = CommTimeout(
+            cause = CommTimeout(
                 f"no answer within {waiting.deadline:g} s: {name_ranks([me.rank])} waits in {me.op}{whom}",
                 waiting.waits(),
             )
@@ -270,11 +270,11 @@ class PlainTorch:
                 self._since_ns = now_ns()
                 self._publish(call)  # that it failed is a consequence: what it waited in stays to be read
             said = str(error).partition("\n")[0]
-            told = CommError(f"the process group has failed: {said}", self.comm.waiting.waits())
-        return told.with_traceback(error.__traceback__)
+            cause = CommError(f"the process group has failed: {said}", self.comm.waiting.waits())
+        return cause.with_traceback(error.__traceback__)
 
     def _call(self, frame: FrameType | None) -> TorchCall | None:
-        """What the main thread does in torch.distributed, or None. frame: its innermost one."""
+        """Return what the main thread does in torch.distributed, or None. frame: its innermost one."""
         inner: list[FrameType] = []
         while frame is not None and not is_the_attendees(frame.f_code.co_filename):
             inner.append(frame)
