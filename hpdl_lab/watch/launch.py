@@ -284,14 +284,12 @@ class Stall:
             return self.waiting
         beat = working[0]
         now, done = beat["time"], sum(b.get("examples", 0) for b in working)
-        per_second = (done - self.shown[1]) / max(now - self.shown[0], 0.1) if self.shown[0] else 0.0
+        per_second = (done - self.shown[1]) / max(now - self.shown[0], 0.1)
+        speed = f"{per_second:,.0f} examples/s | " if self.shown[0] else ""
         self.shown = (now, done)
         exposed = beat.get("ns", {}).get("exposed", 0) / max(1, beat.get("step_ns", 1))
         memory = max(b.get("memory", 0) for b in working)
-        return (
-            f"step {beat['step']:,} | {per_second:,.0f} examples/s | exposed communication {exposed:.0%} | "
-            f"{memory / 1e9:.2f} GB a rank"
-        )
+        return f"step {beat['step']:,} | {speed}exposed communication {exposed:.0%} | {memory / 1e9:.2f} GB a rank"
 
 
 def moved(old: Event, new: Event) -> bool:

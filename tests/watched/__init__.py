@@ -128,6 +128,7 @@ NOTES = (
     Watched("broken_prints.py", finds="prints", line="print("),
     Watched("broken_batchnorm.py", finds="batchnorm"),
     Watched("broken_dropout.py", finds="dropout"),
+    Watched("broken_dropout_parallel.py", finds="dropout", words=("share each layer",)),
     Watched("broken_lr.py", finds="lr"),
 )
 SLOW = (
