@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def watched(case, tmp_path, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", str(TRAINERS))
     (tmp_path / case.file).write_text(text_of(case.file))
     words = [LAUNCH[case.launch], str(case.ranks)] if case.launch in LAUNCH else []
-    with open(tmp_path / "out", "w") as output:
+    # workers of a DataLoader leave a folder behind if their rank is ended, under plain torchrun as well
+    with tempfile.TemporaryDirectory(prefix="hpdl-") as temporary, open(tmp_path / "out", "w") as output:
+        monkeypatch.setenv("TMPDIR", temporary)
         run = watch.run([*words, str(tmp_path / case.file), *case.args], case.launch == "mpi", PATIENCE, output=output)
     report = watch.judge(run)
     text = f"{report}\n{(tmp_path / 'out').read_text()[-3000:]}"
