@@ -275,6 +275,8 @@ def test_keywords_reach_the_function_and_a_clash_is_a_sentence(cluster, monkeypa
     assert verbs.run(f, y=2, x=1) == verbs.run(f, 1, 2, deadline=20) == [(1, 2, None)] * 4
     with pytest.raises(TypeError, match=r"^limit= is taken by lab.run itself, .*functools.partial\(f, limit="):
         verbs.run(f, 1, limit=60)
+    with pytest.raises(TypeError, match=r"^deadline= is taken by lab.run itself"):
+        verbs.run(lambda comm, deadline: deadline, deadline=10.0)
     assert verbs.run(functools.partial(f, limit=3), 1, limit=60) == [(1, 0, 3)] * 4
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'z'"):
         verbs.run(f, 1, z=3)

@@ -1,5 +1,6 @@
 """hpdl watch says what is wrong with each broken script of tests/watched, and accuses no right one."""
 
+import functools
 import json
 import os
 import pickle
@@ -13,12 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from hpdl_lab import cli, lab, watch
 from hpdl_lab.watch import collectives
 from hpdl_lab.watch.launch import command_of, moved
 from hpdl_lab.watch.observer import Observer
 from hpdl_lab.watch.strategy import nbytes
+from hpdl_lab.watch.training import Saving
 from tests.installed import TRAINERS
 from tests.watched import CASES, FOLDER, text_of
 
@@ -66,6 +69,7 @@ def test_a_right_script_is_not_accused(case, tmp_path, monkeypatch):
     assert not report.strict and report.run.exit_code == 0, text
     assert report.run.size == case.ranks, text
     assert any(rank.step_count for rank in report.run.ranks), text
+    assert all(words in " ".join(text.split()) for words in case.words), text
 
 
 @pytest.mark.parametrize("case", [*rows(True)])
@@ -242,3 +246,30 @@ def test_a_trace_is_what_lab_show_draws(tmp_path, monkeypatch, capfd):
     assert "of 2 ranks" in str(lab.show("trace.json"))
     report = json.loads(Path("report.json").read_text())
     assert report["ranks"] == 2 and report["steps"] > 0 and {"total", "forward", "exposed"} <= set(report["times"][0])
+
+
+def test_recomputation_saves_what_it_does(monkeypatch):
+    """Bytes kept for backward with torch.utils.checkpoint around each block: the block's input in place of the rest."""
+
+    class Blocks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            block = functools.partial(torch.nn.TransformerEncoderLayer, 16, 2, 32, dropout=0.0, batch_first=True)
+            self.first, self.last = torch.nn.Linear(8, 16), block()
+            self.blocks = torch.nn.ModuleList([block(), block()])
+
+        def forward(self, x, recompute):
+            x = self.first(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
+            return self.last(x)
+
+    model, x = Blocks(), torch.randn(3, 5, 8)
+    whole, less = Saving(model), Saving(model)
+    with monkeypatch.context() as patch, whole:
+        patch.setattr(torch.nn.Module, "__call__", whole.around(torch.nn.Module.__call__))
+        model(x, False)
+    with less:
+        model(x, True)
+    assert [(kind, given) for kind, _, given in whole.blocks] == [("TransformerEncoderLayer", 3 * 5 * 16 * 4)] * 2
+    assert whole.bytes - sum(kept - given for _, kept, given in whole.blocks) == less.bytes

@@ -13,7 +13,7 @@ from ..engines.pool import name_of
 from ..plain_source import plain_signature
 
 DEFAULT_ENGINES = 4
-DEADLINE = 10  # s
+DEADLINE = 10.0  # s
 
 
 class _Notebook:
@@ -121,7 +121,8 @@ class _Notebook:
         """
         defaults = {"ranks": None, "deadline": DEADLINE, "limit": None, "on_row": None}
         options: dict[str, Any] = {"ranks": ranks, "deadline": deadline, "limit": limit, "on_row": on_row}
-        require_no_clash(fn, [name for name, value in options.items() if value != defaults[name]])
+        # `is not`: who hands on the number that is the default has given it, too
+        require_no_clash(fn, [name for name, value in options.items() if value is not defaults[name]])
         self._last = self._running().run(fn, *args, **options, **keywords, inject=self._injection)
         return self._last
 

@@ -220,21 +220,29 @@ def memory(run: Run, strategy: Strategy) -> Iterator[Finding]:
     event = next(iter(run.ranks[0].all("optimizer")[-1:]), {})
     if not event:
         return
-    held = run.ranks[0].model().get("parameters", {})
+    from ..parallel.grid.memory import Memory, sharded  # imports torch, which the command starts without
+
+    parameters = sum(p["bytes"] for p in run.ranks[0].model().get("parameters", {}).values())
+    held = Memory(parameters, event["bytes"]["gradients"], event["bytes"]["state"], max(0, event["saved"]))
     rows = {
-        "parameters": sum(p["bytes"] for p in held.values()),
-        "gradients": event["bytes"]["gradients"],
-        f"state of {event['kind']}": event["bytes"]["state"],
+        "parameters": held.parameters,
+        "gradients": held.gradients,
+        f"state of {event['kind']}": held.optimizer,
     }
     if event["saved"] >= 0:
-        rows["kept for backward"] = event["saved"]
-    parts = ", ".join(f"{name} {bytes_text(n)}" for name, n in rows.items())
-    p = run.size
-    text = f"a rank holds {bytes_text(sum(rows.values()))}: {parts}."
+        rows["kept for backward"] = held.activations
+    text = f"a rank holds {bytes_text(held.total)}: {', '.join(f'{name} {bytes_text(n)}' for name, n in rows.items())}."
     if strategy.data_parallel and not strategy.fsdp:
-        state, grads, params = event["bytes"]["state"], event["bytes"]["gradients"], rows["parameters"]
-        saves = [bytes_text(part * (p - 1) / p) for part in (state, state + grads, state + grads + params)]
-        text += f" On {p} ranks ZeRO-1 would save {saves[0]}, ZeRO-2 {saves[1]}, ZeRO-3 (FSDP2) {saves[2]}."
-    if event["saved"] > sum(rows.values()) / 2:
-        text += " Most is kept for backward: a smaller batch, or torch.utils.checkpoint, which computes it again."
+        saves = [bytes_text(held.total - sharded(held, run.size, stage).total) for stage in (1, 2, 3)]
+        text += f" On {run.size} ranks ZeRO-1 would save {saves[0]}, ZeRO-2 {saves[1]}, ZeRO-3 (FSDP2) {saves[2]}."
+    if event["blocks"]:
+        kinds, kept, given = zip(*event["blocks"], strict=True)
+        saved = sum(kept) - sum(given) - max(kept)  # a block at a time is whole again in backward
+        if saved > 0.1 * held.total:
+            text += (
+                f" torch.utils.checkpoint around each of the {len(kinds)} blocks ({', '.join(sorted({*kinds}))}), "
+                f"which backward then computes again, would save {bytes_text(saved)}."
+            )
+    if held.activations > held.total / 2:
+        text += " Most is kept for backward: a smaller batch keeps less."
     yield Finding("memory", "memory", text)

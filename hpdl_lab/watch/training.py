@@ -83,6 +83,7 @@ class Training:
         self.clock: Clock | None = None
         self.saving: Saving | None = None
         self.saved = -1  # bytes kept for backward in the second step
+        self.blocks: list[tuple[str, int, int]] = []  # of each block then: class, bytes kept for backward, of its input
         self.looked_at = 0  # the step before which the weights were noted last
         self.epochs = -1  # the number of the last pass over a data loader
         self.epoch_of: dict[int, int] = {}  # of the pass under way, by the id of what draws its indices
@@ -121,7 +122,7 @@ class Training:
             if torch.compiler.is_compiling() or threading.get_ident() != self.main or not self.is_model(module):
                 return call(module, *args, **named)
             before(module, args, named)
-            nn.Module.__call__ = call  # type: ignore[method-assign]
+            nn.Module.__call__ = self.saving.around(call) if self.saving else call  # type: ignore[method-assign]
             try:
                 return call(module, *args, **named)
             finally:
@@ -191,14 +192,14 @@ class Training:
         if not training:
             self.evaluated += 1
         if self.steps == 1 and training and self.saved < 0 and not is_compiled(module):
-            self.saving = Saving()
+            self.saving = Saving(module)
             self.saving.__enter__()
 
     def after(self, module: nn.Module) -> None:
         """After it, also if it raised."""
         if self.saving is not None:
             self.saving.__exit__(None, None, None)
-            self.saved, self.saving = self.saving.bytes, None
+            self.saved, self.blocks, self.saving = self.saving.bytes, self.saving.blocks, None
         if NAMED in os.environ:
             self.observer.note("output")
         self.phase("evaluation" if self.in_eval else "forward")
@@ -272,6 +273,7 @@ class Training:
             group=dist.is_available() and dist.is_initialized(),
             bytes={"gradients": sum(map(held_bytes, (p.grad for p in params))), "state": sum(map(held_bytes, state))},
             saved=self.saved,
+            blocks=self.blocks,
             **more,
         )
 
@@ -599,10 +601,20 @@ def late() -> set[int]:
 
 
 class Saving(torch.autograd.graph.saved_tensors_hooks):
-    """Counts, within its block, the bytes of tensors that backward will need, parameters not included."""
+    """Counts, within its block, the bytes of tensors that the backward of a model will need, parameters not included.
 
-    def __init__(self) -> None:
+    Each of the model's repeated blocks is counted for itself as well: torch.utils.checkpoint would keep its input only.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         self.bytes, self.seen = 0, set[int]()
+        self.blocks: list[tuple[str, int, int]] = []
+        self.repeated = set[int]()
+        for part in model.modules():
+            blocks = [*part] if isinstance(part, nn.ModuleList | nn.Sequential) else []
+            kinds = Counter(type(block) for block in blocks if next(block.children(), None) is not None)
+            self.repeated |= {id(block) for block in blocks if kinds[type(block)] > 1}
+        self.inside = False
         super().__init__(self.pack, lambda x: x)
 
     def pack(self, x: Tensor) -> Tensor:
@@ -611,6 +623,22 @@ class Saving(torch.autograd.graph.saved_tensors_hooks):
             self.seen.add(storage.data_ptr())
             self.bytes += storage.nbytes()
         return x
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return nn.Module.__call__, which counts what the outermost repeated blocks keep."""
+
+        def counted_call(module: nn.Module, /, *args: Any, **named: Any) -> Any:
+            if self.inside or id(module) not in self.repeated:
+                return call(module, *args, **named)
+            self.inside, before = True, self.bytes
+            try:
+                return call(module, *args, **named)
+            finally:
+                self.inside = False
+                given = sum(held_bytes(x) for x in (*args, *named.values()) if isinstance(x, Tensor))
+                self.blocks.append((type(module).__name__, self.bytes - before, given))
+
+        return counted_call
 
 
 def replace(original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:

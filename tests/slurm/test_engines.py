@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from hpdl_lab import lab
-from hpdl_lab.comm.errors import RankFailed
+from hpdl_lab.comm.errors import CommTimeout, RankFailed
 from hpdl_lab.engines import session_dir
 from hpdl_lab.engines import slurm as slurm_engines
 from hpdl_lab.engines.cluster import Cluster
@@ -122,6 +122,41 @@ def test_ranks_run_on_the_nodes(far, one_slurm):
     assert sorted(info["host"] for info in far.infos) == ["n1", "n1", "n2", "n2"]
     if one_slurm.network:
         assert sorted(far.run(node_of)) == [("n1", 2), ("n1", 2), ("n2", 2), ("n2", 2)]
+
+
+def trained_by_ddp(comm):
+    """The parameters of a small net after three steps of DDP, and the variables of torchrun."""
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), comm.rank + 1.0)).square().mean().backward()
+        optimizer.step()
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return model.module.weight.tolist(), [int(os.environ[name]) for name in names], os.environ["MASTER_ADDR"]
+
+
+def wait_for_rank_2(comm):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if comm.rank != 2:
+        dist.barrier()
+
+
+def test_a_process_group_of_torch_meets_on_the_nodes(far, one_slurm):
+    weights, ranks, addresses = zip(*far.run(trained_by_ddp, deadline=60), strict=True)
+    assert weights[0] == weights[1] == weights[2] == weights[3]
+    local = 2 if one_slurm.network else 4
+    assert list(ranks) == [[r, 4, r % local, local] for r in range(4)]
+    assert len({*addresses}) == 1
+    with pytest.raises(CommTimeout, match=r"likely: rank 2 never called barrier"):
+        far.run(wait_for_rank_2, deadline=3)
+    assert far.run(trained_by_ddp, deadline=60)[0][0] == weights[0]
 
 
 def test_px_reaches_the_engines(far):

@@ -26,7 +26,7 @@ class Watched:
     ranks:  for torchrun and mpiexec; `launch="spawn"` starts that many ranks itself, under plain Python.
     finds:  the key of the finding, or None where there is none.
     line:   a piece of the line of the source that the finding names; "" where several would do.
-    words:  what the sentence of the finding has in it.
+    words:  what the sentence of the finding has in it, or the report on a right script.
     needs:  a package of tests/installed.py that the script imports, in the folder TRAINERS there.
     """
 
@@ -61,7 +61,7 @@ RIGHT = (
     Watched("right_lightning.py", needs="lightning"),
     Watched("right_local_sgd.py", args=("--local-steps", "4")),
     Watched("right_mesh.py", ranks=4),
-    Watched("right_mingpt.py"),
+    Watched("right_mingpt.py", words=("around each of the 4 blocks (TransformerEncoderLayer)",)),
     Watched("right_module_level.py"),
     Watched("right_mpi4py.py", launch="mpi"),
     Watched("right_nanogpt.py"),

@@ -31,12 +31,16 @@ class GPT(nn.Module):
     def __init__(self, block):
         super().__init__()
         self.tokens, self.places = nn.Embedding(32, 32), nn.Embedding(block, 32)
-        self.layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True) for _ in range(4)
+        )
         self.mask, self.head = nn.Transformer.generate_square_subsequent_mask(block), nn.Linear(32, 32)
 
     def forward(self, x, y):
         h = self.tokens(x) + self.places.weight
-        return nn.functional.cross_entropy(self.head(self.layer(h, src_mask=self.mask)).flatten(0, 1), y.flatten())
+        for layer in self.layers:
+            h = layer(h, src_mask=self.mask)
+        return nn.functional.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
 
 
 if __name__ == "__main__":
