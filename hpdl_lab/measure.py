@@ -4,12 +4,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
 class Measured:
-    """times: seconds of every repeat, in the order in which they were taken."""
+    """Seconds of every repeat, in the order in which they were taken."""
 
     times: tuple[float, ...]
 
@@ -33,20 +32,20 @@ class Measured:
 
 
 def measure(
-    fn: Callable[[], Any],
+    fn: Callable[[], object],
     *,
     warmup: int = 1,
     repeats: int = 10,
     seconds: float | None = None,
     calls: int = 1,
-    barrier: Callable[[], Any] | None = None,
+    barrier: Callable[[], object] | None = None,
     clock: Callable[[], int] = time.monotonic_ns,
 ) -> Measured:
     """Time `fn()`: `warmup` calls that do not count, then `repeats` samples.
 
-    Args:    seconds: stop when the samples together have taken so long, after one sample at the earliest. Ranks that
-             must all take as many samples leave it None.
-             calls: of a sample, whose time is divided by them; for calls that are shorter than the clock's grain.
+    Args:    seconds: stop when the samples together have taken so long, after one sample at the earliest. Leave it
+             None if all ranks must take as many samples.
+             calls: in one sample, whose time is divided by them; for calls that are shorter than the clock's grain.
              barrier: called before every sample, so that ranks begin together. clock: ns; a rank's is comm.trace.clock.
     """
     for _ in range(warmup):

@@ -1,8 +1,8 @@
-"""Ranks on a grid with named axes: who holds which replica, which stage, which shard, and who talks to whom.
+"""Ranks on a grid with named axes: who holds which replica, stage and shard, and which ranks exchange messages.
 
     Grid(dp=2, pp=2, tp=2)      dp 0      tp 0  1        dp 1      tp 0  1        the last axis varies fastest:
                                   pp 0       0  1          pp 0       4  5        ranks 0 and 1 are neighbors on one
-                                  pp 1       2  3          pp 1       6  7        host, where tp sends most
+                                  pp 1       2  3          pp 1       6  7        host, and tp sends most there
 
 Along every axis a rank belongs to one group, those that differ from it in that coordinate only: rank 2 adds gradients
 with rank 6 (dp), passes activations to and from rank 0 (pp), and shares its layers with rank 3 (tp).
@@ -16,7 +16,7 @@ import itertools
 import math
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .comm.status.report import name_ranks
 
@@ -35,7 +35,7 @@ AXES = {
 
 
 def coordinates(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Say where rank number `rank` stands on a grid: one coordinate per axis, the last of which varies fastest.
+    """Say where rank number `rank` stands on a grid: one coordinate per axis, and the last varies fastest.
 
         sizes (2, 3):   0 1 2      rank 4 -> (1, 1)
                         3 4 5
@@ -77,8 +77,8 @@ class Grid:
     axes, sizes: names and sizes as given, first to last; size: ranks in all; grid["tp"]: the size of one axis.
     """
 
-    axes: tuple
-    sizes: tuple
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
 
     def __init__(self, **sizes: int) -> None:
         for axis, size in sizes.items():
@@ -100,33 +100,33 @@ class Grid:
         return f"Grid({', '.join(f'{axis}={size}' for axis, size in zip(self.axes, self.sizes, strict=True))})"
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """{axis: coordinate} of a rank: the given axes in their order, then those of size 1 that were not given."""
+        """Return {axis: coordinate} of a rank: the given axes in their order, then the others, all of size 1."""
         if not 0 <= rank < self.size:
             raise ValueError(f"there is no rank {rank} in {self!r}: its ranks are 0 to {self.size - 1}")
         place = dict(zip(self.axes, coordinates(rank, self.sizes), strict=True))
         return place | {axis: 0 for axis in AXES if axis not in place}
 
     def rank(self, **place: int) -> int:
-        """The rank at these coordinates; those that are not given are 0. The inverse of `coordinates`."""
+        """Return the rank at these coordinates; those that are not given are 0. The inverse of `coordinates`."""
         number = 0
         for axis, coordinate in place.items():
             if not 0 <= coordinate < self[axis]:
                 raise ValueError(
-                    f"{axis}={coordinate} is outside {self!r}, where {axis} goes from 0 to {self[axis] - 1}"
+                    f"{axis}={coordinate} is outside {self!r}, in which {axis} goes from 0 to {self[axis] - 1}"
                 )
         for axis, size in zip(self.axes, self.sizes, strict=True):
             number = number * size + place.get(axis, 0)
         return number
 
     def groups(self, axis: str) -> list[list[int]]:
-        """The groups along one axis: Grid(dp=2, pp=2, tp=2).groups("pp") -> [[0, 2], [1, 3], [4, 6], [5, 7]]."""
+        """Return the groups along one axis: Grid(dp=2, pp=2, tp=2).groups("pp") -> [[0, 2], [1, 3], [4, 6], [5, 7]]."""
         require_axis(axis)
         if axis not in self.axes:
             return [[rank] for rank in range(self.size)]
         return groups(self.sizes, self.axes.index(axis))
 
     def others(self, rank: int, axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-        """The coordinates, in the given order, of `rank` along all axes but `axes`: what a group has in common."""
+        """Return the coordinates of `rank` along all axes but `axes`, in their order: what a group has in common."""
         for axis in axes:
             require_axis(axis)
         place = self.coordinates(rank)
@@ -141,7 +141,7 @@ class Grid:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self) -> list[str]:
-        """One table per place along the leading axes: the last axis across, the one before it downwards."""
+        """Draw one table per place along the leading axes: the last axis across, the one before it downwards."""
         *leading, (down, rows), (across, columns) = [("", 1), ("", 1), *zip(self.axes, self.sizes, strict=True)]
         leading = [pair for pair in leading if pair[0]]
         lines, ranks, width = [], itertools.count(), len(str(self.size - 1)) + 1
@@ -165,27 +165,28 @@ class DeviceMesh:
         mesh["dp"]                                 the communicator of ranks 0 and 2: its rank 1 here
 
     Collective. grid: a Grid; comm: as given.
-    Raises:  ValueError on every rank where the grid has not as many places as comm has ranks, or if ranks disagree.
+    Raises:  ValueError on every rank if the grid has not as many places as comm has ranks, or if ranks disagree.
     Steps: one all_gather of 8 bytes, one split per axis longer than 1 and one for all the others.
     """
 
-    def __init__(self, comm: Comm, grid: Grid | None = None, **sizes: Any) -> None:
+    def __init__(self, comm: Comm, grid: Grid | None = None, /, **sizes: int) -> None:
         if (grid is None) == (not sizes) or not isinstance(grid, Grid | None):
             raise ValueError("a mesh needs a Grid or the sizes of its axes, and not both: DeviceMesh(comm, dp=2, tp=2)")
         self.comm = comm
         self.grid = Grid(**sizes) if grid is None else grid
         self._require_fit()
         self.coordinates = self.grid.coordinates(comm.rank)
-        self._parts = {(): comm.split(comm.rank)}  # axes longer than 1 -> the communicator over them
+        # axes longer than 1 -> the communicator over them
+        self._parts: dict[tuple[str, ...], Comm] = {(): comm.split(comm.rank)}
         for axis in self.grid.axes:
             self.over(axis)
 
     def __getitem__(self, axis: str) -> Comm:
-        """The communicator along one axis: of this rank alone where its size is 1."""
+        """Return the communicator along one axis: of this rank alone if its size is 1."""
         return self.over(axis)
 
     def over(self, *axes: str) -> Comm:
-        """The communicator over several axes at once: `mesh.over("dp", "cp")`, ranked in the grid's order.
+        """Return the communicator over several axes at once: `mesh.over("dp", "cp")`, ranked in the grid's order.
 
         Collective at its first call for these axes, unless at most one of them is longer than 1.
         """
@@ -220,7 +221,7 @@ class DeviceMesh:
             )
 
     def _grids_in_words(self) -> str:
-        """Which ranks mean which grid: "Grid(dp=4) on rank 1, Grid(dp=2, tp=2) on ranks 0, 2, 3". Collective."""
+        """Say which ranks mean which grid: "Grid(dp=4) on rank 1, Grid(dp=2, tp=2) on ranks 0, 2, 3". Collective."""
         import torch
 
         text = torch.tensor(list(repr(self.grid).encode()[:LONGEST].ljust(LONGEST)), dtype=torch.uint8)

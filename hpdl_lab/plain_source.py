@@ -4,13 +4,12 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any
 
 MOST_COLUMNS = 120
 
 
-def plain_source(function: Callable[..., Any]) -> str:
-    """The source of a function, dedented, without its decorators and annotations, which are the library's business."""
+def plain_source(function: Callable[..., object]) -> str:
+    """Return the source of a function, dedented, without its decorators and annotations: they are the library's."""
     text = textwrap.dedent(inspect.getsource(function)).rstrip("\n")
     lines, node = text.split("\n"), ast.parse(text).body[0]
     assert isinstance(node, ast.FunctionDef)
@@ -28,8 +27,8 @@ def plain_source(function: Callable[..., Any]) -> str:
     return "\n".join([signature, *lines[first:]])
 
 
-def plain_signature(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function without annotations: `(comm, x, root=0)`."""
+def plain_signature(function: Callable[..., object]) -> inspect.Signature:
+    """Return the signature of a function without annotations: `(comm, x, root=0)`."""
     found = inspect.signature(function)
     plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in found.parameters.values()]
     return found.replace(parameters=plain, return_annotation=inspect.Signature.empty)

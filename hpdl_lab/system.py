@@ -1,4 +1,4 @@
-"""Wait for a condition, and write a file at once: the two small things that every process needs."""
+"""Waiting for a condition, and writing a file at once: the two small things that every process needs."""
 
 import os
 import time
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], seconds: float, every: float = 0.01) -> T:
-    """The first true value of `condition()`, or its last value when `seconds` have passed; asked `every` seconds."""
+    """Return the first true value of `condition()`, called `every` seconds, or its last one after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (found := condition()) and (left := deadline - time.monotonic()) > 0:
         time.sleep(min(every, left))
@@ -23,9 +23,9 @@ def home() -> Path:
 
 
 def write_file(path: str | Path, text: str | bytes, mode: int = 0o666, sync: bool = False) -> None:
-    """Write all of the file or nothing: readers see the old content or the new. mode: permissions, less umask.
-    sync: also if the machine crashes now; this waits for the disk.
+    """Write all of the file or nothing: readers see the old content or the new.
 
+    mode: permissions, less umask. sync: also if the machine crashes now; this waits for the disk.
     Raises: OSError with `path`; then the file is as it was.
     """
     new = f"{path}.{os.getpid()}.new"

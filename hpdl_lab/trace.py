@@ -18,9 +18,13 @@ import struct
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, TypeAlias
+
+Clock: TypeAlias = Callable[[], int]  # ns
+Row: TypeAlias = dict[str, Any]  # of Chrome's JSON
 
 now_ns = time.monotonic_ns
 LANE_STEPS = 10**9  # the steps of a rank's nth lane are counted from n times this
@@ -33,10 +37,10 @@ NOT_THE_ATTENDEES = (PACKAGE, *INSTALLED, "<frozen")  # how the names of files b
 
 
 class Event(NamedTuple):
-    """One thing that one rank did.
+    """An operation of one rank.
 
     `step` counts the events of a rank in the order in which they were posted; (rank, step) is the key of an event.
-    `peer` is -1 and `nbytes` 0 where the operation has none. `line` is the attendee's line, such as "cell:7".
+    `peer` is -1 and `nbytes` 0 if the operation has none. `line` is the attendee's line, such as "cell:7".
     `lane` is "" for what the rank itself does, "background" for what runs in its background (Comm.background).
     """
 
@@ -63,20 +67,20 @@ class Log:
         self.rank = rank
         self._packed = bytearray()
         self._numbers = itertools.count()
-        self._names = {}  # op, line or lane -> its number
+        self._names: dict[str, int] = {}  # op, line or lane -> its number
 
     def append(self, step: int, op: str, t0_ns: int, t1_ns: int, peer: int, nbytes: int, line: str, lane: str) -> None:
         names = self._names
         try:
-            op, line, lane = names[op], names[line], names[lane]
+            op_at, line_at, lane_at = names[op], names[line], names[lane]
         except KeyError:
-            op, line, lane = (names.setdefault(name, next(self._numbers)) for name in (op, line, lane))
-        self._packed += self.LAYOUT.pack(step, t0_ns, t1_ns, nbytes, peer, op, line, lane)
+            op_at, line_at, lane_at = (names.setdefault(name, next(self._numbers)) for name in (op, line, lane))
+        self._packed += self.LAYOUT.pack(step, t0_ns, t1_ns, nbytes, peer, op_at, line_at, lane_at)
 
     def __len__(self) -> int:
         return len(self._packed) // self.LAYOUT.size
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Event]:
         packed = bytes(self._packed)
         names = {number: name for name, number in self._names.items()}
         for step, t0_ns, t1_ns, nbytes, peer, op, line, lane in self.LAYOUT.iter_unpack(packed):
@@ -86,22 +90,22 @@ class Log:
 class Trace:
     """The events of one rank. `clock` is the rank's time in ns: monotonic on real ranks, virtual on simulated ones."""
 
-    def __init__(self, rank: int, clock: Callable = now_ns, enabled: bool = True, limit: int = 200_000) -> None:
+    def __init__(self, rank: int, clock: Clock = now_ns, enabled: bool = True, limit: int = 200_000) -> None:
         self.rank = rank
         self.clock = clock
         self.enabled = enabled
         self.limit = limit
         self.dropped = 0  # events after `limit`, which bounds the memory of a long run
         self.lane = ""  # of the events that are added here
-        self.line_of_call = ""  # on behalf of which line this goes on, if no line of the attendee's has led here
+        self.line_of_call = ""  # the line that has started this, if no line of the attendee's has led here
         self._steps = itertools.count()
         self._lanes = itertools.count(LANE_STEPS, LANE_STEPS)  # where the steps of the next lane begin
         self.log = Log(rank)
 
-    def in_lane(self, lane: str, clock: Callable | None = None) -> Trace:
-        """The trace of this rank's background: its events go to the same log, in `lane`, by its own `clock`.
+    def in_lane(self, lane: str, clock: Clock | None = None) -> Trace:
+        """Return the trace of this rank's background: its events go to the same log, in `lane`, by its own `clock`.
 
-        Its steps are counted apart, so that they do not depend on who came first.
+        Its steps are counted apart, so that they do not depend on which came first.
         """
         other = copy.copy(self)
         other.lane, other.clock = lane, clock or self.clock
@@ -110,15 +114,15 @@ class Trace:
 
     @property
     def events(self) -> list[Event]:
-        """The events so far, in the order in which they ended: a new list."""
+        """Events so far, in the order in which they ended: a new list."""
         return list(self.log)
 
     def line(self) -> str:
-        """The attendee's line of what happens now."""
+        """Return the attendee's line of what happens now."""
         return caller_line() or self.line_of_call
 
     def step(self) -> int:
-        """The next step number of this rank: taken when an operation is posted."""
+        """Return the next step number of this rank: taken when an operation is posted."""
         return next(self._steps)
 
     def add(
@@ -141,7 +145,7 @@ class Trace:
         self.log.append(step, op, t0_ns, t1_ns, peer, nbytes, line, lane or self.lane)
 
     @contextmanager
-    def span(self, op: str) -> Iterator[Any]:
+    def span(self, op: str) -> Generator[None]:
         """Record the time between entry and exit as one event: `with comm.trace.span("forward"): ...`."""
         step, t0 = self.step(), self.clock()
         try:
@@ -151,8 +155,8 @@ class Trace:
 
 
 def caller_line() -> str:
-    """The attendee's innermost line that led here: "cell:7" in a notebook, "script.py:7" in a file, "" if none."""
-    frame = sys._getframe(1)
+    """Return the attendee's innermost line that led here: "cell:7" in a notebook, "script.py:7" in a file, or ""."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if is_the_attendees(name) and not is_generated(frame):
@@ -161,14 +165,14 @@ def caller_line() -> str:
     return ""
 
 
-def line_of(frame: Any, lineno: int) -> str:
-    """The same name for line `lineno` of one frame; "" for a frame that is not the attendee's."""
+def line_of(frame: FrameType, lineno: int) -> str:
+    """Return the same name for line `lineno` of one frame; "" for a frame that is not the attendee's."""
     name = frame.f_code.co_filename
     return source_line(name, lineno) if is_the_attendees(name) and not is_generated(frame) else ""
 
 
-def is_generated(frame: Any) -> bool:
-    """True for what a namedtuple or a dataclass has written for itself: it has no line in any file."""
+def is_generated(frame: FrameType) -> bool:
+    """Return True for what a namedtuple or a dataclass has written for itself: it has no line in any file."""
     if frame.f_code.co_filename != "<string>":
         return False
     return str(frame.f_globals.get("__name__")).startswith("namedtuple_") or frame.f_code.co_name.startswith("__")
@@ -176,20 +180,20 @@ def is_generated(frame: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_the_attendees(filename: str) -> bool:
-    """True for code that neither this package nor an installed one has brought; true for the programs of the zoo."""
+    """Return True for code that is neither of this package nor of an installed one, or is a program of the zoo."""
     return filename.startswith(ZOO) or not filename.startswith(NOT_THE_ATTENDEES)
 
 
 @functools.lru_cache(maxsize=4096)
 def source_line(filename: str, lineno: int) -> str:
-    """How a line is named to people: the cells of a notebook have no file name worth showing."""
+    """Return the name of a line for people: the cells of a notebook have no file name worth showing."""
     if re.search(r"ipykernel_|ipython-input|<cell", filename):
         return f"cell:{lineno}"
     return f"{os.path.basename(filename)}:{lineno}"
 
 
 def seconds_text(seconds: float) -> str:
-    """0.0021 -> "2.1 ms": three digits and the unit that suits."""
+    """Write three digits and the unit that suits: 0.0021 -> "2.1 ms"."""
     for unit, scale in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= 0.9995 * scale:
             return f"{number_text(seconds / scale)} {unit}"
@@ -202,28 +206,28 @@ def duration_text(seconds: float) -> str:
 
 
 def number_text(value: float) -> str:
-    """Three digits: 0.123, 12.3, 123, 12,300; an exponent only below 0.0001."""
+    """Write three digits: 0.123, 12.3, 123, 12,300; an exponent only below 0.0001."""
     if abs(value) >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}".replace("e-0", "e-")
 
 
-def bytes_sent(events: list[Event]) -> dict[int, int]:
-    """Bytes sent by each rank: {rank: bytes}."""
-    total = {}
+def bytes_sent(events: Iterable[Event]) -> dict[int, int]:
+    """Count the bytes sent by each rank: {rank: bytes}."""
+    total: dict[int, int] = {}
     for e in events:
         if e.op == "send":
             total[e.rank] = total.get(e.rank, 0) + e.nbytes
     return total
 
 
-def to_chrome(events: list[Event]) -> dict[str, Any]:
-    """Events as Chrome trace JSON (a dict): one process per rank, one thread per lane, times in microseconds.
+def to_chrome(events: list[Event]) -> Row:
+    """Return events as Chrome trace JSON (a dict): one process per rank, one thread per lane, times in microseconds.
 
     Opens in Perfetto.
     """
     origin = min((e.t0_ns for e in events), default=0)
-    rows = [
+    rows: list[Row] = [
         {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
         for rank in sorted({e.rank for e in events})
     ]
@@ -231,7 +235,7 @@ def to_chrome(events: list[Event]) -> dict[str, Any]:
     for rank, lane in sorted({(e.rank, e.lane) for e in events if e.lane}):
         rows.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": threads[lane], "args": {"name": lane}})
     for e in events:
-        args = {"step": e.step, "line": e.line}
+        args: Row = {"step": e.step, "line": e.line}
         if e.peer >= 0:
             args["peer"] = e.peer
         if e.peer >= 0 or e.nbytes:  # collectives have bytes, but no single peer
@@ -250,18 +254,18 @@ def to_chrome(events: list[Event]) -> dict[str, Any]:
     return {"traceEvents": rows, "displayTimeUnit": "ns"}
 
 
-def save_chrome(events: list[Event], path: Any) -> None:
+def save_chrome(events: list[Event], path: str | os.PathLike[str]) -> None:
     """Write `to_chrome(events)` to `path`."""
     with open(path, "w") as file:
         json.dump(to_chrome(events), file)
 
 
-def load_chrome(*paths: Any) -> list[Event]:
-    """The events of Chrome traces, .json or .json.gz: one by `save_chrome`, or one by torch.profiler for each rank.
+def load_chrome(*paths: str | os.PathLike[str]) -> list[Event]:
+    """Return the events of Chrome traces, .json or .json.gz: one of `save_chrome`, or one of torch.profiler per rank.
 
     Raises: ValueError for a file that is no such trace; OSError.
     """
-    events = []
+    events: list[Event] = []
     for i, path in enumerate(paths):
         with gzip.open(path, "rt") if str(path).endswith(".gz") else open(path) as file:
             try:
@@ -276,8 +280,8 @@ def load_chrome(*paths: Any) -> list[Event]:
     return sorted(events, key=lambda e: e.t0_ns)
 
 
-def from_chrome(rows: list[dict[str, Any]]) -> list[Event]:
-    """Events from the rows of `to_chrome`; times count from the first event."""
+def from_chrome(rows: list[Row]) -> list[Event]:
+    """Return the events in the rows of `to_chrome`; times count from the first event."""
     lanes = {(row["pid"], row["tid"]): row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     return [
         Event(
@@ -291,28 +295,29 @@ def from_chrome(rows: list[dict[str, Any]]) -> list[Event]:
     ]
 
 
-def from_profiler(rows: list[dict[str, Any]], rank: int) -> list[Event]:
-    """Events from the rows of torch.profiler on one rank: input, forward, backward, update, and its communication.
+def from_profiler(rows: list[Row], rank: int) -> list[Event]:
+    """Return the events of one rank in the rows of torch.profiler: input, forward, backward, update, communication.
 
     Forward are the operations that have a backward, backward is what autograd's engine evaluates: one event from the
     first to the last of them, or to the next call of torch.distributed.
     """
     differentiated = {(row["tid"], row["ts"]) for row in rows if row["ph"] == "s" and row["cat"] == "fwdbwd"}
-    bars: list[list[Any]] = []  # [op, start, end] in us
-    background, going_on = [], False
+    bars: list[tuple[str, float, float]] = []  # (op, start, end) in us
+    background: list[tuple[str, float, float]] = []
+    going_on = False
     for row in sorted((row for row in rows if row["ph"] == "X"), key=lambda row: (row["ts"], -row["dur"])):
         start, end = row["ts"], row["ts"] + row["dur"]
         if communication := re.match(r"(?:gloo|nccl):(\w+)", row["name"]):
-            background.append([communication[1], start, end])
+            background.append((communication[1], start, end))
         elif bars and start < bars[-1][2]:
             pass  # a part of what is going on
         elif row["name"].startswith("c10d::"):
             going_on = False
         elif op := phase_of(row["name"]) or ("forward" if (row["tid"], start) in differentiated else ""):
             if going_on and bars[-1][0] == op:
-                bars[-1][2] = end
+                bars[-1] = op, bars[-1][1], end
             else:
-                bars.append([op, start, end])
+                bars.append((op, start, end))
             going_on = op in ("forward", "backward")
     lanes = [(*bar, "") for bar in bars] + [(*bar, "background") for bar in background]
     return [
@@ -322,6 +327,6 @@ def from_profiler(rows: list[dict[str, Any]], rank: int) -> list[Event]:
 
 
 def phase_of(name: str) -> str:
-    """What the lab calls an operation of torch.profiler that begins or is a phase of training; "" for others."""
+    """Return the lab's name of a phase of training that begins with, or is, this operation of torch.profiler, or ""."""
     phases = {"enumerate(DataLoader)": "input", "autograd::engine::": "backward", "Optimizer.step#": "update"}
     return next((phase for begin, phase in phases.items() if name.startswith(begin)), "")

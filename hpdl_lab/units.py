@@ -2,14 +2,13 @@
 
 import math
 import re
-from typing import Any
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": KIB, "mi": MIB, "gi": GIB, "ti": 2**40}
 
 
 def parse_bytes(text: str | float, name: str = "a size") -> int:
-    """Bytes from a number, or from a text such as "4", "64MiB", "1.5 GiB", "2 MB".
+    """Return the bytes of a number, or of a text such as "4", "64MiB", "1.5 GiB", "2 MB".
 
     Raises:  ValueError for anything else, and for less than one byte.
     """
@@ -21,7 +20,7 @@ def parse_bytes(text: str | float, name: str = "a size") -> int:
 
 
 def bytes_text(nbytes: float) -> str:
-    """The exact number: 1024 -> "1 KiB", 1000 -> "1,000 B"."""
+    """Write the exact number: 1024 -> "1 KiB", 1000 -> "1,000 B"."""
     for unit, scale in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if nbytes >= scale and nbytes % scale == 0:
             return f"{int(nbytes // scale):,} {unit}"
@@ -29,7 +28,7 @@ def bytes_text(nbytes: float) -> str:
 
 
 def amount_text(value: float, unit: str = "B") -> str:
-    """Three digits with the unit's decimal prefix: 1.5e9 -> "1.5 GB", 0.00231 with "s" -> "2.31 ms"."""
+    """Write three digits with the unit's decimal prefix: 1.5e9 -> "1.5 GB", 0.00231 with "s" -> "2.31 ms"."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g} {unit}"
     for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1), ("m", 1e-3), ("µ", 1e-6)):
@@ -39,35 +38,35 @@ def amount_text(value: float, unit: str = "B") -> str:
 
 
 def counted(n: int, one: str, many: str = "") -> str:
-    """2 -> "2 ranks", 1 -> "1 rank", 2000 -> "2,000 ranks"."""
+    """Write a number with its noun: 2 -> "2 ranks", 1 -> "1 rank", 2000 -> "2,000 ranks"."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
-def require_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """`value`, if it is a whole number (no bool) from `least` to `most`. Raises ValueError with the numbers."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and (least is None or value >= least) and (most is None or value <= most):
-        return value
+def require_int(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
+    """Return `value`, a whole number (no bool) from `least` to `most`. Raises ValueError with the numbers."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if (least is None or value >= least) and (most is None or value <= most):
+            return value
     raise ValueError(f"{name} must be a whole number{range_text(least, most)}, got {value!r}")
 
 
 def require_number(
-    name: str, value: Any, least: float | None = None, most: float | None = None, above: float | None = None
+    name: str, value: object, least: float | None = None, most: float | None = None, above: float | None = None
 ) -> float:
-    """`value`, if it is a finite number (no bool), at least `least`, more than `above`, at most `most`.
+    """Return `value`, a finite number (no bool), at least `least`, more than `above`, at most `most`.
 
     Raises:  ValueError with the numbers.
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    in_range = number and (least is None or value >= least) and (most is None or value <= most)
-    if in_range and (above is None or value > above):
-        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        in_range = (least is None or value >= least) and (most is None or value <= most)
+        if in_range and (above is None or value > above):
+            return value
     more = f" above {above:,g}" if above is not None else range_text(least, most)
     raise ValueError(f"{name} must be a number{more}, got {value!r}")
 
 
 def range_text(least: float | None, most: float | None) -> str:
-    """The end of a sentence: (1, None) -> ", at least 1", (0, 3) -> " from 0 to 3"."""
+    """Write the end of a sentence: (1, None) -> ", at least 1", (0, 3) -> " from 0 to 3"."""
     if least is not None and most is not None:
         return f" from {least:,g} to {most:,g}"
     return f", at least {least:,g}" if least is not None else f", at most {most:,g}" if most is not None else ""

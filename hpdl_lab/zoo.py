@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -30,17 +29,17 @@ class Program:
     name: str
     title: str
     ranks: int
-    broken: Callable
-    repaired: Callable
+    broken: Callable[[Comm], float]
+    repaired: Callable[[Comm], float]
     reason: str
-    returns: list
+    returns: list[float]
     deadline: float = 1.0
 
 
 # -- Two ranks receive before they send: each waits for what the other has not sent ------------------------------------
 
 
-def swap_receiving_first(comm: Comm) -> Any:
+def swap_receiving_first(comm: Comm) -> float:
     """Swap a number with the other rank."""
     mine, theirs = torch.tensor([float(comm.rank)]), torch.zeros(1)
     other = 1 - comm.rank
@@ -60,7 +59,7 @@ def swap(comm: Comm) -> float:
 # -- Two ranks send before they receive. MPI sends small messages away at once; a large one waits for its receive ------
 
 
-def swap_sending_first(comm: Comm) -> Any:
+def swap_sending_first(comm: Comm) -> float:
     """Swap a million numbers with the other rank; returns the first."""
     mine, theirs = torch.full((1_000_000,), float(comm.rank)), torch.zeros(1_000_000)
     other = 1 - comm.rank
@@ -85,8 +84,8 @@ def swap_large(comm: Comm) -> float:
 # -- The receiver has made room for one element more than the sender sends ---------------------------------------------
 
 
-def hand_over_with_bias(comm: Comm) -> Any:
-    """Rank 0 hands 1,000 weights to rank 1, which returns their sum."""
+def hand_over_with_bias(comm: Comm) -> float:
+    """Hand 1,000 weights from rank 0 to rank 1, which returns their sum."""
     if comm.rank == 0:
         comm.send(torch.ones(1000), 1)
         return 0.0
@@ -96,7 +95,7 @@ def hand_over_with_bias(comm: Comm) -> Any:
 
 
 def hand_over(comm: Comm) -> float:
-    """Rank 0 hands 1,000 weights to rank 1, which returns their sum: both ends count alike."""
+    """Hand 1,000 weights from rank 0 to rank 1, which returns their sum: both ends count alike."""
     if comm.rank == 0:
         comm.send(torch.ones(1000), 1)
         return 0.0
@@ -108,8 +107,8 @@ def hand_over(comm: Comm) -> float:
 # -- The receiver takes integers for floats: as many elements, but not the same bytes ----------------------------------
 
 
-def hand_over_labels_as_floats(comm: Comm) -> Any:
-    """Rank 0 hands 1,000 labels to rank 1, which returns their sum."""
+def hand_over_labels_as_floats(comm: Comm) -> float:
+    """Hand 1,000 labels from rank 0 to rank 1, which returns their sum."""
     if comm.rank == 0:
         comm.send(torch.arange(1000), 1)
         return 0.0
@@ -119,7 +118,7 @@ def hand_over_labels_as_floats(comm: Comm) -> Any:
 
 
 def hand_over_labels(comm: Comm) -> float:
-    """Rank 0 hands 1,000 labels to rank 1, which returns their sum: both ends mean integers."""
+    """Hand 1,000 labels from rank 0 to rank 1, which returns their sum: both ends mean integers."""
     if comm.rank == 0:
         comm.send(torch.arange(1000), 1)
         return 0.0
@@ -131,8 +130,8 @@ def hand_over_labels(comm: Comm) -> float:
 # -- Two messages are received in another order than they are sent. Messages have no tags here: they have an order -----
 
 
-def hand_over_layer_backwards(comm: Comm) -> Any:
-    """Rank 0 hands 30 weights and 5 biases to rank 1, which returns the sum of all."""
+def hand_over_layer_backwards(comm: Comm) -> float:
+    """Hand 30 weights and 5 biases from rank 0 to rank 1, which returns the sum of all."""
     weights, bias = torch.zeros(30), torch.zeros(5)
     if comm.rank == 0:
         works = [comm.isend(weights + 1, 1), comm.isend(bias + 1, 1)]
@@ -144,7 +143,7 @@ def hand_over_layer_backwards(comm: Comm) -> Any:
 
 
 def hand_over_layer(comm: Comm) -> float:
-    """Rank 0 hands 30 weights and 5 biases to rank 1, which returns the sum of all, in the order of sending."""
+    """Hand 30 weights and 5 biases from rank 0 to rank 1, which returns the sum of all, in the order of sending."""
     weights, bias = torch.zeros(30), torch.zeros(5)
     if comm.rank == 0:
         works = [comm.isend(weights + 1, 1), comm.isend(bias + 1, 1)]
@@ -158,7 +157,7 @@ def hand_over_layer(comm: Comm) -> float:
 # -- On a ring everybody exchanges with its right neighbor first, who is busy with its own right neighbor --------------
 
 
-def add_neighbors_all_alike(comm: Comm) -> Any:
+def add_neighbors_all_alike(comm: Comm) -> float:
     """Exchange numbers with both neighbors on the ring: rank r has the number r."""
     mine, theirs = torch.tensor([float(comm.rank)]), torch.zeros(1)
     total = 0.0
@@ -171,7 +170,7 @@ def add_neighbors_all_alike(comm: Comm) -> Any:
 def add_neighbors(comm: Comm) -> float:
     """Exchange numbers with both neighbors on the ring: rank r has the number r.
 
-    Returns: the number of the right neighbor plus that of the left one.
+    Returns: the number of the right neighbor plus the number of the left one.
     """
     mine, theirs = torch.tensor([float(comm.rank)]), torch.zeros(1)
     total = 0.0
@@ -210,7 +209,7 @@ def mean_loss(comm: Comm) -> float:
 # -- One rank skips a barrier, so that its next collective meets the barrier of the others -----------------------------
 
 
-def count_samples_apart(comm: Comm) -> Any:
+def count_samples_apart(comm: Comm) -> float:
     """Meet, then add up 10 * rank samples; every rank returns the sum."""
     seen = torch.tensor([10.0 * comm.rank])
     if comm.rank != 2:
@@ -276,8 +275,8 @@ def share_seed(comm: Comm) -> float:
 # -- One rank raises an exception before the collective in which the others wait for it --------------------------------
 
 
-def sum_of_means_of_some(comm: Comm) -> Any:
-    """Add up the means of all batches; that of rank 2 is empty."""
+def sum_of_means_of_some(comm: Comm) -> float:
+    """Add up the means of all batches; the batch of rank 2 is empty."""
     batch = torch.full((0 if comm.rank == 2 else 5,), float(comm.rank))
     if len(batch) == 0:
         raise ValueError("the batch is empty")
@@ -299,7 +298,7 @@ def sum_of_means(comm: Comm) -> float:
 SECONDS = 0.1  # of work per sample
 
 
-def work_alone(comm: Comm) -> Any:
+def work_alone(comm: Comm) -> float:
     """Work on 30 samples, all of them on rank 2, then add up how many there were."""
     mine = range(30) if comm.rank == 2 else range(0)
     for _ in mine:
@@ -322,7 +321,7 @@ def work_together(comm: Comm) -> float:
 # -- Two ranks are in the same two communicators, and use them in opposite order ---------------------------------------
 
 
-def add_in_both_groups_crosswise(comm: Comm) -> Any:
+def add_in_both_groups_crosswise(comm: Comm) -> float:
     """Add up a one over two groups, one after the other; both groups have both ranks."""
     data, model = comm.split("data"), comm.split("model")
     x = torch.ones(1)
@@ -348,7 +347,7 @@ def add_in_both_groups(comm: Comm) -> float:
 
 
 def read_before_it_has_come(comm: Comm) -> float:
-    """Rank 0 hands the number 42 to rank 1; both return it."""
+    """Hand the number 42 from rank 0 to rank 1; both return it."""
     x = torch.zeros(1)
     if comm.rank == 0:
         x += 42
@@ -359,7 +358,7 @@ def read_before_it_has_come(comm: Comm) -> float:
 
 
 def read_when_it_has_come(comm: Comm) -> float:
-    """Rank 0 hands the number 42 to rank 1; both return it, rank 1 when it has waited."""
+    """Hand the number 42 from rank 0 to rank 1; both return it, rank 1 when it has waited."""
     x = torch.zeros(1)
     if comm.rank == 0:
         x += 42
@@ -500,7 +499,7 @@ PROGRAMS = (
 
 
 def find(name: str) -> Program:
-    """The program called `name`. Raises ValueError with the names that there are."""
+    """Return the program called `name`. Raises ValueError with the names that there are."""
     for program in PROGRAMS:
         if program.name == name:
             return program
@@ -529,7 +528,7 @@ DIAGNOSES = {  # diagnosis: what it means
 }
 
 
-def diagnose() -> Any:
+def diagnose() -> dict[str, str]:
     """Diagnose each of the programs A to G, which `lab.show("zoo")` shows.
 
         "circle"     some ranks wait in the same call, each for the next, and the last for the first

@@ -5,19 +5,25 @@
 
 import argparse
 import ast
+import functools
 import re
 import subprocess
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, UnionType
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "hpdl_lab"
 WORDS = """told beside baton corner clique carrier letters bulletin mourn mourns farewell follower overtaking stillness
 unfree forgive ward ailment specimen specimens keeper crew outpost steward gateway holder crowded rival rivals contender
 contenders lookalike""".split()  # of the vocabulary that was dropped
+
+
+# "None where there is none", "ValueError where ranks differ": of a place there is a noun before it
+AS_IF = r"(?:None|\"\"|False|True|0|nothing|Error|Raises?:? +\w+|else|elsewhere|and|or),? where\b"
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -30,20 +36,20 @@ def lines(paths: list[Path]) -> int:
     return sum(len(path.read_text().splitlines()) for path in paths)
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imported(path: Path, modules: set[str]) -> set[str]:
-    """The modules of the package that this file imports, anywhere in it but for types alone."""
+    """The modules of the package that this file imports, anywhere in it: in functions and for types alone, too."""
     name, found = module_of(path), set()
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
-    tree = ast.parse(path.read_text())
-    for_types = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    skipped = {part for node in for_types for part in ast.walk(node)}
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -94,7 +100,7 @@ def floors(graph: dict[str, set[str]]) -> int:
 
 def public_functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Functions of the module, and methods of its classes, whose names do not begin with an underscore."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")]
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     return [node for body in bodies for node in body if isinstance(node, kinds) and node.name[0] != "_"]
@@ -113,6 +119,71 @@ def words(paths: list[Path]) -> dict[str, int]:
     return {word: n for word, n in sorted(count.items(), key=lambda item: -item[1]) if n}
 
 
+def annotations(path: Path) -> list[str]:
+    """The annotations of all functions, their arguments and of variables."""
+    found: list[ast.expr | None] = []
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            a = node.args
+            given = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+            found += [node.returns, *(argument.annotation for argument in given)]
+        elif isinstance(node, ast.AnnAssign):
+            found.append(node.annotation)
+    return [ast.unparse(annotation) for annotation in found if annotation is not None]
+
+
+def docstrings(path: Path) -> list[str]:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return [text for node in ast.walk(tree_of(path)) if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+
+
+def count(pattern: str, texts: Iterable[str]) -> int:
+    return sum(len(re.findall(pattern, text)) for text in texts)
+
+
+def in_several_rooms(paths: list[Path], kinds: type | UnionType) -> list[str]:
+    """The public names of `kinds` (classes, functions) that modules of several rooms define at their top level."""
+    rooms: dict[str, set[str]] = defaultdict(set)
+    for path in paths:
+        for node in tree_of(path).body:
+            if isinstance(node, kinds) and not node.name.startswith("_"):
+                rooms[node.name].add(path.relative_to(PACKAGE).parts[0])
+    return sorted(name for name, where in rooms.items() if len(where) > 1)
+
+
+def only_tests_import(paths: list[Path]) -> list[str]:
+    """The modules that no other one and no notebook imports, and that no command line and no table of names has."""
+    modules = {module_of(path) for path in paths}
+    used = set().union(*(imported(path, modules) for path in [*paths, *tracked("notebooks/source/*.py")]))
+    found = ("hpdl_lab.checks.lessons.", "hpdl_lab.performance.frameworks_run.")  # as files of these folders
+    used |= {name for name in modules if name.startswith(found)}
+    others = [*tracked("cluster/*", "Makefile", "pyproject.toml", "csrc/*"), *paths]
+    text = "\n".join(path.read_text(errors="replace") for path in others)
+    ends = {name: name.rpartition(".")[2] for name in modules - used}
+    packages = {module_of(path) for path in paths if path.stem == "__init__"}
+    named = {name for name, end in ends.items() if re.search(rf"{re.escape(name)}\b|\"{end}(\.py)?\"", text)}
+    return sorted(ends.keys() - named - packages)
+
+
+def counts() -> dict[str, int]:
+    """What tests/test_house.py bounds."""
+    library = tracked("hpdl_lab/*.py")
+    said = [text for path in library for text in docstrings(path)]
+    types = [text for path in library for text in annotations(path)]
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    return {
+        "Any in annotations": count(r"\bAny\b", types),
+        "Callable without its types": count(r"\bCallable\b(?!\[)", types),
+        "circles inside rooms": sum(len(circles(graph)) for graph in imports_in_rooms(library).values()),
+        "classes of one name in several rooms": len(in_several_rooms(library, ast.ClassDef)),
+        "functions of one name in several rooms": len(in_several_rooms(library, functions)),
+        "docstrings that begin What, Whether, Of, Those, One": count(r"^(What|Whether|Of|Those|One)\b", said),
+        "docstrings: of which, that of": count(r"\b(of which|that of|those of)\b", said),
+        "docstrings: where as if": count(AS_IF, said),
+        "modules that only tests import": len(only_tests_import(library)),
+    }
+
+
 def figures() -> list[tuple[str, str]]:
     """(what, the figure of this tree)."""
     library, tests = tracked("hpdl_lab/*.py"), tracked("tests/*.py")
@@ -127,8 +198,8 @@ def figures() -> list[tuple[str, str]]:
         ("modules of hpdl_lab", f"{len(library):,}"),
         ("files of csrc", f"{len(csrc):,}"),
         ("floors in comm", f"{floors(rooms['comm'])}"),
-        ("circles inside rooms", f"{sum(len(circles(graph)) for graph in rooms.values())}"),
         ("public functions, annotated", f"{len(functions):,}, {sum(map(annotated, functions)):,}"),
+        *((what, f"{n:,}") for what, n in counts().items()),
         ("dropped words", ", ".join(f"{word} {n}" for word, n in left.items()) or "0"),
         ("words of docs", f"{sum(len(path.read_text().split()) for path in tracked('docs/*.md')):,}"),
     ]
@@ -194,7 +265,7 @@ def main() -> None:
     parser.add_argument("--path", action="store_true", help="count the files that a gradient passes")
     path = parser.parse_args().path
     for what, figure in figures() + (gradient_path() if path else []):
-        print(f"{what:32} {figure}")
+        print(f"{what:52} {figure}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,12 @@ def runner():
     return module
 
 
+def test_the_stub_is_that_of_the_build():
+    built = Path(importlib.util.find_spec("hpdl_lab._core").origin).parent / "_core.pyi"
+    kept = Path(features.__file__).parents[1] / "_core.pyi"
+    assert kept.read_text() == built.read_text(), f"csrc has changed what it binds: cp {built} {kept}"
+
+
 @pytest.mark.slow
 def test_a_slice_of_the_cases_under_sanitizers():
     done = subprocess.run(

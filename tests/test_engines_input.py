@@ -63,7 +63,7 @@ def test_a_start_that_takes_long_is_announced_with_the_numbers(monkeypatch, caps
     assert launch.announcement(Layout(8)) == launch.announcement(Layout(64, "slurm")) == ""
     monkeypatch.setattr("hpdl_lab.engines.cluster.Launching", Mock(side_effect=EngineError("not in this test")))
     with pytest.raises(EngineError, match="not in this test"):
-        Cluster("/nowhere", None)._launch(Layout(64))
+        Cluster("/nowhere", Mock())._launch(Layout(64))
     assert capsys.readouterr().out == launch.announcement(Layout(64)) + "\n"
 
 

@@ -1,6 +1,7 @@
 """The architecture: which room stands on which. A file imports only from lines below its own."""
 
 import ast
+import re
 from pathlib import Path
 
 from tests.house import circles, imports_in_rooms
@@ -17,7 +18,8 @@ LAYERS = [
     ["inference"],
     ["performance", "resilience", "race", "watch"],
     ["parallel", "zoo", "release"],
-    ["collectives", "schedules", "models", "optim", "data", "kernels", "torch_backend"],
+    ["collectives", "schedules", "models", "optim", "kernels", "torch_backend"],
+    ["data"],
     ["predict"],
     ["mesh"],
     ["comm", "symptoms"],
@@ -94,6 +96,18 @@ def test_a_name_says_what_is_inside():
 def test_modules_of_a_room_do_not_import_each_other_in_circles():
     found = {room: circles(graph) for room, graph in imports_in_rooms(FILES).items()}
     assert {room: groups for room, groups in found.items() if groups} == {}
+
+
+def test_the_map_of_the_rooms_is_that_of_the_package():
+    text = (PACKAGE.parent / "docs" / "house.md").read_text().partition("## The rooms")[2].partition("\n## ")[0]
+    parts = re.findall(r"^### (\w+)$(.*?)(?=^### |\Z)", text, re.MULTILINE | re.DOTALL)
+    beside = {"measure", "system", "plain_source", "__main__", "__init__", "_core", "_cuda"}
+    assert {room for room, _ in parts} == set(PLACE) - beside
+    for room, part in parts:
+        files, allowed = re.search(r"Read first: (.*?)\.\n", part)[1], re.search(r"May import: (.*?)\.\n", part)[1]
+        assert all((PACKAGE / file).is_file() for file in re.findall(r"`([^`]+)`", files)), room
+        below = {other for other in PLACE if PLACE[other] > PLACE[room]} - {"__init__", "_core", "_cuda"}
+        assert set(re.findall(r"\w+", allowed)) - {"nothing"} == below, room
 
 
 def test_no_room_of_the_list_is_missing():

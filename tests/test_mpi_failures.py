@@ -209,7 +209,7 @@ def test_nothing_is_left(start, said, tmp_path):
     process = start("""
 from hpdl_lab.comm.shm import share
 comm = session.comm(1)
-memory = share(comm, session.core, 4096 * size, "allocate")  # as comm.allocate, which makes a tensor of it
+memory = share(comm, 4096 * size, "allocate")  # as comm.allocate, which makes a tensor of it
 comm.all_reduce(x)
 say(os.getpid())
 time.sleep(30)
@@ -228,7 +228,7 @@ def test_one_rank_without_a_launcher(said, tmp_path):
         + """
 from hpdl_lab.comm.shm import share
 with session.comm(1) as comm:
-    memory = share(comm, session.core, 4096, "allocate")  # as comm.allocate, which makes a tensor of it
+    memory = share(comm, 4096, "allocate")  # as comm.allocate, which makes a tensor of it
     say(comm.size, comm.all_reduce(x)[0], memory.array(0, 4096).sum())
 """
     )

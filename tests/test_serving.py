@@ -1,12 +1,9 @@
-"""Real weights, decode on several ranks, disaggregation, faults, and load: each against one rank, or on paper."""
+"""Real weights, decode on several ranks, disaggregation, and load: each against one rank, or on paper."""
 
 import itertools
-import os
-import signal
 import statistics
 import time
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -14,12 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from hpdl_lab import cli, lab, models
 from hpdl_lab.comm import sim
-from hpdl_lab.comm.errors import RankFailed
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.data.dataset import DataError
 from hpdl_lab.inference import load, weights
 from hpdl_lab.inference.engine import Engine
-from hpdl_lab.inference.queue import Queue, RequestsLost, decode
 from hpdl_lab.inference.sampling import Sampling
 from hpdl_lab.inference.stages import part_of, run_in_turns
 from hpdl_lab.inference.transfer import generate_apart
@@ -162,90 +157,6 @@ def test_one_rank_cannot_read_for_another(asked):
         sim.run(1, generate_apart, *asked[:2], NEW)
     with raises(ValueError, "at least one token"):
         sim.run(2, generate_apart, asked[0], [[1], []], NEW)
-
-
-# -- faults -----------------------------------------------------------------------------------------------------------
-
-
-def dies_after(steps, comm, *args):
-    """As `decode`, on ranks of which the last one fails."""
-    if comm.rank == comm.size - 1:
-        model = args[0]
-        model.blocks[0].register_forward_pre_hook(Dies(steps))
-    return decode(comm, *args)
-
-
-class Dies:
-    def __init__(self, steps):
-        self.left = steps
-
-    def __call__(self, *_):
-        self.left -= 1
-        if self.left < 0:
-            raise RankFailed("rank 1 has died")
-
-
-def test_requests_in_flight_end_with_their_ranks_and_new_ranks_go_on(asked):
-    model, prompts, want = asked
-    queue = Queue(model, slots=2)
-    for prompt in prompts:
-        queue.submit(prompt, NEW)
-    with raises(RequestsLost, "rank 1 has died", "0 after 3 tokens, 1 after 3 tokens", "3 wait"):
-        queue.drain(lambda fn, *args, on_row: sim.run(2, partial(dies_after, 3), *args, on_row=on_row))
-    assert sorted(queue.ended) == [0, 1] and "3 wait" in queue.ended[1]
-    queue.drain(partial(sim.run, 2))
-    assert queue.tokens[2:] == want[2:] and queue.tokens[0] == want[0][:3]
-    assert [queue.ended[i] for i in (2, 3, 4)] == [""] * 3
-    queue.drain(None)  # nothing waits
-
-
-def test_a_queue_goes_on_after_an_interrupt_and_takes_no_prompt_that_cannot_be(asked):
-    model, prompts, want = asked
-    queue, rows = Queue(model), []
-
-    def interrupted(fn, *args, on_row):
-        def once(row):
-            on_row(row)
-            rows.append(row)
-            if len(rows) == 3:
-                raise KeyboardInterrupt
-
-        sim.run(1, fn, *args, on_row=once)
-
-    for prompt in prompts[:2]:
-        queue.submit(prompt, NEW)
-    with raises(ValueError, "longer than the context"):
-        queue.submit([1] * 10_000)
-    with pytest.raises(KeyboardInterrupt):
-        queue.drain(interrupted)
-    queue.drain(partial(sim.run, 1))
-    assert queue.tokens == want[:2]
-
-
-def test_an_engine_killed_while_it_decodes(cluster, within):
-    model = models.build("gpt", **FIELDS | {"block": 4096})
-    queue = Queue(model, slots=2)
-    for n in (1, 2, 3):
-        queue.submit([n], 4000 if n < 3 else 5)
-    pids = cluster.run(lambda comm: os.getpid())
-    begun, rows = [], []
-
-    def run(fn, *args, on_row):
-        def kill(row):
-            on_row(row)
-            rows.append(row)
-            if len(rows) == 5:  # both have several tokens
-                begun.append(time.monotonic())
-                os.kill(pids[1], signal.SIGKILL)
-
-        cluster.run(fn, *args, ranks=(0, 1), on_row=kill)
-
-    with raises(RequestsLost, "rank 1", "killed", "0 after", "1 after", "1 wait"):
-        queue.drain(run)
-    assert time.monotonic() - begun[0] < within(8)
-    cluster.restart(4)
-    queue.drain(partial(cluster.run, ranks=(0, 1)))
-    assert queue.tokens[2] == Engine(model).generate([[3]], 5)[0] and queue.ended[2] == ""
 
 
 # -- load -------------------------------------------------------------------------------------------------------------

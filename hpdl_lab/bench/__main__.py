@@ -18,7 +18,7 @@ def main() -> None:
     from . import collectives, cycle, ddp, decode, fsdp, pipeline
     from .launch import DEADLINE, about
 
-    tasks: dict[str, Callable] = {
+    tasks: dict[str, Callable[..., None]] = {
         "all_reduce": collectives.race_on_ranks,
         "collectives": collectives.family_on_ranks,
         "cycle": cycle.on_ranks,

@@ -8,7 +8,7 @@ bytes, not what a language can do to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from . import launch, timing
 from .report import Column, Report, Row, Table, field
 
 if TYPE_CHECKING:
-    from ..comm.base import Comm
+    from ..comm.mpi.session import Session
+    from ..comm.mpi.transport import MpiTransport
+    from ..comm.real import RealComm
 
 
 DTYPE = "float32"
@@ -117,12 +119,12 @@ def require(ranks: int, sizes: list[int], names: tuple[str, ...], known: tuple[s
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """One sentence per size: how many times faster than the baselines."""
+    """Return a sentence per size: how many times faster than the baselines."""
     lines = []
     for size in dict.fromkeys(row["size"] for row in rows):
         times = {row["name"]: row["time_us"] for row in rows if row["size"] == size}
-        baselines = {"MPI": [t for name, t in times.items() if name.startswith("MPI")], "gloo": [times.get("gloo")]}
-        best = {name: min(t) for name, t in baselines.items() if t and t[0]}
+        baselines = {who: [t for name, t in times.items() if name.startswith(who)] for who in ("MPI", "gloo")}
+        best = {who: min(t) for who, t in baselines.items() if t}
         for ours in (SHARED, ANY):
             if ours in times and best:
                 ratios = ", ".join(f"{t / times[ours]:.1f}x {name}" for name, t in best.items())
@@ -137,13 +139,13 @@ class Candidate(NamedTuple):
     """`run()` does the collective from `x`; the result (or the whole vector of it) is `out`, or what it returns."""
 
     name: str
-    run: Callable[[], Any]
+    run: Callable[[], object]
     x: torch.Tensor
     out: torch.Tensor | None = None
     place: str = "in"  # or "out" of x
 
 
-def race_on_ranks(comm: Comm, size: int, against: list[str]) -> None:
+def race_on_ranks(comm: RealComm, size: int, against: list[str]) -> None:
     """Check and time all candidates of all_reduce for one size; rank 0 reports a row for each."""
     count = count_of(size, DTYPE)
     found = check_and_time(comm, "all_reduce", all_reduces(comm, count, against), timing.SAMPLES)
@@ -154,7 +156,7 @@ def race_on_ranks(comm: Comm, size: int, against: list[str]) -> None:
             comm.report(**row_of(candidate.name, count, DTYPE, times, comm) | {"wrong": wrong} | of_light)
 
 
-def family_on_ranks(comm: Comm, collective: str, sizes: list[int]) -> None:
+def family_on_ranks(comm: RealComm, collective: str, sizes: list[int]) -> None:
     """Check and time every way to do `collective`, for each size; rank 0 reports a row for each."""
     counts = [whole_chunks(count_of(size, DTYPE), comm.size, collective) for size in sizes]
     for count in dict.fromkeys(counts):
@@ -166,14 +168,16 @@ def family_on_ranks(comm: Comm, collective: str, sizes: list[int]) -> None:
                 comm.report(**found | {"place": candidate.place, "wrong": wrong})
 
 
-def report_about(comm: Comm) -> None:
+def report_about(comm: RealComm) -> None:
     """Rank 0 reports what the numbers depend on."""
     if comm.rank == 0:
-        comm.report(about=launch.about(comm.place))
+        comm.report(about=launch.about(cast("Session", comm.place)))
 
 
-def check_and_time(comm: Comm, collective: str, candidates: list[Candidate], samples: int) -> list[tuple]:
-    """[(candidate, (samples,) ns per call of the slowest rank, wrong elements)]."""
+def check_and_time(
+    comm: RealComm, collective: str, candidates: list[Candidate], samples: int
+) -> list[tuple[Candidate, np.ndarray, int]]:
+    """Return [(candidate, (samples,) ns per call of the slowest rank, wrong elements)]."""
     wrong = [check(comm, collective, c) for c in candidates]
     for c in candidates:
         c.x.zero_()  # sums of sums would overflow
@@ -181,8 +185,8 @@ def check_and_time(comm: Comm, collective: str, candidates: list[Candidate], sam
     return list(zip(candidates, times, wrong, strict=True))
 
 
-def all_reduces(comm: Comm, count: int, against: list[str]) -> list[Candidate]:
-    """Each call is one function of no arguments, so that Python's share is the same for all."""
+def all_reduces(comm: RealComm, count: int, against: list[str]) -> list[Candidate]:
+    """Return candidates; each call is one function of no arguments, so that Python's share is the same for all."""
     x, y = torch.zeros(count), torch.zeros(count)
     candidates = []
     if comm.shared("allocate"):
@@ -197,9 +201,10 @@ def all_reduces(comm: Comm, count: int, against: list[str]) -> list[Candidate]:
     ]
     if "mpi" in against:
         # Without the barrier by which mpi_all_reduce makes sure that nobody hangs: it would be part of the time.
+        group = cast("MpiTransport", comm.transport).group
         candidates += [
-            Candidate("MPI in place", lambda: comm.core.mpi.all_reduce(comm.transport.group, x, x), x, x),
-            Candidate("MPI out of place", lambda: comm.core.mpi.all_reduce(comm.transport.group, x, y), x, y),
+            Candidate("MPI in place", lambda: comm.core.mpi.all_reduce(group, x, x), x, x),
+            Candidate("MPI out of place", lambda: comm.core.mpi.all_reduce(group, x, y), x, y),
         ]
     if "gloo" in against:
         gloo = gloo_group(comm)
@@ -207,16 +212,16 @@ def all_reduces(comm: Comm, count: int, against: list[str]) -> list[Candidate]:
     return candidates
 
 
-def speed_of_light(comm: Comm, z: torch.Tensor) -> Callable[[], Any]:
-    """The registered path without barriers: this rank's slice of every rank's `z`, added and stored to all of them."""
+def speed_of_light(comm: RealComm, z: torch.Tensor) -> Callable[[], object]:
+    """Return the registered path without barriers: this rank's slice of every `z`, added and stored to all of them."""
     line = 64 // z.element_size()
     each = -(-len(z) // comm.size // line) * line
-    slices = [of_rank[each * comm.rank : each * (comm.rank + 1)] for of_rank in comm.shared("allocate").everybodys(z)]
+    slices = [of_rank[each * comm.rank : each * (comm.rank + 1)] for of_rank in comm.views(z)]
     return comm.core.Sum(comm.core.instructions()[0], slices, slices)
 
 
-def family(comm: Comm, collective: str, count: int) -> list[Candidate]:
-    """Our algorithms in Python, the compiled ones, MPI's, gloo's and that of shared memory."""
+def family(comm: RealComm, collective: str, count: int) -> list[Candidate]:
+    """Return our algorithms in Python, the compiled ones, MPI's, gloo's and the one in shared memory."""
     x, y = torch.zeros(count), torch.zeros(count)
     found = [Candidate(a.name, lambda a=a: a.function(comm, x), x) for a in ALGORITHMS if a.collective == collective]
     if collective == "all_reduce":
@@ -235,13 +240,13 @@ def family(comm: Comm, collective: str, count: int) -> list[Candidate]:
     return found
 
 
-def check(comm: Comm, collective: str, candidate: Candidate) -> int:
+def check(comm: RealComm, collective: str, candidate: Candidate) -> int:
     """Wrong elements on all ranks together, of sums of small whole numbers, which are exact."""
     p, r, x = comm.size, comm.rank, candidate.x
     fill(x, expected.brought(collective, len(x), p, r))
     begin, want = expected.left(collective, len(x), p, r)
     comm.barrier()
-    returned = candidate.run()
+    returned: Any = candidate.run()
     comm.barrier()
     got = (returned if candidate.out is None else candidate.out).numpy()
     got = got[begin : begin + len(want)] if len(got) == len(x) else got[: len(want)]

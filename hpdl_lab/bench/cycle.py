@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ from .collectives import ANY, DTYPE, LIGHT, SHARED, Candidate
 from .report import Column, Report, Row, Table, field
 
 if TYPE_CHECKING:
-    from ..comm.base import Comm
+    from ..comm.mpi.session import Session
+    from ..comm.real import RealComm
 
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
@@ -54,7 +55,7 @@ STATE = "64 KiB that the other core has just written are read in {} us"
 
 
 def table(sizes: list[int]) -> Table:
-    """One line for each way to do it, one column for each size: median (quartiles)."""
+    """Return a line for each way to do it, one column for each size: median (quartiles)."""
     return Table(
         [
             field("name", width=19, left=True),
@@ -131,12 +132,12 @@ def cycle(
 
 
 def library(about: Row) -> str:
-    """An MPI library, without what it says of its making, and how it was started."""
+    """Return the name of an MPI library, without what it says of its making, and how it was started."""
     return f"{about['mpi'].split(', package')[0]} ({about['settings']})"
 
 
 def pooled(found: list[Row], apart: float = APART) -> list[Row]:
-    """One row for each state of the machine, collective, name and place, with what was found for each size.
+    """Return a row for each state of the machine, collective, name and place, with what was found for each size.
 
     apart: two states are met if one pull takes more than so many times as long as another.
     """
@@ -159,7 +160,7 @@ def pooled(found: list[Row], apart: float = APART) -> list[Row]:
 
 
 def summary(several: list[Row]) -> Row:
-    """What several rounds have found for one size; cycle_us: of the whole cycle, from which nothing is subtracted."""
+    """The results of several rounds for one size; cycle_us: of the whole cycle, with nothing subtracted."""
     middle, p25, p75 = timing.quartiles(np.concatenate([row["added_us"] for row in several]))
     whole = timing.quartiles(np.concatenate([row["cycle_us"] for row in several]))
     return {"time_us": middle, "p25_us": p25, "p75_us": p75, "cycle_us": whole, "count": several[0]["count"]}
@@ -187,7 +188,7 @@ def verdicts(rows: list[Row]) -> list[str]:
 
 
 def compared(ours: Row, theirs: list[Row], form: str) -> str:
-    """For each size: the least time of `theirs` over ours, where both are seen."""
+    """Return, for each size, the least time of `theirs` over ours, if both were seen."""
     found = []
     for size in sorted(ours, key=int):
         times = [sizes[size]["time_us"] for sizes in theirs if size in sizes and seen(sizes[size])]
@@ -208,7 +209,7 @@ class Cycle(NamedTuple):
     library: str = ""
 
 
-def on_ranks(comm: Comm, collective: str, size: int, who: list[str], seconds: float) -> None:
+def on_ranks(comm: RealComm, collective: str, size: int, who: list[str], seconds: float) -> None:
     """Check and time what `who` adds to a cycle of one collective and size; rank 0 reports a row for each."""
     count = whole_chunks(count_of(size, DTYPE), comm.size, collective)
     cycles = candidates(comm, collective, count, who)
@@ -261,23 +262,23 @@ def on_ranks(comm: Comm, collective: str, size: int, who: list[str], seconds: fl
         )
 
 
-def alone(comm: Comm, collective: str, count: int, place: str) -> Cycle:
+def alone(comm: RealComm, collective: str, count: int, place: str) -> Cycle:
     """Produce and consume with nothing between, in as much memory: one tensor in place, else two."""
     x = torch.zeros(count)
     out = x if place == "in" else torch.zeros(count)
     return cycle_of(comm, collective, Candidate(ALONE, lambda: None, x, out, place))
 
 
-def slowest_blocks(comm: Comm, blocks: list[list[float]]) -> np.ndarray:
+def slowest_blocks(comm: RealComm, blocks: list[list[float]]) -> np.ndarray:
     """(turns,) us: of each block of cycles, the median of what the slowest rank took."""
     slowest = timing.slowest(comm, [ns for block in blocks for ns in block])
     return np.median(slowest.reshape(len(blocks), -1), axis=1) / 1e3
 
 
-def puller(comm: Comm) -> Callable[[], list[float]]:
-    """A function: ns of each of some reads of PULLED bytes that the next rank has just written."""
+def puller(comm: RealComm) -> Callable[[], list[float]]:
+    """Return a function: ns of each of some reads of PULLED bytes that the next rank has just written."""
     mine = comm.allocate(PULLED // 4)
-    theirs = comm.shared("allocate").everybodys(mine)[(comm.rank + 1) % comm.size]
+    theirs = comm.views(mine)[(comm.rank + 1) % comm.size]
     source, sink = torch.ones(PULLED // 4), torch.zeros(PULLED // 4)
 
     def pull() -> list[float]:
@@ -294,14 +295,16 @@ def puller(comm: Comm) -> Callable[[], list[float]]:
     return pull
 
 
-def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[Cycle]:
-    """Those among `who`, each with what it reads and writes."""
+def candidates(comm: RealComm, collective: str, count: int, who: list[str]) -> list[Cycle]:
+    """Return the candidates among `who`, each with what it reads and writes."""
     x, y = torch.zeros(count), torch.zeros(count)
     place = "in" if collective in ("all_reduce", "broadcast") else "out"
     out = x if place == "in" else y
     found: list[Cycle] = []
 
-    def add(name: str, run: Callable[[], Any], x: Tensor, out: Tensor, place: str = place, library: str = "") -> None:
+    def add(
+        name: str, run: Callable[[], object], x: Tensor, out: Tensor, place: str = place, library: str = ""
+    ) -> None:
         found.append(cycle_of(comm, collective, Candidate(name, run, x, out, place), library))
 
     if SHARED in who:
@@ -325,7 +328,7 @@ def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[
     if RING in who and collective == "all_reduce":
         add(RING, lambda: comm.ring_all_reduce(x), x, x)
     if "mpi" in who:
-        vendor = comm.place.MPI.get_vendor()[0]
+        vendor = cast("Session", comm.place).MPI.get_vendor()[0]
         for where in ("in", "out") if collective == "all_reduce" else (place,):
             to = x if where == "in" else y
             add(vendor, bind("MPI", comm, collective, x, to), x, to, where, vendor)
@@ -336,8 +339,8 @@ def candidates(comm: Comm, collective: str, count: int, who: list[str]) -> list[
     return found
 
 
-def cycle_of(comm: Comm, collective: str, candidate: Candidate, library: str = "") -> Cycle:
-    """The candidate with what this rank writes and reads: its own chunk or all; a broadcast is written by its root."""
+def cycle_of(comm: RealComm, collective: str, candidate: Candidate, library: str = "") -> Cycle:
+    """Return the candidate with what this rank writes and reads: its chunk or all; the root writes a broadcast."""
     mine, result = candidate.x, result_of(collective, comm, candidate.out)
     if collective == "all_gather":
         mine = chunk(mine, comm.size, comm.rank)

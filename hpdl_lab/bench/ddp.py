@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import models
 from ..comm.device.comm import DeviceComm
 from ..comm.device.groups import nccl_options
+from ..comm.torch.place import group_of
 from ..data.loading import shard
+from ..models.gpt import GPT
 from ..parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
 from ..parallel.scaling.accounting import account
 from ..torch_backend import process_group
@@ -34,6 +37,9 @@ from .timing import quartiles, sample, slowest
 
 if TYPE_CHECKING:
     from ..comm.base import Comm
+    from ..comm.real import RealComm
+
+    Groups: TypeAlias = dict[str, dist.ProcessGroup]
 
 
 LEARNING_RATE = 0.05
@@ -47,10 +53,10 @@ SILENT = {  # the same steps without communication, and who is compared with the
 WITHOUT = {name: silent for silent, names in SILENT.items() for name in names}
 
 
-def measured(key: Any, form: Any, part: Any = None) -> Any:
-    """The text of a column that is empty for steps without communication."""
+def measured(key: str, form: str, part: int | str | None = None) -> Callable[[Row], str]:
+    """Return the text of a column that is empty for steps without communication."""
 
-    def text(row: Any) -> Any:
+    def text(row: Row) -> str:
         value = None if row["name"] in SILENT else row[key] if part is None else row[key][part]
         return "" if value is None else format(value, form)
 
@@ -94,7 +100,7 @@ def ddp(
         raise ValueError(f"a batch of {batch} has no example for some of {ranks} ranks")
     launch.warn_of_too_many(ranks)
 
-    def memory(row: Any) -> Any:  # each in processes of its own, as memory that was in use once stays in the books
+    def memory(row: Row) -> Row:  # each in processes of its own, as memory that was in use once stays in the books
         if row["name"] in SILENT:
             return {}
         messages = launch.on_ranks(ranks, "ddp_memory", [[size, batch, row["name"]]], device=device)
@@ -106,7 +112,7 @@ def ddp(
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """A sentence for each of ours: how it compares with DDP on gloo."""
+    """Return a sentence for each of ours: how it compares with DDP on gloo."""
     gloo = next(row for row in rows if row["name"] == BASELINE)
     lines = [f"{gloo['parameters']:,} parameters."]
     if gloo["pull_us"]:
@@ -124,14 +130,15 @@ def verdicts(rows: list[Row]) -> list[str]:
 # -- on every rank ---------------------------------------------------------------------------------------------------
 
 
-def on_ranks(comm: Comm, size: str, batch: int, rounds: Any) -> None:
+def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
     """Check, then time all candidates in turns; rank 0 reports a row for each."""
     comm.trace.enabled = True  # what is exposed is counted from events as well
     with groups(comm) as made:
         steps = {name: Step(comm, name, size, batch, made) for name in candidates(comm)}
         wrong = check(comm, steps)
-        times, windows = {name: [] for name in steps}, {name: [] for name in steps}
-        pull, pulls = puller(comm) if comm.device == "cpu" else None, []
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        windows: dict[str, list[tuple[int, int]]] = {name: [] for name in steps}
+        pull, pulls = puller(cast("RealComm", comm)) if comm.device == "cpu" else None, []
         for _ in range(rounds):
             pulls += [float(np.median(pull()))] if pull else []
             for name, step in steps.items():
@@ -164,44 +171,45 @@ def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
 
 
 def candidates(comm: Comm) -> list[str]:
-    """Who can be raced on the ranks of `comm`."""
+    """Return the names of what can be raced on the ranks of `comm`."""
     other = ON_HPDL if isinstance(comm, DeviceComm) else ON_NCCL
     return [name for name in (*WITHOUT, *SILENT) if name != other]
 
 
 @contextlib.contextmanager
-def groups(comm: Comm) -> Iterator[Any]:
-    """{"gloo": process group, and "hpdl" or "nccl": process group} of the ranks of `comm`."""
+def groups(comm: Comm) -> Generator[Groups]:
+    """Yield {"gloo": process group, and "hpdl" or "nccl": process group} of the ranks of `comm`."""
     with process_group(comm, "gloo") as gloo:
         if isinstance(comm, DeviceComm):
             yield {"gloo": gloo, "nccl": nccl_group(comm)}
         else:
-            yield {"gloo": gloo, "hpdl": dist.new_group(backend="hpdl", pg_options=comm)}
+            yield {"gloo": gloo, "hpdl": group_of(dist.new_group(backend="hpdl", pg_options=comm))}
 
 
-def nccl_group(comm: DeviceComm) -> Any:
-    """NCCL's process group of the ranks of `comm`, which are on one machine."""
-    shared = range(comm.size) if torch.cuda.device_count() < comm.size else ()
-    return dist.new_group(backend="nccl", pg_options=nccl_options(shared))
+def nccl_group(comm: DeviceComm) -> dist.ProcessGroup:
+    """Return NCCL's process group of the ranks of `comm`, which are on one machine."""
+    shared = [*range(comm.size)] if torch.cuda.device_count() < comm.size else []
+    return group_of(dist.new_group(backend="nccl", pg_options=nccl_options(shared)))
 
 
 class Step:
-    """One candidate's step of training, always on the same examples. made: see `groups`."""
+    """A candidate's step of training, always on the same examples. made: see `groups`."""
 
-    def __init__(self, comm: Comm, name: str, size: str, batch: int, made: Any) -> None:
+    def __init__(self, comm: Comm, name: str, size: str, batch: int, made: Groups) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.comm, self.name, self.model = comm, name, models.build("gpt", size).to(comm.device)
+        self.comm, self.name, self.model = comm, name, cast(GPT, models.build("gpt", size)).to(comm.device)
         tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
         mine = tokens[shard(torch.arange(batch), comm.rank, comm.size)].to(comm.device)
-        self.x, self.y, self.answers = mine[:, :-1], mine[:, 1:], batch * self.model.block
+        self.x, self.y, self.answers = mine[:, :-1], mine[:, 1:], float(batch * self.model.block)
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.run, self.strategy = self.model, strategy_of(name)
+        self.run: GPT | DistributedDataParallel = self.model
+        self.strategy = strategy_of(name)
         if name.startswith("DDP"):
             group = made.get(name.removeprefix("DDP on "), made["gloo"])
-            self.run = DistributedDataParallel(self.model, process_group=group, gradient_as_bucket_view=True)
+            self.run = ddp = DistributedDataParallel(self.model, process_group=group, gradient_as_bucket_view=True)
             self.answers /= comm.size  # DDP averages where we add
             if name in SILENT:
-                self.run.register_comm_hook(comm.size, only_divided)
+                ddp.register_comm_hook(comm.size, only_divided)
         elif self.strategy:
             self.strategy.start(comm, self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
@@ -222,8 +230,8 @@ class Step:
             if self.x.is_cuda:
                 torch.cuda.synchronize()
 
-    def flat(self) -> Any:
-        """All parameters (N,), a copy."""
+    def flat(self) -> Tensor:
+        """Return all parameters (N,), a copy."""
         return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
 
     def stop(self) -> None:
@@ -231,27 +239,27 @@ class Step:
             self.strategy.stop()
 
 
-def strategy_of(name: str) -> Any:
+def strategy_of(name: str) -> DataParallelBucketed | DataParallelOverlapped | None:
     if name == "ours, silent":
         return DataParallelBucketed(all_reduce=nothing)
     kinds = {"bucketed": DataParallelBucketed, "overlapped": DataParallelOverlapped}
     return kinds[name]() if name in kinds else None
 
 
-def nothing(comm: Comm, x: Any) -> Any:
-    """An all_reduce that does not communicate."""
+def nothing(comm: Comm, x: Tensor) -> Tensor:
+    """Do an all_reduce that does not communicate."""
     return x
 
 
-def only_divided(ranks, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are texts
-    """A hook of DDP that does not communicate, and divides as DDP itself does without one."""
+def only_divided(ranks, bucket):  # pyrefly: ignore[unannotated-return, unannotated-parameter]  # DDP refuses annotations that are texts
+    """Act as a hook of DDP that does not communicate, and divides as DDP itself does without one."""
     future = torch.futures.Future()
     future.set_result(bucket.buffer().div_(ranks))
     return future
 
 
-def check(comm: Comm, steps: Any) -> Any:
-    """{name: parameters, on all ranks together, that are not those of DDP on gloo after a few steps}."""
+def check(comm: Comm, steps: dict[str, Step]) -> dict[str, int]:
+    """Return {name: parameters, on all ranks together, that differ from DDP on gloo after a few steps}."""
     for step in steps.values():
         for _ in range(CHECKED_STEPS):
             step()
@@ -264,8 +272,8 @@ def check(comm: Comm, steps: Any) -> Any:
     return wrong
 
 
-def summary(name: str, times: Any, batch: Any) -> Any:
-    """Median and quartiles of the steps, and of what they take longer than those without communication."""
+def summary(name: str, times: dict[str, list[float]], batch: int) -> Row:
+    """Return the median and quartiles of the steps, and of what they take longer than those without communication."""
     longer = [a - b for a, b in zip(times[name], times[WITHOUT.get(name, name)], strict=True)]
     step_ms = quartiles(times[name])
     return {
@@ -275,8 +283,8 @@ def summary(name: str, times: Any, batch: Any) -> Any:
     }
 
 
-def exposed_in_events(comm: Comm, windows: Any) -> Any:
-    """ms per step of this rank in which it waited for communication, by its events within `windows` (ns).
+def exposed_in_events(comm: Comm, windows: list[tuple[int, int]]) -> float | None:
+    """Return the ms per step of this rank in which it waited for communication, by its events within `windows` (ns).
 
     gloo's and NCCL's own work inside DDP has no events.
     """

@@ -74,7 +74,7 @@ def verdicts(rows: list[Row]) -> list[str]:
 
 
 class Gloo:
-    """What a shard of a model asks of a communicator, done by a gloo group of the same ranks."""
+    """The calls of a shard of a model on a communicator, done by a gloo group of the same ranks."""
 
     def __init__(self, comm: Comm) -> None:
         self.rank, self.size, self.group = comm.rank, comm.size, gloo_group(comm)
@@ -91,7 +91,8 @@ class Gloo:
 
 def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
     """Time all candidates in turns; rank 0 reports a row for each."""
-    whole = models.build("llama", **SIZES[size], theta=THETA).eval()
+    fields: dict[str, Any] = SIZES[size]
+    whole = models.build("llama", **fields, theta=THETA).eval()
     rehearsal = Rehearsal(comm, None)
     comms: dict[str, Any] = {OURS: comm, GLOO: Gloo(comm), ALONE: rehearsal}
     parts = {name: shard(one, copy.deepcopy(whole)) for name, one in comms.items()}
@@ -101,7 +102,7 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
     sent = [nbytes for _, nbytes, _ in rehearsal.called]  # of the all-reduces of a step
     logits = torch.ones(batch, 1, -(-SIZES[size]["vocabulary"] // comm.size))
     sizes = [4 * SIZES[size]["width"] * n for n in SIZES_OF_MESSAGES]
-    talks: dict[int, Callable[[], Any]] = {n: lambda n=n: comm.all_reduce(torch.ones(n // 4)) for n in sizes}
+    talks: dict[int, Callable[[], object]] = {n: lambda n=n: comm.all_reduce(torch.ones(n // 4)) for n in sizes}
     talks[0] = lambda: comm.all_gather(logits)
     steps: dict[str, list[float]] = {name: [] for name in parts}
     computing = list[float]()  # ms per step, of the slower rank between any two all-reduces
@@ -151,7 +152,7 @@ def run(comm: Comm, part: nn.Module, batch: int) -> tuple[float, list[int]]:
     return 1e3 * seconds / STEPS, [token for stream in streams for token in stream.request.new]
 
 
-def in_a_row(comm: Comm, talk: Callable[[], Any]) -> float:
+def in_a_row(comm: Comm, talk: Callable[[], object]) -> float:
     """s per call."""
     comm.barrier()
     begin = time.perf_counter()

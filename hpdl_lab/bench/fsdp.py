@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import resource
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
 from .. import models
 from ..comm.torch.transport import from_process_group
 from ..data.loading import shard
+from ..models.gpt import GPT
 from ..parallel.data_parallel import DataParallelOverlapped, Strategy
 from ..parallel.zero import ZeRO3
 from . import launch
@@ -62,7 +67,7 @@ def memory(ranks: int, size: str, batch: int, rounds: int, report: Report = Repo
         raise ValueError(f"a batch of {batch} has no example for some of {ranks} ranks")
     launch.warn_of_too_many(ranks)
 
-    def peak(row: Any) -> Any:
+    def peak(row: Row) -> Row:
         messages = launch.on_ranks(ranks, "fsdp_memory", [[size, batch, row["name"]]])
         return next(message for message in messages if "peak_MiB" in message)
 
@@ -72,7 +77,7 @@ def memory(ranks: int, size: str, batch: int, rounds: int, report: Report = Repo
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """A sentence for each of ours: how it compares with FSDP2 on the same back end."""
+    """Return a sentence for each of ours: how it compares with FSDP2 on the same back end."""
     named = {row["name"]: row for row in rows}
     lines = [f"{rows[0]['parameters']:,} parameters, AdamW: 16 bytes each, {rows[0]['parameters'] / 2**16:.0f} MiB."]
     for backend in BACKENDS:
@@ -87,12 +92,12 @@ def verdicts(rows: list[Row]) -> list[str]:
 # -- on every rank ---------------------------------------------------------------------------------------------------
 
 
-def on_ranks(comm: Comm, size: str, batch: int, rounds: Any) -> None:
+def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
     """Check, then time all candidates in turns; rank 0 reports a row for each."""
     with groups(comm) as made:
         steps = {name: Step(comm, name, size, batch, made) for name in NAMES}
         wrong = check(comm, steps)
-        times: dict[str, Any] = {name: [] for name in steps}
+        times: dict[str, list[float]] = {name: [] for name in steps}
         for i in range(rounds):
             for name in NAMES if i % 2 else reversed(NAMES):  # who is first changes
                 times[name].append(sample(comm, steps[name]) / 1e6)
@@ -127,25 +132,25 @@ def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
 
 def warm_up() -> None:
     """Take a step without other ranks, so that what torch takes at the first one is not counted."""
-    model = models.build("gpt", "tiny")
+    model = cast(GPT, models.build("gpt", "tiny"))
     optimizer = adamw(model.parameters())
     model(torch.zeros(1, model.block, dtype=torch.int64)).sum().backward()
     optimizer.step()
 
 
 class Step:
-    """One candidate's step of training, always on the same examples. made: {back end: process group}."""
+    """A candidate's step of training, always on the same examples. made: {back end: process group}."""
 
-    def __init__(self, comm: Comm, name: str, size: str, batch: int, made: Any) -> None:
+    def __init__(self, comm: Comm, name: str, size: str, batch: int, made: dict[str, dist.ProcessGroup]) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.comm, self.name, self.model = comm, name, models.build("gpt", size)
+        self.comm, self.name, self.model = comm, name, cast(GPT, models.build("gpt", size))
         tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
         mine = tokens[shard(torch.arange(batch), comm.rank, comm.size)]
         self.x, self.y, self.answers = mine[:, :-1], mine[:, 1:], batch * self.model.block
         self.parameters, self.first = sum(p.numel() for p in self.model.parameters()), 0.0
         self.closing = contextlib.ExitStack()
         self.strategy: Strategy | None = None
-        group = made.get(name.rpartition(" ")[2])
+        group = made.get(name.rpartition(" ")[2], made["gloo"])
         if name.startswith("FSDP2"):
             mesh = DeviceMesh.from_group(group, "cpu")
             for unit in (*self.model.blocks, self.model):
@@ -170,21 +175,21 @@ class Step:
         self.optimizer.step()
         self.first = self.first or loss.item()
 
-    def flat(self) -> Any:
-        """All parameters (N,), a copy. Collective."""
+    def flat(self) -> Tensor:
+        """Return all parameters (N,), a copy. Collective."""
         if self.strategy:
             state = self.strategy.stateful(self.model).state_dict()
             return torch.cat([state[name].reshape(-1) for name, _ in self.model.named_parameters()])
-        return torch.cat([cast(Any, p).full_tensor().detach().reshape(-1) for p in self.model.parameters()])
+        return torch.cat([cast(DTensor, p).full_tensor().detach().reshape(-1) for p in self.model.parameters()])
 
     def held(self) -> int:
-        """Bytes of parameters and of the optimizer's states that this rank holds between two steps."""
+        """Return the bytes of parameters and of the optimizer's states that this rank holds between two steps."""
         if self.strategy:
             found = self.strategy.held(self.model, self.optimizer)
             return found["parameters"] + found["optimizer"]
         states = [value for row in self.optimizer.state.values() for value in row.values()]
-        tensors = [cast(Any, tensor) for tensor in (*self.model.parameters(), *states)]
-        return sum((tensor.to_local() if hasattr(tensor, "to_local") else tensor).nbytes for tensor in tensors)
+        tensors = [*self.model.parameters(), *states]
+        return sum((x.to_local() if isinstance(x, DTensor) else x).nbytes for x in tensors)
 
     def stop(self) -> None:
         if self.strategy:
@@ -192,13 +197,13 @@ class Step:
         self.closing.close()
 
 
-def adamw(params: Any) -> torch.optim.Optimizer:
+def adamw(params: Iterable[Tensor]) -> torch.optim.Optimizer:
     # eps: Adam divides by the size of a gradient, and one that is all rounding errors would decide on a whole step.
     return torch.optim.AdamW(params, lr=1e-3, eps=1e-5)
 
 
 def check(comm: Comm, steps: dict[str, Step]) -> dict[str, int]:
-    """{name: parameters, on all ranks together, that are not those of FSDP2 on gloo after a few steps}."""
+    """Return {name: parameters, on all ranks together, that differ from FSDP2 on gloo after a few steps}."""
     for step in steps.values():
         for _ in range(CHECKED_STEPS):
             step()

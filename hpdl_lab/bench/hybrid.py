@@ -50,7 +50,7 @@ def assumed() -> str:
 
 
 def lines() -> list[Row]:
-    """What our formulas and the simulator say, and what others have measured or derived, with the source."""
+    """Return what our formulas and the simulator say, and what others have measured or derived, with the source."""
     spec, grid, machine = SPECS["gpt3"], grid_of(**GRID), MACHINES["dgx_a100"]
     options: dict[str, Any] = {"schedule": "1f1b", "micro_batches": MICRO_BATCHES, "recompute": True}
     predicted = predict(spec, grid, machine=machine, batch=BATCH, **options)

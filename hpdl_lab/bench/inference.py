@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -14,12 +14,16 @@ from torch import nn
 from .. import models
 from ..inference.engine import Engine
 from ..inference.quantize import long_rows, quantize, weight_bytes
+from ..models.llama import Decoder
 from ..units import amount_text, counted
 from . import launch
 from .report import Column, Report, Row, Table, field
 from .timing import quartiles
 
-SIZES: dict[str, dict[str, Any]] = {
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+SIZES: dict[str, dict[str, int]] = {
     "small": {"vocabulary": 2048, "block": 512, "layers": 6, "heads": 6, "kv_heads": 2, "width": 192, "hidden": 512},
     "medium": {"vocabulary": 4096, "block": 512, "layers": 8, "heads": 8, "kv_heads": 4, "width": 512, "hidden": 1408},
 }
@@ -51,7 +55,7 @@ def inference(size: str, requests: int, rounds: int, report: Report = Report()) 
     Raises:  ValueError if transformers is not installed.
     """
     theirs, version = transformers_llama(size)
-    ours, small = (models.from_transformers(theirs).eval() for _ in range(2))
+    ours, small = (cast(Decoder, models.from_transformers(theirs)).eval() for _ in range(2))
     long_rows(ours)
     quantize(small)
     about = launch.about() | {
@@ -70,8 +74,8 @@ def inference(size: str, requests: int, rounds: int, report: Report = Report()) 
     return TABLE.tell(f"inference, a {size} LLaMA against transformers", messages(), report=report)
 
 
-def transformers_llama(size: str) -> tuple[Any, str]:
-    """transformers' LLaMA of this size with random weights, and the version."""
+def transformers_llama(size: str) -> tuple[LlamaForCausalLM, str]:
+    """Return transformers' LLaMA of this size with random weights, and the version."""
     try:
         import transformers
     except ImportError as problem:
@@ -98,8 +102,8 @@ def transformers_llama(size: str) -> tuple[Any, str]:
     return transformers.LlamaForCausalLM(config).eval(), transformers.__version__
 
 
-def single(ours: nn.Module, small: nn.Module, theirs: Any, rounds: int) -> list[Row]:
-    """One request at a time."""
+def single(ours: Decoder, small: Decoder, theirs: LlamaForCausalLM, rounds: int) -> list[Row]:
+    """Run one request at a time."""
     prompt, new = drawn(1, ONE[:1] * 2, ONE[1:] * 2, vocabulary=ours.tokens.num_embeddings)
     runs = {
         OURS: lambda: engine(ours, prompt, new, slots=1),
@@ -109,8 +113,8 @@ def single(ours: nn.Module, small: nn.Module, theirs: Any, rounds: int) -> list[
     return race(f"one request, {ONE[0]} tokens and {ONE[1]} new", runs, new, rounds)
 
 
-def mixed(ours: nn.Module, small: nn.Module, theirs: Any, requests: int, rounds: int) -> list[Row]:
-    """Requests of mixed lengths, all there at the start."""
+def mixed(ours: Decoder, small: Decoder, theirs: LlamaForCausalLM, requests: int, rounds: int) -> list[Row]:
+    """Run requests of mixed lengths, all there at the start."""
     prompts, new = drawn(requests, PROMPTS, NEW, vocabulary=ours.tokens.num_embeddings)
     runs = {
         OURS: lambda: engine(ours, prompts, new, slots=requests),
@@ -124,26 +128,26 @@ def mixed(ours: nn.Module, small: nn.Module, theirs: Any, requests: int, rounds:
 
 
 def drawn(n: int, prompts: tuple[int, ...], new: tuple[int, ...], vocabulary: int) -> tuple[Tokens, list[int]]:
-    """Prompts of n requests, and how many tokens each asks for; the logarithm of a length is uniform."""
-    chance = random.Random(0)
+    """Return the prompts of n requests, and how many tokens each asks for; the logarithm of a length is uniform."""
+    generator = random.Random(0)
 
     def length(least: int, most: int) -> int:
-        return round(math.exp(chance.uniform(math.log(least), math.log(most))))
+        return round(math.exp(generator.uniform(math.log(least), math.log(most))))
 
-    found = [[chance.randrange(vocabulary) for _ in range(length(*prompts))] for _ in range(n)]
+    found = [[generator.randrange(vocabulary) for _ in range(length(*prompts))] for _ in range(n)]
     return found, [length(*new) for _ in range(n)]
 
 
 def engine(model: nn.Module, prompts: Tokens, new: list[int], slots: int) -> Tokens:
-    """Ours; with a new engine, which finds no prefix of an earlier run."""
+    """Run ours; with a new engine, which finds no prefix of an earlier run."""
     ours = Engine(model, slots=slots)
     streams = [ours.submit(prompt, n) for prompt, n in zip(prompts, new, strict=True)]
     return [[*stream] for stream in streams]
 
 
 @torch.inference_mode()
-def static(theirs: Any, prompts: Tokens, new: list[int], batch: int) -> Tokens:
-    """Theirs: static batches, filled up on the left, each of which generates until its longest request has ended."""
+def static(theirs: LlamaForCausalLM, prompts: Tokens, new: list[int], batch: int) -> Tokens:
+    """Run theirs: static batches, padded on the left; each goes on until its longest request has ended."""
     made = []
     for first in range(0, len(prompts), batch):
         some, most = prompts[first : first + batch], max(new[first : first + batch])
@@ -156,7 +160,7 @@ def static(theirs: Any, prompts: Tokens, new: list[int], batch: int) -> Tokens:
 
 
 def race(group: str, runs: dict[str, Callable[[], Tokens]], new: list[int], rounds: int) -> list[Row]:
-    """Rows of all candidates, which take turns; after a run of each, in which they warm up and are compared."""
+    """Return the rows of all candidates, which take turns after a run of each, in which they are compared."""
     made = {name: run() for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):

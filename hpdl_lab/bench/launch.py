@@ -1,5 +1,7 @@
 """Ranks for a benchmark: started with mpiexec, asked what they depend on, listened to row by row."""
 
+from __future__ import annotations
+
 import contextlib
 import glob
 import json
@@ -7,14 +9,17 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .. import features
 from ..features import dev_shm, gpu
-from .report import VERSIONS
+from .report import VERSIONS, Row
+
+if TYPE_CHECKING:
+    from ..comm.mpi.session import Session
 
 DEADLINE = 60.0  # s: for one wait
 # A wheel with an MPI: arguments of its mpiexec where every rank has a core, and variables; messages in shared memory.
@@ -26,8 +31,8 @@ BEST = {
 
 
 def on_ranks(
-    ranks: int, kind: str, runs: list[list], folder: str = "", device: str = "cpu"
-) -> Iterator[dict[str, Any]]:
+    ranks: int, kind: str, runs: Sequence[Sequence[object]], folder: str = "", device: str = "cpu"
+) -> Iterator[Row]:
     """Do `kind` of bench/__main__.py on `ranks` new ranks, once with each arguments of `runs`; yields their rows.
 
     device: of their tensors, "cpu" or "cuda".
@@ -46,7 +51,7 @@ def on_ranks(
     # One thread per rank, as for training: ranks are the parallelism here.
     environment = {**os.environ, **features.launch_environment(), **variables, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
+        for line in process.stdout or ():
             if line.startswith('{"about"'):
                 settings = " ".join([*options, *(f"{name}={value}" for name, value in variables.items())])
                 yield {"about": json.loads(line)["about"] | {"settings": settings or "no settings"}}
@@ -59,8 +64,7 @@ def on_ranks(
 
 
 def best_settings(folder: str, ranks: int) -> tuple[tuple[str, ...], dict[str, str]]:
-    """(arguments of mpiexec, variables) for ranks on one machine under the MPI of this environment. Nothing is bound
-    where ranks share cores."""
+    """Return (arguments of mpiexec, variables) for ranks of one machine, which are not bound if they share cores."""
     for wheel, (options, variables) in BEST.items():
         if glob.glob(os.path.join(folder, "lib", "python*", "site-packages", f"{wheel.replace('-', '_')}-*.dist-info")):
             if ranks <= features.cores():
@@ -70,7 +74,7 @@ def best_settings(folder: str, ranks: int) -> tuple[tuple[str, ...], dict[str, s
 
 
 def environment(folder: str) -> str:
-    """The whole path of an environment with an MPI. Raises ValueError where it has no python or no mpiexec."""
+    """Return the whole path of an environment with an MPI. Raises ValueError if it has no python or no mpiexec."""
     for program in ("python", "mpiexec"):
         if not os.access(os.path.join(folder, "bin", program), os.X_OK):
             raise ValueError(
@@ -86,13 +90,13 @@ def warn_of_too_many(ranks: int) -> None:
         print(f"{ranks} ranks on {features.cores()} cores take turns: this measures time-slicing, not scaling\n")
 
 
-def about(session: Any = None, device: str = "cpu") -> dict[str, Any]:
-    """What the numbers depend on. session: of MPI, if ranks are part of it; device: "cuda" if a GPU is."""
+def about(session: Session | None = None, device: str = "cpu") -> Row:
+    """Return what the numbers depend on. session: of MPI, if ranks are part of it; device: "cuda" if a GPU is."""
     versions = {}
     for name in VERSIONS:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
-    found: dict[str, Any] = {
+    found: Row = {
         "machine": f"{features.processor()}, {features.cores()} cores",
         "system": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version(), **versions},

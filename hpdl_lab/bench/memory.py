@@ -1,12 +1,12 @@
-"""What memory can do when all ranks use it at once, and what all-reduces make of it; a buffer that is written again."""
+"""The speed of memory when all ranks use it at once, and of all-reduces beside it; a buffer that is written again."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from ..collectives.sweep import row
 from . import timing
 
 if TYPE_CHECKING:
-    from ..comm.base import Comm
+    from torch import Tensor
+
+    from ..comm.real import RealComm
 
 SAMPLES, SAMPLE_NS = 7, 2_000_000
 ROUNDS = 300  # times that a chunk is written in one setting
@@ -26,8 +28,8 @@ RING = "ring"
 
 
 @contextmanager
-def on_own_core(comm: Comm) -> Iterator[None]:
-    """Inside, this rank computes on one core, as far as there is one for each rank, and records no events."""
+def on_own_core(comm: RealComm) -> Generator[None]:
+    """Let this rank compute on one core, if there is one for each rank, and record no events."""
     cores, threads, recording = sorted(os.sched_getaffinity(0)), torch.get_num_threads(), comm.trace.enabled
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
@@ -40,7 +42,7 @@ def on_own_core(comm: Comm) -> Iterator[None]:
         comm.trace.enabled = recording
 
 
-def roofline(comm: Comm, sizes: list[int], rest_s: float) -> None:
+def roofline(comm: RealComm, sizes: list[int], rest_s: float) -> None:
     """Rank 0 reports a row for each size in bytes and each kernel of STREAM or all-reduce, all in turns.
 
     copy: b = a; add: c = a + b; in place: the sum of the halves of `a` goes to both, as in one pass. They work on
@@ -62,16 +64,18 @@ def roofline(comm: Comm, sizes: list[int], rest_s: float) -> None:
         time.sleep(rest_s)
 
 
-def stream(comm: Any, a: Any, b: Any, c: Any) -> dict[str, Callable]:
-    """{name: run} of the kernels of STREAM, in compiled code."""
+def stream(comm: RealComm, a: Tensor, b: Tensor, c: Tensor) -> dict[str, Callable[[], object]]:
+    """Return {name: run} of the kernels of STREAM, in compiled code."""
     kernel = comm.core.instructions()[0]
     halves = [*a.split(len(a) // 2)]
     operands = {"copy": ([a], [b]), "add": ([a, b], [c]), "in place": (halves, halves)}
     return {name: comm.core.Sum(kernel, *operands[name]) for name in STREAM}
 
 
-def all_reduces(comm: Comm, x: Any, registered: Any, shared: Any, result: Any) -> dict[str, Callable]:
-    """{name: run}: one pass in compiled code, the others in Python. What is added is 0: sums of sums would overflow."""
+def all_reduces(
+    comm: RealComm, x: Tensor, registered: Tensor, shared: Tensor, result: Tensor
+) -> dict[str, Callable[[], object]]:
+    """Return {name: run}: one pass compiled, the others in Python. They add zeros: sums of sums would overflow."""
     return {
         ONE_PASS: lambda: comm.all_reduce(registered),
         STAGED: lambda: staged(comm, x, shared, result),
@@ -79,7 +83,7 @@ def all_reduces(comm: Comm, x: Any, registered: Any, shared: Any, result: Any) -
     }
 
 
-def write_again(comm: Any, nbytes: int, most: int, rest_s: float) -> None:
+def write_again(comm: RealComm, nbytes: int, most: int, rest_s: float) -> None:
     """Rank 0 writes chunks of `nbytes` into memory that all ranks share, rank 1 reads them, one after the other.
 
     The memory is a chunk, two, four ... `most` bytes, and each chunk of it is written in turn. Rank 0 reports a row for
@@ -103,8 +107,8 @@ def write_again(comm: Any, nbytes: int, most: int, rest_s: float) -> None:
             time.sleep(rest_s)
 
 
-def turn(comm: Any, write: Callable, load: Callable, read: bool) -> float:
-    """ns that rank 0 takes to write, and rank 1, after it, to read; nobody works at the same time."""
+def turn(comm: RealComm, write: Callable[[], object], load: Callable[[], object], read: bool) -> float:
+    """Return the ns that rank 0 takes to write, and rank 1, after it, to read; nobody works at the same time."""
     took = timed(write) if comm.rank == 0 else 0.0
     comm.barrier()
     if comm.rank == 1 and read:
@@ -113,7 +117,7 @@ def turn(comm: Any, write: Callable, load: Callable, read: bool) -> float:
     return took
 
 
-def timed(run: Callable) -> float:
+def timed(run: Callable[[], object]) -> float:
     begin = time.perf_counter_ns()
     run()
     return float(time.perf_counter_ns() - begin)

@@ -12,17 +12,18 @@ import copy
 import os
 import resource
 import tempfile
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from .. import models, schedules
 from ..comm.torch.group import process_group
 from ..mesh import DeviceMesh
+from ..models.gpt import GPT
 from ..parallel.grid.memory import SavedBytes
 from ..parallel.hybrid.model import HybridParallel
 from ..parallel.pipeline.split import Layers
@@ -31,7 +32,10 @@ from .report import Column, Report, Row, Table, field, with_memory
 from .timing import quartiles, sample, slowest
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from ..comm.base import Comm
+    from ..schedules import Schedule
 
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble_h1")
@@ -82,7 +86,7 @@ def pipeline(
     launch.warn_of_too_many(ranks)
     task = [size, batch, micro_batches]
 
-    def memory(row: Any) -> Any:
+    def memory(row: Row) -> Row:
         messages = launch.on_ranks(ranks, "pipeline_memory", [[*task, row["schedule"], row["name"]]])
         return next(message for message in messages if "peak_MiB" in message)
 
@@ -92,7 +96,7 @@ def pipeline(
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """A sentence for each schedule: how ours compares with torch's."""
+    """Return a sentence for each schedule: how ours compares with torch's."""
     return [f"{rows[0]['parameters']:,} parameters."] + [
         f"{row['schedule']}: our step takes {row['of_torch'][0]:.2f} times as long as torch's, median of the rounds."
         for row in rows
@@ -103,11 +107,11 @@ def verdicts(rows: list[Row]) -> list[str]:
 # -- on every rank ---------------------------------------------------------------------------------------------------
 
 
-def on_ranks(comm: Comm, size: str, batch: int, micro_batches: Any, name: str, rounds: Any) -> None:
+def on_ranks(comm: Comm, size: str, batch: int, micro_batches: int, name: str, rounds: int) -> None:
     """Check, then time both candidates in turns; rank 0 reports a row for each."""
     with candidates(comm, size, batch, micro_batches, name) as steps:
         wrong = check(comm, steps)
-        times = {who: [] for who in steps}
+        times: dict[str, list[float]] = {who: [] for who in steps}
         for i in range(rounds):
             for who in list(steps) if i % 2 else list(reversed(steps)):  # who is first changes
                 times[who].append(sample(comm, steps[who]) / 1e6)
@@ -127,7 +131,7 @@ def on_ranks(comm: Comm, size: str, batch: int, micro_batches: Any, name: str, r
                 )
 
 
-def memory_on_ranks(comm: Comm, size: str, batch: int, micro_batches: Any, name: str, who: Any) -> None:
+def memory_on_ranks(comm: Comm, size: str, batch: int, micro_batches: int, name: str, who: str) -> None:
     """Rank 0 reports, for each rank, the most MiB that autograd kept at once and that the process had."""
     with candidates(comm, size, batch, micro_batches, name, only=who) as steps:
         saved = SavedBytes(steps[who].params.values())
@@ -141,8 +145,10 @@ def memory_on_ranks(comm: Comm, size: str, batch: int, micro_batches: Any, name:
 
 
 @contextlib.contextmanager
-def candidates(comm: Comm, size: str, batch: int, micro_batches: Any, name: str, only: Any = None) -> Iterator[Any]:
-    """{"torch": step, "ours": step}, or one of them; steps are called without arguments."""
+def candidates(
+    comm: Comm, size: str, batch: int, micro_batches: int, name: str, only: str | None = None
+) -> Generator[dict[str, Ours | Torchs]]:
+    """Yield {"torch": step, "ours": step}, or one of them; steps are called without arguments."""
     task = Task(size, batch, schedules.build(name, comm.size, micro_batches))
     ours = Ours(comm, task)
     if only == "ours":
@@ -153,35 +159,36 @@ def candidates(comm: Comm, size: str, batch: int, micro_batches: Any, name: str,
         yield {"torch": theirs} if only else {"torch": theirs, "ours": ours}
 
 
-def check(comm: Comm, steps: Any) -> Any:
-    """{who: parameters, on all ranks together, whose gradient is not that of torch after a few steps}."""
+def check(comm: Comm, steps: dict[str, Ours | Torchs]) -> dict[str, int]:
+    """Return {who: parameters, on all ranks together, whose gradient differs from torch's after a few steps}."""
     for step in steps.values():
         for _ in range(CHECKED_STEPS):
             step()
     wrong = 0
     for name, param in steps["ours"].params.items():
-        theirs = steps["torch"].params[name].grad
-        wrong += int(((param.grad - theirs).abs() > TOLERANCE * theirs.abs().max()).sum())
+        theirs = cast(Tensor, steps["torch"].params[name].grad)
+        mine = cast(Tensor, param.grad)
+        wrong += int(((mine - theirs).abs() > TOLERANCE * theirs.abs().max()).sum())
     return {"torch": 0, "ours": int(comm.all_reduce(torch.tensor([wrong])))}
 
 
 # -- the candidates ---------------------------------------------------------------------------------------------------
 
 
-def loss_of(logits: Any, y: Any) -> Any:
-    """Mean cross-entropy of logits (b, s, V) and y (b, s)."""
+def loss_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits (b, s, V) and y (b, s)."""
     return cross_entropy(logits.flatten(0, -2), y.flatten())
 
 
 class Task:
-    """What both candidates work on: a GPT, a batch, a schedule.
+    """The task of both candidates: a GPT, a batch, a schedule.
 
     costs: of its layers, their parameters: measured ones would cut it otherwise in every run.
     """
 
-    def __init__(self, size: str, batch: int, schedule: Any) -> None:
+    def __init__(self, size: str, batch: int, schedule: Schedule) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.model, self.schedule = models.build("gpt", size), schedule
+        self.model, self.schedule = cast(GPT, models.build("gpt", size)), schedule
         tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
         self.x, self.y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         self.example = self.x[: batch // schedule.micro_batches]
@@ -192,12 +199,12 @@ class Task:
 class Ours:
     """A step of HybridParallel on `comm`, with stages only."""
 
-    def __init__(self, comm: Comm, task: Any) -> None:
+    def __init__(self, comm: Comm, task: Task) -> None:
         mesh = DeviceMesh(comm, pp=comm.size)
         self.pipeline = HybridParallel(task.model, mesh, task.x, schedule=task.schedule, costs=task.costs)
         self.params, self.task = self.pipeline.named_parameters(), task
 
-    def __call__(self) -> Any:
+    def __call__(self) -> object:
         return self.pipeline.step(self.task.x, self.task.y)
 
 
@@ -207,7 +214,7 @@ class Torchs:
     Tied weights are added as ours are: torch leaves them alone.
     """
 
-    def __init__(self, comm: Comm, task: Any, ours: Any, group: Any) -> None:
+    def __init__(self, comm: Comm, task: Task, ours: Ours, group: dist.ProcessGroup) -> None:
         from torch.distributed.pipelining import PipelineStage
 
         self.comm, self.task, device = comm, task, torch.device("cpu")
@@ -225,14 +232,14 @@ class Torchs:
         self.first, self.last = 0 in modules, total - 1 in modules
         self.run = schedule_of(task.schedule, stages)
 
-    def __call__(self) -> Any:
+    def __call__(self) -> float | None:
         for param in self.params.values():
             param.grad = None
         x = (self.task.x,) if self.first else ()
         target, losses = (self.task.y, []) if self.last else (None, None)
         self.run.step(*x, target=target, losses=losses, return_outputs=False)
         for comm, params in self.shared:
-            total = comm.all_reduce(torch.cat([p.grad.reshape(-1) for p in params]))
+            total = comm.all_reduce(torch.cat([cast(Tensor, p.grad).reshape(-1) for p in params]))
             for param, grad in zip(params, total.split([p.numel() for p in params]), strict=True):
                 param.grad = grad.view(param.shape)
         return sum(loss.item() for loss in losses) / len(losses) if losses else None
@@ -241,17 +248,17 @@ class Torchs:
 class OneTensor(nn.Module):
     """A stage whose only output is not in a tuple, as torch wants it."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         outputs = self.module(*inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def schedule_of(schedule: Any, stages: Any) -> Any:
-    """torch's schedule of the same name; where it has none, its runtime with ours, as a file of strings."""
+def schedule_of(schedule: Schedule, stages: list[Any]) -> Any:
+    """Return torch's schedule of the same name; if it has none, its runtime with ours, as a file of strings."""
     from torch.distributed.pipelining import schedules as torch_schedules
 
     kinds = {"gpipe": torch_schedules.ScheduleGPipe, "1f1b": torch_schedules.Schedule1F1B}

@@ -17,15 +17,15 @@ class Column(NamedTuple):
     """text(row): what stands in this column; the unit is printed below the name. Numbers stand on the right."""
 
     name: str
-    text: Callable[[Row], Any]
+    text: Callable[[Row], object]
     unit: str = ""
     width: int = 9
     left: bool = False
 
 
-def field(name: str, key: str = "", form: str = "", **how: Any) -> Column:
-    """A column of `row[key]`, formatted as `form` says: field("time", "time_us", ",.2f", unit="us")."""
-    return Column(name, lambda row: format(row[key or name], form), **how)
+def field(name: str, key: str = "", form: str = "", unit: str = "", width: int = 9, left: bool = False) -> Column:
+    """Return a column of `row[key]`, formatted as `form` says: field("time", "time_us", ",.2f", unit="us")."""
+    return Column(name, lambda row: format(row[key or name], form), unit, width, left)
 
 
 class Report(NamedTuple):
@@ -42,7 +42,7 @@ class Table:
     def __init__(self, columns: Iterable[Column], group: str = "") -> None:
         self.columns, self.group = tuple(columns), group
 
-    def line(self, cells: Iterable[Any]) -> str:
+    def line(self, cells: Iterable[object]) -> str:
         pairs = zip(self.columns, map(str, cells), strict=True)
         return " ".join(f"{cell:{'<' if c.left else '>'}{max(c.width, len(c.name))}}" for c, cell in pairs).rstrip()
 
@@ -55,7 +55,7 @@ class Table:
         )
 
     def lines(self, rows: list[Row]) -> list[str]:
-        """The table as it is printed."""
+        """Return the table as it is printed."""
         return [*self.head().split("\n"), *(self.line(self.cells(row)) for row in rows)]
 
     def tell(
@@ -92,7 +92,7 @@ class Table:
         return rows
 
     def section(self, title: str, command: str, about: Row, rows: list[Row]) -> str:
-        """A section of documentation: where, how and when, then the tables."""
+        """Return a section of documentation: where, how and when, then the tables."""
         lines = [f"## {title[0].upper()}{title[1:]}", "", f"`{command}`", "", f"{where(about)}."] if about else []
         lines += ["", *wrapped(about)] if "method" in about else []
         heads = [f"{c.name} ({c.unit})" if c.unit else c.name for c in self.columns]
@@ -104,7 +104,7 @@ class Table:
 
 
 def where(about: Row) -> str:
-    """What the numbers depend on, in one line."""
+    """Return what the numbers depend on, in one line."""
     named = about | about.get("versions", {})
     plain = [str(about[key]) for key in ("gpu", "machine", "instructions", "system", "mpi") if key in about]
     versions = [f"{key} {value}" for key, value in named.items() if key in VERSIONS]
@@ -112,12 +112,12 @@ def where(about: Row) -> str:
 
 
 def wrapped(about: Row) -> list[str]:
-    """How it was measured, in lines, if the benchmark says so."""
+    """Return how it was measured, in lines, if the benchmark says so."""
     return textwrap.wrap(about.get("method", ""), 120)
 
 
-def markdown(heads: Iterable[str], rows: Iterable[Iterable[Any]], left: Iterable[bool]) -> str:
-    """A table in Markdown that reads well in a terminal. left: for each column, whether it holds words."""
+def markdown(heads: Iterable[str], rows: Iterable[Iterable[object]], left: Iterable[bool]) -> str:
+    """Return a table in Markdown that reads well in a terminal. left: for each column, True if it holds words."""
     words, texts = list(left), [[str(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*texts, strict=True)]
     rule = [f":{'-' * (w - 1)}" if word else f"{'-' * (w - 1)}:" for w, word in zip(widths, words, strict=True)]
@@ -142,7 +142,7 @@ def put(path: str, title: str, text: str) -> None:
 
 
 def with_memory(messages: Iterable[Row], memory: Callable[[Row], Row]) -> Iterator[Row]:
-    """The messages, each row with `memory(row)` added once all have been measured."""
+    """Yield the messages, each row with `memory(row)` added once all have been measured."""
     rows = []
     for message in messages:
         if "about" in message:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +21,9 @@ SLOW = 0  # instead of a number of calls
 
 
 def in_turns(
-    comm: Comm, runs: list[Callable], samples: int = SAMPLES, sample_ns: float = SAMPLE_NS
+    comm: Comm, runs: Sequence[Callable[[], object]], samples: int = SAMPLES, sample_ns: float = SAMPLE_NS
 ) -> list[np.ndarray]:
-    """For each of `runs`, functions of no arguments: (samples,) ns per call of the slowest rank. Collective."""
+    """Return, for each of `runs`, functions of no arguments, (samples,) ns per call of the slowest rank. Collective."""
     calls = [calls_per_sample(comm, run, sample_ns) for run in runs]
     found: list[list[float]] = [[] for _ in runs]
     for i in range(samples):
@@ -33,8 +33,8 @@ def in_turns(
     return [slowest(comm, times) for times in found]
 
 
-def calls_per_sample(comm: Comm, run: Callable, sample_ns: float) -> int:
-    """As many as fit into `sample_ns` on the slowest rank, after a few that warm up; SLOW for a slow one."""
+def calls_per_sample(comm: Comm, run: Callable[[], object], sample_ns: float) -> int:
+    """Return as many as fit into `sample_ns` on the slowest rank, after a few that warm up; SLOW for a slow one."""
     calls = 1
     for _ in range(3):
         took = float(slowest(comm, [sample(comm, run, calls)])[0])
@@ -44,8 +44,8 @@ def calls_per_sample(comm: Comm, run: Callable, sample_ns: float) -> int:
     return calls
 
 
-def sample(comm: Comm, run: Callable, calls: int = SLOW) -> float:
-    """ns per call, of `calls` in a row; before them one that fetches the tensor into the cache."""
+def sample(comm: Comm, run: Callable[[], object], calls: int = SLOW) -> float:
+    """Return ns per call, of `calls` in a row; before them one that fetches the tensor into the cache."""
     if calls != SLOW:
         run()
     comm.barrier()
@@ -55,12 +55,12 @@ def sample(comm: Comm, run: Callable, calls: int = SLOW) -> float:
     return (time.perf_counter_ns() - begin) / max(1, calls)
 
 
-def slowest(comm: Comm, values: list[float]) -> np.ndarray:
-    """The greatest over ranks of each of `values`."""
+def slowest(comm: Comm, values: Sequence[float]) -> np.ndarray:
+    """Return the greatest over ranks of each of `values`."""
     return np.asarray(comm.all_gather(np.array(values, dtype=np.float64))).max(axis=0)
 
 
-def quartiles(values: Any) -> list[float]:
-    """[median, p25, p75]."""
-    p25, median, p75 = statistics.quantiles(values, n=4, method="inclusive")
+def quartiles(values: Iterable[float]) -> list[float]:
+    """Return [median, p25, p75]."""
+    p25, median, p75 = statistics.quantiles([*values], n=4, method="inclusive")
     return [round(median, 4), round(p25, 4), round(p75, 4)]

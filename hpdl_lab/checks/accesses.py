@@ -1,18 +1,23 @@
-"""What an answer reads from memory and writes there, element by element, and where two ranks meet without a barrier."""
+"""Reads and writes of an answer in memory, element by element, and races of ranks without a barrier between them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from greenlet import getcurrent
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..comm.base import Comm
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from ..comm.base import Comm
+    from ..comm.sim.run import SimComm
+
 
 NOBODY, SEVERAL = -1, -2
 WRITE_ONLY = ("copy_", "fill_", "zero_", "set_")  # of the operations in place; the others read what they change
@@ -23,7 +28,7 @@ BUFFERS = ("empty", "zeros", "ones", "full", "new_empty", "new_zeros")  # make m
 class Race(NamedTuple):
     """`rank` reads or writes element `i` of the tensor of `owner`; between the same two barriers `other` does as well.
 
-    first: before any barrier, when nobody knows yet that the tensor of `owner` is complete; last: its owner returns it.
+    first: before any barrier, when the tensor of `owner` may be incomplete; last: its owner returns it.
     """
 
     rank: int
@@ -64,26 +69,26 @@ class Accesses(TorchDispatchMode):
         super().__init__()
         self.watched: dict[int, Watched] = {}  # by the address of its storage
         self.kept: list[Tensor] = []  # so that no address is used again
-        self.comms: dict[Any, Comm] = {}  # by the code that runs for it
+        self.comms: dict[object, SimComm] = {}  # by the code that runs for it
         self.returned: dict[int, int] = {}  # rank -> after how many barriers
         self.race: Race | None = None  # the first one
 
-    def __deepcopy__(self, memo: dict) -> Accesses:
-        """All simulated ranks are given this one."""
+    def __deepcopy__(self, memo: dict[int, object]) -> Accesses:
+        """Return this one, which all simulated ranks are given."""
         return self
 
     def enter(self, comm: Comm, *shared: Tensor) -> None:
-        """From here on this code is rank comm.rank, which has just filled `shared`, tensors of comm.allocate."""
+        """Note that this code is now rank comm.rank, which has just filled `shared`, tensors of comm.allocate."""
         for x in shared:
             for owner, theirs in enumerate(comm.views(x)):
                 self.watch(theirs, owner)
-        self.comms[getcurrent()] = comm
+        self.comms[getcurrent()] = cast("SimComm", comm)
 
-    def leave(self, comm: Any, x: Tensor) -> None:
-        """The rank returns `x`: whoever called reads it."""
-        del self.comms[getcurrent()]
-        self.returned[comm.rank] = comm.meetings
-        self._note_read(self.of(x), slice(x.storage_offset(), x.storage_offset() + x.numel()), comm)
+    def leave(self, comm: Comm, x: Tensor) -> None:
+        """Note that the rank returns `x`: whoever called reads it."""
+        mine = self.comms.pop(getcurrent())
+        self.returned[comm.rank] = mine.meetings
+        self._note_read(self.of(x), slice(x.storage_offset(), x.storage_offset() + x.numel()), mine)
 
     def watch(self, x: Tensor, owner: int) -> None:
         address, n = x.untyped_storage().data_ptr(), x.untyped_storage().nbytes() // x.element_size()
@@ -99,7 +104,13 @@ class Accesses(TorchDispatchMode):
     def of(self, x: Tensor) -> Watched:
         return self.watched[x.untyped_storage().data_ptr()]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         comm = self.comms.get(getcurrent())
@@ -125,19 +136,21 @@ class Accesses(TorchDispatchMode):
                     found.writes[place] += 1
         return out
 
-    def _note_read(self, found: Watched, place: Any, comm: Any) -> None:
+    def _note_read(self, found: Watched, place: Tensor | slice, comm: SimComm) -> None:
         now, rank = comm.meetings, comm.rank  # barriers, as the simulated communicator counts them
         self._judge(found, place, comm, found.writer, found.written_after, writes=False)
         again = (found.read_after[place] == now) & (found.reader[place] != rank)
         found.reader[place] = torch.where(again, SEVERAL, rank)
         found.read_after[place] = now
 
-    def _note_write(self, found: Watched, place: Any, comm: Any) -> None:
+    def _note_write(self, found: Watched, place: Tensor | slice, comm: SimComm) -> None:
         self._judge(found, place, comm, found.writer, found.written_after, writes=True)
         self._judge(found, place, comm, found.reader, found.read_after, writes=True)
         found.writer[place], found.written_after[place] = comm.rank, comm.meetings
 
-    def _judge(self, found: Watched, place: Any, comm: Any, who: Tensor, when: Tensor, writes: bool) -> None:
+    def _judge(
+        self, found: Watched, place: Tensor | slice, comm: SimComm, who: Tensor, when: Tensor, writes: bool
+    ) -> None:
         """Keep the first race of this rank with those that have read, or written, after as many barriers."""
         racing = (who[place] != comm.rank) & (when[place] == comm.meetings)
         if self.race is None and racing.any():
@@ -146,13 +159,15 @@ class Accesses(TorchDispatchMode):
             self.race = Race(comm.rank, writes, found.owner, i, int(who[i]), comm.meetings == 0, last)
 
 
-def is_view(func: Any) -> bool:
-    """Whether it returns the memory that it is given, unchanged."""
+def is_view(func: OpOverload) -> bool:
+    """Return True if the operation returns the memory that it is given, unchanged."""
     return any(result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns)
 
 
-def accesses(func: Any, name: str, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, bool, bool]]:
-    """(tensor, whether it is written, whether it is read) for each tensor that the operation is given."""
+def accesses(
+    func: OpOverload, name: str, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Iterator[tuple[Tensor, bool, bool]]:
+    """Yield (tensor, whether it is written, whether it is read) for each tensor that the operation is given."""
     for i, argument in enumerate(func._schema.arguments):
         value = args[i] if i < len(args) else kwargs.get(argument.name)
         written = argument.alias_info is not None and argument.alias_info.is_write

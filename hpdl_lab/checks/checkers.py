@@ -1,55 +1,67 @@
-"""What checks are made of: the same result as a reference, in every case and on the engines; reasons as rows.
+"""Parts of checks: the same result as a reference, in every case and on the engines; reasons as rows.
 
 A judge is a function judge(run, where, *given) that raises Broken for what is wrong with a run, `where` being "With 3
 ranks" or "On 4 engines". Bytes, messages and steps are in traffic.py; what a collective promises is in collective.py, a
 part of a layer in layer.py.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..comm import Results
 from ..units import counted
 from .ranks import ALONE, capital, in_company, kind, number, on_engines, simulate, times, unlike
-from .record import Broken, Reason, Rows, Runner
+from .record import Answer, Broken, Reason, Rows, Runner
+
+if TYPE_CHECKING:
+    from ..comm.network import Network
 
 
 def in_all_cases(
-    fn: Callable,
-    call: Callable,
-    cases: Iterable[tuple],
-    where: Callable,
-    judge: Callable,
-    blame: Callable | None = None,
-    **how: Any,
+    fn: Answer,
+    call: Callable[..., object],
+    cases: Iterable[tuple[int, *tuple[object, ...]]],
+    where: Callable[..., str],
+    judge: Callable[..., object],
+    blame: Callable[..., Reason | None] | None = None,
+    network: Network | None = None,
+    threads: bool = False,
 ) -> Results:
     """Judge call(comm, fn, *given) in every case (ranks, *given); returns the last Results.
 
     where:  where(ranks, *given) -> "with 3 ranks"; blame: blame(broken, where, *given) -> Reason that says more,
-            or None, where the run itself failed; how: see `simulate`.
+            or None, if the run itself failed; network, threads: see `simulate`.
     """
+    run = Results()
     for p, *given in cases:
         text = where(p, *given)
         try:
-            run = simulate(p, call, fn, *given, where=text, **how)
+            run = simulate(p, call, fn, *given, where=text, network=network, threads=threads)
         except Broken as broken:
-            if why := blame and blame(broken, capital(text), *given):
+            if blame and (why := blame(broken, capital(text), *given)):
                 broken.restate(why)
             raise broken from None
         judge(run, capital(text), *given)
     return run
 
 
-def with_ranks(p: int, *given: Any) -> str:
+def with_ranks(p: int, *given: object) -> str:
     return f"with {counted(p, 'rank')}"
 
 
 def engine_facts(
-    runner: Runner, judge: Callable, call: Callable, *given: Any, company: bool = False, say: str = "right on {}"
+    runner: Runner,
+    judge: Callable[..., object],
+    call: Callable[..., object],
+    *given: object,
+    company: bool = False,
+    say: str = "right on {}",
 ) -> list[str]:
-    """What call(comm, *given) has shown on the engines, if there are any; company: it needs more than one."""
+    """Return the facts that call(comm, *given) shows on the engines, if any; company: it needs more than one."""
     if runner is None:
         return []
     run = on_engines(runner, in_company, call, *given) if company else on_engines(runner, call, *given)
@@ -59,24 +71,24 @@ def engine_facts(
     return ["engines: " + say.format(counted(len(run), "MPI rank"))]
 
 
-def reason(got: Any, rows: Rows, close: Callable = np.allclose) -> Reason | None:
-    """That of the first row (value, reason) whose value was got, or None."""
+def reason(got: object, rows: Rows, close: Callable[..., object] = np.allclose) -> Reason | None:
+    """Return the reason of the first row (value, reason) whose value was got, or None."""
     return next((why for value, why in rows if close(got, value)), None)
 
 
 def because(why: Reason, text: str) -> Broken:
-    """Broken of this invariant: `text`, then the sentence."""
+    """Return Broken of the invariant of `why`: `text`, then the sentence."""
     failed, _, sentence = why.partition(": ")
     return Broken(f"{failed}: {text} {sentence}")
 
 
 def exactly(got: np.ndarray, value: np.ndarray) -> bool:
-    """Of float64 arrays: equal but for the order of additions."""
+    """Return True if float64 arrays are equal but for the order of additions."""
     return np.allclose(got, value, rtol=1e-10, atol=1e-10)
 
 
 def off_reason(got: np.ndarray, right: np.ndarray, rows: Rows, otherwise: Reason = "sum: ") -> Reason:
-    """`reason` for a mean that is not `right`; also rounding, and any multiple."""
+    """Return `reason` for a mean that is not `right`, or a reason for rounding, or for a multiple of the mean."""
     if found := reason(got, rows, exactly) or nearly(got, right):
         return found
     share = times(got, right)
@@ -84,7 +96,7 @@ def off_reason(got: np.ndarray, right: np.ndarray, rows: Rows, otherwise: Reason
 
 
 def nearly(got: np.ndarray, right: np.ndarray) -> Reason | None:
-    """What is wrong with an array that is right but for its rounding; None where it is not."""
+    """Return what is wrong with an array that is right but for its rounding; None if it is not."""
     if got.shape != right.shape or not np.allclose(got, right, rtol=1e-4, atol=1e-4):
         return None
     return f"""dtype: That is right to the 7 digits of float32, and not to the 16 of {right.dtype}: keep the dtype of x
@@ -92,14 +104,16 @@ def nearly(got: np.ndarray, right: np.ndarray) -> Reason | None:
 
 
 def same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where a and b, (d,), are the same but for the rounding of float64 sums over a few ranks."""
+    """Return True for each element that is the same in a and b, (d,), but for rounding of float64 sums over ranks."""
     return np.isclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max(initial=0))
 
 
-def check_course(run: Sequence[Any], right: list[np.ndarray], say: Callable) -> float:
-    """The largest difference between run, [arrays after each step] of each rank, and `right`, those of one rank alone.
+def check_course(
+    run: Sequence[Sequence[np.ndarray]], right: list[np.ndarray], say: Callable[[int, int, float], str]
+) -> float:
+    """Return the largest difference between run, [arrays after each step] of each rank, and `right`, from one rank.
 
-    Raises:  Broken(say(step, rank, difference)) where it is more than rounding.
+    Raises:  Broken(say(step, rank, difference)) if it is more than rounding.
     """
     worst = 0.0
     for step, wanted in enumerate(right):
@@ -112,7 +126,7 @@ def check_course(run: Sequence[Any], right: list[np.ndarray], say: Callable) -> 
 
 
 def first_wrong(name: str, got: np.ndarray, right: np.ndarray, is_right: np.ndarray) -> str:
-    """ "g[2] on rank 1 should be 3 and is 4", of the first place where is_right is False; name: "g{} on rank 1"."""
+    """Return "g[2] on rank 1 should be 3 and is 4" for the first place not in is_right; name: "g{} on rank 1"."""
     places = np.argwhere(~np.asarray(is_right))[0].tolist()
     at = places[0] if len(places) == 1 else places
     i = tuple(places)
@@ -121,13 +135,13 @@ def first_wrong(name: str, got: np.ndarray, right: np.ndarray, is_right: np.ndar
 
 def check_arrays(
     run: Results,
-    expected: Sequence[np.ndarray],
+    expected: Sequence[np.ndarray] | np.ndarray,
     where: str,
     name: str,
     promise: str,
-    explain: Callable,
-    rank: Callable = lambda r: f"rank {r}",
-    same: Callable = same,
+    explain: Callable[[np.ndarray, int], Reason],
+    rank: Callable[[int], str] = lambda r: f"rank {r}",
+    same: Callable[[np.ndarray, np.ndarray], np.ndarray] = same,
 ) -> None:
     """Raise Broken unless every rank returns the array that it was given, overwritten with expected[r].
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,14 @@ from ..comm.network import Network, Switch
 from ..units import counted
 from .checkers import because, engine_facts
 from .ranks import SENTINEL, capital, case, number, simulate, with_evidence
-from .record import Broken, Passed, Reason, Runner
+from .record import Answer, Broken, Passed, Reason, Runner
 from .traffic import check_bytes, check_peers, check_waits, in_barriers, miscount
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..collectives.cost import Cost
+
 
 ENGINE_SIZES = (1000, 1001, 1, 0)
 GUARD = 16  # elements before and after every buffer that nobody may touch
@@ -27,7 +33,7 @@ GUARD = 16  # elements before and after every buffer that nobody may touch
 
 @dataclass(frozen=True)
 class Collective:
-    """What a collective promises.
+    """A collective, by what it promises.
 
     start:    start(values, r) -> (n,) what x holds on rank r before the call; values: (p, n), row r belongs to rank r.
     whole:    whole(values) -> (n,) the vector of results.
@@ -38,17 +44,17 @@ class Collective:
     """
 
     name: str
-    start: Callable
-    whole: Callable
-    promised: Callable
-    best: Callable
-    cost: Callable
+    start: Callable[[np.ndarray, int], np.ndarray]
+    whole: Callable[[np.ndarray], np.ndarray]
+    promised: Callable[[int, int, int], tuple[int, ...]]
+    best: Callable[[Comm, Tensor], Tensor]
+    cost: Callable[[int, int], Cost]
     share: str
     adds: bool = True
 
 
 class Left(NamedTuple):
-    """What a call left on one rank: x and the returned value as arrays (None where it is neither tensor nor array)."""
+    """The result of a call on one rank: x and the returned value as arrays (None if it is neither tensor nor array)."""
 
     x: np.ndarray
     out: np.ndarray | None
@@ -56,7 +62,7 @@ class Left(NamedTuple):
     broken_guard: int | None  # index relative to x of the first guard element that was overwritten
 
 
-def call(comm: Comm, fn: Callable, start: np.ndarray, dtype: Any = "float32") -> Left:
+def call(comm: Comm, fn: Answer, start: np.ndarray, dtype: str = "float32") -> Left:
     """Call fn(comm, x) on a tensor x of the given values, on its device, between guard elements; returns Left."""
     import torch
 
@@ -77,25 +83,25 @@ def call(comm: Comm, fn: Callable, start: np.ndarray, dtype: Any = "float32") ->
     return Left(to_numpy(x).copy(), out, kind, broken)
 
 
-def call_many(comm: Comm, fn: Callable, collective: Collective, sizes: tuple[int, ...]) -> list[Left]:
-    """On an engine: `call` for every size in turn; returns the list of Left."""
+def call_many(comm: Comm, fn: Answer, collective: Collective, sizes: tuple[int, ...]) -> list[Left]:
+    """Run `call` on an engine for every size in turn; returns the list of Left."""
     return [call(comm, fn, collective.start(inputs(comm.size, n), comm.rank)) for n in sizes]
 
 
 def inputs(p: int, n: int) -> np.ndarray:
-    """(p, n) whole numbers, different on every rank, whose sums float32 holds exactly in any order."""
+    """Return (p, n) whole numbers, different on every rank, whose sums float32 holds exactly in any order."""
     return np.random.default_rng([p, n]).integers(-999, 1000, (p, n)).astype(float)
 
 
 def cases() -> list[tuple[int, int]]:
-    """(ranks, elements) of every case, the plain ones first, so that a message can say what works."""
+    """Return (ranks, elements) of every case, the plain ones first, so that a message can say what works."""
     # p = 3 is the case that the docstrings draw.
     grid = {(p, n) for p in (1, 2, 3, 5, 8) for n in (0, 1, p - 1, 1000, 1001)}
     return [(3, 999)] + sorted(grid, key=lambda c: (c[0] == 1, c[1] < c[0], c[1] % c[0] != 0, c))
 
 
-def check_collective(collective: Collective, fn: Callable, runner: Runner = None) -> Passed:
-    """Passed, or Broken for the first invariant that `fn` breaks. `runner(fn, *args)` runs on the engines."""
+def check_collective(collective: Collective, fn: Answer, runner: Runner = None) -> Passed:
+    """Return Passed, or raise Broken for the first invariant that `fn` breaks. `runner(fn, *args)` runs on engines."""
     for p, n in cases():
         if p > 1:
             check_case(collective, fn, p, n)
@@ -123,7 +129,7 @@ def check_collective(collective: Collective, fn: Callable, runner: Runner = None
     return Passed(*facts, run=run)
 
 
-def check_case(collective: Collective, fn: Callable, p: int, n: int) -> None:
+def check_case(collective: Collective, fn: Answer, p: int, n: int) -> None:
     """Raise Broken unless `fn` leaves what is promised on p ranks with n elements."""
     values = inputs(p, n)
     try:
@@ -134,9 +140,9 @@ def check_case(collective: Collective, fn: Callable, p: int, n: int) -> None:
 
 def simulate_case(
     collective: Collective,
-    fn: Callable,
+    fn: Answer,
     values: np.ndarray,
-    dtype: Any = "float32",
+    dtype: str = "float32",
     network: Network | None = None,
     evidence: bool = True,
 ) -> Results:
@@ -146,14 +152,14 @@ def simulate_case(
 
 
 def with_expected(broken: Broken, collective: Collective, values: np.ndarray) -> Broken:
-    """The same failure, with the events of a right answer in the same run."""
+    """Return the same failure, with the events of a right answer in the same run."""
     if with_evidence(broken).events:
         broken.expected = simulate_case(collective, collective.best, values, evidence=False).events
     return broken
 
 
 def by_size(broken: Broken, p: int, n: int) -> Broken:
-    """The same failure, named "sizes" or "one rank" where everything plainer than (p, n) has been found right."""
+    """Return the same failure, named "sizes" or "one rank" if everything plainer than (p, n) has been found right."""
     plain = p > 1 and n >= p and n % p == 0
     if plain or broken.failed not in ("sum", "chunk", "steps", "returns", "in place", "raises", "deadlock"):
         return broken
@@ -164,7 +170,7 @@ def by_size(broken: Broken, p: int, n: int) -> Broken:
     return broken.restate(f"sizes: {capital(right)} is right, but not {n:,} on {p}. {broken.message}")
 
 
-def check_result(collective: Collective, fn: Callable, p: int, values: np.ndarray, run: Results) -> None:
+def check_result(collective: Collective, fn: Answer, p: int, values: np.ndarray, run: Results) -> None:
     """Raise Broken unless every rank holds and returns what was promised, and no guard element has changed."""
     n = values.shape[1]
     whole = collective.whole(values)
@@ -215,8 +221,8 @@ def place(i: int, n: int, p: int, r: int) -> str:
     return f"x[{i}] on rank {r} (chunk {c})"
 
 
-def check_float64(collective: Collective, fn: Callable) -> None:
-    """A buffer of a fixed dtype, or a result that is rounded on the way, shows here."""
+def check_float64(collective: Collective, fn: Answer) -> None:
+    """Raise Broken for a buffer of a fixed dtype, or a result that is rounded on the way."""
     values = inputs(3, 999)
     try:
         check_result(collective, fn, 3, values, simulate_case(collective, fn, values, "float64"))
@@ -225,8 +231,8 @@ def check_float64(collective: Collective, fn: Callable) -> None:
             {broken.message}""") from None
 
 
-def check_rounding(collective: Collective, fn: Callable) -> None:
-    """Sums of real numbers: within the bound of float32 addition, and bitwise the same wherever two ranks hold them."""
+def check_rounding(collective: Collective, fn: Answer) -> None:
+    """Check sums of real numbers: within the bound of float32 addition, bitwise the same on all ranks with them."""
     p, n = 5, 1001
     values = np.random.default_rng(0).standard_normal((p, n)).astype("f4").astype(float)
     whole, allowed = collective.whole(values), (p - 1) * 2.0**-24 * np.abs(values).sum(0)
@@ -247,7 +253,7 @@ def check_rounding(collective: Collective, fn: Callable) -> None:
                     on.""")
 
 
-def check_steps(collective: Collective, fn: Callable, steps: int) -> str:
+def check_steps(collective: Collective, fn: Answer, steps: int) -> str:
     """Count messages in sequence: on a network where a message takes 1 s, whatever its size. Returns a fact."""
     run = simulate_case(collective, fn, inputs(8, 1000), network=Switch(alpha=1.0, beta=0.0))
     took = round(run.seconds)
@@ -276,7 +282,7 @@ class Wrong(NamedTuple):
     """x[i] on rank r, wrong in a run of values, (p, n); rerun(values) runs the answer again. Rules say why, or None."""
 
     collective: Collective
-    rerun: Callable
+    rerun: Callable[[np.ndarray], Results]
     values: np.ndarray
     run: Results
     r: int
@@ -309,7 +315,7 @@ def holds_one_ranks_data(wrong: Wrong) -> Reason | None:
 
 
 def chunk_is_elsewhere(wrong: Wrong) -> Reason | None:
-    """For reduce_scatter: the sum of chunk r is whole, but on another rank, the same way round for every rank."""
+    """Recognize, for reduce_scatter, whole sums of chunks on another rank, the same way round for every rank."""
     collective, rerun, values, run, r, i = wrong
     p, n = values.shape
     whole = collective.whole(values)
@@ -325,7 +331,7 @@ def chunk_is_elsewhere(wrong: Wrong) -> Reason | None:
 
 
 def steps_miscounted(wrong: Wrong) -> Reason | None:
-    """Counted with 5 ranks, where one step more or less is not confused with none."""
+    """Compare messages with 5 ranks, for which one step more or less is not confused with none."""
     collective, rerun, values, run, r, i = wrong
     p = 5
     found = again(rerun, np.ones((p, 100)))
@@ -334,7 +340,7 @@ def steps_miscounted(wrong: Wrong) -> Reason | None:
 
 
 def chunk_moved(wrong: Wrong) -> Reason | None:
-    """The value is right, but it belongs to another element."""
+    """Recognize a value that is right, but belongs to another element."""
     collective, rerun, values, run, r, i = wrong
     p, n = values.shape
     found = again(rerun, np.tile(np.arange(1.0, n + 1), (p, 1)))
@@ -350,7 +356,7 @@ def chunk_moved(wrong: Wrong) -> Reason | None:
 
 
 def counted_wrongly(wrong: Wrong) -> Reason | None:
-    """How often each rank's contribution is in the value, read off its digits in base 8."""
+    """Read off the digits of the value, in base 8, how often each rank's contribution is in it."""
     collective, rerun, values, run, r, i = wrong
     p, n = values.shape
     held = run[r].x[i]
@@ -374,8 +380,8 @@ def counted_wrongly(wrong: Wrong) -> Reason | None:
     return None
 
 
-def again(rerun: Callable, values: np.ndarray) -> Results | None:
-    """Another run of the same answer, or None where it fails on these numbers."""
+def again(rerun: Callable[[np.ndarray], Results], values: np.ndarray) -> Results | None:
+    """Return another run of the same answer, or None if it fails on these numbers."""
     try:
         return rerun(values)
     except Broken:

@@ -1,31 +1,31 @@
 """The table of exercises, and `check`, which runs one of them."""
 
+from __future__ import annotations
+
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 from . import lessons as package
 from .ranks import judged, with_evidence
-from .record import Broken, Exercise, Runner
+from .record import Answer, Broken, Exercise, Runner
 from .result import CheckResult
-from .scripts.table import SCRIPTS
+from .scripts.table import SCRIPTS, ScriptExercise
 
 
 def lessons() -> list[ModuleType]:
-    """The modules that hold exercises: all of lessons/, found and not listed."""
+    """Return the modules that hold exercises: all of lessons/, found and not listed."""
     return [importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
 
 
-EXERCISES = tuple(
+EXERCISES: tuple[Exercise, ...] = tuple(
     sorted((e for lesson in lessons() for e in lesson.EXERCISES), key=lambda e: tuple(map(int, e.id.split("."))))
 )
 
 
-def find(name: str) -> Any:
-    """The exercise with this id ("4.1"), function name, or path ("hpdl_lab.collectives.ring:reduce_scatter").
+def find(name: str) -> Exercise | ScriptExercise:
+    """Return the exercise with this id ("4.1"), function name, or path ("hpdl_lab.collectives.ring:reduce_scatter").
 
     Returns: an Exercise, or a ScriptExercise, which has its id, its name, its hints and its stars as well.
 
@@ -44,16 +44,16 @@ def find(name: str) -> Any:
 
 
 def closest(name: str) -> Exercise | None:
-    """The exercise whose name is most like `name`, the longest one that is a part of it first; None if none is."""
+    """Return the exercise whose name is most like `name`, the longest that is a part of it first; None if none is."""
     parts = sorted((e.name for e in EXERCISES if e.name in name), key=len)
     near = parts[-1:] or difflib.get_close_matches(name, [e.name for e in EXERCISES], n=1, cutoff=0.8)
-    return find(near[0]) if near else None
+    return next((e for e in EXERCISES if e.name in near), None)
 
 
-def check(exercise: Exercise, fn: Callable, runner: Runner = None) -> CheckResult:
+def check(exercise: Exercise, fn: Answer, runner: Runner = None) -> CheckResult:
     """Check `fn` as an answer to `exercise`: on simulated ranks, then, with `runner(fn, *args)`, on the engines.
 
-    Returns: CheckResult. Raises: NotImplementedError, in one line, where `fn` is still a stub.
+    Returns: CheckResult. Raises: NotImplementedError, in one line, if `fn` is still a stub.
     """
     label = f"{exercise.id} {exercise.name}"
     judged.set(None)

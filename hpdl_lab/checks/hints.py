@@ -9,8 +9,11 @@
    ```
 """
 
+from __future__ import annotations
+
 import re
 import textwrap
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +23,7 @@ FOLDERS = (HERE.parents[1] / "notebooks" / "hints", HERE / "hints")  # of a clon
 
 @cache
 def section_of(exercise: str) -> str:
-    """What the notebook's file says about the exercise, such as "4.1".
+    """Return the text about the exercise, such as "4.1", in the notebook's file.
 
     Raises:  FileNotFoundError if the notebook has no file of hints; LookupError if that says nothing about it.
     """
@@ -32,14 +35,15 @@ def section_of(exercise: str) -> str:
     return section[1]
 
 
+@dataclass(frozen=True)
 class Hinted:
-    """What has an explanation and hints: an exercise."""
+    """An exercise, by what every kind of them has: an explanation and hints."""
 
     id: str
 
     @property
     def explanation(self) -> str:
-        """What a right answer has shown, in a paragraph."""
+        """The paragraph about a right answer."""
         return " ".join(section_of(self.id).partition("\n###")[0].split())
 
     @property
@@ -54,7 +58,7 @@ class Hinted:
 
 
 def levels(text: str) -> tuple[str, ...]:
-    """The items of a numbered list; a fenced block keeps its lines, other text becomes one line."""
+    """Return the items of a numbered list; a fenced block keeps its lines, other text becomes one line."""
     items = re.findall(r"^\d\. (.*?)(?=^\d\. |\Z)", text, re.M | re.S)
     return tuple(code(item) if item.startswith("```") else " ".join(item.split()) for item in items)
 

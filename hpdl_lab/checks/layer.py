@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -15,25 +15,32 @@ from ..comm.base import Comm
 from ..units import counted
 from .checkers import because, engine_facts, first_wrong, in_all_cases, nearly, with_ranks
 from .ranks import full_stop, number, times, type_text
-from .record import Broken, Passed, Reason, Rows, Runner
+from .record import Answer, Broken, Passed, Reason, Rows, Runner
 from .traffic import check_waits
+
+if TYPE_CHECKING:
+    from ..comm.buffers import Array
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BARRIER = "barrier"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 
 
 class Sent(NamedTuple):
-    """What one rank did in one phase. calls: [(collective, elements)] in order; nbytes: of all messages it sent.
+    """Calls and messages of one rank in one phase. calls: [(collective, elements)] in order; nbytes: of all it sent.
 
     barriers: how often it stood in a barrier, which sends no elements and is no call of `calls`.
     """
 
-    calls: list
+    calls: list[tuple[str, int]]
     nbytes: int
     barriers: int
 
     def described(self) -> str:
-        """What this rank did, in words: "calls all_reduce of 24 numbers, 2 times", "sends nothing"."""
+        """Return in words what this rank did: "calls all_reduce of 24 numbers, 2 times", "sends nothing"."""
         if not self.calls:
             return f"sends {self.nbytes:,} bytes" if self.nbytes else "sends nothing"
         same = len(set(self.calls)) == 1
@@ -42,9 +49,9 @@ class Sent(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """One rank after forward and backward.
+    """A rank after forward and backward.
 
-    y:       what the answer returned, as an array, or None where it is no tensor; kind: its type.
+    y:       what the answer returned, as an array, or None if it is no tensor; kind: its type.
     grads:   {name of an input: its gradient as an array, or None}.
     forward, backward: Sent; kept: elements of the largest tensor that autograd kept for backward.
     changed: names of the inputs that the answer wrote into; hooked: whether it changes what others say about x.
@@ -52,11 +59,11 @@ class Ran(NamedTuple):
 
     y: np.ndarray | None
     kind: str
-    grads: dict
+    grads: dict[str, np.ndarray | None]
     forward: Sent
     backward: Sent
     kept: int
-    changed: list
+    changed: list[str]
     hooked: bool
 
 
@@ -68,11 +75,11 @@ class Watch:
         for name in (*COLLECTIVES, BARRIER):
             setattr(comm, name, self.noting(name, getattr(comm, name)))
 
-    def noting(self, name: str, method: Callable) -> Callable:
-        def noted(*args: Any, **kwargs: Any) -> Any:
+    def noting(self, name: str, method: Callable[P, T]) -> Callable[P, T]:
+        def noted(*args: P.args, **kwargs: P.kwargs) -> T:
             if self.inside:  # a part of another collective
                 return method(*args, **kwargs)
-            self.calls.append((name, elements(*args, **kwargs)))
+            self.calls.append((name, elements(*args, **kwargs)))  # pyrefly: ignore[bad-argument-type]
             self.inside = True
             try:
                 return method(*args, **kwargs)
@@ -82,7 +89,7 @@ class Watch:
         return noted
 
     def phase(self) -> Sent:
-        """What has been sent since the last phase ended: Sent."""
+        """Return Sent since the last phase ended."""
         events = self.comm.trace.events[self.begun :]
         calls = [call for call in self.calls if call[0] != BARRIER]
         nbytes = sum(e.nbytes for e in events if e.op == "send")
@@ -91,16 +98,16 @@ class Watch:
         return sent
 
 
-def elements(x: Tensor | None = None, *args: Any, **kwargs: Any) -> int:
-    """Of what a collective is called with: none for a barrier."""
+def elements(x: Array | None = None, *args: object, **kwargs: object) -> int:
+    """Return the number of elements that a collective is called with: none for a barrier."""
     return 0 if x is None else x.numel() if isinstance(x, torch.Tensor) else x.size
 
 
-def run_layer(comm: Comm, fn: Callable, inputs: dict[str, Tensor], weight: Tensor, given: tuple = ()) -> Ran:
+def run_layer(comm: Comm, fn: Answer, inputs: dict[str, Tensor], weight: Tensor, given: tuple[object, ...] = ()) -> Ran:
     """Call fn(comm, *inputs, *given) and go back through it; returns Ran.
 
-    inputs: {name: tensor} in the order of the arguments, those of this rank; each of them gets a gradient.
-    weight: the gradient of the loss for y; where y has another shape, there is no backward.
+    inputs: {name: tensor} in the order of the arguments, on this rank; each of them gets a gradient.
+    weight: the gradient of the loss for y; if y has another shape, there is no backward.
     """
     leaves = {name: x.detach().clone().requires_grad_(True) for name, x in inputs.items()}
     kept, watch = [0], Watch(comm)
@@ -138,38 +145,38 @@ class Case(NamedTuple):
     explain: explain(r) -> [(array, reason)]: outputs of known mistakes; explain_grad(name, r) likewise.
     """
 
-    inputs: list
-    weights: list
-    y: list
-    grads: dict
+    inputs: list[dict[str, Tensor]]
+    weights: list[Tensor]
+    y: list[np.ndarray]
+    grads: dict[str, list[np.ndarray]]
     whole: int
-    most: dict
-    explain: Callable
-    explain_grad: Callable
-    given: tuple = ()
+    most: dict[str, float]
+    explain: Callable[[int], Rows]
+    explain_grad: Callable[[str, int], Rows]
+    given: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)
 class Part:
     """case: case(p) -> Case; promise: what is returned, in words; why: {phase: why nothing more has to be sent}.
 
-    adapt: adapt(fn) -> f(comm, *inputs, *given), where the answer itself takes other arguments.
+    adapt: adapt(fn) -> f(comm, *inputs, *given), if the answer itself takes other arguments.
     """
 
-    case: Callable
+    case: Callable[[int], Case]
     promise: str
-    why: dict
-    adapt: Callable = lambda fn: fn
+    why: dict[str, str]
+    adapt: Callable[[Answer], Answer] = lambda fn: fn
 
 
-def run_part(comm: Comm, fn: Callable, part: Part) -> Ran:
-    """On one rank: fn forward and backward in the case for as many ranks as there are; returns Ran."""
+def run_part(comm: Comm, fn: Answer, part: Part) -> Ran:
+    """Run fn forward and backward on one rank, in the case for as many ranks as there are; returns Ran."""
     case = part.case(comm.size)
     return run_layer(comm, part.adapt(fn), case.inputs[comm.rank], case.weights[comm.rank], case.given)
 
 
-def check_part(part: Part, fn: Callable, runner: Runner, more: str = "") -> tuple[list[str], Results]:
-    """Facts about a right answer, or Broken for the first invariant that it breaks; also the Results of most ranks.
+def check_part(part: Part, fn: Answer, runner: Runner, more: str = "") -> tuple[list[str], Results]:
+    """Return facts about a right answer and the Results of most ranks; raise Broken for the first invariant it breaks.
 
     more: what is special about this case, in words.
     """
@@ -195,9 +202,15 @@ def check_part(part: Part, fn: Callable, runner: Runner, more: str = "") -> tupl
 
 
 def check_layer(
-    fn: Callable, runner: Runner = None, *, part: Part, fact: Callable, variant: Part | None = None, more: str = ""
+    fn: Answer,
+    runner: Runner = None,
+    *,
+    part: Part,
+    fact: Callable[[int], str],
+    variant: Part | None = None,
+    more: str = "",
 ) -> Passed:
-    """`check_part` of a part and a variant of it, which `more` describes; fact(p): what else is true of p ranks."""
+    """Check a part, and a variant that `more` describes, by `check_part`; fact(p): what else is true of p ranks."""
     facts, run = check_part(part, fn, runner)
     if variant:
         check_part(variant, fn, None, more)
@@ -205,7 +218,7 @@ def check_layer(
 
 
 def in_backward(broken: Broken, where: str, part: Part) -> Reason | None:
-    """What is behind an error of autograd: a gradient of another shape than its tensor."""
+    """Return the reason behind an error of autograd: a gradient of another shape than its tensor."""
     if broken.failed == "raises" and "invalid gradient" in broken.message:
         return f"""transposed: {full_stop(broken.message)} What is done in backward has to undo the shape that forward
             made: the transposed of putting parts together is cutting them."""
@@ -231,7 +244,7 @@ def equal(a: np.ndarray | None, b: np.ndarray) -> bool:
 
 
 def difference(name: str, got: np.ndarray, expected: np.ndarray) -> str:
-    """ "y[1, 2] should be 3 and is 4": the first element that is wrong, by more than rounding if there is one."""
+    """Return "y[1, 2] should be 3 and is 4": the first element that is wrong, by more than rounding if there is one."""
     fits = np.isclose(got, expected, rtol=1e-4, atol=1e-4)
     fits = fits if not fits.all() else np.isclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
     found = first_wrong(name + "{}", got, expected, fits if not fits.all() else np.zeros(got.shape, bool))
@@ -239,7 +252,7 @@ def difference(name: str, got: np.ndarray, expected: np.ndarray) -> str:
 
 
 def why_wrong(got: np.ndarray, right: np.ndarray, candidates: Rows, otherwise: str) -> Reason:
-    """The reason of the first of [(array, reason)] that is what was got; of the invariant `otherwise` if none."""
+    """Return the reason of the first of [(array, reason)] that was got; a Reason of `otherwise` if none."""
     if np.isnan(got).any():
         return "value: NaN is no number: a division by zero, or memory that nobody has written to?"
     found = nearly(got, right) or next((why for value, why in candidates if equal(np.asarray(value), got)), None)
@@ -277,7 +290,7 @@ def check_gradients(run: Results, case: Case, where: str) -> None:
 
 
 def check_sent(run: Results, where: str, part: Part) -> None:
-    """Raise Broken where ranks wait in a barrier, or together send more bytes than by a ring or through rank 0."""
+    """Raise Broken if ranks wait in a barrier, or together send more bytes than by a ring or through rank 0."""
     case = part.case(len(run))
     for phase, most in case.most.items():
         sent = [getattr(ran, phase) for ran in run]
@@ -306,27 +319,27 @@ def check_inputs(run: Results, where: str) -> None:
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
-    """Numbers of a seed, the same wherever they are drawn; float64."""
+    """Return random numbers of a seed, the same wherever they are drawn; float64."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def whole_numbers(seed: int, *shape: int) -> Tensor:
-    """Like `drawn`, but numbers that are read easily in a message: -4 to 4."""
+    """Return random whole numbers, -4 to 4, which are read easily in a message."""
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def nearly_whole(seed: int, *shape: int) -> Tensor:
-    """Like `whole_numbers` at six digits, but no float32 holds them: they differ by some 1e-9."""
+    """Return numbers like `whole_numbers` at six digits, but no float32 holds them: they differ by some 1e-9."""
     return whole_numbers(seed, *shape) + 1e-9 * drawn(seed, *shape)
 
 
 def width_for(p: int, least: int = 12) -> int:
-    """The least multiple of p that is not below `least`: what p ranks can share."""
+    """Return the least multiple of p that is not below `least`: a width that p ranks can share."""
     return p * -(-least // p)
 
 
 def cut(x: Tensor, p: int, dim: int) -> list[Tensor]:
-    """The p equal parts of a tensor along one dimension."""
+    """Return the p equal parts of a tensor along one dimension."""
     return list(x.chunk(p, dim))
 
 
@@ -335,5 +348,5 @@ def arrays(tensors: list[Tensor]) -> list[np.ndarray]:
 
 
 def ring_bytes(p: int, nbytes: int, times: int = 1) -> int:
-    """What p ranks together send in `times` all-reduces of `nbytes`: 2(p-1) n, on a ring as through a hub."""
+    """Return the bytes that p ranks send in `times` all-reduces of `nbytes`: 2(p-1) n, on a ring as through a hub."""
     return times * 2 * (p - 1) * nbytes

@@ -7,35 +7,41 @@ import io
 import re
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..comm import CommError, CommTimeout, Deadlock, Results, sim
 from ..comm.base import Comm
 from ..comm.buffers import dtype_name, is_tensor
 from ..comm.network import Network
 from ..units import counted
-from .record import AnswerFailed, Broken, Runner
+from .record import AnswerFailed, Broken
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from ..comm.buffers import Array
+
+T = TypeVar("T")
+
 DEADLINE = 5.0  # s of real time for one run on simulated ranks; the longest of a right answer takes about 0.05 s
 SENTINEL = -777.0  # what memory holds that an answer must not touch, or must not read
-judged: ContextVar = ContextVar("judged", default=None)  # Results of the answer's latest run, None where it has failed
+judged: ContextVar[Results | None] = ContextVar(
+    "judged", default=None
+)  # Results of the answer's latest run, None if it has failed
 
 PRINTED_LINES = 10  # of the attendee's own prints that are shown with a failure
 
 
 def simulate(
     p: int,
-    fn: Callable,
-    *args: Any,
+    fn: Callable[..., object],
+    *args: object,
     network: Network | None = None,
     where: str = "",
     threads: bool = False,
     evidence: bool = True,
 ) -> Results:
-    """sim.run for a check: Results with what was `printed`, or raises Broken; NotImplementedError for a stub.
+    """Call sim.run for a check: returns Results; raises Broken, or NotImplementedError for a stub.
 
     `where` says in which case this is, such as "with 3 ranks and 1,000 elements"; `threads`: see sim.run.
     evidence: whether this is the run that is judged, whose events go with a Broken that is raised about it.
@@ -46,7 +52,7 @@ def simulate(
     try:
         with contextlib.redirect_stdout(printed):
             run = sim.run(p, fn, *args, network=network, deadline=DEADLINE, threads=threads)
-        run.printed = printed.getvalue()  # type: ignore[attr-defined]
+        vars(run)["printed"] = printed.getvalue()
         if evidence:
             judged.set(run)
         return run
@@ -71,25 +77,25 @@ def simulate(
 class Ledger(dict):
     """{rank: what it noted}, one for all simulated ranks; it outlives a run that fails."""
 
-    def __deepcopy__(self, memo: dict) -> Ledger:
+    def __deepcopy__(self, memo: dict[int, object]) -> Ledger:
         return self
 
 
 def with_evidence(broken: Broken) -> Broken:
-    """The same failure with the events of the run that was judged, unless it has its own, or the run itself failed."""
+    """Return the same failure with the events of the judged run, unless it has its own, or the run itself failed."""
     run = judged.get()
     if run is not None and not broken.events:
         broken.events, broken.size = list(getattr(run, "events", ())), len(run)
     return broken
 
 
-def alone(fn: Callable, *args: Any, where: str = "") -> Any:
-    """fn(*args) of a function without ranks, for a check: what `simulate` says of it, and the arguments themselves."""
+def alone(fn: Callable[..., T], *args: object, where: str = "") -> T:
+    """Return fn(*args) of a function without ranks, for a check: errors as by `simulate`, the arguments themselves."""
     return simulate(1, lambda comm: fn(*args), where=where)[0]
 
 
-def tried(fn: Callable, *args: Any, where: str = "") -> tuple[Any, Any]:
-    """(fn(*args), None), or (None, what it raised), where an exercise has to refuse something; else as `alone`."""
+def tried(fn: Callable[..., T], *args: object, where: str = "") -> tuple[T | None, BaseException | None]:
+    """Return (fn(*args), None), or (None, what it raised), if an exercise has to refuse something; else as `alone`."""
     try:
         return alone(fn, *args, where=where), None
     except Broken as broken:
@@ -98,8 +104,8 @@ def tried(fn: Callable, *args: Any, where: str = "") -> tuple[Any, Any]:
         return None, broken.__cause__
 
 
-def on_engines(runner: Runner, fn: Callable, *args: Any) -> Results:
-    """runner(fn, *args), with the answer's faults there as Broken. Trouble with the engines themselves passes."""
+def on_engines(runner: Callable[..., Results], fn: Callable[..., object], *args: object) -> Results:
+    """Return runner(fn, *args); raise the answer's faults there as Broken. Trouble with engines themselves passes."""
     judged.set(None)
     try:
         run = runner(fn, *args)
@@ -111,8 +117,8 @@ def on_engines(runner: Runner, fn: Callable, *args: Any) -> Results:
         raise Broken(f"engines: {message}", "\n".join(table)) from None
 
 
-def in_company(comm: Comm, fn: Callable, *args: Any) -> Any:
-    """On an engine: fn(comm, *args), or None where it is the only engine and has nobody to talk to."""
+def in_company(comm: Comm, fn: Callable[..., T], *args: object) -> T | None:
+    """Return fn(comm, *args) on an engine, or None if it is the only engine and has nobody to talk to."""
     return fn(comm, *args) if comm.size > 1 else None
 
 
@@ -120,7 +126,7 @@ ALONE = "engines: only one is running, and this exercise needs two: lab.start(4)
 
 
 def describe_error(error: BaseException | None, where: str) -> str:
-    """One sentence for an exception out of the attendee's function, with the rank and the line where they are known."""
+    """Return a sentence for an exception of the attendee's function, with the rank and the line if they are known."""
     notes = getattr(error, "__notes__", [])
     known = notes[0].replace("on simulated rank 0 of 1, ", "").removesuffix("at ").removesuffix(", ") if notes else ""
     place = f" ({known})" if known else ""
@@ -128,7 +134,7 @@ def describe_error(error: BaseException | None, where: str) -> str:
 
 
 def past_the_end(error: BaseException | None) -> str:
-    """What an IndexError is mostly about: one step too many; "" where it is not the first index that is not there."""
+    """Return the likely cause of an IndexError, one step too many; "" if it is not the first index past the end."""
     numbers = re.search(r"index (\d+) is out of bounds for .* size (\d+)", str(error))
     if not isinstance(error, IndexError) or (numbers and numbers[1] != numbers[2]):
         return ""
@@ -136,7 +142,7 @@ def past_the_end(error: BaseException | None) -> str:
 
 
 def tail(printed: io.StringIO) -> str:
-    """The last lines that the attendee's function printed, for the detail of a message."""
+    """Return the last lines that the attendee's function printed, for the detail of a message."""
     lines = printed.getvalue().splitlines()
     if not lines:
         return ""
@@ -149,8 +155,8 @@ def tail(printed: io.StringIO) -> str:
     return "\n".join([head, *(f"  {line}" for line in lines[-PRINTED_LINES:])])
 
 
-def unlike(out: Any, like: Any) -> str:
-    """What is wrong with `out` in the place of `like`, an array or tensor, such as "nothing"; "" where nothing is."""
+def unlike(out: Any, like: Array) -> str:
+    """Return what is wrong with `out` in the place of `like`, an array or tensor, such as "nothing"; "" if nothing."""
     if type(out) is not type(like):
         return type_text(type(out).__name__)
     if out.shape != like.shape:
@@ -159,30 +165,30 @@ def unlike(out: Any, like: Any) -> str:
 
 
 def type_text(name: str) -> str:
-    """A wrong type by its name, in words: "nothing", "something of type list"."""
+    """Return a wrong type by its name, in words: "nothing", "something of type list"."""
     return "nothing" if name == "NoneType" else f"something of type {name}"
 
 
-def kind(x: Any) -> str:
-    """What an array or tensor is, in words: "a NumPy array of shape (2,), float64"."""
+def kind(x: Array) -> str:
+    """Return in words what an array or tensor is: "a NumPy array of shape (2,), float64"."""
     return f"a {'torch tensor' if is_tensor(x) else 'NumPy array'} of shape {tuple(x.shape)}, {dtype_name(x.dtype)}"
 
 
 def real(value: Any) -> float:
-    """float(value), but of no text. Raises TypeError, ValueError."""
+    """Return float(value), but not for a text. Raises TypeError, ValueError."""
     if isinstance(value, str):
         raise TypeError(f"{value!r} is a text, not a number")
     return float(value)
 
 
 def off_by(got: int, needed: int, noun: str) -> str:
-    """What a loop that goes round too often, or not often enough, has done: "one step too many", "2 steps too few"."""
+    """Return how far a loop goes round too often, or not often enough: "one step too many", "2 steps too few"."""
     n = abs(got - needed)
     return f"{'one' if n == 1 else n} {noun}{'s' * (n > 1)} too {'many' if got > needed else 'few'}"
 
 
 def times(got: np.ndarray, right: np.ndarray) -> float | None:
-    """How many times `right` an array is: a number, or None where it is no multiple, or nothing at all."""
+    """Return how many times `right` an array is: a number, or None if it is no multiple, or nothing at all."""
     import numpy as np
 
     got, right = np.ravel(got), np.ravel(right)
@@ -201,11 +207,11 @@ def capital(sentence: str) -> str:
 
 
 def case(p: int, n: int) -> str:
-    """How a case is named in messages."""
+    """Return the name of a case in messages."""
     return f"with {counted(p, 'rank')} and {counted(n, 'element')}"
 
 
 def number(value: float) -> str:
-    """A number as people write it: 1234.0 -> "1,234", 0.25 -> "0.25"."""
+    """Return a number as people write it: 1234.0 -> "1,234", 0.25 -> "0.25"."""
     value = float(value)
     return f"{int(value):,}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"

@@ -1,19 +1,20 @@
-"""What an exercise is: a record. The check is one of its fields; what is said about it stands in notebooks/hints/."""
+"""The record of an exercise. The check is one of its fields; texts about it stand in notebooks/hints/."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..comm import Results
 from ..trace import Event
 from .hints import Hinted
 
-Reason = str  # "invariant: sentence", the sentence perhaps empty
-Rows = Iterable[tuple[Any, Reason]]  # what may be got, and what is wrong with it
-Runner = Callable[..., Any] | None  # runner(fn, *args) makes every engine call fn(comm, *args)
+Answer: TypeAlias = Callable[..., Any]  # a function that an attendee has written
+Reason: TypeAlias = str  # "invariant: sentence", the sentence perhaps empty
+Rows: TypeAlias = Iterable[tuple[Any, Reason]]  # what may be got, and what is wrong with it
+Runner: TypeAlias = Callable[..., Results] | None  # runner(fn, *args) makes every engine call fn(comm, *args)
 
 
 class Broken(Exception):
@@ -22,8 +23,8 @@ class Broken(Exception):
     text:    the invariant, which chooses the hints, and what is wrong, where, and why, in sentences with numbers; line
              breaks count as spaces. They become `failed` and `message`.
     detail:  lines to show below it as they are (who waits for whom).
-    events:  of the failing run, on `size` ranks, attached by `exercises.check`; expected: those of a right answer in
-             the same run. Either may be empty.
+    events:  of the failing run, on `size` ranks, attached by `exercises.check`; expected: events of a right answer
+             in the same run. Either may be empty.
     """
 
     def __init__(self, text: str, detail: str = "", events: Iterable[Event] = (), size: int = 0) -> None:
@@ -32,18 +33,18 @@ class Broken(Exception):
         self.detail, self.events, self.expected, self.size = detail, list(events), [], size
 
     def restate(self, text: str) -> Broken:
-        """Say it with another text, where more is known about the same failure; returns itself."""
+        """Say it with another text, as more is known about the same failure; returns itself."""
         self.failed, _, message = text.partition(": ")
         self.message = " ".join(message.split())
         return self
 
 
 class AnswerFailed(Exception):
-    """What a runner raises where an answer raised on the engines: the text says what, on which rank, in which line."""
+    """An error of the answer on the engines, raised by a runner: the text names the error, the rank and the line."""
 
 
 class Passed:
-    """What a check found in a right answer.
+    """The result of a check of a right answer.
 
     facts:  sentences with the number against its target; line breaks count as spaces.
     run:    the Results whose events show it, if there are any.
@@ -56,27 +57,27 @@ class Passed:
 
 @dataclass(frozen=True)
 class Exercise(Hinted):
-    """One exercise.
+    """An exercise.
 
     id:        "4.1": notebook 4, first exercise; `title` is one line for lists of exercises.
     reference: the library function that solves it; its name is the name of the exercise.
     stars:     1 beginner, 2 intermediate, 3 advanced; also nbgrader's points.
     check:     check(fn, runner) -> Passed, or raises Broken. `runner(fn, *args)` runs on the engines, or is None;
                it raises AnswerFailed or CommError for the answer's faults, and anything else for other trouble.
-               check(fn) where no ranks take part.
+               check(fn) if no ranks take part.
     scaffold:  a broken function; what it does stands in the attendee's cell, to be repaired, in the place of a stub.
     """
 
     id: str
     title: str
-    reference: Callable
+    reference: Answer
     stars: int
-    check: Callable
-    scaffold: Callable | None = None
+    check: Callable[..., Passed]
+    scaffold: Answer | None = None
 
     @property
     def parallel(self) -> bool:
-        """Whether ranks take part, so that the check goes on to the engines."""
+        """True if ranks take part, so that the check goes on to the engines."""
         return "runner" in inspect.signature(self.check).parameters
 
     @property
@@ -85,5 +86,5 @@ class Exercise(Hinted):
 
     @property
     def path(self) -> str:
-        """How notebook sources name it: "package.module:function"."""
+        """The name in notebook sources: "package.module:function"."""
         return f"{self.reference.__module__}:{self.reference.__qualname__}"

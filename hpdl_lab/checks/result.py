@@ -1,10 +1,16 @@
-"""What a check answers: a truth value that can show itself, in a notebook and in a terminal."""
+"""The result of a check: a truth value that can show itself, in a notebook and in a terminal."""
+
+from __future__ import annotations
 
 import html
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..trace import Event
+
 
 GREEN, ORANGE, BLUE = "#1b7f3b", "#b45309", "#1d4ed8"  # which the words say as well, never by color alone
 
@@ -47,20 +53,20 @@ class Card:
             f"<div style='font-weight:600;font-size:1.08em'>{html.escape(self.title)}</div>{body}</div>"
         )
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": self._repr_html_()}
 
 
 @dataclass(repr=False)
 class CheckResult(Card):
-    """True when the answer passed.
+    """The result of a check, true if the answer passed.
 
     failed:  the invariant that broke, such as "sum", "bytes", "deadlock"; None when passed.
     message: what is wrong, where, and why; or that it is correct.
     detail:  lines under it: who waits for whom, what the function printed.
     facts:   what was found in a right answer.
-    events:  of the run that a picture can show, on `size` ranks; expected: those of a right answer in the same run.
-    outdated: a sentence where a later cell was to define the function that was checked, and did not.
+    events:  of the run that a picture can show, on `size` ranks; expected: events of a right answer in the same run.
+    outdated: a sentence if a later cell was to define the function that was checked, and did not.
     picture: HTML of the picture; next_step: the sentence about hints, or about what comes next.
     """
 
@@ -68,9 +74,9 @@ class CheckResult(Card):
     failed: str | None
     message: str
     detail: str = ""
-    facts: tuple = ()
-    events: list = field(default_factory=list)
-    expected: list = field(default_factory=list)
+    facts: tuple[str, ...] = ()
+    events: list[Event] = field(default_factory=list)
+    expected: list[Event] = field(default_factory=list)
     size: int = 0
     outdated: str = ""
     picture: str = ""
@@ -82,11 +88,11 @@ class CheckResult(Card):
     __str__ = __repr__ = Card.__str__
 
     @property
-    def title(self) -> str:  # type: ignore[override]
+    def title(self) -> str:  # pyrefly: ignore[bad-override]
         return f"{self.exercise}: correct" if self else f"{self.exercise}: not yet ({self.failed})"
 
     @property
-    def color(self) -> str:  # type: ignore[override]
+    def color(self) -> str:  # pyrefly: ignore[bad-override]
         return GREEN if self else ORANGE
 
     def sections(self) -> Iterable[tuple[str, str]]:

@@ -1,21 +1,19 @@
-"""What an answer sent, read from its events: how many messages, how many bytes, and to whom."""
+"""Messages of an answer, read from its events: how many, how many bytes, and to whom."""
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 from ..collectives.cost import Cost
 from ..comm.base import Comm
 from ..trace import Event
 from ..units import counted
 from .ranks import off_by
-from .record import Broken
+from .record import Answer, Broken
 
-ROUNDING = 0.01  # more bytes than the best answer's are allowed, as where pieces are not cut evenly
+ROUNDING = 0.01  # more bytes than the best answer's are allowed, as if pieces are not cut evenly
 
 
 def miscount(events: list[Event], p: int, steps: int) -> str:
-    """What to say where every rank sent another number of messages than the `steps` that are needed; "" elsewhere."""
+    """Return what to say if every rank sent another number of messages than the `steps` that are needed, or ""."""
     sent = messages_sent(events, p)
     if len(set(sent)) > 1 or sent[0] == steps:
         return ""
@@ -30,7 +28,7 @@ def miscount(events: list[Event], p: int, steps: int) -> str:
 
 
 def check_waits(events: list[Event], p: int) -> None:
-    """Raise Broken where a rank started a send and never waited for it: only what was waited for leaves an event."""
+    """Raise Broken if a rank started a send and never waited for it: only what was waited for leaves an event."""
     sent = Counter((e.rank, e.peer) for e in events if e.op == "send")
     received = Counter((e.peer, e.rank) for e in events if e.op == "recv")
     for (source, dest), n in sorted((received - sent).items()):
@@ -40,14 +38,14 @@ def check_waits(events: list[Event], p: int) -> None:
 
 
 def in_barriers(events: list[Event]) -> str:
-    """What to say of ranks that wait in barriers; "" where they do not."""
+    """Return what to say of ranks that wait in barriers; "" if they do not."""
     n = max(Counter(e.rank for e in events if e.op == "barrier").values(), default=0)
     text = f"a rank waits in {counted(n, 'barrier')}, and none is needed: there all stand still for the slowest."
     return text if n else ""
 
 
 def check_bytes(events: list[Event], p: int, nbytes: int, best: Cost) -> int:
-    """The most that a rank sent; raises Broken where the best answer, a Cost for vectors of `nbytes`, sends less.
+    """Return the most bytes that a rank sent; raise Broken if the best answer, a Cost for `nbytes`, sends less.
 
     Too many messages come before too many bytes: a loop that goes round once too often sends both.
     """
@@ -63,7 +61,7 @@ def check_bytes(events: list[Event], p: int, nbytes: int, best: Cost) -> int:
 
 
 def why_so_much(sent: dict[int, int], worst: int, nbytes: int, best: Cost, messages: list[int]) -> str:
-    """The likely reason for too many bytes: `sent` is {rank: bytes}, `messages` how many there were of each rank."""
+    """Return the likely reason for too many bytes: `sent` is {rank: bytes}, `messages` how many each rank sent."""
     others = [n for r, n in sent.items() if r != worst]
     if max(others) < sent[worst] / 2:
         return f"everything passes through rank {worst}, whose link becomes the bottleneck for all."
@@ -79,19 +77,19 @@ def why_so_much(sent: dict[int, int], worst: int, nbytes: int, best: Cost, messa
 
 
 def messages_sent(events: list[Event], p: int) -> list[int]:
-    """Messages sent by each rank, as a list in rank order."""
+    """Return the number of messages of each rank, in rank order."""
     return [sum(e.op == "send" and e.rank == r for e in events) for r in range(p)]
 
 
-def additions(comm: Comm, fn: Callable, *args: Any) -> int:
-    """How often fn(comm, *args) calls a collective that brings the numbers of all ranks together."""
+def additions(comm: Comm, fn: Answer, *args: object) -> int:
+    """Count calls by fn(comm, *args) of collectives that bring the numbers of all ranks together."""
     fn(comm, *args)
     others = ("send", "recv", "broadcast", "barrier")
     return sum(times for (op, _), times in comm.calls.counts.items() if op not in others)
 
 
 def check_peers(events: list[Event], p: int) -> None:
-    """Raise Broken where a rank sends to anyone but its two neighbors on the ring."""
+    """Raise Broken if a rank sends to anyone but its two neighbors on the ring."""
     for e in events:
         if e.op == "send" and e.peer not in ((e.rank + 1) % p, (e.rank - 1) % p):
             raise Broken(f"""peers: The result is right, but rank {e.rank} sends to rank {e.peer}: on a ring of {p}

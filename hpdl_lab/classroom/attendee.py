@@ -1,4 +1,4 @@
-"""One attendee as the hub sees a browser: log in, start a server, open a kernel, run cells; all through the proxy.
+"""An attendee as the hub sees a browser: log in, start a server, open a kernel, run cells; all through the proxy.
 
 browser --HTTP, WebSocket--> proxy --/hub--> hub            login form, server's start and its progress
                                `---/user/ada--> server      session, kernel, messages of the cells
@@ -7,8 +7,8 @@ browser --HTTP, WebSocket--> proxy --/hub--> hub            login form, server's
 import contextlib
 import json
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Generator
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import requests
@@ -16,12 +16,13 @@ import websocket
 from jupyter_client.jsonutil import json_default
 from jupyter_client.session import Session
 
+Message: TypeAlias = dict[str, Any]  # between browser and kernel
 RECEIVE_SECONDS = 1  # shorter than the time between two pings of the server, each of which ends a wait
-HTTP_SECONDS = 60  # that one request may take where a whole class comes at once
+HTTP_SECONDS = 60  # that one request may take when a whole class comes at once
 
 
 class Trouble(RuntimeError):
-    """What kept this attendee from going on: one sentence, without the name and the step, which the drill knows."""
+    """The reason why this attendee cannot go on: one sentence, without the name and the step, which the drill adds."""
 
 
 class CellFailed(Trouble):
@@ -31,7 +32,7 @@ class CellFailed(Trouble):
 class Attendee:
     """`name` at the hub of `url` ("http://127.0.0.1:8000"). The calls below are made in this order, then `leave`."""
 
-    def __init__(self, url: Any, name: str, password: Any) -> None:
+    def __init__(self, url: str, name: str, password: str) -> None:
         self.url, self.name, self.password = url.rstrip("/"), name, password
         self.server = f"/user/{quote(name)}"  # the path of the server
         self.api = f"/hub/api/users/{quote(name)}/server"
@@ -41,7 +42,7 @@ class Attendee:
         self.socket: Any = None  # to the kernel, once there is one
 
     def log_in(self) -> None:
-        """Fill in the login form. Raises Trouble where the hub does not let the attendee in."""
+        """Fill in the login form. Raises Trouble if the hub does not let the attendee in."""
         self._ask("GET", "/hub/login")
         form = {"username": self.name, "password": self.password, "_xsrf": self._xsrf("/hub/")}
         reply = self._ask("POST", "/hub/login", known=(401, 403), data=form, allow_redirects=False)
@@ -63,7 +64,7 @@ class Attendee:
         """Open JupyterLab on a server that runs: it asks the hub who this is, and leaves its cookie."""
         self._ask("GET", f"{self.server}/lab")
 
-    def _follow(self, events: Any, give_up: Any, seconds: float) -> Any:
+    def _follow(self, events: requests.Response, give_up: float, seconds: float) -> None:
         """Return when the server is ready. Raises Trouble with what the hub says of a start that failed."""
         for line in events.iter_lines():
             event = json.loads(line[5:]) if line.startswith(b"data:") else {}
@@ -75,7 +76,7 @@ class Attendee:
                 raise Trouble(f"the server was not ready after {seconds:g} s")
         raise Trouble("the hub ended its report on the server's start before it was ready")
 
-    def open_notebook(self, path: Any) -> None:
+    def open_notebook(self, path: str) -> None:
         """Start a kernel for the notebook `path` of the server's folder, and connect to it."""
         asked = {"path": path, "name": path, "type": "notebook", "kernel": {"name": "python3"}}
         reply = self._ask("POST", f"{self.server}/api/sessions", json=asked, xsrf=f"{self.server}/")
@@ -87,10 +88,12 @@ class Attendee:
             self.socket = websocket.create_connection(address, cookie=cookies, timeout=HTTP_SECONDS)
         self.run("None", HTTP_SECONDS)
 
-    def run(self, code: Any, seconds: float) -> Any:
-        """Run one cell; returns what it printed. Raises CellFailed; Trouble after `seconds`."""
-        message = self.messages.msg("execute_request", {"code": code, "silent": False})
-        number, printed, reply, idle = message["msg_id"], [], None, False
+    def run(self, code: str, seconds: float) -> str:
+        """Run one cell; return what it printed. Raises CellFailed; Trouble after `seconds`."""
+        message: Message = self.messages.msg("execute_request", {"code": code, "silent": False})
+        number, idle = message["msg_id"], False
+        printed: list[str] = []
+        reply: Message = {}
         give_up = time.monotonic() + seconds
         with broken("the connection to the kernel broke"):
             self.socket.send(json.dumps(message | {"channel": "shell"}, default=json_default))
@@ -112,8 +115,8 @@ class Attendee:
             raise CellFailed("the kernel dropped the cell")
         return "".join(printed)
 
-    def _receive(self, give_up: Any, seconds: float) -> Any:
-        """The next message of the kernel."""
+    def _receive(self, give_up: float, seconds: float) -> Message:
+        """Return the next message of the kernel."""
         while time.monotonic() < give_up:
             self.socket.settimeout(RECEIVE_SECONDS)
             with broken("the connection to the kernel broke"), contextlib.suppress(websocket.WebSocketTimeoutException):
@@ -128,11 +131,32 @@ class Attendee:
             self.socket.close()
         self.http.close()
 
-    def _ask(self, method: Any, path: Any, xsrf: Any = None, known: Any = (), **how: Any) -> Any:
-        """The reply to a request. xsrf: the path whose cookie proves that it is meant; known: errors to be returned."""
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        xsrf: str | None = None,
+        known: Collection[int] = (),
+        json: Message | None = None,
+        data: dict[str, str] | None = None,
+        allow_redirects: bool = True,
+        stream: bool = False,
+    ) -> requests.Response:
+        """Return the reply to a request.
+
+        xsrf: the path whose cookie proves that it is meant; known: errors to be returned; the rest as in requests.
+        """
         headers = {} if xsrf is None else {"X-XSRFToken": self._xsrf(xsrf)}
         with broken(f"no answer to {method} {path}"):
-            reply = self.http.request(method, self.url + path, headers=headers, timeout=HTTP_SECONDS, **how)
+            reply = self.http.request(
+                *(method, self.url + path),
+                headers=headers,
+                timeout=HTTP_SECONDS,
+                json=json,
+                data=data,
+                allow_redirects=allow_redirects,
+                stream=stream,
+            )
         if reply.ok or reply.status_code in known:
             return reply
         try:
@@ -141,8 +165,8 @@ class Attendee:
             why = reply.reason
         raise Trouble(f"{method} {path}: {why} (HTTP {reply.status_code})")
 
-    def _xsrf(self, path: Any) -> Any:
-        """The token that belongs to `path`; hub and server have one each."""
+    def _xsrf(self, path: str) -> str:
+        """Return the token that belongs to `path`; hub and server have one each."""
         token = self.http.cookies.get("_xsrf", path=path)
         if token is None:
             raise Trouble(f"{self.url}{path} left no _xsrf cookie: is this a JupyterHub?")
@@ -150,7 +174,7 @@ class Attendee:
 
 
 @contextlib.contextmanager
-def broken(what: Any) -> Iterator[Any]:
+def broken(what: str) -> Generator[None]:
     """Raise what the network does meanwhile as Trouble("what: why")."""
     try:
         yield

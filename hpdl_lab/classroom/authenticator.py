@@ -1,4 +1,4 @@
-"""Who may log in: names of a list, each with a password from the instructor, or one chosen at the first login."""
+"""Logins: names of a list, each with a password from the instructor, or one chosen at the first login."""
 
 import asyncio
 import hashlib
@@ -14,15 +14,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jupyterhub.auth import Authenticator
 from tornado.httputil import HTTPServerRequest
-from tornado.web import HTTPError
+from tornado.web import HTTPError, RequestHandler
 from traitlets import Unicode
 
 from .settings import LOG_BYTES, LOGS, Settings, write_whole
 from .state import NAME
+
+if TYPE_CHECKING:
+    from jupyterhub.user import User
 
 MOST = 10_000  # attendees: a typing mistake beyond
 COMMENT = re.compile(r"(^|\s)#.*")  # a "#" within a password is part of it
@@ -37,11 +40,11 @@ _writing = threading.Lock()
 
 
 class AttendeeAuthenticator(Authenticator):
-    """Passwords of attendees. Checks run outside of the event loop; who guesses has to wait longer each time."""
+    """Passwords of attendees. Checks run outside of the event loop; guessing takes longer each time."""
 
     passwords = Unicode(config=True, help="The file with the hashes of passwords, which only root may read.")
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self._wrong: dict[tuple[str, str], tuple[int, float]] = {}  # (name, address): (how often, wait until)
         # Requests, which anybody can send by the million, do not fill it.
@@ -50,17 +53,19 @@ class AttendeeAuthenticator(Authenticator):
         )
         self._checks, self._waiting = ThreadPoolExecutor(AT_ONCE), 0  # others than those that stop servers
 
-    def add_user(self, user: Any) -> None:
-        """Called for each name of the database as well, when the hub starts: who is off the list is deleted there."""
+    def add_user(self, user: "User") -> None:
+        """Refuse a name off the list, also of the database, from which it is deleted at the start of the hub."""
         if user.name not in self.allowed_users:
             raise ValueError(f"{user.name} is not on the list")
         super().add_user(user)
 
-    def delete_user(self, user: Any) -> None:
-        """Keep the name on the list: it is its sessions and tokens that `hpdl hub --forget-password` ends."""
+    def delete_user(self, user: "User") -> None:
+        """Keep the name on the list: `hpdl hub --forget-password` ends only its sessions and tokens."""
 
-    async def authenticate(self, handler: Any, data: dict[str, str]) -> str | None:
-        """The name, or None for a wrong name or password. Raises HTTPError for who should wait."""
+    async def authenticate(  # pyrefly: ignore[bad-override]  # the one above has no types, and returns nothing
+        self, handler: RequestHandler, data: dict[str, str]
+    ) -> str | None:
+        """Return the name, or None for a wrong name or password. Raises HTTPError for who should wait."""
         if not {"username", "password"} <= data.keys():
             raise HTTPError(400, "A name and a password are wanted")
         name, password = data["username"], data["password"]
@@ -89,9 +94,11 @@ class AttendeeAuthenticator(Authenticator):
 
 
 def address(request: HTTPServerRequest) -> str:
-    """Where a login comes from. Only what the hub's own proxy has added is believed, which is the last in its header:
-    anybody can send more headers, and who is on this machine has all addresses 127.x.x.x."""
-    certificate: Any = request.get_ssl_certificate() or {}
+    """Return where a login comes from, as the hub's own proxy has it: the last address in its header.
+
+    Anybody can send more headers, and who is on this machine has all addresses 127.x.x.x.
+    """
+    certificate = cast("dict[str, Any]", request.get_ssl_certificate() or {})
     subject = dict(row[0] for row in certificate.get("subject", ()))
     try:
         ip = ipaddress.ip_address(request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip())
@@ -103,7 +110,7 @@ def address(request: HTTPServerRequest) -> str:
 
 
 def check(path: Path, name: str, password: str) -> str | None:
-    """None if the password is right, or becomes that of `name`; else why not, "" for a wrong one."""
+    """Return None if the password is right, or becomes the one of `name`; else why not, "" for a wrong one."""
     if (stored := load(path).get(name)) is not None:
         salt = bytes.fromhex(stored.partition("$")[0])
         return None if hmac.compare_digest(hashed(password, salt), stored) else ""
@@ -113,17 +120,17 @@ def check(path: Path, name: str, password: str) -> str | None:
 
 
 def hashed(password: str, salt: bytes) -> str:
-    """ "salt$digest" in hex. scrypt with the cost that RFC 7914 gives for logins."""
+    """Return "salt$digest" in hex, by scrypt with the cost that RFC 7914 gives for logins."""
     return f"{salt.hex()}${hashlib.scrypt(password.encode(), salt=salt, n=2**14, r=8, p=1).hex()}"
 
 
 def load(path: Path) -> dict[str, str]:
-    """{name: hash} of those who have a password."""
+    """Return {name: hash} of all who have a password."""
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def store(path: Path, passwords: dict[str, str | None], keep: bool) -> dict[str, bool]:
-    """Store hashes; {name: whether this password was stored}. keep: those that there are stay as they are."""
+    """Store hashes; return {name: whether this password was stored}. keep: existing ones stay as they are."""
     new = {name: hashed(password, secrets.token_bytes(16)) for name, password in passwords.items() if password}
     with _writing:
         stored = load(path)
@@ -133,7 +140,7 @@ def store(path: Path, passwords: dict[str, str | None], keep: bool) -> dict[str,
 
 
 def numbered(n: int) -> list[str]:
-    """n names: attendee01, attendee02, ... Raises ValueError for more than MOST."""
+    """Return n names: attendee01, attendee02, ... Raises ValueError for more than MOST."""
     if n > MOST:
         raise ValueError(f"a hub has {MOST:,} attendees at most, not {n:,}")
     digits = max(2, len(str(n)))
@@ -141,11 +148,11 @@ def numbered(n: int) -> list[str]:
 
 
 def read(path: str) -> dict[str, str | None]:
-    """{name: password, or None if the attendee chooses one} of a users file; " #" begins a comment.
+    """Return {name: password, or None if the attendee chooses one} of a users file; " #" begins a comment.
 
     Raises: ValueError: one sentence with the first line that is wrong, or that others can read the passwords.
     """
-    users = {}
+    users: dict[str, str | None] = {}
     try:
         lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeError) as error:
@@ -173,7 +180,7 @@ def require_secret(path: str, what: str) -> None:
 
 
 def weakness(password: str) -> str | None:
-    """What is wrong with a password, or None."""
+    """Return what is wrong with a password, or None."""
     if len(password) < SHORTEST:
         return f"has {len(password)} characters: {SHORTEST} at least"
     if len(password.encode()) > LONGEST:

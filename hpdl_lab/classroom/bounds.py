@@ -23,7 +23,7 @@ class BoundedServer(HTTPServer):
         super().initialize(*args, **kwargs | bounds | {"idle_connection_timeout": SILENT_SECONDS})
         self._streams: dict[int, list[IOStream]] = {}
 
-    def handle_stream(self, stream: IOStream, address: Any) -> None:
+    def handle_stream(self, stream: IOStream, address: tuple[object, ...]) -> None:
         if (uid := user_at(stream.socket)) not in (0, os.geteuid()):  # the proxy comes for everybody
             mine = self._streams[uid] = [each for each in self._streams.get(uid, ()) if not each.closed()]
             if len(mine) >= CONNECTIONS:

@@ -1,4 +1,4 @@
-"""What one attendee costs: constants of the plan, each with its unit; all of them measured, by `hpdl plan --measure`.
+"""The costs of one attendee: constants of the plan, each with its unit, measured by `hpdl plan --measure`.
 
 costs.json in this folder is used until ~/.hpdl/costs.json, or $HPDL_HOME/costs.json, was measured on the machine.
 """
@@ -7,7 +7,6 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from .. import system
 from .plan import STEPS
@@ -48,24 +47,26 @@ class Costs:
         return self.values[name]
 
     def json(self) -> str:
-        """The text of the file that `read` takes."""
+        """Return the text of the file that `read` takes."""
         return json.dumps({name: value for name, value in asdict(self).items() if name != "path"}, indent=1) + "\n"
 
 
 def own_path() -> str:
-    """Where constants of this machine are kept: ~/.hpdl/costs.json."""
+    """Return the path of this machine's own constants: ~/.hpdl/costs.json."""
     return str(system.home() / "costs.json")
 
 
-def load() -> Any:
-    """The Costs of this machine where they were measured, else those that come with the package."""
+def load() -> Costs:
+    """Return the Costs of this machine if they were measured, else those that come with the package."""
     return read(own_path() if os.path.exists(own_path()) else str(SHIPPED))
 
 
-def read(path: str) -> Any:
-    """The Costs in a file. Raises OSError; ValueError with the fault and the remedy."""
+def read(path: str) -> Costs:
+    """Return the Costs in a file. Raises OSError; ValueError with the fault and the remedy."""
     try:
-        costs = Costs(**{**json.loads(Path(path).read_text()), "path": path})
+        said = json.loads(Path(path).read_text())
+        said["path"] = path
+        costs = Costs(**said)
         missing = [name for name in COSTS if not isinstance(costs.values.get(name), int | float)]
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} holds no constants ({error}): write it again with `hpdl plan --measure`") from None

@@ -1,4 +1,4 @@
-"""The rehearsal: a class of attendees does, all at once and through the proxy, what it will do on the day.
+"""The rehearsal: a class of attendees does, all at once and through the proxy, all that it will do on the day.
 
     all log in  ->  a server each  ->  a notebook each  ->  engines  ->  torch  ->  all cells of the solution
             census             census                census       census     census                          census
@@ -16,14 +16,15 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 import nbformat
 import psutil
+from nbformat import NotebookNode
 
 from .. import features
 from ..release import forms
@@ -32,6 +33,9 @@ from .attendee import Attendee, CellFailed, Trouble
 from .costs import Costs
 from .plan import ENGINES, STEPS
 
+Cells: TypeAlias = list[tuple[str, bool]]  # code, True if it is meant to raise
+Say: TypeAlias = Callable[[str], object]
+Trace: TypeAlias = tuple[int, float] | str  # (pid, start time) of a process; path of a file
 NOTEBOOK = "00"  # the one that a class opens first, and all at once
 SERVER_SECONDS, CELL_SECONDS = 600, 300
 GONE_SECONDS = 30  # for processes to be gone after the hub has stopped
@@ -45,7 +49,7 @@ VERSIONS = ("hpdl_lab", "jupyterhub", "jupyterlab", "ipykernel", "torch", "mpich
 
 
 class Failure(NamedTuple):
-    """What one attendee could not do; `str` is the sentence."""
+    """A step that one attendee could not do; `str` is the sentence."""
 
     name: str
     step: str
@@ -56,14 +60,14 @@ class Failure(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What became of one step. seconds: {name: s} of those who did it; before, after: the Census of either time."""
+    """The result of one step. seconds: {name: s} of all who did it; before, after: the Census of either time."""
 
-    seconds: dict
+    seconds: dict[str, float]
     before: Census
     after: Census
 
-    def cpu_s(self, *kinds: Any) -> Any:
-        """Processor time that it took, of all processes or of some kinds."""
+    def cpu_s(self, *kinds: str) -> float:
+        """Return the processor time that it took, of all processes or of some kinds."""
         return self.after.of(None, *kinds).total("cpu_s") - self.before.of(None, *kinds).total("cpu_s")
 
 
@@ -75,20 +79,21 @@ class Drill:
 
     def __init__(
         self,
-        running: Any,
-        attendees: Any,
-        cells: Any,
-        engines: Any = ENGINES,
-        say: Any = lambda sentence: None,
+        running: hub.Hub,
+        attendees: list[Attendee],
+        cells: Cells,
+        engines: int = ENGINES,
+        say: Say = lambda sentence: None,
         notebook: str = "",
     ) -> None:
         self.pids, self.log = running.pids, Path(running.settings.state, "hub", "hub.log")
         self.attendees, self.cells, self.engines, self.say = attendees, cells, engines, say
         self.notebook = notebook
-        self.steps, self.failures = {}, []
+        self.steps: dict[str, Step] = {}
+        self.failures: list[Failure] = []
         self.last = census(self.pids)
-        self.seen = set()  # every process and file of shared memory that was there: nothing of it may be left
-        self.actions = {
+        self.seen: set[Trace] = set()  # all processes and files of shared memory so far: nothing of it may be left
+        self.actions: dict[str, Callable[[Attendee], object]] = {
             "login": lambda attendee: attendee.log_in(),
             "server": self._server,
             "kernel": lambda attendee: attendee.open_notebook("drill.ipynb"),
@@ -98,16 +103,18 @@ class Drill:
         }
 
     @property
-    def present(self) -> Any:
+    def present(self) -> list[Attendee]:
         """Attendees who have not failed."""
         failed = {failure.name for failure in self.failures}
         return [attendee for attendee in self.attendees if attendee.name not in failed]
 
-    def do(self, step: Any) -> None:
+    def do(self, step: str) -> None:
         """Have everybody who is present do one step, all at once."""
-        seconds, failed, began = {}, [], time.monotonic()
+        seconds: dict[str, float] = {}
+        failed: list[Failure] = []
+        began = time.monotonic()
 
-        def one(attendee: Any) -> None:
+        def one(attendee: Attendee) -> None:
             try:
                 self.actions[step](attendee)
             except Trouble as trouble:
@@ -133,15 +140,15 @@ class Drill:
         for failure in sorted(failed):
             self.say(str(failure))
 
-    def _server(self, attendee: Any) -> None:
+    def _server(self, attendee: Attendee) -> None:
         try:
             attendee.start_server(SERVER_SECONDS)
-        except Trouble as trouble:  # of which a browser sees little
+        except Trouble as trouble:  # a browser sees little of it
             text, own = self.log.read_text(errors="replace"), rf"\b{re.escape(attendee.name)}'s server .*"
             lines = re.findall(own, text) or re.findall(r"^\w+(?:Error|Exception)\b.*", text, re.MULTILINE)
             raise Trouble("; the hub's log says: ".join([str(trouble), *lines[-1:]])) from None
 
-    def _notebook(self, attendee: Any) -> None:
+    def _notebook(self, attendee: Attendee) -> None:
         for number, (cell, raises) in enumerate(self.cells, 1):
             try:
                 attendee.run(cell, CELL_SECONDS)
@@ -151,20 +158,20 @@ class Drill:
                 first = next((line for line in cell.splitlines() if line.strip()), "")
                 raise Trouble(f"code cell {number} of {len(self.cells)} ({first}): {trouble}") from None
 
-    def look_for_leftovers(self, folder: Any) -> None:
+    def look_for_leftovers(self, folder: str) -> None:
         """Add a Failure for what is still there after the hub has stopped: processes, shared memory, the folder."""
         give_up = time.monotonic() + GONE_SECONDS
-        while (left := [trace for trace in self.seen if still_there(trace)]) and time.monotonic() < give_up:
+        while (there := [trace for trace in self.seen if still_there(trace)]) and time.monotonic() < give_up:
             time.sleep(0.1)
-        left = [f"process {trace[0]}" if isinstance(trace, tuple) else trace for trace in left]
+        left = [f"process {trace[0]}" if isinstance(trace, tuple) else trace for trace in there]
         left += [folder] * os.path.exists(folder)
         if left:
             said = f"{len(left)} things are left, such as {sorted(left)[0]}"
             self.failures.append(Failure("the hub", "its end", said))
 
 
-def still_there(trace: Any) -> Any:
-    """Whether a process (pid, start time) or a file still exists."""
+def still_there(trace: Trace) -> bool:
+    """Return True if a process (pid, start time) or a file still exists."""
     if isinstance(trace, str):
         return os.path.exists(trace)
     try:
@@ -174,10 +181,10 @@ def still_there(trace: Any) -> Any:
         return False
 
 
-def rehearse(n: int, notebook: Any = NOTEBOOK, engines: Any = ENGINES, say: Any = print) -> Any:
-    """A whole drill of `n` attendees on a hub of its own, which is removed afterwards; returns the Drill.
+def rehearse(n: int, notebook: str = NOTEBOOK, engines: int = ENGINES, say: Say = print) -> Drill:
+    """Do a whole drill of `n` attendees on a hub of its own, which is removed afterwards; return the Drill.
 
-    Raises: ValueError, RuntimeError, OSError: one sentence where no hub can be started.
+    Raises: ValueError, RuntimeError, OSError: one sentence if no hub can be started.
     """
     cells = solution(notebook)
     names = [f"drill{os.getpid()}-{i:02}" for i in range(1, n + 1)]  # no hub of this machine has them
@@ -197,13 +204,13 @@ def rehearse(n: int, notebook: Any = NOTEBOOK, engines: Any = ENGINES, say: Any 
     return drill
 
 
-def solution(number: Any) -> Any:
-    """[(code, whether it is meant to raise)] of the solution of notebook "00". Raises ValueError that lists all."""
+def solution(number: str) -> Cells:
+    """Return the Cells of the solution of notebook `number`, such as "00". Raises ValueError that lists all."""
     paths = sorted((forms.NOTEBOOKS / "solutions").glob(forms.NAMES), reverse=True)
     there = {path.name[:2]: path for path in paths}  # "00" is 00_engines, not 00_why, which has no engines
     if number not in there:
         raise ValueError(f"no notebook {number!r}: {', '.join(sorted(there))}")
-    cells = nbformat.read(there[number], as_version=4).cells
+    cells = cast("NotebookNode", nbformat.read(there[number], as_version=4)).cells
     code = [cell for cell in cells if cell.cell_type == "code" and cell.source.strip()]
     return [(cell.source, "raises-exception" in cell.metadata.get("tags", ())) for cell in code]
 
@@ -211,10 +218,10 @@ def solution(number: Any) -> Any:
 # -- the plan's constants ----------------------------------------------------------------------------------------------
 
 
-def measure(command: Any, say: Any = print) -> Any:
-    """Rehearse with one attendee on this machine, for `hpdl plan --measure`; returns Costs.
+def measure(command: str, say: Say = print) -> Costs:
+    """Rehearse with one attendee on this machine, for `hpdl plan --measure`; return Costs.
 
-    Raises: RuntimeError, ValueError, OSError: one sentence where the drill fails, or no hub can be started.
+    Raises: RuntimeError, ValueError, OSError: one sentence if the drill fails, or no hub can be started.
     """
     done = rehearse(1, say=say)
     if any(failure.step in STEPS for failure in done.failures):
@@ -222,15 +229,16 @@ def measure(command: Any, say: Any = print) -> Any:
     return Costs(values(done), done.engines, done.notebook, command, *about())
 
 
-def values(done: Any) -> Any:
-    """{name in costs.COSTS: number} from the Drill of one attendee."""
-    found, n, (name,) = {}, done.engines, (attendee.name for attendee in done.attendees)
+def values(done: Drill) -> dict[str, float]:
+    """Return {name in costs.COSTS: number} from the Drill of one attendee."""
+    found: dict[str, float] = {}
+    n, (name,) = done.engines, (attendee.name for attendee in done.attendees)
     for step, row in done.steps.items():
         by_hub = row.cpu_s("hub") if step in ("login", "server") else 0.0  # later it only looks who is there
         found |= {f"{step}_s": row.seconds[name], f"{step}_hub_cpu_s": by_hub}
         own, engines = row.after.of(name), row.after.of(name, "engine", "shell")
         for what, whole, of_engines in (
-            ("cpu_s", row.cpu_s(), max(0.0, row.cpu_s("engine"))),  # less than none where they were started anew
+            ("cpu_s", row.cpu_s(), max(0.0, row.cpu_s("engine"))),  # less than none if they were started anew
             ("MB", own.total("own_MB"), engines.total("own_MB")),
             ("threads", own.total("threads"), engines.total("threads")),
         ):
@@ -241,8 +249,8 @@ def values(done: Any) -> Any:
     return {key: round(value, 3) for key, value in found.items()}
 
 
-def about() -> Any:
-    """(machine, versions, date): what numbers depend on, as texts."""
+def about() -> tuple[str, str, str]:
+    """Return (machine, versions, date), on which numbers depend, as texts."""
     versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in VERSIONS)]
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return f"{features.processor()}, {features.cores()} cores", ", ".join(versions), date
@@ -253,7 +261,7 @@ KINDS = (("mpiexec", "/mpiexec"), ("shell", "$HPDL_SESSION/exit-"), ("engine", "
 
 
 class Process(NamedTuple):
-    """One process. own_MB, file_MB: its proportional memory; cpu_s: processor time so far, of ended children too."""
+    """A process. own_MB, file_MB: its proportional memory; cpu_s: processor time so far, of ended children too."""
 
     pid: int
     kind: str  # "hub", one of KINDS, or "other"
@@ -262,19 +270,19 @@ class Process(NamedTuple):
     file_MB: float
     cpu_s: float
     threads: int
-    shm: frozenset  # (path, bytes) of the files in /dev/shm that it has mapped
+    shm: frozenset[tuple[str, int]]  # (path, bytes) of the files in /dev/shm that it has mapped
     began: float  # when it started: with the pid it names one process forever
 
 
-class Census(list):
-    """The processes of a hub at one moment. Empty where there is no hub any more."""
+class Census(list[Process]):
+    """The processes of a hub at one moment; none if there is no hub any more."""
 
-    def of(self, owner: str | None = None, *kinds: Any) -> Any:
-        """Those of `owner` (None: of anybody) that are one of `kinds` (none: of any)."""
+    def of(self, owner: str | None = None, *kinds: str) -> Census:
+        """Return the processes of `owner` (None: of anybody) whose kind is one of `kinds` (none: any)."""
         return Census(p for p in self if owner in (None, p.owner) and (not kinds or p.kind in kinds))
 
     def total(self, field: str) -> float:
-        """The sum of one number over all processes."""
+        """Return the sum of one number over all processes."""
         return sum(getattr(process, field) for process in self)
 
     @property
@@ -284,18 +292,21 @@ class Census(list):
     @property
     def shm_MB(self) -> float:
         """Shared memory that has a name in /dev/shm, each file once."""
-        return sum(nbytes for _, nbytes in frozenset().union(*(process.shm for process in self))) / MB
+        files: set[tuple[str, int]] = set()
+        return sum(nbytes for _, nbytes in files.union(*(process.shm for process in self))) / MB
 
-    def traces(self) -> Iterator[Any]:
-        """What must be gone in the end: (pid, began) of each process, the path of each file of shared memory."""
+    def traces(self) -> Iterator[Trace]:
+        """Yield what must be gone in the end: each process, and each file of shared memory."""
         for process in self:
             yield process.pid, process.began
             yield from (path for path, _ in process.shm)
 
 
-def census(pids: tuple) -> Any:
-    """The Census of the processes `pids`, JupyterHub's first, and all below them. What ends meanwhile is left out."""
-    owners, tree, found = dict.fromkeys(pids, ""), [], {}
+def census(pids: Sequence[int]) -> Census:
+    """Take the Census of the processes `pids`, JupyterHub's first, and all below them that do not end meanwhile."""
+    owners = dict.fromkeys(pids, "")
+    tree: list[psutil.Process] = []
+    found: dict[int, Process] = {}
     for root in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             tree += [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
@@ -308,17 +319,17 @@ def census(pids: tuple) -> Any:
     return Census(found.values())
 
 
-def kind_of(command: list) -> str:
-    """What a process of this command line is, in one word. Launcher and shell name the engine as well."""
+def kind_of(command: list[str]) -> str:
+    """Return the kind of a process with this command line. Launcher and shell name the engine as well."""
     return next((kind for kind, mark in KINDS if mark in " ".join(command)), "other")
 
 
-def look(process: Any, kind: str, owner: str) -> Any:
-    """The Process of one psutil.Process. Raises OSError or psutil.Error if it has ended."""
+def look(process: psutil.Process, kind: str, owner: str) -> Process:
+    """Return the Process of one psutil.Process. Raises OSError or psutil.Error if it has ended."""
     proc = Path(f"/proc/{process.pid}")
     pss_kB = dict(re.findall(r"^Pss_(\w+): +(\d+)", (proc / "smaps_rollup").read_text(), re.MULTILINE))
     anonymous, shared, file = (int(pss_kB[name]) * 1024 / MB for name in ("Anon", "Shmem", "File"))
-    shm = set()
+    shm: set[tuple[str, int]] = set()
     for path in set(re.findall(r"/dev/shm/.*", (proc / "maps").read_text())):
         with contextlib.suppress(OSError):  # removed
             shm.add((path, os.lstat(f"{proc}/root{path}").st_blocks * 512))

@@ -26,10 +26,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import psutil
@@ -39,6 +39,7 @@ from . import authenticator, limits, sandbox, sockets
 from .settings import API_TOKEN, CONFIGURATION, LOG_BYTES, LOGS, VARIABLE, Settings, read, write_whole
 from .state import REHEARSAL, State
 
+Row: TypeAlias = dict[str, Any]  # of progress.jsonl
 START_SECONDS, STOP_SECONDS, REHEARSAL_SECONDS = 90, 60, 60
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -57,25 +58,25 @@ class Hub:
 
     def __init__(self, given: Settings, state: State) -> None:
         self.settings, self.state = given, state
-        self.process: subprocess.Popen | None = None  # JupyterHub
-        self.proxy: subprocess.Popen | None = None
-        self.survivor: subprocess.Popen | None = None  # ends what attendees run if this process is killed
+        self.process: subprocess.Popen[bytes] | None = None  # JupyterHub
+        self.proxy: subprocess.Popen[bytes] | None = None
+        self.survivor: subprocess.Popen[bytes] | None = None  # ends what attendees run if this process is killed
         self._held: list[sockets.Held] = []
         self._token = secrets.token_hex(32)  # between JupyterHub and its proxy
 
     @property
     def pid(self) -> int:
-        """Of JupyterHub; servers are below it."""
-        return self.process.pid
+        """Process id of JupyterHub; servers are below it."""
+        return self.pids[0]
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of JupyterHub and of the proxy."""
-        return self.process.pid, self.proxy.pid
+        """Process ids of JupyterHub and of the proxy."""
+        return tuple(process.pid for process in (self.process, self.proxy) if process is not None)
 
     @property
     def url(self) -> str:
-        """For browsers on this machine."""
+        """Address for browsers on this machine."""
         return self.settings.subdomain_host or self.settings.local_url
 
     @classmethod
@@ -130,12 +131,12 @@ class Hub:
         wait_for(self._answers, logs)
 
     def _answers(self) -> bool:
-        """Whether JupyterHub answers through its proxy."""
+        """Return True if JupyterHub answers through its proxy."""
         with contextlib.suppress(OSError):
             return ask(self.settings, "/hub/health", 5) == 200
         return False
 
-    def _launch(self, argv: list[str], log: str, held: Sequence[sockets.Held]) -> tuple[subprocess.Popen, "Log"]:
+    def _launch(self, argv: list[str], log: str, held: Sequence[sockets.Held]) -> tuple[subprocess.Popen[bytes], "Log"]:
         keep = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTERHUB_", "CONFIGPROXY_"))}
         inherited = {each.port: each.socket.fileno() for each in held}
         own = {VARIABLE: self.settings.state, "CONFIGPROXY_AUTH_TOKEN": self._token}
@@ -162,7 +163,7 @@ class Hub:
         """Start JupyterHub or the proxy again when one is killed; servers go on. Raises RuntimeError if one ends."""
         while True:
             for name, process in (("JupyterHub", self.process), ("The proxy", self.proxy)):
-                if (code := process.poll()) is None:
+                if process is None or (code := process.poll()) is None:
                     continue
                 if code >= 0:
                     raise RuntimeError(f"{name} ended with exit code {code}: see the logs in {self.settings.private}")
@@ -192,15 +193,15 @@ class Hub:
     def __enter__(self) -> "Hub":
         return self
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.stop()
 
 
 @contextlib.contextmanager
-def private(names: Sequence[str], **how: Any) -> Iterator[Hub]:
-    """A Hub of its own for `names`, on a free port of the loopback address, of which nothing is left afterwards.
+def private(names: Sequence[str], **how: Any) -> Generator[Hub]:
+    """Start a Hub for `names` on a free port of the loopback address; nothing is left of it afterwards.
 
-    how: fields of Settings, such as engines=2. Its attendees are trusted where they cannot be kept apart.
+    how: fields of Settings, such as engines=2. Its attendees are trusted if they cannot be kept apart.
     """
     folder = tempfile.mkdtemp(prefix="hpdl-hub-", dir="/tmp")
     given = Settings(users=tuple(names), state=os.path.join(folder, "state"), port=0)
@@ -246,7 +247,7 @@ def prepare(given: Settings, state: State) -> Settings:
 
 
 def walled(given: Settings, state: State) -> Settings:
-    """`given` with the sandbox and the limits that this machine allows; each is tried.
+    """Return `given` with the sandbox and the limits that this machine allows; each is tried.
 
     Raises: RuntimeError if one is missing and attendees are not trusted, or if no server could start.
     """
@@ -292,7 +293,7 @@ def rehearse(given: Settings, state: State) -> None:
         raise RuntimeError(f"attendees could not start a server: {error}") from None
 
 
-def clear(given: Settings, state: State, names: Sequence[str] | set[str]) -> None:
+def clear(given: Settings, state: State, names: Collection[str]) -> None:
     """End what runs as these attendees, and remove their control groups. Raises RuntimeError if something stays."""
     with contextlib.ExitStack() as stack:  # the others end all the same
         for name in names:
@@ -300,8 +301,8 @@ def clear(given: Settings, state: State, names: Sequence[str] | set[str]) -> Non
             stack.callback(lambda name: sandbox.end_all(state.account(name)), name)
 
 
-def end(given: Settings, state: State, names: Sequence[str] | set[str]) -> None:
-    """`clear`, and remove the groups of the hub, which has ended."""
+def end(given: Settings, state: State, names: Collection[str]) -> None:
+    """Clear as `clear` does, and remove the groups of the hub, which has ended."""
     clear(given, state, names)
     limits.remove(given, limits.HUB)
     limits.remove(given)
@@ -310,10 +311,12 @@ def end(given: Settings, state: State, names: Sequence[str] | set[str]) -> None:
 def end_holders(given: Settings) -> None:
     """End what runs as attendees who took the port when this hub was killed. Raises RuntimeError if it runs."""
     if Path(given.state, "hub", "manifest.json").exists():
-        state, holders = State.lock_existing(given.state), set()
+        state = State.lock_existing(given.state)
+        holders: set[int] = set()
         for connection in psutil.net_connections("inet"):
             with contextlib.suppress(psutil.Error):  # it has just ended
-                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == given.port:
+                here = connection.laddr
+                if connection.status == psutil.CONN_LISTEN and here and here.port == given.port:
                     holders.add(psutil.Process(connection.pid).uids().real)
         for name in [name for name in state.manifest.names if state.account(name).uid in holders - {os.geteuid()}]:
             clear(given, state, [name])
@@ -334,7 +337,7 @@ def forget_password(folder: str, name: str) -> str:
     except RuntimeError:  # it runs
         token = {"Authorization": f"token {(given.private / API_TOKEN).read_text()}"}
         try:
-            ask(given, f"/hub/api/users/{name}", STOP_SECONDS, method="DELETE", headers=token)
+            ask(given, f"/hub/api/users/{name}", STOP_SECONDS, "DELETE", token)
         except urllib.error.HTTPError as error:
             if error.code != 404:  # nobody has logged in with this name
                 raise RuntimeError(f"the password is new, but sessions of before go on: {error}") from None
@@ -344,15 +347,15 @@ def forget_password(folder: str, name: str) -> str:
     return password
 
 
-def progress(folder: str) -> dict[str, list[dict] | str]:
-    """{name: rows of what an attendee did last, or why they cannot be read}. It is read as the attendee."""
+def progress(folder: str) -> dict[str, list[Row] | str]:
+    """Read, as each attendee, {name: rows of what they did last, or why the rows cannot be read}."""
     state = State.open(folder)
-    found: dict[str, list[dict] | str] = {}
+    found: dict[str, list[Row] | str] = {}
     given = read(folder) or Settings(state=folder)
     for account in (state.account(name) for name in state.manifest.names if name != REHEARSAL):
         find = ["find", sandbox.home(given, account), *PROGRESS, "-exec", "tail", "-c", str(PROGRESS_BYTES), "{}", ";"]
         try:
-            rows: list[dict] = []
+            rows: list[Row] = []
             found[account.name] = rows
             for line in sandbox.run_as(given, account, find, PROGRESS_SECONDS, PROGRESS_BYTES).splitlines():
                 with contextlib.suppress(ValueError, TypeError):  # the first may be cut
@@ -363,7 +366,7 @@ def progress(folder: str) -> dict[str, list[dict] | str]:
 
 
 def proxy_program() -> list[str]:
-    """Node and the proxy's script, of this environment or of the machine. Raises RuntimeError if there is none."""
+    """Find Node and the proxy's script, of this environment or of the machine. Raises RuntimeError if there is none."""
     places = [str(NODE_WHEEL), str(Path(sys.prefix, "bin")), str(NODE_MODULES / ".bin"), os.environ.get("PATH", "")]
     for script in filter(None, (shutil.which(PROXY, path=place) for place in places)):
         with open(script, "rb") as file:
@@ -373,7 +376,7 @@ def proxy_program() -> list[str]:
 
 
 def proxy_command(given: Settings) -> list[str]:
-    """How the proxy is started, with the certificates that JupyterHub makes."""
+    """Return the command line of the proxy, with the certificates that JupyterHub makes."""
     node, script = proxy_program()
     at, here = given.certificates, sockets.INNER
     argv = [node, "--import", GUARD, script]
@@ -394,7 +397,8 @@ class Log:
     """A log file of bounded size, written by a thread from what a process prints. tail: its last lines."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.tail = path, collections.deque(maxlen=100)
+        self.path = path
+        self.tail: collections.deque[str] = collections.deque(maxlen=100)
         self._read, self.write_end = os.pipe()
         threading.Thread(target=self._copy, daemon=True).start()
 
@@ -406,7 +410,7 @@ class Log:
                 handler.emit(logging.makeLogRecord({"msg": "%s", "args": (line.rstrip("\n"),)}))
 
 
-def wait_for(ready: Callable[[], bool], logs: Sequence[tuple[str, subprocess.Popen, Log]]) -> None:
+def wait_for(ready: Callable[[], bool], logs: Sequence[tuple[str, subprocess.Popen[bytes], Log]]) -> None:
     """Return when `ready`. Raises RuntimeError if one of the processes ends first, or after START_SECONDS."""
     give_up = time.monotonic() + START_SECONDS
     while not ready():
@@ -422,8 +426,8 @@ def wait_for(ready: Callable[[], bool], logs: Sequence[tuple[str, subprocess.Pop
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Heed no second Ctrl-C within it: what is being ended, which takes a minute at most, would stay half ended."""
+def undisturbed() -> Generator[None]:
+    """Ignore a second Ctrl-C meanwhile: what is being ended, which takes a minute at most, would stay half ended."""
     main = threading.current_thread() is threading.main_thread()  # the only one that may say so
     before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in INTERRUPTS if main}
     try:
@@ -434,13 +438,16 @@ def undisturbed() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """In JupyterHub's process, or its culler's: be asked to end when the process that started it is killed."""
+    """Ask the system to end this process, JupyterHub or its culler, when the process that started it is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def ask(given: Settings, path: str, seconds: float, **how: Any) -> int:
-    """The status of the reply of the hub on this machine, whose certificate is for the site's name. Raises OSError."""
-    request = urllib.request.Request(given.local_url + path, **how)
+def ask(given: Settings, path: str, seconds: float, method: str = "GET", headers: dict[str, str] | None = None) -> int:
+    """Return the HTTP status of the hub's reply on this machine. Its certificate is for the site's name; unchecked.
+
+    Raises: OSError.
+    """
+    request = urllib.request.Request(given.local_url + path, headers=headers or {}, method=method)
     request.add_header("Host", urlsplit(given.subdomain_host or given.local_url).netloc)
     context = ssl._create_unverified_context()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))

@@ -39,7 +39,7 @@ def find(name: str, root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup"
 
 
 def delegated(mine: Path, name: str) -> str:
-    """In version 2 only a group without processes of its own can have limited children: move the hub into a child."""
+    """Move the hub into a child group: in version 2 only a group without processes of its own can limit children."""
     (mine / "hpdl-hub").mkdir(exist_ok=True)
     (mine / "hpdl-hub" / "cgroup.procs").write_text("0")
     (mine / name).mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ def delegated(mine: Path, name: str) -> str:
 
 
 def make(given: Settings, name: str) -> list[str]:
-    """Make the groups of an attendee, or of the HUB, and set their limits; returns the files by which one joins."""
+    """Make the groups of an attendee, or of the HUB, and set their limits; return the files by which one joins."""
     hub = name == HUB  # which has as many cores as it wants, before any attendee
     memory, quota = HUB_MEMORY if hub else given.memory_limit, int(given.core_limit * PERIOD)
     limits = {  # files of both versions, in the order in which they can be written; those that are not there are left

@@ -2,19 +2,23 @@
 
 import hmac
 import re
+from typing import TYPE_CHECKING, cast
 
 from jupyterhub.handlers import BaseHandler
 from tornado import web
 
 from .settings import API_TOKEN, Settings, read
 
+if TYPE_CHECKING:
+    from jupyterhub.user import User
+
 
 class OwnHandler(BaseHandler):
-    """Redirects an attendee who is logged in to a page of their own server."""
+    """A redirection of an attendee who is logged in to a page of their own server."""
 
     @web.authenticated
     def get(self) -> None:
-        user, there, given = self.current_user, self.get_argument("next", ""), read() or Settings()
+        user, there, given = cast("User", self.current_user), self.get_argument("next", ""), read() or Settings()
         if not there.startswith(f"{self.base_url}user/{user.escaped_name}/"):
             raise web.HTTPError(403, "It is on a server of somebody else, who alone can open it", reason="Not yours")
         said = f"{user.name} {self.get_session_cookie() or ''}".encode()

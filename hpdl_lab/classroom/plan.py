@@ -1,4 +1,4 @@
-"""Will a class fit on a node, what hurts first, and how long do all wait when all begin at once.
+"""The plan of a class on a node: whether it fits, what hurts first, and how long all wait when all begin at once.
 
 A resource is a line: base + attendees * each <= limit. The one that allows the fewest attendees hurts first. When all
 begin at once, they share the cores, and the hub, which is one Python process, takes one after the other:
@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..features import dev_shm
-
-if TYPE_CHECKING:
-    from .costs import Costs
 
 ENGINES = 4  # what `lab.start(4)` in the notebooks starts
 SYSTEM_MB = 1500  # left to the system, of memory
 LAB_START_SECONDS = 60  # after which lab.start gives up: engines/cluster.py
-THREADS = 32768  # kernel.pid_max and the like, where the system does not raise it
+THREADS = 32768  # kernel.pid_max and the like, unless the system raises it
 MOST = {"attendees": 10_000, "cores": 10_000, "gpus": 1_000, "engines": 1_000}  # a typing mistake beyond
 STEPS = ("login", "server", "kernel", "engines", "torch", "notebook")  # what all do, in this order; see drill.py
-BEYOND = {  # {resource: what happens where there is too little of it, and the remedy}
+BEYOND = {  # {resource: what happens if there is too little of it, and the remedy}
     "memory": "the system kills processes, or swaps: fewer engines, or another node",
-    "cores, at the start": f"lab.start gives up after {LAB_START_SECONDS} s where all call it at once: do it in groups",
+    "cores, at the start": f"lab.start gives up after {LAB_START_SECONDS} s if all call it at once: do it in groups",
     "/dev/shm": "lab.start says so: mount -o remount,size=... /dev/shm; a container: --shm-size",
     "threads": "no process can start: sysctl kernel.pid_max kernel.threads-max, and TasksMax of the hub's service",
     "cores, to compute": "engines take turns when all compute at once: slower, and plots say oversubscribed",
@@ -34,8 +31,17 @@ BEYOND = {  # {resource: what happens where there is too little of it, and the r
 IN_TURNS = ("cores, to compute", "GPUs")  # a class that wants more of these still works
 
 
+class Constants(Protocol):
+    """Measured constants by their names: a costs.Costs."""
+
+    @property
+    def notebook(self) -> str: ...
+
+    def __getitem__(self, name: str) -> float: ...
+
+
 class Resource(NamedTuple):
-    """One thing that runs out: base + N * each, of `limit`, in `unit`."""
+    """A thing that runs out: base + N * each, out of `limit`, in `unit`."""
 
     name: str  # in BEYOND
     unit: str
@@ -49,15 +55,15 @@ class Resource(NamedTuple):
         return max(0, math.floor((self.limit - self.base) / self.each + 1e-9))
 
     def used(self, attendees: int) -> float:
-        """Share of the limit that so many attendees use."""
+        """Return the share of the limit that so many attendees use."""
         return (self.base + attendees * self.each) / self.limit
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A class on one node. costs: costs.Costs; memory: bytes; engines: of each attendee."""
+    """A class on one node. memory: bytes; engines: of each attendee."""
 
-    costs: Costs
+    costs: Constants
     attendees: int
     cores: int
     memory: int
@@ -81,20 +87,20 @@ class Plan:
         return self.costs["hub_MB"] + self.costs["files_MB"]
 
     def each(self, what: str, step: str = "notebook") -> float:
-        """Of one attendee: "MB" or "threads" after `step`, "cpu_s" (processor seconds) for it."""
+        """Return what one attendee takes: "MB" or "threads" after `step`, "cpu_s" (processor seconds) for it."""
         return self.costs[f"{step}_{what}"] + self.engines * self.costs[f"{step}_engine_{what}"]
 
     def memory_MB(self, step: str = "notebook") -> float:
-        """Memory of the hub and all attendees after `step`."""
+        """Return the memory of the hub and all attendees after `step`."""
         return self.once_MB + self.attendees * self.each("MB", step)
 
     def seconds(self, step: str) -> float:
-        """Until the last attendee has done `step`, when all begin at once."""
+        """Return the time until the last attendee has done `step`, when all begin at once."""
         shared = self.attendees * self.each("cpu_s", step) / self.cores
         return max(self.costs[f"{step}_s"], shared, self.attendees * self.costs[f"{step}_hub_cpu_s"])
 
-    def resources(self) -> list:
-        """[Resource], the one that hurts first first."""
+    def resources(self) -> list[Resource]:
+        """Return all resources, the one that hurts first first."""
         memory_MB, n = self.memory / 1e6, self.engines
         shm_base = dev_shm.LEAST / 1e6 if n > 1 else 0  # what the last `lab.start` wants to see free
         found = [
@@ -120,10 +126,10 @@ class Plan:
 
     @property
     def nodes(self) -> int:
-        """Nodes like this one that hold the class; 0 where not even one attendee fits on one."""
+        """Nodes like this one that hold the class; 0 if not even one attendee fits on one."""
         return math.ceil(self.attendees / self.fits) if self.fits else 0
 
     def most_engines(self) -> int:
-        """The most engines with which the class still fits on the node; 0 where it does not with one."""
+        """Return the most engines with which the class still fits on the node; 0 if it does not fit with one."""
         numbers = range(1, MOST["engines"] + 1)
         return max((n for n in numbers if replace(self, engines=n).fits >= self.attendees), default=0)

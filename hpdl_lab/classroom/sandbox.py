@@ -18,16 +18,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import IO, NamedTuple, cast
 
 import psutil
 
 from ..features.seccomp import without_user_namespaces
 from . import bounds
 from .settings import PACKAGE, Settings, write_whole
-
-if TYPE_CHECKING:
-    from .state import Account
 
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # links into /usr, or folders of their own
 DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
@@ -44,16 +41,26 @@ FILTER = 'exec 9<"$0" || exit; exec "$@"'  # file of the filter, command
 BOUND = f'mount -o remount,max={TERMINALS} /dev/pts || exit; exec "$@"'
 
 
+class Account(NamedTuple):
+    """An attendee as a user of this machine."""
+
+    name: str
+    uid: int  # group id as well
+    home: str
+    given: str  # the folder of what root gives to their sandbox
+    ip: str  # the address of the loopback network on which their server listens
+
+
 def command(
     given: Settings,
-    account: "Account",
+    account: Account,
     argv: Sequence[str],
     log: str = "",
     groups: Sequence[str] = (),
     readable: Sequence[str] = (),
     info: int | None = None,
 ) -> list[str]:
-    """argv that runs `argv` as the attendee `account`, in a sandbox if the hub has one.
+    """Return the command line that runs `argv` as the attendee `account`, in a sandbox if the hub has one.
 
     log: file in the home that what it prints replaces; groups: cgroup.procs files that it joins; readable: more folders
     that it may read; info: file descriptor to which bubblewrap writes the number of the first process, as JSON.
@@ -76,8 +83,8 @@ def command(
     return ["sh", "-c", JOIN, "sh", *groups, "--", *inner]
 
 
-def walls(given: Settings, account: "Account", readable: Sequence[str] = ()) -> Iterator[str]:
-    """The arguments of bubblewrap: what the sandbox of `account` has."""
+def walls(given: Settings, account: Account, readable: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the arguments of bubblewrap: what the sandbox of `account` has."""
     yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--new-session", "--as-pid-1")
     for path in SYSTEM:
         if os.path.islink(path):
@@ -109,13 +116,13 @@ def walls(given: Settings, account: "Account", readable: Sequence[str] = ()) -> 
     yield from ("--remount-ro", "/", "--chdir", home(given, account), "--")
 
 
-def home(given: Settings, account: "Account") -> str:
-    """Where the attendee finds their home."""
+def home(given: Settings, account: Account) -> str:
+    """Return the path at which the attendee finds their home."""
     return f"/home/{account.name}" if given.sandbox else account.home
 
 
-def environment(given: Settings, account: "Account") -> dict[str, str]:
-    """What the attendee's processes find in their environment."""
+def environment(given: Settings, account: Account) -> dict[str, str]:
+    """Return the environment of the attendee's processes."""
     run = f"{GIVEN}-{account.uid}" if given.sandbox else f"/tmp/hpdl-hub-{account.uid}-{account.name}"
     return {
         "HOME": home(given, account),
@@ -131,7 +138,7 @@ def environment(given: Settings, account: "Account") -> dict[str, str]:
     }
 
 
-def write_names(account: "Account") -> None:
+def write_names(account: Account) -> None:
     """Write the user database that the sandbox sees, in which the attendee has a name."""
     entry = f"{account.name}:x:{account.uid}:"
     texts = {
@@ -147,11 +154,11 @@ def before_start() -> None:
     """Give the process that is about to start the limit of open files that this one began with, no key of root's."""
     resource.setrlimit(resource.RLIMIT_NOFILE, bounds.FILES)
     if KEYCTL is not None:  # the kernel hands down the keyring of a session forever
-        ctypes.CDLL(None).syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)  # where it fails there are no keyrings
+        ctypes.CDLL(None).syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)  # if it fails there are no keyrings
 
 
-def run_as(given: Settings, account: "Account", argv: Sequence[str], seconds: float, most: int = 65536) -> bytes:
-    """Run a short program as the attendee; returns the first `most` bytes that it prints.
+def run_as(given: Settings, account: Account, argv: Sequence[str], seconds: float, most: int = 65536) -> bytes:
+    """Run a short program as the attendee; return the first `most` bytes that it prints.
 
     Raises: RuntimeError with the last line of what it said, or that it took longer than `seconds`.
     """
@@ -166,15 +173,16 @@ def run_as(given: Settings, account: "Account", argv: Sequence[str], seconds: fl
         stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as process:
-        os.set_blocking(process.stdout.fileno(), False)
+        output = cast("IO[bytes]", process.stdout)
+        os.set_blocking(output.fileno(), False)
         said, give_up = b"", time.monotonic() + seconds
         while process.poll() is None and time.monotonic() < give_up and len(said) < most:
-            said += process.stdout.read(most - len(said)) or b""
+            said += output.read(most - len(said)) or b""
             time.sleep(0.01)
         late = process.poll() is None
         if late:
             kill_tree(process.pid)
-        said += process.stdout.read(most - len(said)) or b""
+        said += output.read(most - len(said)) or b""
     if late and len(said) < most:
         raise RuntimeError(f"it took longer than {seconds:g} s")
     if process.returncode and not late:
@@ -183,7 +191,7 @@ def run_as(given: Settings, account: "Account", argv: Sequence[str], seconds: fl
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all below it; a sandbox of which the first process is among them ends as a whole."""
+    """Kill a process and all below it; a sandbox whose first process is among them ends as a whole."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for each in [*process.children(recursive=True), process]:
@@ -192,18 +200,18 @@ def kill_tree(pid: int) -> None:
 
 
 def processes() -> Iterator[psutil.Process]:
-    """All processes that are not dead; one whose first thread has ended may go on in others."""
+    """Yield all processes that are not dead; one whose first thread has ended may go on in others."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1:
                 yield process
 
 
-def left(account: "Account") -> list[psutil.Process]:
-    """What runs as the attendee. Without root everything runs as one user, and nobody can tell."""
+def left(account: Account) -> list[psutil.Process]:
+    """Return what runs as the attendee. Without root everything runs as one user, and nobody can tell."""
     if os.geteuid() != 0:
         return []
-    found = []
+    found: list[psutil.Process] = []
     for process in processes():
         with contextlib.suppress(psutil.Error):
             if account.uid in process.uids():
@@ -211,7 +219,7 @@ def left(account: "Account") -> list[psutil.Process]:
     return found
 
 
-def end_all(account: "Account") -> None:
+def end_all(account: Account) -> None:
     """Kill whatever runs as the attendee. Raises RuntimeError if something stays."""
     give_up = time.monotonic() + END_SECONDS
     while running := left(account):

@@ -1,4 +1,4 @@
-"""What an attendee's server is started as: `python -m hpdl_lab.classroom.server ARGUMENTS`, by any spawner.
+"""The program of an attendee's server: `python -m hpdl_lab.classroom.server ARGUMENTS`, started by any spawner.
 
 It brings the attendee's notebooks up to date, as the attendee, and then is JupyterHub's own single-user server.
 If that fails the server starts all the same: old notebooks are better than none.
@@ -7,7 +7,7 @@ If that fails the server starts all the same: old notebooks are better than none
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from ..features.freed_memory import uncollected
 from ..release import forms, update
@@ -32,9 +32,11 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def quick_imports() -> Iterator[None]:
-    """Import JupyterLab in less time: without Node on the path, which it would ask for packages that nobody installs
-    here, and without the garbage collector."""
+def quick_imports() -> Generator[None]:
+    """Import JupyterLab in less time: without the garbage collector, and without Node on the path.
+
+    JupyterLab would ask Node for packages that nobody installs here.
+    """
     path = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = os.devnull
     try:

@@ -1,4 +1,4 @@
-"""What one hub is asked for: `hpdl hub` writes it into the state folder, JupyterHub and its spawner read it there."""
+"""The settings of a hub: `hpdl hub` writes them into the state folder, JupyterHub and its spawner read them there."""
 
 import json
 import os
@@ -19,7 +19,7 @@ MEMORY_OF_SERVER, MEMORY_OF_ENGINE = 1.0e9, 0.8e9
 
 @dataclass(frozen=True)
 class Settings:
-    """One hub. Whatever has a default here has the same one in `hpdl hub --help`."""
+    """The settings of one hub. Their defaults are the same as in `hpdl hub --help`."""
 
     users: tuple[str, ...] = ()  # names that may log in; none: whom the authenticator of the site lets in
     state: str = STATE
@@ -32,7 +32,7 @@ class Settings:
     port: int = 8000  # 0: any free one
     certificate: str = ""  # paths of the certificate chain and of its key: https
     key: str = ""
-    trust_attendees: bool = False  # start also where attendees cannot be kept apart, or not within limits
+    trust_attendees: bool = False  # start even if attendees cannot be kept apart, or not within limits
     subdomain_host: str = ""  # "https://hub.example.org": attendees' servers are at names below it, ada.hub.example.org
     emulated: bool = False  # attendees may make user namespaces, as emulated hosts need
     dummy: bool = False  # any password does; on the loopback address only
@@ -53,7 +53,7 @@ class Settings:
 
     @property
     def certificates(self) -> Path:
-        """Where JupyterHub keeps its internal certificate authorities, and what they have signed."""
+        """The folder of JupyterHub's internal certificate authorities, and what they have signed."""
         return self.private / "internal-ssl"
 
     @property
@@ -73,7 +73,7 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """What attendees type into their browser."""
+        """The address that attendees type into their browser."""
         host = os.uname().nodename if self.address in ("0.0.0.0", "::") else self.address
         return self.subdomain_host or self._url(host)
 
@@ -84,7 +84,7 @@ class Settings:
 
     @property
     def bind_url(self) -> str:
-        """What the proxy listens on."""
+        """The address at which the proxy listens."""
         return self._url(self.address)
 
     def _url(self, host: str) -> str:
@@ -92,16 +92,16 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine reaches the proxy."""
+        """True if only this machine reaches the proxy."""
         return self.address in ("localhost", "::1") or self.address.startswith("127.")
 
     @property
     def look_seconds(self) -> int:
-        """How often servers tell the hub of activity, and the hub looks for idle ones."""
+        """Time between two reports of a server's activity, and between two looks for idle servers."""
         return max(1, min(60, int(self.idle * 60 / 5))) if self.idle else 60
 
     def replace(self, **fields: Any) -> "Settings":
-        """A copy with other values of some fields."""
+        """Return a copy with other values of some fields."""
         return replace(self, **fields)
 
     def save(self) -> None:
@@ -110,7 +110,7 @@ class Settings:
 
 
 def read(state: str | None = None) -> Settings | None:
-    """The settings of the hub whose state is in `state`; without one, of the hub that started this process.
+    """Return the settings of the hub whose state is in `state`; without one, of the hub that started this process.
 
     Returns: Settings; None if neither is said, as when a site starts JupyterHub itself, or if the hub just starts.
     """

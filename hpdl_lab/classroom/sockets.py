@@ -20,7 +20,7 @@ INNER = "127.0.0.1"
 
 
 class Held:
-    """One port, held in both address families. Raises RuntimeError in one sentence if it cannot be had."""
+    """A port, held in both address families. Raises RuntimeError in one sentence if it cannot be had."""
 
     def __init__(self, address: str, port: int) -> None:
         if not 0 <= port <= 65535:
@@ -29,6 +29,9 @@ class Held:
         everywhere = address in ("0.0.0.0", "::") and socket.has_dualstack_ipv6()
         try:
             self.socket = socket.socket(socket.AF_INET6 if everywhere or ":" in address else socket.AF_INET)
+        except OSError as error:
+            raise RuntimeError(refusal(address, port, error)) from None
+        try:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if everywhere:
                 self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -39,13 +42,15 @@ class Held:
             self.socket.close()
             raise RuntimeError(refusal(address, port, error)) from None
         self.port = self.socket.getsockname()[1]
-        self.other = None  # bound, and answering nobody
+        self.other: socket.socket | None = None  # bound, and answering nobody
         if other := OTHER.get(address):
             try:
                 self.other = socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET)
                 self.other.bind((other, self.port))
             except OSError as error:
-                self.other.close()
+                if self.other is not None:
+                    self.other.close()
+                    self.other = None
                 if port and error.errno == 98:  # EADDRINUSE; else this machine has no such family
                     self.socket.close()
                     raise RuntimeError(refusal(other, port, error)) from None
@@ -56,7 +61,7 @@ class Held:
 
 
 def refusal(address: str, port: int, error: OSError) -> str:
-    """Why a port cannot be had, with the remedy."""
+    """Return why a port cannot be had, with the remedy."""
     why = (error.strerror or str(error)).lower()
     if not address or error.errno == 99 or isinstance(error, socket.gaierror):  # EADDRNOTAVAIL
         return f"{address!r} is no address of this machine ({why}): --address 0.0.0.0 is all that it has"
@@ -65,7 +70,7 @@ def refusal(address: str, port: int, error: OSError) -> str:
 
 
 def inner(port: int) -> Held:
-    """A port of the loopback address: `port`, which running servers know, or another one if that is taken."""
+    """Hold a port of the loopback address: `port`, at which running servers look, or another one if it is taken."""
     try:
         return Held(INNER, port)
     except RuntimeError:
@@ -73,7 +78,7 @@ def inner(port: int) -> Held:
 
 
 def main() -> None:
-    """JupyterHub, on the socket that it inherits."""
+    """Be JupyterHub, on the socket that it inherits."""
     import tornado.tcpserver
     from jupyterhub.app import main as serve
 

@@ -1,4 +1,4 @@
-"""Starts an attendee's server for JupyterHub: as a user id of their own, in a sandbox, within limits."""
+"""The start of an attendee's server for JupyterHub: as a user id of their own, in a sandbox, within limits."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 from jupyterhub.spawner import Spawner
@@ -15,19 +15,21 @@ from jupyterhub.utils import can_connect, random_port
 from traitlets import List, Unicode, default
 
 from . import limits, sandbox, settings
-from .state import Account, State, own
+from .sandbox import Account
+from .state import State, own
 
+Json: TypeAlias = dict[str, Any]
 LOG = "server.log"  # in the attendee's home: what the last server printed
 TERM_SECONDS = 5  # for a server to end its kernels and engines in order; then the sandbox is killed
 
 
 class AttendeeSpawner(Spawner):
-    """One attendee's JupyterLab with its kernels and engines, on this machine."""
+    """An attendee's JupyterLab with its kernels and engines, on this machine."""
 
     readable = List(Unicode(), config=True, help="Folders, such as data sets, that every attendee may read.")
 
     _first: psutil.Process | None = None  # of the sandbox, which ends with it
-    _started: subprocess.Popen | None = None  # what this process has started, if it did
+    _started: subprocess.Popen[bytes] | None = None  # what this process has started, if it did
 
     @property
     def _given(self) -> settings.Settings:
@@ -55,7 +57,7 @@ class AttendeeSpawner(Spawner):
         return False
 
     async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:
-        """Copy the server's certificate to where the sandbox has it."""
+        """Copy the server's certificate into the sandbox."""
         account, moved = self._account, {}
         for kind, path in paths.items():
             there = os.path.join(account.given, kind)
@@ -70,11 +72,11 @@ class AttendeeSpawner(Spawner):
     def get_env(self) -> dict[str, str]:
         return super().get_env() | sandbox.environment(self._given, self._account)
 
-    def get_state(self) -> dict:
+    def get_state(self) -> Json:
         process = self._first
         return super().get_state() | ({"first": [process.pid, process.create_time()]} if process else {})
 
-    def load_state(self, state: dict) -> None:
+    def load_state(self, state: Json) -> None:
         super().load_state(state)
         pid, created = state.get("first", (0, 0))
         with contextlib.suppress(psutil.NoSuchProcess, ValueError):
@@ -82,16 +84,14 @@ class AttendeeSpawner(Spawner):
                 self._first = process
 
     async def start(self) -> tuple[str, int]:
-        """Start the server; returns the address and port at which it listens."""
+        """Start the server; return the address and port at which it listens."""
         self.port: int = self.port or random_port()
         argv, env = [*self.cmd, *self.get_args()], self.get_env()
         await asyncio.to_thread(self._start, argv, env)
         while not can_connect(self.ip, self.port):
             if (code := await self.poll()) is not None:
-                error: Any = RuntimeError(
-                    f"{self.user.name}'s server ended at its start with exit code {code}: see {LOG}"
-                )
-                error.jupyterhub_message = str(error)  # shown to the attendee
+                error = RuntimeError(f"{self.user.name}'s server ended at its start with exit code {code}: see {LOG}")
+                vars(error)["jupyterhub_message"] = str(error)  # shown to the attendee
                 raise error
             await asyncio.sleep(0.1)
         return self.ip, self.port
@@ -125,7 +125,7 @@ class AttendeeSpawner(Spawner):
             self._first = psutil.Process(pid)
 
     async def poll(self) -> int | None:
-        """None while the server runs, else its exit code."""
+        """Return None while the server runs, else its exit code."""
         code = self._started.poll() if self._started else None
         if self._first is not None and code is None and is_alive(self._first):
             return None
@@ -154,7 +154,7 @@ class AttendeeSpawner(Spawner):
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process still runs: it itself, not another one that has got its number."""
+    """Return True while a process still runs: it itself, not another one that has got its number."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

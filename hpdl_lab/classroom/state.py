@@ -1,4 +1,4 @@
-"""The state folder of a hub: what is in it, whose it is, and how it is removed.
+"""The state folder of a hub: its parts, their owners, and its removal.
 
 STATE/               root's
   hub/               root's only: manifest, settings, database, certificates, hashes of passwords, logs
@@ -21,11 +21,11 @@ import stat
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
 from . import limits, sandbox
+from .sandbox import Account
 from .settings import Settings, read, write_whole
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,23}")
@@ -36,19 +36,9 @@ UNUSED = (0x70000000, 0x7FFE0000)  # user ids that systemd's UIDS-GIDS.md lists 
 REMOVE_SECONDS = 120  # for the files of one attendee
 
 
-class Account(NamedTuple):
-    """Who an attendee is on this machine."""
-
-    name: str
-    uid: int  # group id as well
-    home: str
-    given: str  # the folder of what root gives to their sandbox
-    ip: str  # the address of the loopback network on which their server listens
-
-
 @dataclass
 class Manifest:
-    """What one hub has made. place: (device, inode) of STATE/hub, by which a copy differs from the original."""
+    """The list of what one hub has made. place: (device, inode) of STATE/hub, by which a copy shows itself."""
 
     id: str
     place: list[int]
@@ -66,7 +56,7 @@ class State:
 
     @classmethod
     def open(cls, folder: str) -> "State":
-        """The state of a hub that exists; for the hub's own processes, which its lock is held for."""
+        """Open the state of a hub that exists; for the hub's own processes, which run while its lock is held."""
         try:
             manifest = Manifest(**json.loads(Path(folder, "hub", "manifest.json").read_text()))
         except (OSError, ValueError, TypeError):
@@ -84,7 +74,7 @@ class State:
 
     @classmethod
     def lock_existing(cls, folder: str) -> "State":
-        """`open`, and lock it. Raises RuntimeError if a hub runs on it."""
+        """Open it as `open` does, and lock it. Raises RuntimeError if a hub runs on it."""
         state = cls.open(folder)
         lock = os.open(os.path.join(folder, "hub", "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -125,7 +115,7 @@ class State:
         write_whole(Path(self.folder, "hub", "manifest.json"), json.dumps(asdict(self.manifest), indent=1))
 
     def account(self, name: str) -> Account:
-        """The account of `name`; a new user id, home and folder are made for a name that is new.
+        """Return the account of `name`; a new user id, home and folder are made for a name that is new.
 
         Raises: ValueError if the name is none, or if the home is not of that user id.
         """
@@ -156,7 +146,8 @@ class State:
 
         Raises: RuntimeError naming what could not be removed; the rest is gone, and a second try does the rest.
         """
-        given, left = Settings(state=self.folder), []
+        given = Settings(state=self.folder)
+        left: list[str] = []
         limited = read(self.folder) or given
         for name in list(self.manifest.names):
             home = os.path.join(self.folder, "homes", name)
@@ -218,8 +209,8 @@ def own(path: str, uid: int) -> None:
 
 
 def free_block() -> int:
-    """The first of BLOCK user ids, drawn at random, as which nothing runs."""
-    running = set()
+    """Return the first of BLOCK user ids, drawn at random, as which nothing runs."""
+    running: set[int] = set()
     for process in sandbox.processes():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             running.add(process.uids().real)

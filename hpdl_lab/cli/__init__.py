@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 could not be done (one sentence on stderr), 2 wrong usage,
 import argparse
 import shlex
 import sys
-from typing import Any
 
 from . import bench, check, cluster, doctor, hub, plan, race, record, report, watch, weights
 
@@ -29,13 +28,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def sentence(error: Exception) -> str:
-    """What it says; of what the system refused, the file and why, without the number."""
+    """Return what an error says; for what the system refused, the file and why, without the number."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     top = argparse.ArgumentParser(prog="hpdl", description="A laboratory for distributed deep learning: `make lab`.")
     top.add_argument("--version", action=Version, nargs=0, help="show the version and exit")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
@@ -45,9 +45,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Version(argparse.Action):
-    """Reads the version when it is asked for: no other command waits for that."""
+    """The option that reads the version when it is asked for: no other command waits for that."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
         from .. import __version__
 
         print(f"hpdl_lab {__version__}")

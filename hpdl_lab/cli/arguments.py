@@ -1,19 +1,24 @@
-"""What the arguments of commands may be: argparse types, each with one sentence for what is wrong."""
+"""Types of the arguments of commands, for argparse, each with one sentence for what is wrong."""
+
+from __future__ import annotations
 
 import argparse
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import TypeAlias, TypeVar
 
 from .. import units
 
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+T = TypeVar("T")
 
-def in_one_sentence(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The same argparse type, whose ValueError is shown as it is."""
 
-    def type_(text: str) -> Any:
+def in_one_sentence(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return the same argparse type, whose ValueError is shown as it is."""
+
+    def type_(text: str) -> T:
         try:
             return parse(text)
         except ValueError as error:
@@ -24,7 +29,7 @@ def in_one_sentence(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 @in_one_sentence
 def ranks(text: str) -> int:
-    """A number of ranks or repeats, at least 1."""
+    """Return a number of ranks or repeats, at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{text} is not a number from 1 on")
     return int(text)
@@ -32,18 +37,18 @@ def ranks(text: str) -> int:
 
 @in_one_sentence
 def sizes(text: str) -> list[int]:
-    """Bytes of each: "4,1KiB" -> [4, 1024]."""
+    """Return bytes of each: "4,1KiB" -> [4, 1024]."""
     return [units.parse_bytes(part, "a message size") for part in text.split(",")]
 
 
 def names(text: str) -> tuple[str, ...]:
-    """ "gpipe,1f1b" -> ("gpipe", "1f1b"); "none" -> ()."""
+    """Split "gpipe,1f1b" into ("gpipe", "1f1b"); "none" -> ()."""
     return () if text == "none" else tuple(text.split(","))
 
 
 @in_one_sentence
 def memory(text: str) -> int:
-    """Bytes of memory, such as "3G" or "256GB" (10^9) or "12GiB" (2^30)."""
+    """Return bytes of memory, such as "3G" or "256GB" (10^9) or "12GiB" (2^30)."""
     nbytes = units.parse_bytes(text, "memory")
     if not 0.5e9 <= nbytes <= 1e15:
         raise ValueError(f"memory is at least 0.5G, which JupyterLab and a kernel with torch take, got {text}")
@@ -51,7 +56,7 @@ def memory(text: str) -> int:
 
 
 def number(what: str, least: float, most: float, besides: float | None = None) -> Callable[[str], float]:
-    """A type: a number from `least` to `most`, or `besides`."""
+    """Return a type: a number from `least` to `most`, or `besides`."""
 
     @in_one_sentence
     def parse(text: str) -> float:
@@ -65,7 +70,7 @@ def number(what: str, least: float, most: float, besides: float | None = None) -
 
 
 def file(path: str) -> str:
-    """A path that can be written: known before the measuring, not after it."""
+    """Return a path that can be written: known before the measuring, not after it."""
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise argparse.ArgumentTypeError(f"{path} cannot be written")
@@ -73,15 +78,15 @@ def file(path: str) -> str:
 
 
 def folder(path: str) -> str:
-    """The whole path of a folder; not "", which an unset variable of the shell leaves: it would mean this folder."""
+    """Return the whole path of a folder; not "", which an unset variable of the shell leaves, and means this folder."""
     if not path:
         raise argparse.ArgumentTypeError('"" is no folder; "." is the one where you are')
     return os.path.abspath(path)
 
 
 @contextlib.contextmanager
-def own_engines() -> Iterator[str]:
-    """Within it, this process starts and finds engines in a place of their own: those of a notebook are left alone."""
+def own_engines() -> Generator[str]:
+    """Start and find engines in a place of their own within it: a notebook's engines are left alone."""
     with tempfile.TemporaryDirectory(prefix="hpdl-", dir="/tmp") as path:
         os.environ["XDG_RUNTIME_DIR"] = path
         yield path

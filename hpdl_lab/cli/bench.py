@@ -8,18 +8,21 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import __version__
-from ..bench.report import Column, Report, Table, field
-from .arguments import file, names, own_engines, ranks, sizes
+from ..bench.report import Report, Row, Table, field
+from .arguments import Commands, file, names, own_engines, ranks, sizes
 
 if TYPE_CHECKING:
     from ..comm.base import Comm
+    from ..parallel.data_parallel import Strategy
+
+Option: TypeAlias = tuple[Callable[[str], object] | tuple[str, ...], object, str]  # type or choices, default, help
 
 
-PLACES: dict[str, dict] = {"engines": {}, "emulated hosts": {"where": "emulated", "link": "1gbit"}}
+PLACES = {"engines": None, "emulated hosts": "1gbit"}  # name: link
 POINTS = tuple((kind, p) for kind in ("strong", "weak") for p in (1, 2, 4))
 BUCKETS = (200_000, 100_000)  # bytes, of gradients of 670,000
 GUESS = {2: 1.8, 4: 3, 1024: 300}  # drawn in the figure, as an attendee's would be
@@ -39,17 +42,22 @@ LADDER = Table(
 )
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     benches = commands.add_parser("bench", help="measure").add_subparsers(required=True, metavar="BENCH")
 
     def bench(
-        name: str, run: Callable, text: str, many: int = 0, files: tuple = ("json", "markdown"), **options: Any
-    ) -> Any:
+        name: str,
+        run: Callable[[argparse.Namespace], int],
+        text: str,
+        many: int = 0,
+        files: tuple[str, ...] = ("json", "markdown"),
+        **options: Option,
+    ) -> argparse.ArgumentParser:
         command = benches.add_parser(name, help=text)
         if many:
             command.add_argument("--ranks", type=ranks, default=many, help=f"ranks ({many})")
         for option, (kind, default, help_) in options.items():
-            how = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+            how: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
             default_text = ",".join(default) if isinstance(default, tuple) else default
             command.add_argument(
                 f"--{option.replace('_', '-')}", default=default, help=f"{help_} ({default_text})", **how
@@ -157,11 +165,12 @@ def add(commands: Any) -> None:
 
 
 def report_of(arguments: argparse.Namespace) -> Report:
+    """Return the Report that was asked for."""
     return Report(arguments.invocation, getattr(arguments, "json", None), arguments.markdown)
 
 
-def code_of(rows: list[dict], what: str) -> int:
-    """Exit code 1 if something is wrong, with one sentence."""
+def code_of(rows: list[Row], what: str) -> int:
+    """Return exit code 1 if something is wrong, with one sentence."""
     wrong = sum(row["wrong"] for row in rows)
     if wrong:
         print(f"hpdl: {wrong:,} {what}: see the column #wrong", file=sys.stderr)
@@ -178,7 +187,7 @@ def all_reduce(arguments: argparse.Namespace) -> int:
 
 
 def in_cycles(arguments: argparse.Namespace, names: tuple[str, ...]) -> int:
-    """What collectives add to a step; of no names: all that have a cycle."""
+    """Measure what collectives add to a step; without names all that have a cycle."""
     from ..bench import cycle
 
     if getattr(arguments, "where", "here") != "here":
@@ -201,12 +210,12 @@ def collectives(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def emulated_hosts(ranks: int, link: str) -> Iterator[tuple]:
-    """Engines of their own on `ranks` emulated hosts, as bench.collectives takes them."""
+def emulated_hosts(ranks: int, link: str) -> Generator[tuple[str, Callable[..., Iterator[Row]]]]:
+    """Yield engines of their own on `ranks` emulated hosts, as bench.collectives takes them."""
     from .. import lab
 
     with own_engines(), lab.start(ranks, where="emulated", link=link):
-        yield f"emulated hosts joined by {link} links", lambda f, *args: lab.run(f, *args, deadline=60).rows
+        yield f"emulated hosts joined by {link} links", lambda f, *args: iter(lab.run(f, *args, deadline=60).rows)
 
 
 def ddp(arguments: argparse.Namespace) -> int:
@@ -289,7 +298,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def nothing(comm: Comm) -> None:
-    """The empty function that is called."""
+    """Do nothing: an empty call is timed."""
 
 
 def scaling(arguments: argparse.Namespace) -> int:
@@ -297,26 +306,26 @@ def scaling(arguments: argparse.Namespace) -> int:
     from .. import lab
     from ..bench.collectives import report_about
 
-    def messages() -> Iterator[Any]:
-        for number, (place, how) in enumerate(PLACES.items()):
-            with own_engines(), lab.start(4, **how):
+    def messages() -> Iterator[Row]:
+        for number, (place, link) in enumerate(PLACES.items()):
+            with own_engines(), lab.start(4, where=link and "emulated", link=link):
                 if number == 0:
                     yield from lab.run(report_about).rows
                 for name, strategy in strategies().items():
                     found = [lab.scaling(strategy=strategy, simulate=()).agreement() for _ in range(arguments.rounds)]
-                    medians = {point: statistics.median(ratios[point] for ratios in found) for point in POINTS}
+                    medians = {f"{kind} {p}": statistics.median(r[kind, p] for r in found) for kind, p in POINTS}
                     yield {"place": place, "name": name, **medians}
-                if arguments.png and how:
+                if arguments.png and link:
                     lab.scaling(prediction=GUESS, strategy=strategies()["flat, Python"]).save(arguments.png)
 
-    ratios = [Column(f"{kind} {p}", lambda row, at=(kind, p): f"{row[at]:.2f}") for kind, p in POINTS]
+    ratios = [field(f"{kind} {p}", form=".2f") for kind, p in POINTS]
     table = Table([field("place", width=14, left=True), field("name", width=18, left=True), *ratios])
     table.tell("simulated over measured", messages(), report=report_of(arguments))
     return 0
 
 
-def strategies() -> dict[str, Any]:
-    """Messages that hold up the rank, and in the background; of our ring in Python, and in C++."""
+def strategies() -> dict[str, Strategy]:
+    """Return strategies: messages that hold up the rank, and in the background; of our ring in Python, and in C++."""
     from ..collectives import ring
     from ..parallel.data_parallel import DataParallel, DataParallelBucketed, DataParallelOverlapped
 

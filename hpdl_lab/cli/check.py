@@ -1,10 +1,13 @@
 """`hpdl check`: launch and judge a converted training script, as lab.check_script does in a notebook."""
 
+from __future__ import annotations
+
 import argparse
-from typing import Any
+
+from .arguments import Commands
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     command = commands.add_parser("check", help="launch train_ddp.py, train_tp.py or train_hybrid.py, and judge it")
     command.add_argument("file", metavar="FILE", help="the converted script")
     command.set_defaults(command=check)

@@ -1,11 +1,14 @@
 """`hpdl cluster`: engines that stay up for notebooks, on this machine, in a Slurm job or on emulated hosts."""
 
+from __future__ import annotations
+
+import argparse
 import os
 import sys
 import time
-from typing import Any
+from typing import NoReturn
 
-from .arguments import ranks
+from .arguments import Commands, ranks
 
 HOW_TO_USE = """
 In a notebook or a script, by the same user:   from hpdl_lab import lab; lab.start({n}); lab.run(fn, x)
@@ -19,7 +22,7 @@ They stay until:                                     hpdl cluster stop"""
 NONE_UP = "No engines of yours are up on this machine: hpdl cluster start --engines 4"
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     clusters = commands.add_parser("cluster", help="engines that stay up for notebooks")
     clusters = clusters.add_subparsers(required=True, metavar="WHAT")
     add_start(clusters.add_parser("start", help="start engines and leave them up, here or in a Slurm job"))
@@ -39,7 +42,7 @@ def add(commands: Any) -> None:
     command.set_defaults(command=shell)
 
 
-def add_start(command: Any) -> None:
+def add_start(command: argparse.ArgumentParser) -> None:
     command.add_argument("--engines", type=ranks, default=4, help="engines (4)")
     command.add_argument("--where", choices=["local", "slurm"], help="on this machine, or in a Slurm job (local)")
     command.add_argument("--device", choices=["cpu", "cuda"], help="of the engines (cpu; cuda with --gpus)")
@@ -55,7 +58,7 @@ def add_start(command: Any) -> None:
     command.set_defaults(command=start)
 
 
-def start(arguments: Any) -> Any:
+def start(arguments: argparse.Namespace) -> int:
     """Start engines that stay when this command has returned."""
     from ..engines import layout, supervisor_client
     from ..engines.cluster import Cluster
@@ -78,8 +81,8 @@ def start(arguments: Any) -> Any:
     return 0
 
 
-def status(arguments: Any) -> Any:
-    """Say what is up; exit code 0 where engines are, and are well."""
+def status(arguments: argparse.Namespace) -> int:
+    """Say what is up; exit code 0 if engines are, and are well."""
     from ..engines import slurm, supervisor_client
     from ..engines.cluster import Cluster
 
@@ -105,7 +108,7 @@ def status(arguments: Any) -> Any:
     return 0
 
 
-def stop(arguments: Any) -> Any:
+def stop(arguments: argparse.Namespace) -> int:
     """End the engines for whoever uses them."""
     from ..engines.cluster import Cluster
 
@@ -119,7 +122,7 @@ def stop(arguments: Any) -> Any:
     return 0
 
 
-def emulate(arguments: Any) -> Any:
+def emulate(arguments: argparse.Namespace) -> int:
     """Keep engines on emulated hosts until Ctrl-C, or until a notebook ends or replaces them."""
     from ..engines.cluster import Cluster
 
@@ -138,7 +141,7 @@ def emulate(arguments: Any) -> Any:
     return 0
 
 
-def shell(arguments: Any) -> None:
+def shell(arguments: argparse.Namespace) -> NoReturn:
     """Become a shell on an emulated host."""
     from ..engines import hosts, session_dir
 

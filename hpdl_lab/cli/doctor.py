@@ -1,11 +1,14 @@
 """`hpdl doctor`: what this machine and build can do, and what is known to be wrong here, with the fix."""
 
+from __future__ import annotations
+
 import argparse
 import sys
-from typing import Any
+
+from .arguments import Commands
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     command = commands.add_parser("doctor", help="what this machine and build can do, and what is wrong, with the fix")
     only = command.add_mutually_exclusive_group()
     only.add_argument("--log", metavar="FILE", help="name the symptoms in what a program has printed; -: stdin")
@@ -13,16 +16,16 @@ def add(commands: Any) -> None:
     command.set_defaults(command=doctor)
 
 
-def place(text: str) -> tuple:
-    """ "8000" -> ("", 8000), "node2:8000" -> ("node2", 8000)."""
+def place(text: str) -> tuple[str, int]:
+    """Split "node2:8000" into ("node2", 8000); "8000" -> ("", 8000)."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is no port: a number from 1 to 65535 is needed, or HOST:PORT")
     return host, int(port)
 
 
-def doctor(arguments: Any) -> int:
-    """The table and the symptoms; or only what a log, or a port, tells."""
+def doctor(arguments: argparse.Namespace) -> int:
+    """Print the table and the symptoms; or only what a log, or a port, tells."""
     if arguments.port:
         return look_at_port(*arguments.port)
     try:

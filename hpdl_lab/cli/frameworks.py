@@ -17,7 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -70,7 +70,7 @@ def install() -> None:
 
 
 @contextmanager
-def emulated(folder: str) -> Iterator[int]:
+def emulated(folder: str) -> Generator[int]:
     """Make the hosts; yields the id of the process that keeps them until the end. Raises EngineError."""
     wanted = layout.wanted(len(net.HOSTS), where="emulated", link=LINK)
     launch.check(wanted)
@@ -107,11 +107,13 @@ def measured(name: str, folder: str, env: dict[str, str]) -> recorded.Recording:
 
 
 def enter(folder: str, host: int) -> None:
+    """Make this process a process of an emulated host, which ends with its parent."""
     hosts.enter(folder, host)
     die_with_parent()
 
 
 def main(folder: str | Path = recorded.FOLDER, word: str = "") -> None:
+    """Measure every column with `word` in its name, and record them."""
     rows = []
     with tempfile.TemporaryDirectory() as session, emulated(session) as switch:
         install()

@@ -1,30 +1,34 @@
 """`hpdl hub`: JupyterHub for a class, on this machine."""
 
+from __future__ import annotations
+
+import argparse
 import os
 import re
 import signal
 import ssl
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .arguments import folder, memory, number, ranks
+from .arguments import Commands, folder, memory, number, ranks
 from .plan import interrupt
+
+if TYPE_CHECKING:
+    from ..classroom.settings import Settings
 
 CORES = number("a number of cores", 0.1, 1e6, besides=0)  # with less no server starts in time
 MINUTES = number("a number of minutes", 0, 1e6)
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     from ..classroom.settings import STATE, Settings
 
     usual = Settings()
     command = commands.add_parser("hub", help="JupyterHub for a class on this machine, until Ctrl-C")
     who = command.add_mutually_exclusive_group()
     who.add_argument("--users", type=ranks, metavar="N", help="attendee01, attendee02, ..., who choose a password (12)")
-    who.add_argument(
-        "--users-file", metavar="FILE", help="a name on each line, and a first password where you give one"
-    )
+    who.add_argument("--users-file", metavar="FILE", help="a name on each line, and a first password if you give one")
     command.add_argument("--engines", type=ranks, default=usual.engines, help="of one attendee at most (4)")
     command.add_argument("--memory", type=memory, default=0, help="of one attendee, such as 3G (1G and 0.5G an engine)")
     command.add_argument(
@@ -70,7 +74,7 @@ def add(commands: Any) -> None:
     command.set_defaults(command=hub)
 
 
-def hub(arguments: Any) -> Any:
+def hub(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or do one of the two tasks that end at once."""
     from ..classroom import authenticator, settings
     from ..classroom.hub import Hub, forget_password, progress
@@ -127,14 +131,14 @@ def hub(arguments: Any) -> Any:
     return 0
 
 
-def check(given: Any, no_tls: bool = False) -> None:
+def check(given: Settings, no_tls: bool = False) -> None:
     """Raise ValueError or OSError for options that do not go together, or leave the hub open."""
     from ..classroom import authenticator
 
     if not given.loopback and not given.certificate and not no_tls:
         raise ValueError(
             f"on {given.address} without TLS passwords are readable on the network: give --certificate and --key, or "
-            "say --no-tls where a web server in front of this one does TLS"
+            "say --no-tls if a web server in front of this one does TLS"
         )
     if given.dummy and not given.loopback:
         raise ValueError(f"--dummy lets anybody in as anybody: on 127.0.0.1 only, not on {given.address}")
@@ -142,7 +146,7 @@ def check(given: Any, no_tls: bool = False) -> None:
         raise ValueError(f"--subdomain-host {given.subdomain_host}: a name is wanted, as in https://hub.example.org")
     if given.subdomain_host and given.subdomain_host.startswith("https:") != bool(given.certificate or no_tls):
         raise ValueError(
-            f"--subdomain-host {given.subdomain_host}: https wants --certificate and --key, or --no-tls where a web "
+            f"--subdomain-host {given.subdomain_host}: https wants --certificate and --key, or --no-tls if a web "
             "server in front of this one does TLS; http wants neither"
         )
     if bool(given.certificate) != bool(given.key):
@@ -159,8 +163,8 @@ def check(given: Any, no_tls: bool = False) -> None:
             ) from None
 
 
-def how_far(rows: list[dict] | str) -> str:
-    """What an attendee has passed and did last. Nothing that they wrote reaches the terminal as an escape sequence."""
+def how_far(rows: list[dict[str, object]] | str) -> str:
+    """Return what an attendee has passed and did last, with escape sequences made visible."""
     if isinstance(rows, str):
         return f"cannot be read: {rows}"
     passed = sorted({str(row.get("exercise")) for row in rows if row.get("kind") == "check" and row.get("passed")})
@@ -168,8 +172,8 @@ def how_far(rows: list[dict] | str) -> str:
     return ascii(f"passed {' '.join(passed) or 'none'}; last: {' '.join(last) or 'none'}")[1:-1][:300]
 
 
-def words(given: Any) -> Iterator[Any]:
-    """What the instructor reads."""
+def words(given: Settings) -> Iterator[str]:
+    """Yield the lines for the instructor."""
     from ..classroom.limits import PROCESSES
 
     if given.dummy:

@@ -1,5 +1,7 @@
 """`hpdl plan`: will a class fit on a node, and what to paste. `hpdl drill`: the class rehearsed. `hpdl release`."""
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import datetime
@@ -8,7 +10,9 @@ import os
 import signal
 import statistics
 import sys
-from typing import Any
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, cast
 
 from .. import system
 from ..bench.report import markdown, put
@@ -16,7 +20,10 @@ from ..classroom import costs
 from ..classroom.costs import COLUMNS, ONCE, Costs
 from ..classroom.plan import BEYOND, ENGINES, IN_TURNS, STEPS, Plan
 from ..units import counted
-from .arguments import file, folder, memory, ranks
+from .arguments import Commands, file, folder, memory, ranks
+
+if TYPE_CHECKING:
+    from ..classroom.drill import Drill
 
 HEADROOM = 1.5  # of memory, above what was measured: attendees make mistakes
 SCRIPT_MB = 310  # each rank of a script that torchrun runs: a quarter of what notebook 06's file took at most
@@ -25,7 +32,7 @@ STEP_COLUMNS = ("step", "done", "median (s)", "last (s)", "planned", "error", "p
 STEP_COLUMNS += ("error", "memory of all (GB)", "planned", "error")
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     command = commands.add_parser("plan", help="will a class fit on a node, what hurts first, settings to paste")
     command.add_argument("--attendees", type=int, help="who come")
     command.add_argument("--node-cores", type=int, help="cores of one node")
@@ -51,6 +58,7 @@ def add(commands: Any) -> None:
 
 
 def release(arguments: argparse.Namespace) -> int:
+    """Write the exercises, and print what was done."""
     from ..release import course, update
 
     said = course.write(arguments.folder) if arguments.nbgrader else update.write(arguments.folder, arguments.source)
@@ -64,8 +72,8 @@ def release(arguments: argparse.Namespace) -> int:
 # -- hpdl plan ---------------------------------------------------------------------------------------------------------
 
 
-def plan(arguments: Any) -> int:
-    """Print plan and constants; exit code 1 where the class does not fit on one node."""
+def plan(arguments: argparse.Namespace) -> int:
+    """Print plan and constants; exit code 1 if the class does not fit on one node."""
     asked = (arguments.attendees, arguments.node_cores, arguments.memory)
     if None in asked and not (arguments.measure and asked == (None,) * 3):
         raise ValueError("a plan needs all three: hpdl plan --attendees 40 --node-cores 64 --memory 256GB")
@@ -87,7 +95,7 @@ def plan(arguments: Any) -> int:
     return 0
 
 
-def measured(path: str) -> Any:
+def measured(path: str) -> Costs:
     """Measure the constants with one attendee on this machine, and write them to `path`."""
     from ..classroom import drill
 
@@ -97,13 +105,13 @@ def measured(path: str) -> Any:
     return found
 
 
-def table(columns: Any, rows: Any, left: tuple[int, ...] = (0,)) -> str:
-    """left: columns of words, the others are numbers."""
+def table(columns: Sequence[str], rows: list[list[str]], left: tuple[int, ...] = (0,)) -> str:
+    """Return a table. left: columns of words, the others are numbers."""
     return markdown(columns, rows, [i in left for i in range(len(columns))])
 
 
 def text(plan: Plan) -> str:
-    """The whole report, without the constants."""
+    """Return the whole report, without the constants."""
     gpus = f" and {counted(plan.gpus, 'GPU')}" if plan.gpus else ""
     head = (
         f"{counted(plan.attendees, 'attendee')}, {counted(plan.engines, 'engine')} each, on a node of "
@@ -116,7 +124,7 @@ def text(plan: Plan) -> str:
 
 
 def resources(plan: Plan) -> str:
-    """The table of what runs out, the first to hurt first."""
+    """Return the table of what runs out, the first to hurt first."""
     rows = []
     for r in plan.resources():
         each, limit = (f"{v:,.{int(v < 100 and v != int(v))}f} {r.unit}".rstrip() for v in (r.each, r.limit))
@@ -125,14 +133,14 @@ def resources(plan: Plan) -> str:
 
 
 def times(plan: Plan) -> str:
-    """Seconds of each step, one alone and all at once."""
+    """Return a table of the seconds of each step, one alone and all at once."""
     rows = [[step, f"{plan.costs[f'{step}_s']:.1f} s", f"{plan.seconds(step):.1f} s"] for step in STEPS]
     rows.insert(-1, ["all until torch", "", f"{sum(plan.seconds(step) for step in STEPS[:-1]):.1f} s"])
     return table(("when all at once", "one alone", f"the last of {plan.attendees:,}"), rows)
 
 
 def verdict(plan: Plan) -> str:
-    """Who fits, what hurts first, engines per person: sentences."""
+    """Say who fits, what hurts first, engines per person: sentences."""
     hurts = []
     for row in plan.resources():
         limited = f"{row.name}, beyond {counted(row.fits, 'attendee')}"
@@ -159,8 +167,8 @@ def verdict(plan: Plan) -> str:
     return "\n".join(said)
 
 
-def shared_gpus(plan: Any, each: int) -> str:
-    """How a class shares its GPUs. each: engines that one attendee has on them."""
+def shared_gpus(plan: Plan, each: int) -> str:
+    """Say how a class shares its GPUs. each: engines that one attendee has on them."""
     idle, at_once = plan.gpus - plan.attendees * each, plan.gpus // each
     if at_once == 0:
         return f"one for {each} engines, which NCCL serves from 2.30 on; before, their tensors go through the host"
@@ -172,7 +180,7 @@ def shared_gpus(plan: Any, each: int) -> str:
 
 
 def settings(plan: Plan) -> str:
-    """The hub's settings to paste, as arguments and as lines of a configuration."""
+    """Return the hub's settings to paste, as arguments and as lines of a configuration."""
     limit = math.ceil((plan.each("MB") * HEADROOM + plan.engines * SCRIPT_MB) / 100) * 10**8  # bytes, a round number
     seconds = max(60, 10 * math.ceil(3 * plan.seconds("server") / 10))  # for a server to start while all start
     here = min(plan.attendees, plan.fits)
@@ -195,8 +203,8 @@ def settings(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def reservation(plan: Any, start: Any = None) -> str:
-    """Slurm's reservation to paste. start: datetime; default tomorrow at 9."""
+def reservation(plan: Plan, start: datetime.datetime | None = None) -> str:
+    """Return Slurm's reservation to paste. start: datetime; default tomorrow at 9."""
     start = start or datetime.datetime.combine(datetime.date.today() + datetime.timedelta(days=1), datetime.time(9))
     whole = "; whole nodes, with their GPUs: PartitionName=... names where those are" if plan.gpus else ""
     return (
@@ -208,7 +216,7 @@ def reservation(plan: Any, start: Any = None) -> str:
 
 
 def constants(costs: Costs) -> str:
-    """The constants of a plan, with where they come from."""
+    """Return the constants of a plan, with their origin."""
     once = ", ".join(f"{what} {costs[name]:,.4g}" for name, what in ONCE.items())
     rows = [[step, *(f"{costs[f'{step}_{column}']:,.4g}" for column in COLUMNS)] for step in STEPS]
     return (
@@ -221,8 +229,8 @@ def constants(costs: Costs) -> str:
 # -- hpdl drill --------------------------------------------------------------------------------------------------------
 
 
-def drill(arguments: Any) -> Any:
-    """Rehearse, print the report; exit code 1 where somebody failed or something is left."""
+def drill(arguments: argparse.Namespace) -> int:
+    """Rehearse, print the report; exit code 1 if somebody failed or something is left."""
     import psutil
 
     from .. import features
@@ -243,9 +251,9 @@ def drill(arguments: Any) -> Any:
     return int(bool(done.failures))
 
 
-def report(done: Any, plan: Any, command: Any, machine: Any, versions: Any, date: Any) -> Any:
-    """The whole report, as a section of documentation that reads well in a terminal."""
-    known, n = plan.costs, counted(len(done.attendees), "attendee")
+def report(done: Drill, plan: Plan, command: str, machine: str, versions: str, date: str) -> str:
+    """Return the whole report, as a section of documentation that reads well in a terminal."""
+    known, n = cast(Costs, plan.costs), counted(len(done.attendees), "attendee")
     verdict = f"{n}, no failure, nothing left behind."
     if done.failures:
         verdict = "\n".join([*map(str, done.failures), f"{counted(len(done.failures), 'failure')} of {n}."])
@@ -263,8 +271,8 @@ def report(done: Any, plan: Any, command: Any, machine: Any, versions: Any, date
     return "\n\n".join(parts)
 
 
-def users(done: Any) -> Any:
-    """[[text]]: each attendee's seconds, memory at the end of the last step that they did, and where they failed."""
+def users(done: Drill) -> list[list[str]]:
+    """Return each attendee's seconds, memory at the end of their last step, and the step at which they failed."""
     failed, rows = {failure.name: failure.step for failure in done.failures}, []
     for number, attendee in enumerate(done.attendees, 1):
         seconds = {step: row.seconds.get(attendee.name) for step, row in done.steps.items()}
@@ -274,12 +282,12 @@ def users(done: Any) -> Any:
     return rows
 
 
-def steps(done: Any, plan: Any) -> Any:
-    """[[text]]: each step of all together, with what the plan predicts of it; error: predicted/measured - 1."""
+def steps(done: Drill, plan: Plan) -> list[list[str]]:
+    """Return each step of all together, with what the plan predicts of it; error: predicted/measured - 1."""
     n, rows = len(done.attendees), []
     for step, row in done.steps.items():
         times = list(row.seconds.values()) or [0.0]
-        # The plan knows steps that everybody has done, and what one notebook takes, not what others do.
+        # The plan is about steps that everybody has done, and what one notebook takes, not what others do.
         planned = len(row.seconds) == n and (step != "notebook" or done.notebook == plan.costs.notebook)
         rows.append([step, str(len(row.seconds)), f"{statistics.median(times):.1f}"])
         for digits, measured, predicted in (
@@ -293,8 +301,8 @@ def steps(done: Any, plan: Any) -> Any:
     return rows
 
 
-def require_memory(plan: Any, available: Any) -> None:
-    """Raise ValueError where so many attendees would fill this machine's memory. available: bytes."""
+def require_memory(plan: Plan, available: int) -> None:
+    """Raise ValueError if so many attendees would fill this machine's memory. available: bytes."""
     most = int((available / 1e6 - plan.once_MB) / plan.each("MB"))
     if plan.attendees > most:
         raise ValueError(
@@ -303,6 +311,6 @@ def require_memory(plan: Any, available: Any) -> None:
         )
 
 
-def interrupt(signum: int, frame: Any) -> None:
-    """SIGTERM ends the drill, or the hub, as Ctrl-C does, so that all is removed in order."""
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """End the drill, or the hub, on SIGTERM as on Ctrl-C, so that all is removed in order."""
     raise KeyboardInterrupt

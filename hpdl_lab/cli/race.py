@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from typing import Any
 
-from .arguments import own_engines, ranks
+from .arguments import Commands, own_engines, ranks
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     command = commands.add_parser("race", help="race with a plan: score = time x (1 + prediction error)")
     command.add_argument("file", metavar="FILE", help="TOML, with a table [simulated], [here], or both")
     command.add_argument("--league", choices=("simulated", "here"), help="only this table of the file")
@@ -19,7 +18,7 @@ def add(commands: Any) -> None:
 
 
 def race(arguments: argparse.Namespace) -> int:
-    """Print each result; 0 if all have passed."""
+    """Print each result; returns 0 if all have passed."""
     from .. import lab
     from ..race.here import HerePlan
     from ..race.plan import Disqualified, plan_of, read

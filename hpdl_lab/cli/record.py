@@ -6,9 +6,19 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .arguments import folder, names, own_engines
+from .arguments import Commands, folder, names, own_engines
+
+if TYPE_CHECKING:
+    from ..data.recorded import Recording
+    from ..parallel.data_parallel import Strategy
+    from ..trace import Event
+    from ..verbs.measure import MeasureResult
+    from ..verbs.replay import Drawn
+    from ..verbs.roofline import WriteAgainResult
+    from ..verbs.scaling import ScalingResult
+    from ..verbs.staging import StagingResult
 
 DEADLINE = 60.0  # s, that a rank may wait
 BUCKETS = (100_000, 20_000)  # bytes, as in lesson 06
@@ -19,14 +29,14 @@ SCALING = "scaling of a training step of lesson 06"
 
 
 class Job(NamedTuple):
-    """run(device): what verbs.replay.record takes; devices: where it can run; what: it is, in a few words."""
+    """A measurement: run(device) returns what verbs.replay.record takes; what: it is, in a few words."""
 
-    run: Callable[[str], Any]
+    run: Callable[[str], Drawn | list[Event] | Recording]
     what: str
     devices: tuple[str, ...] = ("cpu", "cuda")
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     command = commands.add_parser("record", help="measure this machine for lab.replay on others")
     command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: what a GPU does (cpu)")
     command.add_argument("--only", type=names, metavar="JOBS", help=f"of {', '.join(JOBS)}")
@@ -35,7 +45,7 @@ def add(commands: Any) -> None:
 
 
 def record_all(arguments: argparse.Namespace) -> int:
-    """Do the jobs one after the other; 1 if one of them could not be done, which is said."""
+    """Do the jobs one after the other; returns 1 if one of them could not be done, and says which."""
     from ..features import gpu
     from ..verbs.replay import record
 
@@ -55,15 +65,15 @@ def record_all(arguments: argparse.Namespace) -> int:
     return failed
 
 
-def race(device: str) -> Any:
-    """Everything that races by default; on GPUs NCCL is one of it."""
+def race(device: str) -> MeasureResult:
+    """Race all that race by default; on GPUs NCCL is among them."""
     from .. import lab
 
     with own_engines(), lab.start(2, device=device):
         return lab.measure("ring", deadline=DEADLINE)
 
 
-def race_emulated(device: str) -> Any:
+def race_emulated(device: str) -> MeasureResult:
     from .. import lab
 
     sizes = [2**k for k in range(10, 23, 3)]
@@ -72,8 +82,8 @@ def race_emulated(device: str) -> Any:
         return lab.measure("ring", sizes, against=others, deadline=DEADLINE)
 
 
-def overlap(device: str) -> Any:
-    """The events of the last steps."""
+def overlap(device: str) -> list[Event]:
+    """Return the events of the last steps."""
     from .. import lab
 
     with own_engines(), lab.start(2, device=device):
@@ -83,22 +93,22 @@ def overlap(device: str) -> Any:
     return [e for e in events if begin <= e.t0_ns < end]
 
 
-def scaling(device: str) -> Any:
+def scaling(device: str) -> ScalingResult:
     from .. import lab
 
     with own_engines(), lab.start(2):
         return lab.scaling(strategy=overlapped(), model="gpt", data="text", deadline=DEADLINE)
 
 
-def scaling_emulated(device: str) -> Any:
+def scaling_emulated(device: str) -> ScalingResult:
     from .. import lab
 
     with own_engines(), lab.start(4, where="emulated", link=LINK):
         return lab.scaling(strategy=overlapped(), model="gpt", data="text", deadline=DEADLINE)
 
 
-def staging(device: str) -> Any:
-    """On a GPU copies are real; else they are emulated, as are the hosts."""
+def staging(device: str) -> StagingResult:
+    """Stage copies, which are real on a GPU; else they are emulated, as are the hosts."""
     from .. import lab
 
     where, link = ("emulated", LINK) if device == "cpu" else (None, None)
@@ -106,27 +116,27 @@ def staging(device: str) -> Any:
         return lab.staging(deadline=DEADLINE)
 
 
-def write_again(device: str) -> Any:
+def write_again(device: str) -> WriteAgainResult:
     from .. import lab
 
     with own_engines(), lab.start(2):
         return lab.write_again(deadline=DEADLINE)
 
 
-def overlapped() -> Any:
+def overlapped() -> Strategy:
     from ..parallel.data_parallel import DataParallelOverlapped
 
     return DataParallelOverlapped(None, *BUCKETS)
 
 
-def ddp(device: str) -> Any:
+def ddp(device: str) -> Recording:
     from ..bench import ddp
 
     rows = ddp.ddp(2, "small", 8, 25, device=device)
     return {"rows": rows, "lines": [*ddp.TABLE.lines(rows), "", *ddp.verdicts(rows)]}
 
 
-def ladder(device: str) -> Any:
+def ladder(device: str) -> Recording:
     from ..kernels import on_gpu
     from ..kernels.reduction import Ladder
     from .bench import LADDER

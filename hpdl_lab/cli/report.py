@@ -1,14 +1,15 @@
 """`hpdl report`: one HTML file with what you did in the course."""
 
+from __future__ import annotations
+
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
-from .arguments import file, folder
+from .arguments import Commands, file, folder
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     command = commands.add_parser("report", help="write one HTML file: exercises, guesses, figures, the race")
     command.add_argument("file", nargs="?", type=file, default="hpdl_report.html", metavar="FILE", help="(%(default)s)")
     command.add_argument("--home", type=folder, metavar="FOLDER", help="with somebody else's progress.jsonl (~/.hpdl)")

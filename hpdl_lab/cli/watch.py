@@ -1,19 +1,21 @@
 """`hpdl watch`: run a script under observation, as torchrun does, and report what is wrong with it."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from ..trace import save_chrome
 from ..units import require_number
+from .arguments import Commands
 
 USAGE = "hpdl watch [--mpi] [--strict] [--json FILE] [--trace FILE] [OPTIONS OF torchrun] SCRIPT [ITS ARGUMENTS]"
 
 
-def add(commands: Any) -> None:
-    """Take every word as it is: those of torchrun and of the script are separated in `watch`."""
+def add(commands: Commands) -> None:
+    """Add a command that takes every word as it is: `watch` separates torchrun's from the script's."""
     command = commands.add_parser(
         "watch",
         help="run any torchrun script, unchanged, and say what is wrong with it",

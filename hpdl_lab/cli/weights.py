@@ -1,21 +1,23 @@
 """`hpdl weights`: train the models of notebook 13."""
 
+from __future__ import annotations
+
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
-from .arguments import folder, ranks
+from .arguments import Commands, folder, ranks
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     command = commands.add_parser("weights", help="train the Moby-Dick GPT and its draft, in about nine minutes")
     command.add_argument("--steps", type=ranks, help="of each (those that the stored weights had)")
-    command.add_argument("--folder", type=folder, help="of the .safetensors files (that of the installed package)")
+    command.add_argument("--folder", type=folder, help="of the .safetensors files (the installed package's)")
     command.set_defaults(command=weights)
 
 
 def weights(arguments: argparse.Namespace) -> int:
+    """Train each model, store it, and print its loss."""
     from ..inference import weights  # here, because it takes torch along
 
     trained = []

@@ -7,8 +7,8 @@ they are what a message costs in this all-reduce on this machine, and are used f
 Which algorithm of the table a function does shows in its virtual time, too: messages and their order decide it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,14 @@ from ..comm import sim
 from ..comm.network import Switch
 from ..predict.messages import evaluate
 from .selector import NATIVE, Selection
-from .table import ALGORITHMS, find
+from .table import ALGORITHMS, Algorithm, find
+
+if TYPE_CHECKING:
+    from ..comm.base import Comm
+    from ..comm.network import Network
+
+AllReduce: TypeAlias = Callable[["Comm", Tensor], Any]
+What = TypeVar("What")
 
 UNIT = Switch(alpha=1e-6, beta=1e-9)  # 1 us per message, 1 GB/s
 LITTLE = 0.1  # the weight of helpers
@@ -27,8 +34,8 @@ SAME = 1e-3  # chunks that differ by an element
 PROBED = Switch(alpha=3e-6, beta=1e-9)
 
 
-def counted(p: int, all_reduce: Any, sizes: Any) -> dict[int, tuple[float, float]]:
-    """{bytes: (messages in a row, bytes in a row)} of `all_reduce` on p simulated ranks: what makes its time.
+def counted(p: int, all_reduce: AllReduce, sizes: Iterable[int]) -> dict[int, tuple[float, float]]:
+    """Return {bytes: (messages in a row, bytes in a row)} of `all_reduce` on p simulated ranks: what makes its time.
 
         time(n) = messages(n) alpha + bytes(n) beta      found by two simulations for each size
 
@@ -45,14 +52,16 @@ def counted(p: int, all_reduce: Any, sizes: Any) -> dict[int, tuple[float, float
     return found
 
 
-def fit_switch(counts: Mapping[Any, Any], measured: Mapping[Any, float], helpers: Sequence[Any] = ()) -> Switch:
-    """The Switch on which an all-reduce takes `measured`.
+def fit_switch(
+    counts: Mapping[What, Sequence[float]], measured: Mapping[What, float], helpers: Sequence[What] = ()
+) -> Switch:
+    """Return the Switch on which an all-reduce takes `measured`.
 
     Least squares on relative errors, alpha and beta at least 0. What is only there to tell alpha from beta counts
-    little, so that the others come out right where no straight line goes through all.
+    little, so that the others come out right if no straight line goes through all.
 
     Args:    counts: {what: (messages in a row, bytes in a row)}, such as `counted` gives for sizes, or sums of these.
-             measured: {what: s}, of at least two things among these; helpers: those of them that count little.
+             measured: {what: s}, of at least two things among these; helpers: the ones that count little.
     Returns: Switch.
     Raises:  ValueError for one thing.
     """
@@ -63,24 +72,24 @@ def fit_switch(counts: Mapping[Any, Any], measured: Mapping[Any, float], helpers
     return Switch(*nonnegative(torch.tensor(rows, dtype=torch.float64) * weights[:, None], weights))
 
 
-def virtual(p: int, all_reduce: Any, nbytes: int, network: Any) -> float:
-    """Virtual s of one all-reduce of `nbytes` on p simulated ranks."""
+def virtual(p: int, all_reduce: AllReduce, nbytes: int, network: "Network") -> float:
+    """Return the virtual s of one all-reduce of `nbytes` on p simulated ranks."""
     x = torch.zeros(max(1, nbytes // 4))
     return sim.run(p, all_reduce, x, network=network, trace=False, deadline=DEADLINE).seconds
 
 
-def nonnegative(rows: Tensor, wanted: Tensor) -> Any:
-    """(alpha, beta), each at least 0, for which rows @ (alpha, beta) is nearest to `wanted`: (m, 2), (m,) float64."""
+def nonnegative(rows: Tensor, wanted: Tensor) -> tuple[float, float]:
+    """Return (alpha, beta), each at least 0, with rows @ (alpha, beta) nearest to `wanted`: (m, 2), (m,) float64."""
     found = torch.linalg.lstsq(rows, wanted).solution
     if (found >= 0).all():
-        return tuple(found.tolist())
+        return float(found[0]), float(found[1])
     alone = [float(column @ wanted / (column @ column)) if float(column @ column) else 0.0 for column in rows.T]
     errors = [float(((rows[:, i] * alone[i] - wanted) ** 2).sum()) for i in range(2)]
     return (alone[0], 0.0) if errors[0] < errors[1] else (0.0, alone[1])
 
 
-def infer_algorithm(all_reduce: Selection | Callable) -> Callable | None:
-    """algorithm(nbytes), which gives the Algorithm that `all_reduce` does; None where the table has none.
+def infer_algorithm(all_reduce: AllReduce) -> Callable[[int], Algorithm] | None:
+    """Return algorithm(nbytes), which gives the Algorithm that `all_reduce` does; None if the table has none.
 
     A Selection says it. Any other function is run on a few simulated ranks: it does the algorithm whose schedule takes
     as long, to a thousandth.
@@ -97,6 +106,6 @@ def infer_algorithm(all_reduce: Selection | Callable) -> Callable | None:
     return None
 
 
-def schedule_time(algorithm: Any, p: int, n: int, network: Any) -> float:
-    """Virtual s of an all-reduce of n float32 elements among p ranks."""
+def schedule_time(algorithm: Algorithm, p: int, n: int, network: "Network") -> float:
+    """Return the virtual s of an all-reduce of n float32 elements among p ranks."""
     return evaluate(algorithm.steps(p, n), p, 4, network).seconds

@@ -102,19 +102,21 @@ def require_segments(segments: int) -> None:
 
 
 def broadcast_steps(p: int, n: int, root: int = 0, segments: int = 4) -> Iterator[Round]:
-    """The schedule of broadcast for n elements on p ranks: an iterator of steps.Round."""
+    """Yield the schedule of broadcast for n elements on p ranks."""
     for v, first, last in along(np.arange(p - 1), 0, p, n, segments):
         yield Round((v + root) % p, (v + 1 + root) % p, first, last, add=False)
 
 
 def reduce_steps(p: int, n: int, root: int = 0, segments: int = 4) -> Iterator[Round]:
-    """The schedule of reduce."""
+    """Yield the schedule of reduce."""
     for v, first, last in along(p - 1 - np.arange(1, p), p - 1, p, n, segments):
         yield Round((v + root) % p, (v - 1 + root) % p, first, last, add=True)
 
 
-def along(hops: np.ndarray, begin: int, p: int, n: int, segments: int) -> Iterator[Round]:
-    """In each step, who sends which elements first:last. The sender `hops` away from `begin` starts so much later."""
+def along(
+    hops: np.ndarray, begin: int, p: int, n: int, segments: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield, for each step, (senders, first, last). The sender `hops` away from `begin` starts so much later."""
     require_segments(segments)
     for step in range(segments + p - 2):
         s = step - hops

@@ -1,4 +1,4 @@
-"""How a vector of n elements is cut into p chunks, one per rank."""
+"""The cut of a vector of n elements into p chunks, one per rank."""
 
 from __future__ import annotations
 

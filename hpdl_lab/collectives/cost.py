@@ -1,16 +1,14 @@
-"""What a collective costs on paper: steps, bytes and seconds, as functions of p ranks and n bytes per rank.
+"""The cost of a collective on paper: steps, bytes and seconds, as functions of p ranks and n bytes per rank.
 
 alpha: s per message; beta: s per byte sent; gamma: s per byte reduced. A test holds these numbers equal to what traced
 runs of the collectives of the same names did. Where chunks or segments cannot all have the same size, the longest one
 has up to one element more than its share, which is not counted here.
 """
 
-# mypy: disable-error-code="arg-type"
-
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,6 +17,19 @@ from .folding import power_and_surplus
 from .grid import width
 from .hierarchical import GROUP
 from .pairwise import rounds_of
+
+
+class Steps(Protocol):
+    """Steps and bytes of one rank from beginning to end."""
+
+    @property
+    def steps(self) -> float: ...
+
+    @property
+    def nbytes(self) -> float: ...
+
+
+Priced: TypeAlias = Callable[[int, int], Steps]
 
 
 @dataclass(frozen=True)
@@ -40,21 +51,21 @@ class Cost:
 
 
 def alike(p: int, steps: int, nbytes: float, nbytes_reduced: float = 0.0) -> Cost:
-    """The cost where every rank does the same, one message at a time."""
+    """Return the cost if every rank does the same, one message at a time."""
     return Cost(steps, nbytes, nbytes_reduced, nbytes, p * nbytes)
 
 
-def all_reduce_naive(p: int, n: int) -> Cost:
+def all_reduce_naive(p: int, n: float) -> Cost:
     """Whole vectors around the ring."""
     return alike(p, p - 1, (p - 1) * n, (p - 1) * n)
 
 
-def reduce_scatter(p: int, n: int) -> Cost:
+def reduce_scatter(p: int, n: float) -> Cost:
     """Ring."""
     return alike(p, p - 1, (p - 1) / p * n, (p - 1) / p * n)
 
 
-def all_gather(p: int, n: int) -> Cost:
+def all_gather(p: int, n: float) -> Cost:
     """Ring; n is the size of the gathered vector."""
     return alike(p, p - 1, (p - 1) / p * n)
 
@@ -64,36 +75,36 @@ def all_reduce(p: int, n: float) -> Cost:
     return alike(p, 2 * (p - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
 
 
-def segmented_ring(p: int, n: int, segments: int = 4) -> Cost:
-    """The adding of all but the last segment hides behind messages, as long as gamma is not above beta."""
+def segmented_ring(p: int, n: float, segments: int = 4) -> Cost:
+    """Return the cost: adding, but for the last segment, hides behind messages, as long as gamma is not above beta."""
     return alike(p, (p - 1) * (segments + 1), 2 * (p - 1) / p * n, n / (p * segments) if p > 1 else 0.0)
 
 
-def grid(p: int, n: int, inner: int | None = None) -> Cost:
+def grid(p: int, n: float, inner: int | None = None) -> Cost:
     """Rings along both dimensions: bytes over the slow one are 2(n/d1)(d2 - 1)/d2 of these."""
     d1 = width(p, inner)
     return alike(p, 2 * (d1 - 1) + 2 * (p // d1 - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
 
 
-def reduce(p: int, n: int) -> Cost:
+def reduce(p: int, n: float) -> Cost:
     """Binomial tree."""
     depth = log2_up(p)
     return Cost(depth, depth * n, depth * n, n if p > 1 else 0, (p - 1) * n)
 
 
-def broadcast(p: int, n: int) -> Cost:
+def broadcast(p: int, n: float) -> Cost:
     """Binomial tree: the root sends in every step."""
     depth = log2_up(p)
     return Cost(depth, depth * n, 0.0, depth * n, (p - 1) * n)
 
 
-def tree(p: int, n: int) -> Cost:
+def tree(p: int, n: float) -> Cost:
     """Binomial tree: reduce, then broadcast."""
     depth = log2_up(p)
     return Cost(2 * depth, 2 * depth * n, depth * n, depth * n, 2 * (p - 1) * n)
 
 
-def gather(p: int, n: int) -> Cost:
+def gather(p: int, n: float) -> Cost:
     """Binomial tree; n is the size of the gathered vector. A chunk travels as many hops as its rank has binary ones."""
     depth = log2_up(p)
     most = max(p - 2 ** (depth - 1), 2 ** (depth - 2)) if p > 1 else 0
@@ -101,32 +112,32 @@ def gather(p: int, n: int) -> Cost:
     return Cost(depth, (p - 1) / p * n, 0.0, most / p * n, hops / p * n)
 
 
-def scatter(p: int, n: int) -> Cost:
+def scatter(p: int, n: float) -> Cost:
     """Binomial tree; n is the size of the root's vector."""
     backwards = gather(p, n)
     return Cost(backwards.steps, backwards.nbytes, 0.0, backwards.nbytes, backwards.nbytes_total)
 
 
-def all_to_all(p: int, n: int) -> Cost:
-    """Pairwise; where p is odd a rank pauses once, and the others once wait for it."""
+def all_to_all(p: int, n: float) -> Cost:
+    """Pairwise; if p is odd a rank pauses once, and the others once wait for it."""
     return Cost(rounds_of(p), rounds_of(p) / p * n, 0.0, (p - 1) / p * n, (p - 1) * n)
 
 
-def recursive_doubling(p: int, n: int) -> Cost:
-    """Folded where p is no power of two."""
+def recursive_doubling(p: int, n: float) -> Cost:
+    """Folded if p is no power of two."""
     power, _ = power_and_surplus(p)
     steps = log2_up(power)
     return folded(p, n, alike(power, steps, steps * n, steps * n))
 
 
-def halving_doubling(p: int, n: int) -> Cost:
-    """Folded where p is no power of two."""
+def halving_doubling(p: int, n: float) -> Cost:
+    """Folded if p is no power of two."""
     power, _ = power_and_surplus(p)
     return folded(p, n, alike(power, 2 * log2_up(power), 2 * (power - 1) / power * n, (power - 1) / power * n))
 
 
-def folded(p: int, n: int, inner: Cost) -> Cost:
-    """`inner`, the cost for a power of two, with fold before and unfold after it where p is none."""
+def folded(p: int, n: float, inner: Cost) -> Cost:
+    """`inner`, the cost for a power of two, with fold before and unfold after it if p is none."""
     _, surplus = power_and_surplus(p)
     if not surplus:
         return inner
@@ -140,29 +151,29 @@ def folded(p: int, n: int, inner: Cost) -> Cost:
     )
 
 
-def double_tree(p: int, n: int, segments: int = 4) -> Cost:
+def double_tree(p: int, n: float, segments: int = 4) -> Cost:
     """An upper bound: in the first and in the last turn, up and down, a message of one color may be missing."""
     pair = double_trees.trees(p)
     turns, _ = double_trees.turns_of(pair, segments)
     colors = 1 if p == 2 else 2
     steps, size = 2 * turns * colors, n / 2 / segments
-    halves = int(sum(tree.sends_of_each() for tree in pair).max())
+    halves = int((pair[0].sends_of_each() + pair[1].sends_of_each()).max())
     return Cost(steps, steps * size, steps / 2 * size, halves * n / 2, 2 * (p - 1) * n)
 
 
-def chain_broadcast(p: int, n: int, segments: int = 4) -> Cost:
+def chain_broadcast(p: int, n: float, segments: int = 4) -> Cost:
     """A train of segments."""
     steps = segments + p - 2 if p > 1 else 0
     return Cost(steps, steps * n / segments, 0.0, n if p > 1 else 0, (p - 1) * n)
 
 
-def chain_reduce(p: int, n: int, segments: int = 4) -> Cost:
+def chain_reduce(p: int, n: float, segments: int = 4) -> Cost:
     """A train of segments, each added at every stop."""
     steps = segments + p - 2 if p > 1 else 0
     return Cost(steps, steps * n / segments, steps * n / segments, n if p > 1 else 0, (p - 1) * n)
 
 
-def hierarchical(p: int, n: int, group: int = GROUP, segments: int = 4) -> Cost:
+def hierarchical(p: int, n: float, group: int = GROUP, segments: int = 4) -> Cost:
     """Chains inside nodes of `group` ranks, a binomial tree between them."""
     group = min(group, p)
     chain, up = chain_broadcast(group, n, segments), log2_up(-(-p // group))
@@ -171,7 +182,7 @@ def hierarchical(p: int, n: int, group: int = GROUP, segments: int = 4) -> Cost:
     return Cost(2 * chain.steps + 2 * up, row, row / 2, most * n, 2 * (p - 1) * n)
 
 
-def parameter_server(p: int, n: int, servers: int = 1) -> Cost:
+def parameter_server(p: int, n: float, servers: int = 1) -> Cost:
     """Exact for one server; for several a lower bound, since ranks must take turns at all of them."""
     part = n / servers
     most = (p - 1 + servers - 1) * part
@@ -231,7 +242,7 @@ def fit_alpha_beta(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[floa
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """`fit_alpha_beta` of what was measured: neither number is below 0, where the line has it so by noise.
+    """`fit_alpha_beta` of what was measured: neither number is below 0, as noise may have it.
 
     Raises:  ValueError unless there are two different sizes, and a time for each.
     """
@@ -245,7 +256,7 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, flo
     return max(alpha, 0.0), beta
 
 
-def choose(costs: Any, p: int, nbytes: int, alpha: Any, beta: Any) -> str:
+def choose(costs: Mapping[str, Priced], p: int, nbytes: int, alpha: float, beta: float) -> str:
     """Name the algorithm that takes the least time for this number of ranks, this size, and this network.
 
         algorithm      steps in a row    bytes in a row
@@ -260,4 +271,4 @@ def choose(costs: Any, p: int, nbytes: int, alpha: Any, beta: Any) -> str:
     seconds = {}
     for name, cost in costs.items():
         seconds[name] = cost(p, nbytes).steps * alpha + cost(p, nbytes).nbytes * beta
-    return min(seconds, key=seconds.get)
+    return min(seconds, key=seconds.__getitem__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Tree(NamedTuple):
-    """Of each rank, (p,) int64: its parent, -1 for the root; its distance from the root; the color of its way up.
+    """A tree of ranks, (p,) int64 each: parent, -1 for the root; distance from the root; color of the way up.
 
     Colors are 0 and 1, so that in both trees together nobody has two ways down, or two ways up, of the same color.
     """
@@ -28,12 +28,13 @@ class Tree(NamedTuple):
     depth: np.ndarray
     color: np.ndarray
 
-    def neighbors(self, rank: int) -> tuple[tuple[list[int], ...], ...]:
-        """(parents, children) of `rank`, each a list for color 0 and one for color 1, of one rank at most.
+    def neighbors(self, rank: int) -> tuple[tuple[list[int], list[int]], tuple[list[int], list[int]]]:
+        """Return (parents, children) of `rank`, each a list for color 0 and one for color 1, of one rank at most.
 
         In both trees together it has no more than one parent and one child of a color.
         """
-        parents, children = ([], []), ([], [])
+        parents: tuple[list[int], list[int]] = [], []
+        children: tuple[list[int], list[int]] = [], []
         if self.parent[rank] >= 0:
             parents[self.color[rank]].append(int(self.parent[rank]))
         for child in np.flatnonzero(self.parent == rank).tolist():
@@ -41,15 +42,15 @@ class Tree(NamedTuple):
         return parents, children
 
     def sends_of_each(self) -> np.ndarray:
-        """(p,) messages that each rank sends per segment: one up, where it has a parent, one down to each child."""
+        """Return (p,) messages that each rank sends per segment: one up if it has a parent, one down to each child."""
         return (self.parent >= 0) + np.bincount(self.parent[self.parent >= 0], minlength=len(self.parent))
 
 
 @functools.lru_cache(maxsize=64)
-def trees(p: int) -> tuple[Tree, ...]:
-    """The two trees over p ranks. Ranks in the middle of one are leaves of the other.
+def trees(p: int) -> tuple[Tree, Tree]:
+    """Return the two trees over p ranks. Ranks in the middle of one are leaves of the other.
 
-        p = 8, first tree               second tree: its mirror image where p is even, shifted by one where p is odd
+        p = 8, first tree               second tree: its mirror image if p is even, shifted by one if it is odd
         0-----------4                             3-----------7
                    / \\                           / \\
                   2   6                         1   5
@@ -70,7 +71,7 @@ def trees(p: int) -> tuple[Tree, ...]:
 
 
 def parents(p: int) -> np.ndarray:
-    """(p,) the parent of each rank in the first tree: its lowest 1 moves up a place, or vanishes if that is too far."""
+    """Return (p,) the parent of each rank in the first tree: its lowest 1 moves up, or goes if that is too far."""
     r = np.arange(p)
     bit = r & -r
     up = (r ^ bit) | (bit << 1)
@@ -80,7 +81,7 @@ def parents(p: int) -> np.ndarray:
 
 
 def depths(parent: np.ndarray) -> np.ndarray:
-    """(p,) the distance of each rank from the root."""
+    """Return (p,) the distance of each rank from the root."""
     depth, node = np.zeros_like(parent), parent.copy()
     while (node >= 0).any():
         depth += node >= 0
@@ -88,11 +89,11 @@ def depths(parent: np.ndarray) -> np.ndarray:
     return depth
 
 
-def colors(*trees: Any) -> np.ndarray:
-    """(2, p) a color for each rank's way up in each tree. Ways that must differ form paths and even circles."""
+def colors(*trees: np.ndarray) -> np.ndarray:
+    """Return (2, p) a color for each rank's way up in each tree. Ways that must differ form paths and even circles."""
     color = np.full((len(trees), len(trees[0])), -1)
     ways = [(t, int(child)) for t, parent in enumerate(trees) for child in np.flatnonzero(parent >= 0)]
-    at = {}  # (whom, as receiver or sender): its ways
+    at: dict[tuple[int, str], list[tuple[int, int]]] = {}  # (whom, as receiver or sender): its ways
     for t, child in ways:
         at.setdefault((int(trees[t][child]), "receives"), []).append((t, child))
         at.setdefault((child, "sends"), []).append((t, child))
@@ -152,20 +153,20 @@ def turns_of(pair: tuple[Tree, ...], segments: int) -> tuple[int, ...]:
 
 
 def piece(half: Tensor, segments: int, s: int) -> Tensor | None:
-    """View of segment s; None where there is no such segment: before the first, after the last."""
+    """Return a view of segment s; None if there is no such segment: before the first, after the last."""
     return chunk(half, segments, s) if 0 <= s < segments else None
 
 
 def swap(
     comm: Comm, receives: list[tuple[int, Tensor | None]], sends: list[tuple[int, Tensor | None]], add: bool
 ) -> None:
-    """Receive and send these (peer, view) at a time, but not where the view is None; add, or store, what arrives."""
-    receives = [(peer, view, new_like(view, len(view))) for peer, view in receives if view is not None]
-    works = [comm.irecv(arriving, peer) for peer, _, arriving in receives]
+    """Receive and send these (peer, view) at a time, if the view is not None; add, or store, what arrives."""
+    coming = [(peer, view, new_like(view, len(view))) for peer, view in receives if view is not None]
+    works = [comm.irecv(arriving, peer) for peer, _, arriving in coming]
     works += [comm.isend(view, peer) for peer, view in sends if view is not None]
     for work in works:
         work.wait()
-    for _, view, arriving in receives:
+    for _, view, arriving in coming:
         if add:
             view += arriving
         else:
@@ -173,7 +174,7 @@ def swap(
 
 
 def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
-    """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
+    """Yield the schedule of all_reduce for n elements on p ranks."""
     pair, middle = trees(p), (n + 1) // 2
     turns, depth = turns_of(pair, segments)
     for down in (False, True):
@@ -192,9 +193,9 @@ def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
 def tree_messages(
     tree: Tree, first: int, last: int, segments: int, s: np.ndarray, color: int
 ) -> tuple[np.ndarray, ...]:
-    """The ways of one color on which a segment travels: lower ranks, upper ranks, elements first:last.
+    """Return the ways of one color on which a segment travels: lower ranks, upper ranks, elements first:last.
 
-    s: (p,) which segment of first:last each rank has on its way up, below 0 or above the last where it has none.
+    s: (p,) which segment of first:last each rank has on its way up, below 0 or above the last if it has none.
     """
     below = np.flatnonzero((tree.parent >= 0) & (tree.color == color) & (s >= 0) & (s < segments))
     begin, end = segment(np.full(len(below), first), last, segments, s[below])

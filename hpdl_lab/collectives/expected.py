@@ -1,4 +1,4 @@
-"""What a collective is given and what it should leave, in small whole numbers, which every dtype adds exactly.
+"""The input and the expected result of a collective, in small whole numbers, which every dtype adds exactly.
 
 All of them work on a flat vector of n elements, as collectives/table.py has it; chunk r is rank r's.
 """
@@ -15,7 +15,7 @@ NOT_YET = 7  # where a result will be: no other value is as odd
 
 
 def brought(collective: str, n: int, p: int, rank: int, root: int = 0) -> np.ndarray:
-    """(n,) values that `rank` begins with: its own everywhere it has something to say, NOT_YET elsewhere."""
+    """Return (n,) values that `rank` begins with: its own everywhere it has something to say, NOT_YET elsewhere."""
     values = np.full(n, NOT_YET)
     begin, end = bounds(n, p, rank) if collective in ("all_gather", "gather") else (0, n)
     if collective not in ("broadcast", "scatter") or rank == root:
@@ -24,7 +24,7 @@ def brought(collective: str, n: int, p: int, rank: int, root: int = 0) -> np.nda
 
 
 def left(collective: str, n: int, p: int, rank: int, root: int = 0) -> tuple[int, np.ndarray]:
-    """(first, values): what `rank` ends with, from element `first` on. No values on ranks that get nothing."""
+    """Return (first, values): what `rank` ends with, from element `first` on. No values on ranks that get nothing."""
     index = np.arange(n)
     begin, end = bounds(n, p, rank)
     if collective in ("reduce", "gather") and rank != root:
@@ -42,5 +42,5 @@ def left(collective: str, n: int, p: int, rank: int, root: int = 0) -> tuple[int
 
 
 def owners(n: int, p: int) -> np.ndarray:
-    """(n,) the rank to whose chunk each element belongs."""
+    """Return (n,) the rank to whose chunk each element belongs."""
     return np.repeat(np.arange(p), [end - begin for begin, end in (bounds(n, p, r) for r in range(p))])

@@ -1,4 +1,4 @@
-"""Any number of ranks for algorithms that need a power of two: the surplus ranks hand over their vectors first.
+"""Any number of ranks for algorithms that need a power of two: the surplus ranks give away their vectors first.
 
 p = 5, power = 4, surplus = 1       ranks 0 1 | 2  3  4
 fold: 1 adds its vector to 0's      left  0     1  2  3   (their new numbers)
@@ -14,30 +14,30 @@ import numpy as np
 from ..comm.base import Comm
 from ..comm.buffers import new_like
 from .chunks import chunk
-from .steps import Round
+from .steps import Index, Round
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def power_and_surplus(p: int) -> tuple[int, ...]:
-    """The largest power of two up to p, and how many ranks are too many."""
+def power_and_surplus(p: int) -> tuple[int, int]:
+    """Return the largest power of two up to p, and how many ranks are too many."""
     power = 1 << (p.bit_length() - 1)
     return power, p - power
 
 
-def number(i: Any, surplus: int) -> Any:
-    """The rank that plays number i after folding; for ints and arrays."""
+def number(i: Index, surplus: int) -> Any:
+    """Return the rank that has number i after folding; for ints and arrays."""
     return i + np.minimum(i, surplus)
 
 
 def fold(comm: Comm, x: Tensor) -> int | None:
     """Leave the sum of all vectors spread over a power of two of ranks; returns this rank's number, None: it is out.
 
-    Of each of the first pairs (0, 1), (2, 3), ... both add one half, so that the adding takes half the time; then the
-    even rank gets the other half from the odd one, which is out.
+    The ranks of each of the first pairs (0, 1), (2, 3), ... both add one half, so that the adding takes half the time;
+    then the even rank gets the other half from the odd one, which is out.
 
-    Steps: 2 where there are surplus ranks.   Bytes per rank: at most N * itemsize.   Ref: Rabenseifner & Traeff 2004.
+    Steps: 2 if there are surplus ranks.   Bytes per rank: at most N * itemsize.   Ref: Rabenseifner & Traeff 2004.
     """
     r, surplus = comm.rank, power_and_surplus(comm.size)[1]
     if r >= 2 * surplus:
@@ -53,14 +53,14 @@ def fold(comm: Comm, x: Tensor) -> int | None:
 
 
 def unfold(comm: Comm, x: Tensor) -> None:
-    """Give the result to the ranks that were out. Steps: 1 where there are any.   Bytes per rank: N * itemsize."""
+    """Give the result to the ranks that were out. Steps: 1 if there are any.   Bytes per rank: N * itemsize."""
     r, surplus = comm.rank, power_and_surplus(comm.size)[1]
     if r < 2 * surplus:
         comm.send(x, r + 1) if r % 2 == 0 else comm.recv(x, r - 1)
 
 
 def fold_steps(p: int, n: int) -> Iterator[Round]:
-    """The schedule of fold for n elements on p ranks: an iterator of steps.Round."""
+    """Yield the schedule of fold for n elements on p ranks."""
     surplus = power_and_surplus(p)[1]
     if surplus:
         r = np.arange(2 * surplus)
@@ -71,7 +71,7 @@ def fold_steps(p: int, n: int) -> Iterator[Round]:
 
 
 def unfold_steps(p: int, n: int) -> Iterator[Round]:
-    """The schedule of unfold."""
+    """Yield the schedule of unfold."""
     surplus = power_and_surplus(p)[1]
     if surplus:
         evens = np.arange(0, 2 * surplus, 2)

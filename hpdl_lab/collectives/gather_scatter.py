@@ -1,13 +1,13 @@
-"""Gather and scatter along the binomial tree of tree.py: chunks travel together with those of the ranks behind them."""
+"""Gather and scatter along the binomial tree of tree.py: chunks of a rank and of those behind it travel together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..comm.base import Comm
+from ..comm.base import Comm, Work
 from .steps import Round, edges
 from .tree import bits_below
 
@@ -22,7 +22,7 @@ def gather(comm: Comm, x: Tensor, root: int = 0) -> Tensor:
         step 1    0 <--2, 3----- 2             4 <--6, 7---- 6
         step 2    0 <--4, 5, 6, 7------------- 4
 
-    Args:    x: (N,) tensor, of which rank r holds chunk r; the chunks of ranks behind r in the tree are overwritten.
+    Args:    x: (N,) tensor, rank r holds chunk r of it; the chunks of ranks behind r in the tree are overwritten.
              root: the same on every rank.
     Returns: x, whole on the root.
     Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
@@ -60,13 +60,13 @@ def scatter(comm: Comm, x: Tensor, root: int = 0) -> Tensor:
     return x
 
 
-def wait_for(works: list[Any]) -> None:
+def wait_for(works: Iterable[Work]) -> None:
     for work in works:
         work.wait()
 
 
 def behind(x: Tensor, p: int, v: int, bit: int, root: int) -> list[Tensor]:
-    """The chunks of the ranks v, ..., v + bit - 1 counted from the root: one view of x, two where they wrap around."""
+    """Return the chunks of the ranks v, ..., v + bit - 1 counted from the root: one view of x, or two at its end."""
     cut = edges(len(x), p)
     first = (v + root) % p
     last = first + min(bit, p - v)
@@ -76,21 +76,21 @@ def behind(x: Tensor, p: int, v: int, bit: int, root: int) -> list[Tensor]:
 
 
 def gather_steps(p: int, n: int, root: int = 0) -> Iterator[Round]:
-    """The schedule of gather for n elements on p ranks: an iterator of steps.Round."""
+    """Yield the schedule of gather for n elements on p ranks."""
     for bit in bits_below(p):
         child, parent, first, last = edges_of_tree(p, n, root, bit)
         yield Round(child, parent, first, last, add=False)
 
 
 def scatter_steps(p: int, n: int, root: int = 0) -> Iterator[Round]:
-    """The schedule of scatter."""
+    """Yield the schedule of scatter."""
     for bit in reversed(bits_below(p)):
         child, parent, first, last = edges_of_tree(p, n, root, bit)
         yield Round(parent, child, first, last, add=False)
 
 
 def edges_of_tree(p: int, n: int, root: int, bit: int) -> tuple[np.ndarray, ...]:
-    """The pairs of ranks of one step, and the elements between them: child, parent, first, last."""
+    """Return the pairs of ranks of one step, and the elements between them: child, parent, first, last."""
     cut = edges(n, p)
     v = np.arange(bit, p, 2 * bit)
     begin = (v + root) % p

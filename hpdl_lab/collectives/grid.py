@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..comm.base import Comm
 from . import ring
-from .part import Part
+from .part import ranks_of_part
 from .steps import Round, among, edges, segment
 from .widen import adds_in_float32
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @adds_in_float32
-def all_reduce(comm: Comm, x: Tensor, inner: Any = None) -> Tensor:
+def all_reduce(comm: Comm, x: Tensor, inner: int | None = None) -> Tensor:
     """Add every rank's `x`, leaving the sum on every rank.
 
         inner = d1 = 3, d2 = 2               1. reduce-scatter in each row: column j holds chunk j, N/d1 elements
@@ -31,20 +31,18 @@ def all_reduce(comm: Comm, x: Tensor, inner: Any = None) -> Tensor:
     Args:    x: (N,) tensor, different per rank, overwritten with the sum.
              inner: ranks of a row, which must divide p; None: the largest divisor of p up to its square root.
     Returns: x, bitwise the same on every rank.
-    Raises:  ValueError where inner does not divide p; CommTimeout if a rank does not answer.
+    Raises:  ValueError if inner does not divide p; CommTimeout if a rank does not answer.
     Steps: 2(d1 - 1) + 2(d2 - 1).   Bytes per rank: 2(p - 1)/p * N * itemsize.   Ref: Cho et al. 2017 (PowerAI DDL).
     """
     p, d1 = comm.size, width(comm.size, inner)
     i, j = divmod(comm.rank, d1)
-    row: Any
-    column: Any
-    row, column = Part(comm, range(i * d1, (i + 1) * d1)), Part(comm, range(j, p, d1))
+    row, column = ranks_of_part(comm, range(i * d1, (i + 1) * d1)), ranks_of_part(comm, range(j, p, d1))
     ring.all_reduce(column, ring.reduce_scatter(row, x))
     return ring.all_gather(row, x)
 
 
-def width(p: int, inner: Any = None) -> int:
-    """d1. Raises ValueError where p ranks make no grid with rows of `inner`."""
+def width(p: int, inner: int | None = None) -> int:
+    """Return d1. Raises ValueError if p ranks make no grid with rows of `inner`."""
     if inner is None:
         return next(d for d in range(math.isqrt(p), 0, -1) if p % d == 0)
     if inner < 1 or p % inner:
@@ -52,8 +50,8 @@ def width(p: int, inner: Any = None) -> int:
     return inner
 
 
-def all_reduce_steps(p: int, n: int, inner: Any = None) -> Iterator[Round]:
-    """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
+def all_reduce_steps(p: int, n: int, inner: int | None = None) -> Iterator[Round]:
+    """Yield the schedule of all_reduce for n elements on p ranks."""
     d1 = width(p, inner)
     d2 = p // d1
     rows, cut = np.arange(p).reshape(d2, d1), edges(n, d1)

@@ -34,7 +34,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     Args:    x: (N,) tensor, different per rank, overwritten with the sum.
     Returns: x, bitwise the same on every rank.
     Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
-    Steps: 2 log2 p; where p is no power of two 2 floor(log2 p) + 3.   Bytes per rank: 2(p - 1)/p * N * itemsize where p
+    Steps: 2 log2 p; if p is no power of two 2 floor(log2 p) + 3.   Bytes per rank: 2(p - 1)/p * N * itemsize if p
     is a power of two.   Ref: Rabenseifner 2004.
     """
     power, surplus = power_and_surplus(comm.size)
@@ -55,13 +55,13 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
 
 
 def blocks(x: Tensor, cut: np.ndarray, mine: int, bit: int) -> tuple[Tensor, ...]:
-    """Views of x: the `bit` chunks that `mine` keeps when it parts from `mine ^ bit`, and those of the other."""
+    """Return views of x: the `bit` chunks that `mine` keeps when it parts from `mine ^ bit`, and the others."""
     first, other = mine - mine % bit, (mine ^ bit) - mine % bit
     return x[cut[first] : cut[first + bit]], x[cut[other] : cut[other + bit]]
 
 
 def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
-    """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
+    """Yield the schedule of all_reduce for n elements on p ranks."""
     power, surplus = power_and_surplus(p)
     i, cut = np.arange(power), edges(n, power)
     ranks = number(i, surplus)

@@ -1,19 +1,29 @@
-"""Every collective as somebody else has written it, to race against: MPI, gloo, and this package's shared memory.
+"""The collectives of other libraries, to race against: MPI, gloo; and of this package's shared memory.
 
 They take a flat vector, as the functions of collectives/table.py: `Implementation("MPI", "all_gather")(comm, x)`. They
-need real ranks; what all ranks must agree on is not looked at, since that would be part of the time.
+need real ranks; that all ranks call the same is not checked, since that would be part of the time.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..comm.base import Comm
 from ..comm.buffers import is_tensor, new_like
 from .chunks import chunk
 from .expected import CHUNKED, ROOTED
-from .native import gloo_group
+from .native import gloo_group, require_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..comm.buffers import Array
+
+T = TypeVar("T")
 
 SECONDS = 30.0  # the longest that one call in shared memory may last
-OUT_OF_PLACE = {  # who: collectives for which source and result must not share memory
+OUT_OF_PLACE = {  # who: collectives whose source and result must not share memory
     "MPI": ("reduce_scatter", "all_gather", "gather", "scatter"),
     "gloo": CHUNKED,
     "shared memory": (),
@@ -25,38 +35,33 @@ ONLY_IN_PLACE = {
 }
 
 
-def places(who: Any, collective: Any) -> Any:
-    """Where `who` can leave the result of `collective`: "in" the vector itself, "out" of it, or either."""
+def places(who: str, collective: str) -> tuple[str, ...]:
+    """Return where `who` can leave the result of `collective`: "in" the vector itself, "out" of it, or either."""
     inside = collective not in OUT_OF_PLACE[who]
     return (*(["out"] if collective not in ONLY_IN_PLACE[who] else []), *(["in"] if inside else []))
 
 
 class Implementation:
-    """One collective of one implementation, as f(comm, x). What else it needs is made when it first meets x."""
+    """A collective of one implementation, as f(comm, x). What else it needs is made at the first call with x."""
 
-    def __init__(self, who: Any, collective: Any) -> None:
+    def __init__(self, who: str, collective: str) -> None:
         self.who, self.collective = who, collective
-        self._comm: Any = None
-        self._x: Any = None
-        self._call: Any = None
-        self._result: Any = None
+        self._bound: tuple[Comm, Array, Callable[[], object], Array] | None = None
 
-    def __call__(self, comm: Comm, x: Any) -> Any:
-        if self._comm is not comm or self._x is not x:
+    def __call__(self, comm: Comm, x: Array) -> Array:
+        bound = self._bound
+        if bound is None or bound[0] is not comm or bound[1] is not x:
             out = x if "in" in places(self.who, self.collective) else new_like(x, x.shape)
-            self._call, self._result = (
-                bind(self.who, comm, self.collective, x, out),
-                result_of(self.collective, comm, out),
-            )
-            self._comm, self._x = comm, x
-        self._call()
-        return self._result
+            call = bind(self.who, comm, self.collective, x, out)
+            bound = self._bound = comm, x, call, result_of(self.collective, comm, out)
+        bound[2]()
+        return bound[3]
 
 
-def bind(who: Any, comm: Comm, collective: Any, x: Any, out: Any) -> Any:
-    """A function of no arguments that does it, from `x` to `out`, which is x or as long. Root: rank 0. Collective.
+def bind(who: str, comm: Comm, collective: str, x: Any, out: Any) -> Callable[[], object]:
+    """Return a function of no arguments that does it, from `x` to `out`: x, or as long. Root: rank 0. Collective.
 
-    Raises: ValueError where `who` cannot do it here.
+    Raises: ValueError if `who` cannot do it here.
     """
     source = chunk(x, comm.size, comm.rank) if collective in ("all_gather", "gather") else x
     result = result_of(collective, comm, out)
@@ -66,21 +71,22 @@ def bind(who: Any, comm: Comm, collective: Any, x: Any, out: Any) -> Any:
     return BINDERS[who](comm, collective, source, result)
 
 
-def result_of(collective: Any, comm: Comm, out: Any) -> Any:
-    """The part of `out` that this rank's result is in."""
+def result_of(collective: str, comm: Comm, out: Any) -> Tensor:
+    """Return the part of `out` that this rank's result is in."""
     return chunk(out, comm.size, comm.rank) if collective in ("reduce_scatter", "scatter") else out
 
 
-def arguments(collective: Any, source: Any, result: Any, only_one: Any) -> Any:
+def arguments(collective: str, source: object, result: object, only_one: tuple[str, ...]) -> tuple[object, ...]:
     root = (0,) if collective in ROOTED else ()
     return ((source,) if collective in only_one else (source, result)) + root
 
 
-def shared_memory(comm: Comm, collective: Any, source: Any, result: Any) -> Any:
-    shared = comm.shared(collective)
-    if not shared:
+def shared_memory(comm: Comm, collective: str, source: object, result: object) -> Callable[[], None]:
+    ranks = require_real(comm)
+    shared = ranks.shared(collective)
+    if shared is None:
         raise ValueError("the ranks do not share memory")
-    function, oversubscribed = getattr(shared.group, collective), comm.oversubscribed
+    function, oversubscribed = shared.collectives[collective], ranks.oversubscribed
     args = (*arguments(collective, source, result, ("all_reduce", "broadcast")), SECONDS, oversubscribed)
 
     def run() -> None:
@@ -90,21 +96,22 @@ def shared_memory(comm: Comm, collective: Any, source: Any, result: Any) -> Any:
     return run
 
 
-def mpi(comm: Comm, collective: Any, source: Any, result: Any) -> Any:
-    function, group = getattr(comm.core.mpi, collective), comm.transport.group
+def mpi(comm: Comm, collective: str, source: object, result: object) -> Callable[[], object]:
+    ranks: Any = require_real(comm)
+    function, group = getattr(ranks.core.mpi, collective), ranks.transport.group
     args = arguments(collective, source, result, ("broadcast",))
     return lambda: function(group, *args)
 
 
-def gloo(comm: Comm, collective: Any, source: Any, result: Any) -> Any:
+def gloo(comm: Comm, collective: str, source: Any, result: Any) -> Callable[[], object]:
     if not is_tensor(source if source is not None else result):
-        raise ValueError("gloo knows torch tensors only")
+        raise ValueError("gloo moves torch tensors only")
     import torch.distributed as dist
 
     group, p, root = gloo_group(comm), comm.size, comm.rank == 0
 
-    def from_root(kind: Any) -> Any:
-        options = kind()
+    def from_root(kind: type[T]) -> T:
+        options: Any = kind()
         options.rootRank = 0
         return options
 
@@ -125,7 +132,7 @@ def gloo(comm: Comm, collective: Any, source: Any, result: Any) -> Any:
     if collective == "all_gather":
         return lambda: group._allgather_base(result, source).wait()
     if collective == "reduce_scatter":
-        return lambda: group._reduce_scatter_base(result, source).wait()
+        return lambda: group._reduce_scatter_base(result, source).wait()  # pyrefly: ignore[missing-argument]
     return lambda: group.alltoall_base(result, source, [], []).wait()
 
 

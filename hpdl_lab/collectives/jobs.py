@@ -1,6 +1,6 @@
 """Eight jobs of a training program, one for each collective: which is it?"""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Job(NamedTuple):
@@ -54,7 +54,7 @@ JOBS = (
 )
 
 
-def which_collective() -> Any:
+def which_collective() -> dict[str, str]:
     """Name the collective that does each job and no more.
 
         A  Rank 0 has read the weights from a file. Every rank needs them.

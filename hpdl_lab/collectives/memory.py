@@ -25,7 +25,7 @@ def bytes_moved(algorithm: str, p: int, n: float) -> tuple[float, float]:
         staged              each rank copies its tensor to shared memory, adds its slice of all the copies, stores the
                             sum once, to shared memory, and copies the whole result from there into its tensor
         ring, one copy      reduce-scatter and all-gather; a message is copied from the tensor of its sender into the
-                            buffer of its receiver, and where a sum is due that buffer is added to the tensor
+                            buffer of its receiver, and if a sum is due that buffer is added to the tensor
         ring, two copies    the same ring; a message is copied into memory of the library, and from there on
 
     Which rank makes a copy does not matter: all do the same, and a copy reads each byte once and writes it once.

@@ -26,8 +26,8 @@ def all_to_all(comm: Comm, x: Tensor) -> Tensor:
 
     Args:    x: (N,) tensor, different per rank, overwritten; p must divide N.
     Returns: x: chunk s is what rank s had in chunk r.
-    Raises:  ValueError where p does not divide N; CommTimeout if a rank does not answer.
-    Steps: p - 1; p where p is odd, since then one rank pauses in each.   Bytes per rank: (p - 1)/p * N * itemsize.
+    Raises:  ValueError if p does not divide N; CommTimeout if a rank does not answer.
+    Steps: p - 1; p if p is odd, since then one rank pauses in each.   Bytes per rank: (p - 1)/p * N * itemsize.
     Ref: Thakur, Rabenseifner & Gropp 2005 (pairwise exchange).
     """
     p = comm.size
@@ -50,8 +50,8 @@ def all_to_all_v(comm: Comm, x: Tensor, sent: Sequence[int], received: Sequence[
              go to rank r, those for rank 0 first; received[r]: how many come from there, which rank r has as
              sent[comm.rank]: all_to_all of the sizes tells.
     Returns: (sum of received, ...) tensor.
-    Raises:  ValueError where x has other rows than are sent, or a message another size than is expected.
-    Steps: all messages are started at once; none where there are no rows.   Bytes per rank: of the rows for others.
+    Raises:  ValueError if x has other rows than are sent, or a message another size than is expected.
+    Steps: all messages are started at once; none if there are no rows.   Bytes per rank: of the rows for others.
     Ref: MPI_Alltoallv; Hwang et al. 2023 (Tutel), arXiv:2206.03382.
     """
     if len(x) != sum(sent):
@@ -68,7 +68,7 @@ def all_to_all_v(comm: Comm, x: Tensor, sent: Sequence[int], received: Sequence[
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Where each part begins, and the end of the last: (1, 3) -> [0, 1, 4]."""
+    """Return the begin of each part, and the end of the last: (1, 3) -> [0, 1, 4]."""
     return [0, *itertools.accumulate(sizes)]
 
 
@@ -78,9 +78,9 @@ def rounds_of(p: int) -> int:
 
 
 def opponents(p: int, i: int) -> np.ndarray:
-    """(p,) whom each rank meets in round i; itself: it pauses.
+    """Return (p,) whom each rank meets in round i; itself: it pauses.
 
-    Ranks 0 to m - 1 meet so that the sum of the two is i modulo the odd m. One of them would meet itself; where p is
+    Ranks 0 to m - 1 meet so that the sum of the two is i modulo the odd m. One of them would meet itself; if p is
     even it meets rank p - 1 = m.
     """
     m = p - 1 + p % 2
@@ -99,7 +99,7 @@ def require_equal_chunks(p: int, n: int) -> None:
 
 
 def all_to_all_steps(p: int, n: int) -> Iterator[Round]:
-    """The schedule of all_to_all for n elements on p ranks: an iterator of steps.Round."""
+    """Yield the schedule of all_to_all for n elements on p ranks."""
     require_equal_chunks(p, n)
     size = n // p
     for i in range(rounds_of(p)):

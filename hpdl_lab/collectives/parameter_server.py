@@ -67,7 +67,7 @@ def around(r: int, count: int) -> list[int]:
 
 
 def all_reduce_steps(p: int, n: int, servers: int = 1) -> Iterator[Round]:
-    """The schedule of all_reduce for n elements on p ranks: an iterator of two steps.Round, push and pull."""
+    """Yield the schedule of all_reduce for n elements on p ranks: an iterator of two steps.Round, push and pull."""
     require_servers(p, servers)
     cut = edges(n, servers)
     worker = np.repeat(np.arange(p), servers)

@@ -31,7 +31,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     Args:    x: (N,) tensor, different per rank, overwritten with the sum.
     Returns: x, bitwise the same on every rank, since a + b is b + a.
     Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
-    Steps: log2 p; where p is no power of two floor(log2 p) + 3.   Bytes per rank: N * itemsize in each step.
+    Steps: log2 p; if p is no power of two floor(log2 p) + 3.   Bytes per rank: N * itemsize in each step.
     Ref: Thakur, Rabenseifner & Gropp 2005.
     """
     power, surplus = power_and_surplus(comm.size)
@@ -47,7 +47,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
 
 
 def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
-    """The schedule of all_reduce for n elements on p ranks: an iterator of steps.Round."""
+    """Yield the schedule of all_reduce for n elements on p ranks."""
     power, surplus = power_and_surplus(p)
     i = np.arange(power)
     yield from fold_steps(p, n)

@@ -64,7 +64,7 @@ def reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
 
 
 def all_gather(comm: Comm, x: Tensor) -> Tensor:
-    """Give every rank every chunk of `x`, of which rank r holds only chunk r at the start.
+    """Give every rank every chunk of `x`; rank r holds only chunk r at the start.
 
         p = 3           rank 0      rank 1      rank 2
         step 0 sends    chunk 0     chunk 1     chunk 2       always to the rank on the right
@@ -97,7 +97,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
 
 
 def all_reduce_naive_steps(p: int, n: int) -> Iterator[Round]:
-    """The schedule of all_reduce_naive for n elements on p ranks: an iterator of steps.Round."""
+    """Yield the schedule of all_reduce_naive for n elements on p ranks."""
     r = np.arange(p)
     whole = np.zeros(p, np.int64), np.full(p, n)
     for i in range(p - 1):
@@ -105,23 +105,23 @@ def all_reduce_naive_steps(p: int, n: int) -> Iterator[Round]:
 
 
 def reduce_scatter_steps(p: int, n: int) -> Iterator[Round]:
-    """The schedule of reduce_scatter: rank r sends chunk r-i-1 in step i."""
+    """Yield the schedule of reduce_scatter: rank r sends chunk r-i-1 in step i."""
     yield from around(p, n, [-i - 1 for i in range(p - 1)], add=True)
 
 
 def all_gather_steps(p: int, n: int) -> Iterator[Round]:
-    """The schedule of all_gather: rank r sends chunk r-i in step i."""
+    """Yield the schedule of all_gather: rank r sends chunk r-i in step i."""
     yield from around(p, n, [-i for i in range(p - 1)], add=False)
 
 
 def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
-    """The schedule of all_reduce."""
+    """Yield the schedule of all_reduce."""
     yield from reduce_scatter_steps(p, n)
     yield from all_gather_steps(p, n)
 
 
 def around(p: int, n: int, shifts: list[int], add: bool) -> Iterator[Round]:
-    """One Round for each shift s, in which rank r sends chunk r+s (mod p) to rank r+1. No copy: views of two laps."""
+    """Yield a Round for each shift s: rank r sends chunk r+s (mod p) to rank r+1. No copy: views of two laps."""
     r, cut = np.arange(p), edges(n, p)
     right = (r + 1) % p
     first, last = np.tile(cut[:-1], 2), np.tile(cut[1:], 2)

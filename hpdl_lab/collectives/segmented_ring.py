@@ -80,7 +80,7 @@ def require_two(segments: int) -> None:
 
 
 def reduce_scatter_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
-    """The schedule of reduce_scatter for n elements on p ranks: an iterator of steps.Round."""
+    """Yield the schedule of reduce_scatter for n elements on p ranks."""
     require_two(segments)
     r, cut = np.arange(p), edges(n, p)
     for i in range(p - 1):
@@ -90,6 +90,6 @@ def reduce_scatter_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
 
 
 def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
-    """The schedule of all_reduce."""
+    """Yield the schedule of all_reduce."""
     yield from reduce_scatter_steps(p, n, segments)
     yield from ring.all_gather_steps(p, n)

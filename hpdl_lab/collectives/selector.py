@@ -1,4 +1,4 @@
-"""Which algorithm for which message size, in oneCCL's syntax: "recursive_doubling:0-8192;ring:8193-max".
+"""Selections of an algorithm for each message size, in oneCCL's syntax: "recursive_doubling:0-8192;ring:8193-max".
 
 It is written by hand, or chosen from times, measured or predicted.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from ..comm.base import Comm
 from ..predict.messages import evaluate
@@ -20,8 +20,19 @@ from .table import find, names
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..comm.network import Network
+
 NATIVE = "native"  # the communicator's own all_reduce, which is not in the table
 EXAMPLE = "tree:0-8192;ring:8193-max"
+
+
+class Timed(TypedDict):
+    """The time of an algorithm for one size: bytes, and us of the median and of the upper quartile."""
+
+    name: str
+    size: int
+    time_us: float
+    p75_us: float
 
 
 class Range(NamedTuple):
@@ -42,7 +53,7 @@ class Selection:
     ranges: tuple of Range, which follow each other without a gap from 0 bytes to any number of them.
     """
 
-    ranges: tuple
+    ranges: tuple[Range, ...]
 
     def __call__(self, comm: Comm, x: Tensor) -> Tensor:
         """Replace x by its sum over ranks by the algorithm for x.nbytes; returns x."""
@@ -59,14 +70,14 @@ class Selection:
         return str(self)
 
     def name_for(self, nbytes: int) -> str:
-        """The algorithm for messages of this many bytes."""
+        """Return the name of the algorithm for messages of this many bytes."""
         return next(part.name for part in self.ranges if part.last is None or nbytes <= part.last)
 
     @classmethod
-    def parse(cls, text: str) -> Selection | None:
-        """The Selection that `text` describes; a name alone is for all sizes. Raises ValueError that quotes the fault.
+    def parse(cls, text: str) -> Selection:
+        """Return the Selection that `text` describes; a name alone is for all sizes. Raises ValueError with the fault.
 
-        Names are those of collectives.table, and "native" for the communicator's own. Ranges are in bytes, may come in
+        Names are as in collectives.table, and "native" for the communicator's own. Ranges are in bytes, may come in
         any order, and must cover every size once.
         """
         parts = [part.strip() for part in text.split(";") if part.strip()]
@@ -82,8 +93,8 @@ class Selection:
         Path(path).write_text(f"{comment}{self}\n")
 
     @classmethod
-    def load(cls, path: Path) -> Selection | None:
-        """The Selection in a file that `save` wrote. Raises OSError; ValueError that names file and fault."""
+    def load(cls, path: Path) -> Selection:
+        """Return the Selection in a file that `save` wrote. Raises OSError; ValueError that names file and fault."""
         lines = [line for line in Path(path).read_text().splitlines() if not line.lstrip().startswith("#")]
         try:
             return cls.parse(";".join(lines))
@@ -91,18 +102,18 @@ class Selection:
             raise ValueError(f"{path}: {error}") from None
 
 
-def function_of(name: str) -> Callable | None:
-    """The all-reduce of this name. Raises LookupError that lists what there is."""
+def function_of(name: str) -> Callable[[Comm, Tensor], Tensor]:
+    """Return the all-reduce of this name. Raises LookupError that lists what there is."""
     return native if name == NATIVE else find(name).function
 
 
 def native(comm: Comm, x: Tensor) -> Tensor:
-    """The communicator's own all_reduce."""
+    """Call the communicator's own all_reduce."""
     return comm.all_reduce(x)
 
 
-def parse_range(text: str) -> Range | None:
-    """ "ring:0-8192" as a Range."""
+def parse_range(text: str) -> Range:
+    """Return "ring:0-8192" as a Range."""
     name, _, sizes = (piece.strip() for piece in text.partition(":"))
     if name != NATIVE and name not in names():
         raise ValueError(f"{text!r}: no all-reduce is called {name!r}: {', '.join([*names(), NATIVE])}")
@@ -116,18 +127,19 @@ def parse_range(text: str) -> Range | None:
 
 
 def covering(ranges: list[Range]) -> tuple[Range, ...]:
-    """tuple(ranges), which are in rising order. Raises ValueError where a size is covered twice, or not at all."""
-    expected, before = 0, None  # the first size that the ranges so far do not cover
+    """Return tuple(ranges), which are in rising order. Raises ValueError if a size is covered twice, or not at all."""
+    expected: int | None = 0  # the first size that the ranges so far do not cover
+    before: Range | None = None
     for part in ranges:
-        if expected is None or part.first < expected:
+        if before is not None and (expected is None or part.first < expected):
             end = min((p.last for p in (before, part) if p.last is not None), default=None)
             both = f"{part.first:,} to {end:,} bytes" if end is not None else f"{part.first:,} bytes and more"
             raise ValueError(f"{str(before)!r} and {str(part)!r} overlap: both are for {both}")
-        if part.first > expected:
+        if expected is not None and part.first > expected:
             where = f"between {str(before)!r} and {str(part)!r}" if before else f"before {str(part)!r}"
             raise ValueError(f"nothing is selected for {expected:,} to {part.first - 1:,} bytes, {where}")
         expected, before = None if part.last is None else part.last + 1, part
-    if expected is not None:
+    if expected is not None and before is not None:
         raise ValueError(
             f"nothing is selected for {expected:,} bytes and more: end with {before.name}:{before.first}-max"
         )
@@ -137,7 +149,7 @@ def covering(ranges: list[Range]) -> tuple[Range, ...]:
 # -- from times --------------------------------------------------------------------------------------------------------
 
 
-def predict(names: Any, sizes: Any, p: int, network: Any, itemsize: int = 4) -> Iterator[Any]:
+def predict(names: Sequence[str], sizes: Iterable[int], p: int, network: Network, itemsize: int = 4) -> Iterator[Timed]:
     """Yield the rows that `fastest` needs for all-reduces on p simulated ranks, from their schedules: p may be 16,384.
 
     Args:    names: of the table; sizes: bytes, whole elements of `itemsize`; network: of comm.network.
@@ -148,10 +160,10 @@ def predict(names: Any, sizes: Any, p: int, network: Any, itemsize: int = 4) -> 
             yield {"name": name, "size": size, "time_us": seconds * 1e6, "p75_us": seconds * 1e6}
 
 
-def fastest(rows: Any) -> Any:
-    """The Selection that takes at every measured size what was fastest there.
+def fastest(rows: Iterable[Timed]) -> Selection:
+    """Return the Selection that takes at every measured size what was fastest there.
 
-    Between two measured sizes with different winners the border is their geometric mean. A winner stays where the next
+    Between two measured sizes with different winners the border is their geometric mean. A winner stays if the next
     one is better by less than it varies (its median is below the other's upper quartile): so noise makes no borders.
 
     Args:    rows: of sweep.sweep or predict, at least one: dicts with name, size, time_us and p75_us.
@@ -160,9 +172,10 @@ def fastest(rows: Any) -> Any:
     for size, group in itertools.groupby(sorted(rows, key=lambda row: row["size"]), key=lambda row: row["size"]):
         times = {row["name"]: row for row in group}
         best = min(times.values(), key=lambda row: row["time_us"])
-        before: Any = times.get(winners[-1][1]) if winners else None
-        stays = before is not None and before["time_us"] <= best["p75_us"]
-        winners.append((size, before["name"] if stays else best["name"]))
+        before = times.get(winners[-1][1]) if winners else None
+        if before is not None and before["time_us"] <= best["p75_us"]:
+            best = before
+        winners.append((size, best["name"]))
     if not winners:
         raise ValueError("nothing was measured, so nothing can be selected")
     ranges, first = [], 0

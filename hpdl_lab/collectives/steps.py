@@ -1,4 +1,4 @@
-"""A collective as data: who sends which elements to whom, round by round. It is drawn, counted, timed and executed.
+"""A collective as data: messages, round by round. It is drawn, counted, timed and executed.
 
 A schedule is an iterator of Rounds, made as it is asked for, so that one of 16,384 ranks fits into memory.
 
@@ -8,14 +8,16 @@ A schedule is an iterator of Rounds, made as it is asked for, so that one of 16,
     rank 2 -> 0        chunk 1, which 0 adds       chunk 0, which 0 adds
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..comm.base import Comm
-from ..comm.buffers import new_like
+from ..comm.buffers import ArrayT, new_like
 from .widen import adds_in_float32
+
+Index: TypeAlias = int | np.ndarray  # of an element, or one for each message
 
 
 class Round(NamedTuple):
@@ -26,8 +28,8 @@ class Round(NamedTuple):
     sends, each in the order of the rows, waits for all of them, and goes on with its own next round: ranks without a
     message in a round do not wait in it.
 
-    add:   whether what arrives is added or stored. Rows are added in their order.
-    into:  (T,) first element of x where the receiver puts what arrives, where that is not `first`; None: it is.
+    add:   what arrives is added, else stored. Rows are added in their order.
+    into:  (T,) first element of x at which the receiver puts what arrives, if that is not `first`; None: it is.
     relay: send on what this rank received in its last round, not what its x holds now.
     """
 
@@ -47,15 +49,15 @@ def edges(n: int, p: int) -> np.ndarray:
     return i * small + np.minimum(i, extra)
 
 
-def segment(first: Any, last: Any, segments: int, s: Any) -> tuple[Any, Any]:
-    """Elements of segment s where first:last is cut into `segments`, for ints or arrays: the cut of chunks.bounds."""
+def segment(first: Index, last: Index, segments: int, s: Index) -> tuple[np.ndarray, np.ndarray]:
+    """Return the elements of segment s if first:last is cut into `segments` as by chunks.bounds: ints or arrays."""
     small, extra = np.divmod(last - first, segments)
     begin = first + s * small + np.minimum(s, extra)
     return begin, begin + small + (s < extra)
 
 
-def among(rounds: Iterator, groups: np.ndarray) -> Iterator[Round]:
-    """The same schedule in several groups of ranks at a time: groups[g, i] is who plays rank i in group g."""
+def among(rounds: Iterable[Round], groups: np.ndarray) -> Iterator[Round]:
+    """Yield the same schedule in several groups of ranks at a time: groups[g, i] is rank i of group g."""
     for round_ in rounds:
         columns = [np.tile(column, len(groups)) for column in (round_.first, round_.last)]
         yield round_._replace(
@@ -67,7 +69,7 @@ def among(rounds: Iterator, groups: np.ndarray) -> Iterator[Round]:
         )
 
 
-def execute(comm: Comm, x: np.ndarray, rounds: Iterator) -> np.ndarray:
+def execute(comm: Comm, x: ArrayT, rounds: Iterable[Round]) -> ArrayT:
     """Do on this rank what the schedule says. Every rank calls it with the same schedule.
 
     Args:    x: (N,) contiguous tensor or array, different per rank, overwritten; 16-bit floats are added in float32 and
@@ -75,27 +77,27 @@ def execute(comm: Comm, x: np.ndarray, rounds: Iterator) -> np.ndarray:
              rounds: iterable of Round, which is used up.
     Returns: x.
     Raises:  what comm raises: CommTimeout, Deadlock, ValueError.
-    Steps, Bytes per rank: those of the schedule.
+    Steps, Bytes per rank: as in the schedule.
     """
-    rounds = iter(rounds)
-    begin = next(rounds, None)
+    left = iter(rounds)
+    begin = next(left, None)
     if begin is None:
         return x
     follow = adds_in_float32(follow_rounds) if begin.add else follow_rounds
-    return follow(comm, x, begin, rounds)
+    return follow(comm, x, begin, left)
 
 
-def follow_rounds(comm: Comm, x: np.ndarray, begin: Round, rounds: Iterator) -> np.ndarray:
+def follow_rounds(comm: Comm, x: ArrayT, begin: Round, rounds: Iterable[Round]) -> ArrayT:
     """`execute`, from the round `begin` on."""
-    arrived = {}  # first element: what this rank received in its last round
+    arrived: dict[int, Any] = {}  # first element: what this rank received in its last round
     follow_round(comm, x, begin, arrived)
     for round_ in rounds:
         follow_round(comm, x, round_, arrived)
     return x
 
 
-def follow_round(comm: Comm, x: np.ndarray, round_: Round, arrived: dict[int, np.ndarray]) -> None:
-    """One round. `arrived` is what the last one brought, and becomes what this one brings."""
+def follow_round(comm: Comm, x: Any, round_: Round, arrived: dict[int, Any]) -> None:
+    """Do one round. `arrived` is what the last one brought, and becomes what this one brings."""
     receives, sends = np.flatnonzero(round_.dest == comm.rank), np.flatnonzero(round_.source == comm.rank)
     works, buffers = [], []
     for t in receives:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..comm.base import Comm
+from ..comm.base import Comm, Row
 from ..comm.buffers import ITEMSIZE, is_tensor, settle, to_numpy
 from ..comm.errors import WrongAnswer
 from ..features import cores
@@ -23,6 +23,9 @@ from .cost import busbw_factor, fit_link
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..comm.buffers import Array
+
+Collective: TypeAlias = Callable[[Comm, Any], Any]
 SAMPLES = 9
 SAMPLE_NS = 2_000_000  # a sample is at least this long where the time is real, so that the clock's grain is nothing
 PING_SIZES = (8, 1024, 16 * 1024, 128 * 1024, 1024 * 1024)
@@ -31,17 +34,16 @@ PING_NBYTES = 2**21  # that a sample of round trips moves at most, unless one mo
 
 def race(
     comm: Comm,
-    functions: Any,
-    sizes: Any,
+    functions: Mapping[str, Collective],
+    sizes: Sequence[int],
     dtype: str = "float32",
-    samples: Any = SAMPLES,
-    sample_ns: Any = SAMPLE_NS,
+    samples: int = SAMPLES,
+    sample_ns: int = SAMPLE_NS,
     rest_s: float = 0.0,
     collective: str = "all_reduce",
-    ping_sizes: Any = PING_SIZES,
+    ping_sizes: tuple[int, ...] = PING_SIZES,
 ) -> None:
-    """`ping_pong` and, where time is real, `all_at_once`, reported by rank 0 as {alpha, beta, gamma, contended}, and
-    then `sweep`."""
+    """Report `ping_pong` and, if time is real, `all_at_once` as {alpha, beta, gamma, contended}, then `sweep`."""
     alpha, beta, gamma = ping_pong(comm, samples, 20 if sample_ns else 1, ping_sizes)
     contended = all_at_once(comm, samples, 20, ping_sizes) if sample_ns else None
     if comm.rank == 0:
@@ -51,8 +53,8 @@ def race(
 
 def sweep(
     comm: Comm,
-    functions: dict[str, Callable],
-    sizes: list[int],
+    functions: Mapping[str, Collective],
+    sizes: Sequence[int],
     dtype: str = "float32",
     samples: int = SAMPLES,
     sample_ns: int = SAMPLE_NS,
@@ -63,7 +65,7 @@ def sweep(
 
     Args:    functions: {name: f(comm, x)}, as the functions of collectives/table.py: x is flat, the result is in x,
              and what is returned is x or the part of it with the result. The root is rank 0.
-             sizes: bytes of x, whole elements; where every rank has a chunk, they are rounded up to equal chunks.
+             sizes: bytes of x, whole elements; if every rank has a chunk, they are rounded up to equal chunks.
              dtype: "float32" or "float64". samples: per row; sample_ns: least time of one, 0 for a single call.
              rest_s: sleep after each row, in which a notebook can draw it without taking a core from what is timed.
              collective: one of expected.COLLECTIVES.
@@ -85,21 +87,19 @@ def sweep(
 
 
 def count_of(size: int, dtype: str) -> int:
-    """Elements in `size` bytes. Raises ValueError where that is not a whole number, or none."""
+    """Return the elements in `size` bytes. Raises ValueError if that is not a whole number, or none."""
     if size < ITEMSIZE[dtype] or size % ITEMSIZE[dtype]:
         raise ValueError(f"{size:,} bytes are not a whole number of {dtype}, which have {ITEMSIZE[dtype]} bytes each")
     return size // ITEMSIZE[dtype]
 
 
 def whole_chunks(count: int, p: int, collective: str) -> int:
-    """`count`, or the next number that p ranks can share in equal chunks, where the collective gives each rank one."""
+    """Return `count`, or the next number that p ranks share in equal chunks, if the collective gives each one."""
     return -(-count // p) * p if collective in expected.CHUNKED else count
 
 
-def row(
-    name: str, count: int, dtype: str, times: np.ndarray, comm: Comm, collective: str = "all_reduce"
-) -> dict[str, Any]:
-    """One row from (samples,) ns per call. redop, root: as nccl-tests has them: "none", -1 where there is none."""
+def row(name: str, count: int, dtype: str, times: np.ndarray, comm: Comm, collective: str = "all_reduce") -> Row:
+    """Return a row from (samples,) ns per call. redop, root: as nccl-tests has them: "none", -1 if there is none."""
     p25, median, p75 = (float(q) for q in np.percentile(times, (25, 50, 75)))
     size = count * ITEMSIZE[dtype]
     algbw = size / median if median else 0.0  # bytes per ns are GB/s
@@ -123,14 +123,14 @@ def row(
     }
 
 
-def require_right(comm: Comm, name: str, function: Callable, x: Tensor, collective: str = "all_reduce") -> None:
+def require_right(comm: Comm, name: str, function: Collective, x: Tensor, collective: str = "all_reduce") -> None:
     """Run `function` once on small whole numbers, whose sums are exact, and compare every element."""
     fill(x, expected.brought(collective, len(x), comm.size, comm.rank))
     begin, want = expected.left(collective, len(x), comm.size, comm.rank)
     result = function(comm, x)
     got = np.asarray(to_numpy(x if result is None else result), dtype=np.float64).reshape(-1)
     if len(want) != len(x) and len(got) == len(x):
-        got = got[begin : begin + len(want)]  # the whole x, of which only a part is the result
+        got = got[begin : begin + len(want)]  # the whole x; a part of it is the result
     if len(want) == 0:
         mine = [0.0, 0.0, 0.0, 0.0]
     elif got.shape != want.shape:
@@ -151,8 +151,8 @@ def require_right(comm: Comm, name: str, function: Callable, x: Tensor, collecti
             )
 
 
-def fill(x: Tensor, values: np.ndarray) -> None:
-    """x[...] = values, for a tensor or an array."""
+def fill(x: Array, values: np.ndarray) -> None:
+    """Set x[...] = values, for a tensor or an array."""
     if is_tensor(x):
         import torch
 
@@ -161,17 +161,17 @@ def fill(x: Tensor, values: np.ndarray) -> None:
         x[...] = values
 
 
-def sample_calls(comm: Comm, function: Callable, x: Tensor, samples: int, sample_ns: int) -> np.ndarray:
-    """(samples,) ns per call, each of the slowest rank. Zeros are added: sums of sums would overflow."""
+def sample_calls(comm: Comm, function: Collective, x: Tensor, samples: int, sample_ns: int) -> np.ndarray:
+    """Return (samples,) ns per call, each of the slowest rank. Zeros are added: sums of sums would overflow."""
     fill(x, np.zeros(len(x)))
     times = own_times(comm, function, x, samples, sample_ns)
     return np.asarray(comm.all_gather(times)).max(axis=0)
 
 
 def own_times(
-    comm: Comm, function: Callable, x: Tensor, samples: int, sample_ns: int, most: Any = math.inf
+    comm: Comm, function: Collective, x: Tensor, samples: int, sample_ns: int, most: float = math.inf
 ) -> np.ndarray:
-    """(samples,) ns per call on this rank's clock; a sample is `most` calls at most."""
+    """Return (samples,) ns per call on this rank's clock; a sample is `most` calls at most."""
     clock, recording = comm.trace.clock, comm.trace.enabled
     comm.trace.enabled = False  # a record of every message would be part of the time
     try:
@@ -181,7 +181,7 @@ def own_times(
             function(comm, x)
             settle(x)
             slowest = float(np.max(np.asarray(comm.all_gather(np.array([clock() - begin], dtype=np.float64)))))
-            calls = min(most, max(1, math.ceil(sample_ns / max(slowest, 1.0))))
+            calls = int(min(most, max(1, math.ceil(sample_ns / max(slowest, 1.0)))))
         times = np.empty(samples)
         for i in range(samples):
             comm.barrier()
@@ -197,12 +197,12 @@ def own_times(
 
 def ping_pong(
     comm: Comm, samples: int = SAMPLES, repeats: int = 20, sizes: tuple[int, ...] = PING_SIZES
-) -> tuple[float, ...]:
+) -> tuple[float, float, float]:
     """Fit the cost of a message between ranks 0 and 1, and of adding: the numbers of collectives/cost.py.
 
         0 --x--> 1, 0 <--x-- 1      half a round trip is alpha + beta * bytes
 
-    Args:    repeats: round trips per sample, 1 where the time is virtual.
+    Args:    repeats: round trips per sample, 1 if the time is virtual.
              sizes: bytes; on links that let a burst pass at once, larger than it, but for one that is tiny.
     Returns: (alpha s, beta s/byte, gamma s/byte), the same on every rank; zeros on one rank alone.
     """
@@ -217,11 +217,13 @@ def ping_pong(
             fitted[2] = time_of_adding(comm, samples)
         comm.trace.enabled = recording
         fitted = np.asarray(comm.broadcast(fitted))
-    return tuple(float(v) for v in fitted)
+    return float(fitted[0]), float(fitted[1]), float(fitted[2])
 
 
-def all_at_once(comm: Comm, samples: int, repeats: int, sizes: tuple[int, ...] = PING_SIZES) -> tuple[float, ...]:
-    """The three numbers of ping_pong where every rank sends to the next one and adds: they share cores and memory.
+def all_at_once(
+    comm: Comm, samples: int, repeats: int, sizes: tuple[int, ...] = PING_SIZES
+) -> tuple[float, float, float]:
+    """Return the three numbers of ping_pong when all ranks send to the next one and add: they share cores and memory.
 
     0 --x--> 1 --x--> 2 --x--> 3 --x--> 0      a step of a ring is alpha + beta * bytes
     """
@@ -235,11 +237,11 @@ def all_at_once(comm: Comm, samples: int, repeats: int, sizes: tuple[int, ...] =
             fitted[:2] = fit_link(sizes, times)
         comm.trace.enabled = recording
         fitted = np.asarray(comm.broadcast(fitted))
-    return tuple(float(v) for v in fitted)
+    return float(fitted[0]), float(fitted[1]), float(fitted[2])
 
 
 def shift(comm: Comm, n: int, samples: int, repeats: int) -> float:
-    """Seconds in which every rank hands n bytes to the next one: the median."""
+    """Return the seconds in which every rank hands n bytes to the next one: the median."""
     x, y = bytes_on(comm.device, n), bytes_on(comm.device, n)
     clock, times = comm.trace.clock, []
     for _ in range(samples):
@@ -251,8 +253,8 @@ def shift(comm: Comm, n: int, samples: int, repeats: int) -> float:
     return float(np.median(times))
 
 
-def bytes_on(device: str, n: int) -> np.ndarray:
-    """n bytes to send, where the ranks' tensors are: an array, or a tensor on a GPU."""
+def bytes_on(device: str, n: int) -> Array:
+    """Return n bytes to send, in the memory of the ranks' tensors: an array, or a tensor on a GPU."""
     if device == "cpu":
         return np.zeros(n, np.uint8)
     import torch
@@ -260,8 +262,8 @@ def bytes_on(device: str, n: int) -> np.ndarray:
     return torch.zeros(n, dtype=torch.uint8, device=device)
 
 
-def one_way(comm: Comm, x: np.ndarray, samples: int, repeats: int) -> float:
-    """Seconds from rank 0 to rank 1, or back: the median."""
+def one_way(comm: Comm, x: Array, samples: int, repeats: int) -> float:
+    """Return the seconds from rank 0 to rank 1, or back: the median."""
     other, clock, times = 1 - comm.rank, comm.trace.clock, []
     for _ in range(samples):
         begin = clock()
@@ -273,7 +275,7 @@ def one_way(comm: Comm, x: np.ndarray, samples: int, repeats: int) -> float:
 
 
 def time_of_adding(comm: Comm, samples: int) -> float:
-    """Seconds per byte of x += y for float32 that fit no first-level cache."""
+    """Return the seconds per byte of x += y for float32 that fit no first-level cache."""
     x, y, clock, times = np.zeros(2**18, np.float32), np.ones(2**18, np.float32), comm.trace.clock, []
     for _ in range(samples):
         begin = clock()
@@ -285,7 +287,7 @@ def time_of_adding(comm: Comm, samples: int) -> float:
 MOST_ROUNDS = 500  # per sample
 
 
-def time_rounds(comm: Comm, fn: Any, sizes: Any, samples: Any, sample_ns: Any) -> None:
+def time_rounds(comm: Comm, fn: Collective, sizes: Sequence[int], samples: int, sample_ns: int) -> None:
     """Check and time `fn` for each size; rank 0 reports {size, seconds (median, one way), p25, p75}."""
     buffer = comm.allocate((max(sizes),), "uint8")
     for size in sizes:
@@ -297,7 +299,7 @@ def time_rounds(comm: Comm, fn: Any, sizes: Any, samples: Any, sample_ns: Any) -
             comm.report(size=size, seconds=median, p25=p25, p75=p75)
 
 
-def require_echo(comm: Comm, fn: Any, x: Any) -> None:
+def require_echo(comm: Comm, fn: Collective, x: Tensor) -> None:
     """Raise WrongAnswer, on every rank, unless rank 1 gets what rank 0 has, and rank 0 gets it back."""
     x[:] = 7 + comm.rank
     fn(comm, x)
@@ -310,6 +312,6 @@ def require_echo(comm: Comm, fn: Any, x: Any) -> None:
             )
 
 
-def half_rounds(comm: Comm, fn: Any, x: Any, samples: Any, sample_ns: Any) -> Any:
-    """(samples,) s of half a round on this rank's clock; each sample is many rounds where time is real."""
+def half_rounds(comm: Comm, fn: Collective, x: Tensor, samples: int, sample_ns: int) -> np.ndarray:
+    """Return (samples,) s of half a round on this rank's clock; each sample is many rounds if time is real."""
     return own_times(comm, fn, x, samples, sample_ns, MOST_ROUNDS) / 2e9

@@ -1,7 +1,10 @@
-"""Every collective algorithm as a record: what it is called, how it is done, what it costs, who described it."""
+"""Every collective algorithm as a record: its name, function, schedule, cost and source."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import (
     chain,
@@ -19,25 +22,30 @@ from . import (
     tree,
 )
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .steps import Round
+
 
 class Algorithm(NamedTuple):
-    """One way to do one collective.
+    """A way to do one collective.
 
     function: function(comm, x) in place, x flat; returns x, or the part of x that holds this rank's result.
     steps:    steps(p, n) -> iterator of steps.Round for n elements: the same messages as data.
     cost:     cost(p, nbytes) -> cost.Cost.
-    All three take the same options by keyword, such as segments=8 or root=1, where the function has any; the costs do
+    All three take the same options by keyword, such as segments=8 or root=1, if the function has any; the costs do
     not depend on the root and do not take it.
     """
 
     name: str
     collective: str
-    function: Callable
-    steps: Callable
-    cost: Callable
+    function: Callable[..., Tensor]
+    steps: Callable[..., Iterator[Round]]
+    cost: Callable[..., cost.Cost]
     ref: str
 
-    def __str__(self) -> Any:
+    def __str__(self) -> str:
         return self.name if self.collective == "all_reduce" else f"{self.name} {self.collective}"
 
 
@@ -50,7 +58,7 @@ DDL = "Cho et al. 2017, PowerAI DDL"
 LI = "Li et al. 2014, Scaling distributed machine learning with the parameter server"
 
 
-def _all_reduce(name: Any, module: Any, price: Any, ref: Any) -> Any:
+def _all_reduce(name: str, module: ModuleType, price: Callable[..., cost.Cost], ref: str) -> Algorithm:
     return Algorithm(name, "all_reduce", module.all_reduce, module.all_reduce_steps, price, ref)
 
 
@@ -85,7 +93,7 @@ ALGORITHMS = (
 
 
 def find(name: str, collective: str = "all_reduce") -> Algorithm:
-    """The Algorithm of this name. Raises LookupError that lists what there is."""
+    """Return the Algorithm of this name. Raises LookupError that lists what there is."""
     for algorithm in ALGORITHMS:
         if (algorithm.name, algorithm.collective) == (name, collective):
             return algorithm
@@ -96,10 +104,10 @@ def find(name: str, collective: str = "all_reduce") -> Algorithm:
 
 
 def names(collective: str = "all_reduce") -> list[str]:
-    """The names of the algorithms for one collective."""
+    """Return the names of the algorithms for one collective."""
     return [algorithm.name for algorithm in ALGORITHMS if algorithm.collective == collective]
 
 
 def collectives() -> list[str]:
-    """The names of the collectives."""
+    """Return the names of the collectives."""
     return list(dict.fromkeys(algorithm.collective for algorithm in ALGORITHMS))

@@ -85,20 +85,20 @@ def bits_below(p: int) -> list[int]:
 
 
 def reduce_steps(p: int, n: int, root: int = 0) -> Iterator[Round]:
-    """The schedule of reduce for n elements on p ranks: an iterator of steps.Round."""
+    """Yield the schedule of reduce for n elements on p ranks."""
     for bit in bits_below(p):
         v = np.arange(bit, p, 2 * bit)
         yield Round((v + root) % p, (v - bit + root) % p, np.zeros_like(v), np.full_like(v, n), add=True)
 
 
 def broadcast_steps(p: int, n: int, root: int = 0) -> Iterator[Round]:
-    """The schedule of broadcast."""
+    """Yield the schedule of broadcast."""
     for bit in reversed(bits_below(p)):
         v = np.arange(bit, p, 2 * bit)
         yield Round((v - bit + root) % p, (v + root) % p, np.zeros_like(v), np.full_like(v, n), add=False)
 
 
 def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
-    """The schedule of all_reduce."""
+    """Yield the schedule of all_reduce."""
     yield from reduce_steps(p, n)
     yield from broadcast_steps(p, n)

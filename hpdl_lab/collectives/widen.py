@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar, cast
 
+from ..comm.base import Comm
 from ..comm.buffers import copy_into, is_tensor
 from .chunks import chunk
 
-if TYPE_CHECKING:
-    from torch import Tensor
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
-def adds_in_float32(collective: Callable) -> Callable:
-    """Decorator of `collective(comm, x, ...)`, which adds into x: bfloat16 and float16 work on a float32 copy of x.
+def adds_in_float32(collective: FunctionT) -> FunctionT:
+    """Decorate `collective(comm, x, ...)`, which adds into x: bfloat16 and float16 work on a float32 copy of x.
 
     A 16-bit float keeps 8 or 11 bits, so a sum that is rounded to it at every addition stops growing early. Here it is
     rounded once, at the end. The price: partial sums travel as float32, 4 bytes per element instead of 2.
@@ -22,17 +22,17 @@ def adds_in_float32(collective: Callable) -> Callable:
     """
 
     @functools.wraps(collective)
-    def widened(comm: Any, x: Any, *args: Any, **options: Any) -> Any:
+    def widened(comm: Comm, x: Any, *args: object, **options: object) -> Any:
         if not is_16_bit_float(x):
             return collective(comm, x, *args, **options)
         wide = x.float() if is_tensor(x) else x.astype("float32")
-        result = collective(comm, wide, *args, **options)
+        result: Any = collective(comm, wide, *args, **options)
         copy_into(x, wide)  # rounds
         return x if len(result) == len(x) else chunk(x, comm.size, comm.rank)
 
-    return widened
+    return cast(FunctionT, widened)
 
 
-def is_16_bit_float(x: Tensor) -> bool:
-    """True for a tensor or an array of bfloat16 or float16."""
+def is_16_bit_float(x: object) -> bool:
+    """Return True for a tensor or an array of bfloat16 or float16."""
     return str(getattr(x, "dtype", "")).removeprefix("torch.") in ("bfloat16", "float16")

@@ -1,9 +1,13 @@
 """Communicators with one interface (`base.Comm`): `sim.run` for simulated ranks, `world()` for real ones."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .errors import CommError, CommTimeout, Deadlock, RankFailed, Wait
 from .launcher import started_by
+
+if TYPE_CHECKING:
+    from .base import Comm, PerRank, Results, Work
+    from .real import RealComm
 
 __all__ = [
     "Comm",
@@ -19,10 +23,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: Any) -> Any:
-    """What `base` defines, when it is asked for: with numpy it takes longer than all else that a small process imports.
+def __getattr__(name: str) -> object:
+    """Return what `base` defines; with numpy its import takes longer than all else that a small process imports.
 
-    Such a process, of which each engine of a Slurm job has one, imports the errors.
+    Such a process (each engine of a Slurm job has one) imports the errors.
     """
     if name not in ("Comm", "PerRank", "Results", "Work"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -31,11 +35,11 @@ def __getattr__(name: Any) -> Any:
     return getattr(base, name)
 
 
-def world(deadline: float = 10.0, device: str = "cpu") -> Any:
-    """The communicator of all ranks of this job, which mpiexec or torchrun has started; of one rank where neither has.
+def world(deadline: float = 10.0, device: str = "cpu") -> "RealComm":
+    """Return the communicator of all ranks of this job, started by mpiexec or torchrun; of one rank if by neither.
 
     Args:    deadline: bounds every single wait, in seconds.
-             device: "cpu", or "cuda" where every MPI rank shall work on a GPU, `comm.device`, and send by NCCL.
+             device: "cpu", or "cuda" if every MPI rank shall work on a GPU, `comm.device`, and send by NCCL.
     """
     if started_by() == "torchrun":
         from .torch.transport import world as torch_world

@@ -25,17 +25,23 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ..features import compiled_module
 from ..trace import now_ns
 from .base import Work
 from .buffers import buffer_of
 from .calls import begin
 from .errors import ForgottenWait, Mismatch
 from .status.operation import OfThread
-from .status.table import Slot
+from .status.table import Slot, Status, waits_of
 from .status.waiting import NAP, Waiting
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from .. import _core
+    from .buffers import Array, Buffer
+    from .calls import Facts
+    from .status.operation import Waitable
+    from .status.report import Wait
+    from .transport import Pending, Ranks
 
 SOON = 0.3  # s: for the thread to come out of its waits; then its Python code is interrupted
 LATER = 1.0  # s: for that; code that ignores it is left where it is, and finds its communicator closed
@@ -43,23 +49,23 @@ LOOK = 1e-3  # s: between two looks of the Python thread at the progress thread
 
 
 class Background:
-    """What the communicator `comm` does while its rank goes on."""
+    """The work that the communicator `comm` does while its rank goes on."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Ranks) -> None:
         self.comm = comm
-        self.double: Any = None  # comm', once it has been made
+        self.double: Ranks | None = None  # comm', once it has been made
         self.waiting = BackgroundWaiting(comm.waiting)
-        self.progress = comm.core.Progress()
+        self.progress = compiled_module().Progress()
         self._trace = comm.trace.in_lane("background")
-        self._functions = queue.SimpleQueue()
+        self._functions: queue.SimpleQueue[FunctionWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last_function: FunctionWork | None = None
         self._broken: BaseException | None = None
-        self._works = deque()  # in order, without those that have been seen to end
-        self._unwaited = {}  # id: BackgroundWork
+        self._works: deque[BackgroundWork] = deque()  # in order, without those that have been seen to end
+        self._unwaited: dict[int, BackgroundWork] = {}  # by id
 
-    def start(self, fn: Callable, args: tuple[Tensor, ...], after: Sequence[Any] = ()) -> BackgroundWork:
-        """Give `fn(comm', *args)` to the background, to begin behind the works in `after`; returns its Work."""
+    def start(self, fn: Callable[..., object], args: tuple[Any, ...], after: Sequence[Work] = ()) -> BackgroundWork:
+        """Give `fn(comm', *args)` to the background, to begin behind the works in `after`; return its Work."""
         line = self.comm.trace.line()
         self.waiting.follow(self.comm.waiting)
         work = None if after else self._compiled(fn, args, line)
@@ -68,8 +74,8 @@ class Background:
         self._unwaited[id(work)] = work
         return work
 
-    def _compiled(self, fn: Callable, args: tuple[Tensor, ...], line: str) -> CompiledWork | None:
-        """The work of the progress thread, or None where Python has to do it."""
+    def _compiled(self, fn: Callable[..., object], args: tuple[Any, ...], line: str) -> CompiledWork | None:
+        """Return the work of the progress thread, or None if Python has to do it."""
         double, last = self.double, self._last_function
         if getattr(fn, "only_calls", "") != "all_reduce" or len(args) != 1 or double is None:
             return None
@@ -80,24 +86,26 @@ class Background:
             task = double.begin_all_reduce(self.progress, args[0])
         except (ValueError, TypeError):
             return None  # the same is raised again in its turn
-        return task and CompiledWork(self, task, args[0], buffer, line)
+        return None if task is None else CompiledWork(self, double, task, args[0], buffer, line)
 
-    def _function(self, fn: Callable, args: tuple[Tensor, ...], line: str, after: Sequence[Any]) -> FunctionWork:
+    def _function(
+        self, fn: Callable[..., object], args: tuple[Any, ...], line: str, after: Sequence[Work]
+    ) -> FunctionWork:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, daemon=True, name="hpdl-background")
             self._thread.start()
-        work = self._last_function = FunctionWork(
-            self, fn, args, line, [work for work in self._works if isinstance(work, CompiledWork)] + list(after)
-        )
+        before: list[BackgroundWork] = [work for work in self._works if isinstance(work, CompiledWork)]
+        before += [work for work in after if isinstance(work, BackgroundWork)]  # others have ended
+        work = self._last_function = FunctionWork(self, fn, args, line, before)
         self._functions.put(work)
         return work
 
     # -- main thread ------------------------------------------------------------------------------------------------
 
     def finish(self, work: BackgroundWork | None = None) -> None:
-        """Wait until `work` has ended, and everything before it; without a work: settle what has ended by itself.
+        """Wait until `work` has ended, and everything before it; without a work: note what has ended by itself.
 
-        What a work ends with, it keeps. Raises CommTimeout, RankFailed, KeyboardInterrupt where one does not end.
+        A work keeps its result or error. Raises CommTimeout, RankFailed, KeyboardInterrupt if one does not end.
         """
         while self._works and (not work.settled if work else self._works[0].has_ended()):
             self._works[0].finish()
@@ -108,12 +116,12 @@ class Background:
         self._unwaited.pop(id(work), None)
 
     def require_no_forgotten_wait(self) -> None:
-        """Raise ForgottenWait where nobody has waited for something."""
+        """Raise ForgottenWait if nobody has waited for something."""
         for work in self._unwaited.values():
             raise ForgottenWait.of_background(self.comm.names[self.comm.rank], work.what, work.line)
 
-    def close(self) -> list[Work]:
-        """End both threads. Returns the messages that are under way in comm', and keeps what MPI may still write to."""
+    def close(self) -> list[Pending]:
+        """End both threads. Return the messages that are under way in comm', and keeps what MPI may still write to."""
         if self.progress.stop():
             self.comm.place.cancelled.append(self.progress)
         self.waiting.stop()
@@ -122,7 +130,7 @@ class Background:
             if not ends(self._thread, SOON):
                 interrupt(self._thread)
                 ends(self._thread, LATER)
-        return [] if self.double is None else self.double._release()
+        return [] if self.double is None else self.double.release()
 
     # -- Python thread ----------------------------------------------------------------------------------------------
 
@@ -132,34 +140,35 @@ class Background:
             while (work := self._functions.get()) is not None:
                 work.run()
 
-    def open(self) -> Any:
-        """comm', which is made at the first call. Collective over all ranks of the communicator, in their threads."""
+    def open(self) -> Ranks:
+        """Return comm', made at the first call. Collective over all ranks of the communicator, in their threads."""
         if self._broken is not None:
             raise self._broken
-        if self.double is None:
+        double = self.double
+        if double is None:
             try:
                 double = self.comm.double(self.waiting, self._trace)
             except BaseException as error:
                 self._broken = error
                 raise
             self.double = double
-        return self.double
+        return double
 
     def signs_of_life(self) -> int:
-        """How much the Python thread has communicated so far: collectives in shared memory may wait for nothing."""
+        """Count what the Python thread has communicated so far: collectives in shared memory may wait for nothing."""
         double = self.double
         groups = [] if double is None else [double, *double.parts]
         return self.waiting.looks + sum(group.collectives for group in groups)
 
     def work_for(self, line: str) -> None:
-        """What comes now is on behalf of `line`."""
-        self._trace.line_of_call = self.waiting.status.line = line
+        """Note that what comes now is on behalf of `line`."""
+        self._trace.line_of_call = self.waiting.own.line = line
 
 
 class BackgroundWork(Work):
     """Something that runs in the background, has run or will run. what: its name, line: where it was begun."""
 
-    value: Any = None
+    value: object = None
     error: BaseException | None = None
     settled = False  # the main thread knows its end
 
@@ -186,58 +195,64 @@ class BackgroundWork(Work):
 
     @abstractmethod
     def has_ended(self) -> bool:
-        """True when it will not go on: what it ended with is there."""
+        """Return True if it will not go on: what it ended with is there."""
 
     @abstractmethod
-    def finish(self) -> Any:
+    def finish(self) -> None:
         """Wait for the end, as the first work that has not ended."""
 
 
 class CompiledWork(BackgroundWork):
     """An all_reduce of the progress thread, which has been begun."""
 
-    def __init__(self, background: Background, task: Any, x: Tensor, buffer: Any, line: str) -> None:
+    def __init__(
+        self, background: Background, double: Ranks, task: _core.Task, x: Array, buffer: Buffer, line: str
+    ) -> None:
         super().__init__(background, "all_reduce", line)
-        self._task, self._x, self._buffer = task, x, buffer
-        double = background.double
+        self._double, self._buffer = double, buffer
+        self._under_way: tuple[_core.Task, Array] | None = task, x
         self._step, self._call = double.trace.step(), begin(double, "all_reduce", x, line=line)
 
     def has_ended(self) -> bool:
-        task = self._task  # which the main thread may forget at any time
-        return task is None or task.ended
+        under_way = self._under_way  # which the main thread may forget at any time
+        return under_way is None or under_way[0].ended
 
     def finish(self) -> None:
-        double, waiting = self.background.double, self.background.comm.waiting
+        double, waiting = self._double, self.background.comm.waiting
+        if self._under_way is None:
+            return
+        task, x = self._under_way
+
+        def peers() -> tuple[int, ...]:
+            if double.shares_memory:
+                return tuple(double.members[r] for r in task.missing())
+            come: Facts = {"comm": self._call.comm, "nth": self._call.nth}
+            return waiting.missing(double.members, "all_reduce", lambda: come)()
+
         try:
-            waiting.finish(self._task, "all_reduce", self._peers, self._buffer.nbytes, self.line, facts=self._facts)
-            self.value = self._x
-            self._record(double)
+            waiting.finish(task, "all_reduce", peers, self._buffer.nbytes, self.line, facts=self._facts)
+            self.value = x
+            self._record(task)
         except ValueError as error:
             self.error = error
             try:
-                double.require_same(self._task)
+                double.require_same(task)
             except Mismatch as mismatch:
                 self.error = mismatch
         except RuntimeError as error:
             self.error, double.broken = error, "all_reduce"
-        self.settled, self._x, self._task = True, None, None
+        self.settled, self._under_way = True, None
 
-    def _record(self, double: Any) -> None:
-        """The events of this all_reduce, with the times at which it began and ended."""
-        trace, task = double.trace, self._task
+    def _record(self, task: _core.Task) -> None:
+        """Add the events of this all_reduce, with the times at which it began and ended."""
+        double = self._double
+        trace = double.trace
         for end, peer, nbytes, t0, t1 in task.transfers():
             trace.add(trace.step(), end, t0, t1, double.names[peer], nbytes, self.line)
         trace.add(self._step, "all_reduce", task.t0_ns, task.t1_ns, nbytes=self._buffer.nbytes, line=self.line)
 
-    def _peers(self) -> tuple[int, ...]:
-        double = self.background.double
-        if double._shared:
-            return tuple(double.members[r] for r in self._task.missing())
-        come = {"comm": self._call.comm, "nth": self._call.nth}
-        return self.background.comm.waiting.missing(double.members, "all_reduce", lambda: come)()
-
-    def _facts(self) -> dict[str, Any]:
-        """The fields of errors.Wait for a rank that waits for it."""
+    def _facts(self) -> Facts:
+        """Return the fields of errors.Wait for a rank that waits for it."""
         info = {**self._call.facts(), "dtype": self._buffer.dtype if self._buffer.count else ""}
         return {**info, "counts": self.background.comm.calls.times("all_reduce", self.line)}
 
@@ -246,12 +261,16 @@ class FunctionWork(BackgroundWork):
     """A function of the Python thread. before: works of other threads that have to end before it begins."""
 
     def __init__(
-        self, background: Background, fn: Callable, args: tuple[Tensor, ...], line: str, before: list[BackgroundWork]
+        self,
+        background: Background,
+        fn: Callable[..., object],
+        args: tuple[Any, ...],
+        line: str,
+        before: list[BackgroundWork],
     ) -> None:
         super().__init__(background, getattr(fn, "__name__", type(fn).__name__), line)
-        self._fn: Any = fn
-        self._args: Any = args
-        self._before: Any = before
+        self._call: tuple[Callable[..., object], tuple[Any, ...]] | None = fn, args
+        self._before = before
         self._ended = threading.Event()
 
     def has_ended(self) -> bool:
@@ -266,29 +285,32 @@ class FunctionWork(BackgroundWork):
                     raise KeyboardInterrupt
                 time.sleep(LOOK)
             background.work_for(self.line)
-            self.value = self._fn(background.open(), *self._args)
+            if self._call is not None:
+                fn, args = self._call
+                self.value = fn(background.open(), *args)
+                del fn, args
         except BaseException as error:
             self.error = error
-        self._fn = self._args = self._before = None
+        self._call, self._before = None, []
         self._ended.set()
 
     def finish(self) -> None:
-        background, status = self.background, self.background.waiting.status
+        background, status = self.background, self.background.waiting.own
         ending = Ending(self._ended, background.signs_of_life)
         background.comm.waiting.watch(ending, self.what, lambda: status.own, self.line)
         self.settled = True
 
 
-def ends(thread: Any, seconds: float) -> bool:
-    """True when `thread` ends within `seconds`: in short waits, of which one is lost where the process is stopped."""
+def ends(thread: threading.Thread, seconds: float) -> bool:
+    """Return True if `thread` ends within `seconds`: in short waits: one is lost if the process is stopped."""
     for _ in range(10):
         thread.join(seconds / 10)
     return not thread.is_alive()
 
 
-def interrupt(thread: Any) -> None:
+def interrupt(thread: threading.Thread) -> None:
     """Raise KeyboardInterrupt in the Python code of another thread."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
 
 
 # -- how the background waits ------------------------------------------------------------------------------------------
@@ -304,13 +326,10 @@ class ThreadStatus:
     line: source line to report when no user frame is on the stack.
     """
 
-    def __init__(self, status: Any, rank: int) -> None:
+    def __init__(self, status: Status, rank: int) -> None:
         self._status, self._rank = status, rank
         self.own: Slot | None = None
         self.line = ""
-
-    def __getattr__(self, name: str) -> Callable:
-        return getattr(self._status, name)
 
     def publish(
         self,
@@ -318,27 +337,37 @@ class ThreadStatus:
         state: str,
         run: int = 0,
         op: str = "",
-        peers: tuple[int, ...] = (),
+        peers: Sequence[int] = (),
         nbytes: int = 0,
         since_ns: int = 0,
         until_ns: int = 0,
         line: str = "",
-        facts: dict[str, Any] | None = None,
+        facts: Facts | None = None,
     ) -> None:
         times = since_ns or now_ns(), until_ns
         self.own = Slot(os.getpid(), run, state, op, tuple(peers), nbytes, *times, line or self.line, facts or {})
 
     def end_wait(self, rank: int) -> None:
-        self.own = self.own._replace(until_ns=now_ns())
+        if self.own is not None:
+            self.own = self.own._replace(until_ns=now_ns())
 
     def exchange(self, members: tuple[int, ...]) -> None:
-        """The main thread does that."""
+        """Do nothing: the main thread does that."""
 
     def slot(self, rank: int) -> Slot:
         return self.own if rank == self._rank and self.own else self._status.slot(rank)
 
-    def waits(self, ranks: tuple[int, ...] | None = None, run: int | None = None) -> list[Any]:
-        return type(self._status).waits(self, ranks, run)  # of the slots that are seen from here
+    def waits(self, ranks: Sequence[int] | None = None, run: int | None = None) -> list[Wait]:
+        return waits_of(self, ranks or (), run)  # of the slots that are seen from here
+
+    def leave(self, members: tuple[int, ...]) -> None:
+        """Do nothing: the main thread does that."""
+
+    def died(self, rank: int) -> bool:
+        return self._status.died(rank)
+
+    def is_unreachable(self, rank: int) -> bool:
+        return self._status.is_unreachable(rank)
 
 
 class BackgroundWaiting(Waiting):
@@ -350,8 +379,8 @@ class BackgroundWaiting(Waiting):
     in_background = True
 
     def __init__(self, waiting: Waiting) -> None:
-        status = ThreadStatus(waiting.status, waiting.rank)
-        super().__init__(status, waiting.rank, waiting.members, waiting.run, waiting.deadline, oversubscribed=True)
+        self.own = ThreadStatus(waiting.status, waiting.rank)
+        super().__init__(self.own, waiting.rank, waiting.members, waiting.run, waiting.deadline, oversubscribed=True)
         self.calls, self.stopping = waiting.calls, False
         self.looks = 0  # at what it waits for
 
@@ -360,10 +389,10 @@ class BackgroundWaiting(Waiting):
         self.deadline, self.inject = waiting.deadline, waiting.inject
 
     def stop(self) -> None:
-        """Every wait ends now."""
+        """End every wait now."""
         self.stopping = True
 
-    def _wait(self, operation: Any, seconds: float, nap: float) -> bool:
+    def _wait(self, operation: Waitable, seconds: float, nap: float) -> bool:
         if self.stopping:
             raise KeyboardInterrupt
         self.looks += 1
@@ -373,7 +402,7 @@ class BackgroundWaiting(Waiting):
 class Ending(OfThread):
     """The end of what another thread does. progress: a function whose value changes when that thread communicates."""
 
-    def __init__(self, ended: Any, progress: Callable) -> None:
+    def __init__(self, ended: threading.Event, progress: Callable[[], int]) -> None:
         self.ended, self._progress = ended, progress
 
     @property

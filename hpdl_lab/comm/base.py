@@ -5,23 +5,30 @@ from __future__ import annotations
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 from ..trace import Event, Trace
-from .buffers import buffer_of, copy_into, copy_of, is_tensor, new_like
-from .calls import SENDRECV, Calls, PartOf, only_calls
+from .buffers import ArrayT, buffer_of, copy_into, copy_of, is_tensor, new_like
+from .calls import SENDRECV, Call, Calls, PartOf, only_calls
 from .spelling import Elsewhere, add_elsewhere
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-
-class PerRank(list):
-    """An argument of which rank i gets item i: `sim.run(3, f, PerRank([a, b, c]))`, and likewise for `lab.run`."""
+    from .buffers import Array
 
 
-class Results(list):
-    """What each rank returned, in rank order, with the record of the run.
+Row: TypeAlias = dict[str, Any]  # of numbers and words that a rank reports
+OnRow: TypeAlias = Callable[[Row], object]
+
+
+class PerRank(list[Any]):
+    """An argument that gives rank i item i: `sim.run(3, f, PerRank([a, b, c]))`, and likewise for `lab.run`."""
+
+
+class Results(list[Any]):
+    """The return values of the ranks, in rank order, with the record of the run.
 
     events: list[trace.Event] of all ranks, made at first use; rows: list of dicts that ranks reported;
     seconds: makespan (virtual on simulated ranks).
@@ -31,7 +38,7 @@ class Results(list):
         self,
         values: Iterable[Any] = (),
         events: Iterable[Event] = (),
-        rows: Iterable[dict[str, Any]] = (),
+        rows: Iterable[Row] = (),
         seconds: float = 0.0,
     ) -> None:
         super().__init__(values)
@@ -64,11 +71,11 @@ class Work(ABC):
 class Done(Work):
     """Work that has ended: `wait` returns the value, or raises the error, that it ended with."""
 
-    def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
+    def __init__(self, value: object = None, error: BaseException | None = None) -> None:
         self.value, self.error = value, error
 
     @classmethod
-    def of(cls, fn: Callable, *args: Any) -> Done:
+    def of(cls, fn: Callable[..., object], *args: object) -> Done:
         """Call `fn(*args)` here and now; what it raises is kept for `wait`."""
         try:
             return cls(fn(*args))
@@ -106,7 +113,7 @@ class Comm(ABC):
         rank: int,
         size: int,
         trace: Trace,
-        on_row: Callable[[dict], None] | None = None,
+        on_row: OnRow | None = None,
         calls: Calls | None = None,
     ) -> None:
         self.rank = rank
@@ -115,42 +122,38 @@ class Comm(ABC):
         self.calls = Calls() if calls is None else calls
         self.collectives = 0  # called here so far: the nth of one rank meets the nth of the others
         self.splits = 0
-        self.calling: Any = None  # the Call that messages are now a part of
-        self.rows = []
+        self.calling: Call | None = None  # the one that messages are now a part of
+        self.rows: list[Row] = []
         self.on_row = on_row  # called with each row as it is reported; None keeps rows for the end of the run
-
-    if TYPE_CHECKING:  # kinds of communicators have more
-
-        def __getattr__(self, name: str) -> Any: ...
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not isinstance(vars(Comm).get(name), Elsewhere)]
 
     @property
     def has_background(self) -> bool:
-        """Whether `background` is asynchronous; else it runs at once."""
+        """True if `background` is asynchronous; else it runs at once."""
         return False
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def isend(self, x: Tensor, dst: int) -> Work:
+    def isend(self, x: Array, dst: int) -> Work:
         """Start sending `x` to rank `dst`; returns Work."""
 
     @abstractmethod
-    def irecv(self, x: Tensor, src: int) -> Work:
+    def irecv(self, x: Array, src: int) -> Work:
         """Start receiving into `x` from rank `src`; returns Work."""
 
-    def send(self, x: Tensor, dst: int) -> None:
+    def send(self, x: Array, dst: int) -> None:
         """Send `x` to rank `dst`; returns when `x` may be changed."""
         self.isend(x, dst).wait()
 
-    def recv(self, x: Tensor, src: int) -> Tensor:
+    def recv(self, x: ArrayT, src: int) -> ArrayT:
         """Receive into `x` from rank `src`; returns `x`."""
         self.irecv(x, src).wait()
         return x
 
-    def sendrecv(self, x: Tensor, dst: int, y: Tensor, src: int) -> Tensor:
+    def sendrecv(self, x: Array, dst: int, y: ArrayT, src: int) -> ArrayT:
         """Send `x` to rank `dst` while receiving into `y` from rank `src`; returns `y`."""
         outer = self.calling
         self.calling = outer or SENDRECV
@@ -170,57 +173,57 @@ class Comm(ABC):
         """Return when every rank has called it."""
 
     @abstractmethod
-    def split(self, color: Any, key: Any = 0) -> Comm:
-        """The communicator of the ranks that gave the same `color`, ordered by (key, rank). Collective."""
+    def split(self, color: object, key: object = 0) -> Comm:
+        """Return the communicator of the ranks that gave the same `color`, ordered by (key, rank). Collective."""
 
-    def name_of_part(self, color: Any) -> str:
-        """How the next part that is split from this communicator is called."""
+    def name_of_part(self, color: object) -> str:
+        """Return the name of the next part that is split from this communicator."""
         self.splits += 1
         return f"{self.name}{' ' if self.name else ''}split {self.splits} color {color!r:.20}"
 
     @abstractmethod
-    def allocate(self, shape: int | Sequence[int], dtype: Any = "float32") -> Tensor:
-        """A zeroed tensor in memory that the ranks of a node share, where they do: all_reduce on it copies nothing.
+    def allocate(self, shape: int | Sequence[int], dtype: str | torch.dtype = "float32") -> Tensor:
+        """Return a zeroed tensor, in memory that the ranks of a node share if they can: all_reduce copies nothing.
 
         Collective: every rank calls it with the same shape and dtype.
         """
 
-    def views(self, x: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, in rank order, of which `x` is this rank's: memory, nothing is copied.
+    def views(self, x: ArrayT) -> list[ArrayT]:
+        """Return the tensors of all ranks, in rank order; `x` is this rank's. It is their memory, nothing is copied.
 
         `x` is a tensor of `allocate`, or a part of one, the same part on every rank. To read what another rank has
         written, or to overwrite what it has read, first meet it in a barrier.
 
-        Raises:  ValueError where the ranks do not share the memory of `x`.
+        Raises:  ValueError if the ranks do not share the memory of `x`.
         """
         raise ValueError("this tensor is not in memory that the ranks share: make it with comm.allocate")
 
-    def background(self, fn: Callable, *args: Any, after: Sequence[Work] = ()) -> Work:
+    def background(self, fn: Callable[..., object], *args: Any, after: Sequence[Work] = ()) -> Work:
         """Start `fn(comm, *args)` asynchronously and return at once; `comm` has the same ranks, but other messages.
 
         What a communicator is given runs one after the other, in the order given, which is the same on every rank (as
         in a CUDA stream). It may be called inside autograd's hooks, and the tensors in `args` are not to be touched
-        until `wait`. Here, where nothing is asynchronous, `fn` runs at once, in the foreground.
+        until `wait`. If nothing is asynchronous, `fn` runs at once, in the foreground.
 
         after:   Works of this rank's communicators, those of `background`, that have to end before `fn` begins.
         Returns: Work, whose wait() returns what `fn` returned or raises what it raised.
-        Raises:  TypeError where `fn` cannot be called.
+        Raises:  TypeError if `fn` cannot be called.
         """
         require_function(fn)
         return Done.of(fn, self, *args)
 
     def compute(self, seconds: float = 0.0, flops: float = 0.0) -> None:
-        """Spend virtual time on simulated ranks, where arithmetic is free; nothing on real ranks."""
+        """Spend virtual time on simulated ranks, whose arithmetic is free; nothing on real ranks."""
         return None
 
-    def report(self, **row: Any) -> None:
+    def report(self, **row: object) -> None:
         """Stream one row (loss, samples/s, ...) to whoever watches this run; rows also end up in `Results.rows`."""
         row = {"rank": self.rank, **row}
         self.rows.append(row)
         if self.on_row is not None:
             self.on_row(row)
 
-    def check_peer(self, peer: int, word: str) -> None:
+    def check_peer(self, peer: object, word: str) -> None:
         """Raise ValueError unless `peer` is another rank of this communicator."""
         if not isinstance(peer, int):
             where = "first comes the tensor, then the rank, an int: comm.send(x, dst), comm.recv(x, src)"
@@ -232,7 +235,7 @@ class Comm(ABC):
 
     # -- collectives: naive and right ---------------------------------------------------------------------------------
 
-    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+    def broadcast(self, x: ArrayT, root: int = 0) -> ArrayT:
         """Copy `x` of rank `root` into `x` of every rank; returns `x`."""
         with PartOf(self, "broadcast", x, root):
             if self.rank == root:
@@ -242,8 +245,8 @@ class Comm(ABC):
                 self.recv(x, root)
         return x
 
-    def gather(self, x: Tensor, root: int = 0) -> Any:
-        """On `root` the (size, *x.shape) stack of every rank's `x`; None elsewhere."""
+    def gather(self, x: ArrayT, root: int = 0) -> ArrayT | None:
+        """Return, on `root`, the (size, *x.shape) stack of every rank's `x`; None elsewhere."""
         with PartOf(self, "gather", x, root):
             if self.rank != root:
                 return self.send(x, root)
@@ -253,29 +256,36 @@ class Comm(ABC):
                 work.wait()
             return out
 
-    def scatter(self, x: Any, out: Tensor, root: int = 0) -> Tensor:
+    def scatter(self, x: Array | None, out: ArrayT, root: int = 0) -> ArrayT:
         """Copy `x[r]` of rank `root` into `out` of rank r; returns `out`. `x` may be None elsewhere."""
         with PartOf(self, "scatter", out, root):
             if self.rank != root:
                 return self.recv(out, root)
-            copy_into(out, x[root])
-            for work in [self.isend(x[to], to) for to in range(self.size) if to != root]:
+            rows = cast("Array", x)
+            copy_into(out, rows[root])
+            for work in [self.isend(rows[to], to) for to in range(self.size) if to != root]:
                 work.wait()
             return out
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        """The (size, *x.shape) stack of every rank's `x`, on every rank."""
+    def all_gather(self, x: ArrayT) -> ArrayT:
+        """Return the (size, *x.shape) stack of every rank's `x`, on every rank."""
         with PartOf(self, "all_gather", x):
             out = self.gather(x)
             return self.broadcast(new_like(x, (self.size, *x.shape)) if out is None else out)
 
-    def reduce(self, x: Tensor, root: int = 0) -> Tensor | None:
-        """On `root` the sum of every rank's `x`, added in rank order; None elsewhere."""
+    def reduce(self, x: ArrayT, root: int = 0) -> ArrayT | None:
+        """Return, on `root`, the sum of every rank's `x`, added in rank order; None elsewhere."""
         with PartOf(self, "reduce", x, root):
             stack = self.gather(x, root)
             return None if stack is None else sum_in_rank_order(stack)
 
-    def all_reduce(self, x: Tensor, async_op: bool = False) -> Any:
+    @overload
+    def all_reduce(self, x: ArrayT, async_op: Literal[False] = False) -> ArrayT: ...
+
+    @overload
+    def all_reduce(self, x: ArrayT, async_op: Literal[True]) -> Work: ...
+
+    def all_reduce(self, x: ArrayT, async_op: bool = False) -> ArrayT | Work:
         """Replace `x` by its sum over ranks, bitwise the same on every rank; returns `x`.
 
         async_op: as in torch: begin it in the background, and return Work at once (see `background`).
@@ -288,16 +298,16 @@ class Comm(ABC):
                 copy_into(x, total)
             return self.broadcast(x)
 
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        """Row r, on rank r, of the sum over ranks of `x`, whose first dimension is the number of ranks."""
+    def reduce_scatter(self, x: ArrayT) -> ArrayT:
+        """Return row r, on rank r, of the sum over ranks of `x`, whose first dimension is the number of ranks."""
         if len(x) != self.size:
             raise ValueError(f"reduce_scatter on {self.size} ranks needs {self.size} rows, got {len(x)}")
         with PartOf(self, "reduce_scatter", x):
             total = self.reduce(x)
             return self.scatter(total, new_like(x, x.shape[1:]))
 
-    def all_to_all(self, x: Tensor) -> Tensor:
-        """Row s of the result is row `rank` of rank s's `x`, whose first dimension is the number of ranks."""
+    def all_to_all(self, x: ArrayT) -> ArrayT:
+        """Return a tensor whose row s is row `rank` of rank s's `x`, whose first dimension is the number of ranks."""
         if len(x) != self.size:
             raise ValueError(f"all_to_all on {self.size} ranks needs {self.size} rows, got {len(x)}")
         with PartOf(self, "all_to_all", x):
@@ -311,43 +321,43 @@ class Comm(ABC):
 
 
 @only_calls("all_reduce")
-def best_all_reduce(comm: Comm, x: Tensor) -> Tensor:
+def best_all_reduce(comm: Comm, x: ArrayT) -> ArrayT:
     """Add `x` over ranks by the communicator's own all-reduce: the best that its back end has."""
     return comm.all_reduce(x)
 
 
-def require_function(fn: Any) -> None:
+def require_function(fn: object) -> None:
     """Raise TypeError unless `fn` is what comm.background can call."""
     if not callable(fn):
         kind = type(fn).__name__
         raise TypeError(f"comm.background got something of type {kind}: first comes a function, which is given comm")
 
 
-def sum_in_rank_order(stack: Tensor) -> Tensor:
+def sum_in_rank_order(stack: ArrayT) -> ArrayT:
     """Sum over the first dimension, always in the same order; 16-bit floats add in float32 and are rounded once."""
-    dtype = stack.dtype
+    rows: Any = stack
     if buffer_of(stack).dtype in ("bfloat16", "float16"):
-        stack = stack.float() if is_tensor(stack) else stack.astype("float32")
-    total = copy_of(stack[0])
-    for part in stack[1:]:
-        total += part
-    return total.to(dtype) if is_tensor(total) else total.astype(dtype, copy=False)
+        rows = rows.float() if is_tensor(rows) else rows.astype("float32")
+    total: Any = copy_of(rows[0])
+    for row in rows[1:]:
+        total += row
+    return total.to(stack.dtype) if is_tensor(stack) else total.astype(stack.dtype, copy=False)
 
 
 # -- who belongs together after a split: decided by every rank for all of them, so that all raise or none -----------
 
 
 def part_of(notes: list[bytes], rank: int) -> list[int]:
-    """The part to which `rank` belongs, of `parts_of`. notes: pickled (color, key) of every rank, in rank order."""
+    """Return the part to which `rank` belongs. notes: pickled (color, key) of every rank, in rank order."""
     return next(part for part in parts_of([pickle.loads(note) for note in notes]) if rank in part)
 
 
-def parts_of(answers: list[tuple[Any, ...]]) -> list[list[int]]:
-    """The ranks of each color, ordered by (key, rank). answers: (color, key) of every rank, in rank order.
+def parts_of(answers: list[tuple[Any, Any]]) -> list[list[int]]:
+    """Return the ranks of each color, ordered by (key, rank). answers: (color, key) of every rank, in rank order.
 
     Raises ValueError, the same for every rank.
     """
-    parts = []
+    parts: list[list[int]] = []
     for r, (color, _) in enumerate(answers):
         if not color == color:  # as nan, which would belong to no part
             raise ValueError(f"color {color!r} of rank {r} does not equal itself")
@@ -359,8 +369,8 @@ def parts_of(answers: list[tuple[Any, ...]]) -> list[list[int]]:
     return [in_order(part, answers) for part in parts]
 
 
-def in_order(part: list[int], answers: list[tuple[Any, ...]]) -> list[int]:
-    """`part` sorted by (key, rank)."""
+def in_order(part: list[int], answers: list[tuple[Any, Any]]) -> list[int]:
+    """Return `part` sorted by (key, rank)."""
     keys = [(answers[r][1], r) for r in part]
     try:
         return [r for _, r in sorted(keys)]

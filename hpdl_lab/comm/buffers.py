@@ -1,6 +1,6 @@
 """Tensors and arrays as plain memory: address, count, dtype, and the sentence for each that cannot be sent.
 
-torch is looked at only where it is already loaded, so that engines can answer before their import of torch has ended.
+torch is looked at only if it is already loaded, so that engines can answer before their import of torch has ended.
 """
 
 from __future__ import annotations
@@ -8,15 +8,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+    from typing_extensions import TypeIs
+
+    Array: TypeAlias = Tensor | np.ndarray  # what a message carries
+
+ArrayT = TypeVar("ArrayT", bound="Tensor | np.ndarray")  # a call that is given the one returns the same
 
 ADD_FLOAT8 = "gather it and add in float32, comm.all_gather(x).float().sum(0)"
-# Every dtype that is moved: its bytes, and what to do instead of a sum where there is none. At most 16, whose order is
+# Every dtype that is moved: its bytes, and what to do instead of a sum if there is none. At most 16, whose order is
 # part of the wire format: a message's tag carries the index of its dtype (csrc/mpi.cpp).
 TABLE: dict[str, tuple[int, str]] = {
     "float32": (4, ""),
@@ -54,22 +61,22 @@ class Buffer(NamedTuple):
     nbytes: int
 
 
-def is_tensor(x: Tensor) -> bool:
-    """True for a torch tensor, without importing torch."""
+def is_tensor(x: object) -> TypeIs[Tensor]:
+    """Return True for a torch tensor, without importing torch."""
     if type(x) is np.ndarray:
         return False
-    Tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    return Tensor is not None and isinstance(x, Tensor)
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
 
 
 @functools.cache  # NumPy and torch put the name together each time
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: torch.dtype | np.dtype | str) -> str:
     """ "float32" for the dtype of an array or of a tensor."""
     return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
 
 
-def buffer_of(x: Tensor, verb: str = "send", device: str = "cpu") -> Buffer:
-    """The memory of `x`, a contiguous tensor on `device` or, for the CPU, an array.
+def buffer_of(x: Array, verb: str = "send", device: str = "cpu") -> Buffer:
+    """Return the memory of `x`, a contiguous tensor on `device` or, for the CPU, an array.
 
     Raises ValueError or TypeError that says what to do. verb: a collective that adds refuses more dtypes.
     """
@@ -77,8 +84,8 @@ def buffer_of(x: Tensor, verb: str = "send", device: str = "cpu") -> Buffer:
     return Buffer(x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr(), *extent)
 
 
-def extent_of(x: Tensor, verb: str = "send", device: str = "cpu") -> Extent:
-    """(count, dtype, bytes) of `x`, which may be sent: what `buffer_of` says, without the address."""
+def extent_of(x: Array, verb: str = "send", device: str = "cpu") -> Extent:
+    """Return (count, dtype, bytes) of `x`, which may be sent: what `buffer_of` says, without the address."""
     if isinstance(x, np.ndarray):
         dtype = dtype_name(x.dtype)
         if not x.flags.c_contiguous:
@@ -113,32 +120,32 @@ def extent_of(x: Tensor, verb: str = "send", device: str = "cpu") -> Extent:
 
 
 @functools.lru_cache(maxsize=4096)  # messages of one program have few lengths, and to put this together takes longer
-def extent(count: int, dtype: Any) -> Extent:
-    """The Extent of `count` elements."""
+def extent(count: int, dtype: str) -> Extent:
+    """Return the Extent of `count` elements."""
     return Extent(count, dtype, count * ITEMSIZE[dtype])
 
 
-def to_numpy(x: Tensor) -> np.ndarray:
-    """The values of a tensor, wherever it is, or array as an array; of a CPU tensor the same memory."""
+def to_numpy(x: Array) -> np.ndarray:
+    """Return the values of a tensor, wherever it is, or of an array as an array; of a CPU tensor the same memory."""
     return x.detach().cpu().numpy() if is_tensor(x) else x
 
 
-def settle(x: Tensor) -> None:
+def settle(x: object) -> None:
     """Return when what has been asked of tensor `x` is done: a GPU works on when its caller has gone on."""
     if is_tensor(x) and x.device.type == "cuda":
         sys.modules["torch"].cuda.current_stream(x.device).synchronize()
 
 
-def copy_of(x: Tensor) -> Tensor:
-    """A copy of the values of `x` that no gradient flows through."""
-    if not is_tensor(x):
+def copy_of(x: ArrayT) -> ArrayT:
+    """Return a copy of the values of `x` that no gradient flows through."""
+    if isinstance(x, np.ndarray):
         return x.copy()
-    return x.detach().clone() if x.requires_grad else x.clone()
+    return x.detach().clone() if x.requires_grad else x.clone()  # pyrefly: ignore[bad-return]
 
 
-def copy_into(y: Tensor, x: Tensor) -> None:
+def copy_into(y: Array, x: Array) -> None:
     """y[...] = x for the same count and dtype, whatever the shapes; a tensor and an array may be mixed."""
-    if type(x) is type(y) is np.ndarray and x.shape == y.shape:
+    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and x.shape == y.shape:
         y[...] = x
     elif is_tensor(y):
         source = x if is_tensor(x) else sys.modules["torch"].from_numpy(x)
@@ -151,14 +158,14 @@ def copy_into(y: Tensor, x: Tensor) -> None:
         y.reshape(-1)[...] = x.numpy().reshape(-1) if is_tensor(x) else x.reshape(-1)
 
 
-def payload_of(x: Tensor, nbytes: int) -> bytes:
-    """The values of `x`, whose `nbytes` may be sent, on their way: bytes, which cost a third of a new tensor."""
+def payload_of(x: Array, nbytes: int) -> bytes | np.ndarray:
+    """Return the values of `x`, whose `nbytes` may be sent, on their way: bytes, which cost a third of a new tensor."""
     return ctypes.string_at(x.data_ptr(), nbytes) if is_tensor(x) else x.copy()
 
 
-def deliver(payload: bytes, y: Tensor) -> None:
+def deliver(payload: bytes | np.ndarray, y: Array) -> None:
     """Put what `payload_of` made of a tensor or array into `y`, of the same count and dtype, which may be received."""
-    if type(payload) is not bytes:
+    if not isinstance(payload, bytes):
         copy_into(y, payload)
     elif is_tensor(y):
         ctypes.memmove(y.data_ptr(), payload, len(payload))
@@ -166,6 +173,8 @@ def deliver(payload: bytes, y: Tensor) -> None:
         y.reshape(-1)[...] = np.frombuffer(payload, y.dtype)
 
 
-def new_like(x: Tensor, shape: Any) -> Tensor:
-    """An uninitialised tensor or array of `shape`, same kind and dtype as `x`."""
-    return x.new_empty(shape) if is_tensor(x) else np.empty(shape, x.dtype)
+def new_like(x: ArrayT, shape: int | Sequence[int]) -> ArrayT:
+    """Return an uninitialised tensor or array of `shape`, same kind and dtype as `x`."""
+    if isinstance(x, np.ndarray):
+        return np.empty(shape, x.dtype)  # pyrefly: ignore[bad-return]
+    return x.new_empty(shape)  # pyrefly: ignore[bad-return]

@@ -1,9 +1,8 @@
-"""What a communicator raises, with the table and the likely reason that its errors carry."""
+"""The errors of a communicator, with the table and the likely reason that its errors carry."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from .status.report import Wait, describe_waits, likely_reason, name_ranks, wait_cycle
 
@@ -26,13 +25,13 @@ __all__ = [
 class CommError(RuntimeError):
     """A communication that cannot end well. `waits` says what every rank was doing, in rank order."""
 
-    def __init__(self, message: str, waits: Sequence[Any] = ()) -> None:
+    def __init__(self, message: str, waits: Sequence[Wait] = ()) -> None:
         super().__init__(message, tuple(waits))
         self.waits = tuple(waits)
 
     @property
     def reason(self) -> str:
-        """One sentence about why it came to this; "" where nothing is known."""
+        """A sentence about why it came to this; "" if nothing is known."""
         return likely_reason(self.waits)
 
     def __str__(self) -> str:
@@ -75,7 +74,7 @@ class ForgottenWait(ValueError):
 
 
 def report(waits: Sequence[Wait], said: str = "") -> list[str]:
-    """The lines under an error: the table of who waits for whom, and the reason unless it has been `said` already."""
+    """Return the lines under an error: the table of who waits for whom, and the reason unless `said` has it."""
     reason = likely_reason(waits)
     return [*describe_waits(waits), *([f"  likely: {reason}"] if reason and reason not in said else [])]
 

@@ -1,4 +1,4 @@
-"""Which ranks are on one host, and which machine's cores they share."""
+"""The host of a rank, and the machine whose cores it shares with others."""
 
 import os
 import secrets
@@ -13,12 +13,12 @@ SESSION = "HPDL_SESSION"  # environment variable of engines: their folder, which
 
 
 def host_id() -> str:
-    """The same for ranks that may share memory, different for others: the names of the host and of its machine."""
+    """Return a text that is equal for ranks that may share memory: the names of the host and of its machine."""
     return f"{(os.environ.get(HOST) or socket.gethostname())[:60]} {machine_id()}"
 
 
 def machine_id() -> str:
-    """The same for all hosts that share this machine's cores: containers, and those that it emulates."""
+    """Return the same text for all hosts that share this machine's cores: containers, and emulated ones."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -30,7 +30,7 @@ def shared_file(kind: str) -> str:
     """Return the path of a new file, which only its owner can read, for the ranks of this host to open together.
 
     On engines it is in their own folder, elsewhere in memory: TMPDIR may be longer than a note that ranks exchange
-    (120 bytes), or on NFS without locks. Whoever asks for the file removes it; that of engines goes with them as well.
+    (120 bytes), or on NFS without locks. Whoever asks for the file removes it; engines remove theirs, too.
     """
     places = (os.environ.get(SESSION), "/dev/shm", "/tmp")
     place = next((p for p in places if p and os.access(p, os.W_OK | os.X_OK)), tempfile.gettempdir())
@@ -40,13 +40,13 @@ def shared_file(kind: str) -> str:
 
 
 def core_mask() -> str:
-    """The cores that this process may use, as hexadecimal digits; mpiexec and srun bind each rank to its own."""
+    """Return the cores that this process may use, as hexadecimal digits; mpiexec and srun bind each rank to its own."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return f"{sum(1 << core for core in allowed):x}"
 
 
 def oversubscribed(hosts: Sequence[str], masks: Sequence[str], rank: int) -> bool:
-    """Are there more ranks than cores on the machine of `rank`? Who spins there keeps a peer from working.
+    """Return True if the machine of `rank` has fewer cores than ranks: spinning keeps a peer from working there.
 
     hosts, masks: host_id() and core_mask() of every rank. A machine may emulate several hosts.
     """

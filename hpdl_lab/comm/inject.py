@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
-from ..trace import caller_line
+from ..trace import Trace, caller_line
 
 END = "; lab.inject() ends it"
 OP = "injected delay"  # how the trace calls the time that is spent so
 
 
+class Slowed(Protocol):
+    """A communicator of real ranks, as far as its rank loses time."""
+
+    rank: int
+    names: list[int]
+
+    @property
+    def trace(self) -> Trace: ...
+
+
 @dataclass(frozen=True, repr=False)
 class Injection:
-    """What is slowed down in a run.
+    """The slow ranks and slow links of a run.
 
     delays:  {rank: seconds} that a rank loses before each message that it sends, and before each collective.
     links:   {(rank, rank): bytes per second}: messages between the two, in both directions, are not faster than this.
              Real ranks lose the time nbytes / bandwidth at either end when the message has come.
     """
 
-    delays: dict = field(default_factory=dict)
-    links: dict = field(default_factory=dict)
+    delays: dict[int, float] = field(default_factory=dict)
+    links: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for rank, seconds in self.delays.items():
@@ -37,17 +47,24 @@ class Injection:
                 raise ValueError(f"inject(bandwidth={bandwidth!r}): bytes per second above 0, such as 1e8")
 
     @classmethod
-    def of(cls, rank: float | None = None, delay: Any = None, link: Any = None, bandwidth: float | None = None) -> Any:
-        """A slow rank, a slow link, both or neither. Raises ValueError where half of a pair is missing."""
+    def of(
+        cls,
+        rank: int | None = None,
+        delay: float | None = None,
+        link: tuple[int, int] | list[int] | None = None,
+        bandwidth: float | None = None,
+    ) -> Injection:
+        """Return that of a slow rank, a slow link, both or none. Raises ValueError if half of a pair is missing."""
         if (rank is None) != (delay is None):
             raise ValueError(f"inject(rank={rank!r}, delay={delay!r}): a rank and its delay in s, such as (2, 0.005)")
         if (link is None) != (bandwidth is None):
             raise ValueError(f"inject(link={link!r}, bandwidth={bandwidth!r}): a link and its bytes per s")
-        pair = tuple(link) if isinstance(link, list) else link
-        return cls({} if rank is None else {rank: delay}, {} if link is None else {pair: bandwidth})
+        pair: Any = tuple(link) if isinstance(link, list) else link  # checked when it is made
+        delays = {} if rank is None or delay is None else {rank: delay}
+        return cls(delays, {} if link is None or bandwidth is None else {pair: bandwidth})
 
     def merged(self, other: Injection) -> Injection:
-        """This and `other`, which comes first where both name the same rank or link."""
+        """Return this and `other`, which wins if both name the same rank or link."""
         links = {link: b for link, b in self.links.items() if link[::-1] not in other.links}
         return Injection(self.delays | other.delays, links | other.links)
 
@@ -71,27 +88,27 @@ class Injection:
                 raise ValueError(f"the link {link} is slowed down: ranks here are 0 to {size - 1}{END}")
 
     def delay(self, rank: int) -> float:
-        """Seconds that `rank` loses before each message that it sends."""
+        """Return the seconds that `rank` loses before each message that it sends."""
         return self.delays.get(rank, 0.0)
 
     def seconds_per_byte(self, a: int, b: int) -> float:
-        """How slow messages between ranks `a` and `b` are at least; 0 where that link was left alone."""
+        """Return how slow messages between ranks `a` and `b` are at least; 0 if that link was left alone."""
         bandwidth = self.links.get((a, b)) or self.links.get((b, a))
         return 1 / bandwidth if bandwidth else 0.0
 
     # -- on real ranks ------------------------------------------------------------------------------------------------
 
-    def before(self, comm: Any) -> None:
+    def before(self, comm: Slowed) -> None:
         """Lose the delay of this rank of `comm`, which is about to send or to begin a collective."""
         lose(comm, self.delay(comm.names[comm.rank]))
 
-    def after(self, comm: Any, peer: int, nbytes: int) -> None:
+    def after(self, comm: Slowed, peer: int, nbytes: int) -> None:
         """Lose what a message of `nbytes` between this rank of `comm` and its rank `peer` takes on a slow link."""
         slow = self.seconds_per_byte(comm.names[comm.rank], comm.names[peer])
         lose(comm, nbytes * slow, comm.names[peer])
 
 
-def lose(comm: Any, seconds: float, peer: int = -1) -> None:
+def lose(comm: Slowed, seconds: float, peer: int = -1) -> None:
     """Sleep, as one event of the trace; an interrupt ends it."""
     if seconds > 0:
         step, t0 = comm.trace.step(), comm.trace.clock()
@@ -99,9 +116,9 @@ def lose(comm: Any, seconds: float, peer: int = -1) -> None:
         comm.trace.add(step, OP, t0, comm.trace.clock(), peer, line=caller_line())
 
 
-def is_rank(rank: float) -> bool:
+def is_rank(rank: object) -> TypeGuard[int]:
     return isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

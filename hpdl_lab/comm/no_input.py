@@ -2,12 +2,12 @@
 
 import builtins
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def no_input() -> Iterator[None]:
+def no_input() -> Generator[None]:
     """Let `input()` raise EOFError at once; in a notebook it would wait, and catch what is to end it.
 
     In the main thread only, where ranks run: a run of another thread leaves `input()` to the cells of the notebook.

@@ -1,14 +1,21 @@
-"""Memory that all ranks of a communicator map, where they are on one machine."""
+"""Memory that all ranks of a communicator map if they are on one machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
+from ..features import compiled_module
 from .buffers import DTYPES, ITEMSIZE
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .. import _core
+    from .transport import Ranks
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PAGE = 4096  # bytes
 WORTH_ASKING = 1 << 26  # bytes
@@ -17,16 +24,26 @@ WORTH_ASKING = 1 << 26  # bytes
 class SharedRanks:
     """The compiled collectives of ranks that share memory, and the tensors that they have allocated there."""
 
-    def __init__(self, comm: Any, core: Any, op: str) -> None:
-        """Collective, on behalf of `op`. Raises MemoryError on every rank where one of them cannot take part."""
-        self.comm, self.core = comm, core
-        nbytes, seats = core.ShmGroup.nbytes_for(comm.size), core.ShmGroup.seats_nbytes_for(comm.size)
-        memory = share(comm, core, nbytes, op, taken=seats)
-        self.group = core.ShmGroup(memory, comm.rank, comm.size, comm.oversubscribed)
-        self.segments = []  # (SharedMemory, bytes from one rank's part to the next)
+    def __init__(self, comm: Ranks, op: str) -> None:
+        """Collective, on behalf of `op`. Raises MemoryError on every rank if one of them cannot take part."""
+        self.comm, shm = comm, compiled_module().ShmGroup
+        memory = share(comm, shm.nbytes_for(comm.size), op, taken=shm.seats_nbytes_for(comm.size))
+        self.group = shm(memory, comm.rank, comm.size, comm.oversubscribed)
+        self.collectives: dict[str, Callable[..., bool]] = {
+            "barrier": self.group.barrier,
+            "all_reduce": self.group.all_reduce,
+            "broadcast": self.group.broadcast,
+            "scatter": self.group.scatter,
+            "all_gather": self.group.all_gather,
+            "reduce_scatter": self.group.reduce_scatter,
+            "all_to_all": self.group.all_to_all,
+            "reduce": self.group.reduce,
+            "gather": self.group.gather,
+        }
+        self.segments: list[tuple[_core.SharedMemory, int]] = []  # with the bytes from one rank's part to the next
 
-    def allocate(self, shape: Any, dtype: Any) -> Tensor:
-        """A zeroed torch tensor in shared memory. Collective; the memory stays until the communicator is closed."""
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """Return a zeroed torch tensor in shared memory. Collective; the memory stays until the communicator closes."""
         import torch
 
         count = 1
@@ -34,7 +51,7 @@ class SharedRanks:
             count *= n
         nbytes = count * ITEMSIZE[dtype]
         part = part_nbytes(nbytes)
-        memory = share(self.comm, self.core, part * self.comm.size, "allocate", count, dtype)
+        memory = share(self.comm, part * self.comm.size, "allocate", count, dtype)
         self.group.add(memory, part)
         self.segments.append((memory, part))
         mine = memory.array(self.comm.rank * part, nbytes)
@@ -44,7 +61,7 @@ class SharedRanks:
         """See Comm.views."""
         import torch
 
-        address = x.untyped_storage().data_ptr() + x.storage_offset() * x.element_size()  # of an empty one, too
+        address = x.untyped_storage().data_ptr() + int(x.storage_offset()) * x.element_size()  # of an empty one, too
         for memory, part in self.segments:
             offset = address - memory.address - self.comm.rank * part
             if 0 <= offset <= part - x.nbytes:
@@ -54,26 +71,28 @@ class SharedRanks:
 
 
 def part_nbytes(nbytes: int) -> int:
-    """Bytes from one rank's part to the next, where each has `nbytes`: whole pages, at least one."""
+    """Return the bytes from one rank's part to the next if each has `nbytes`: whole pages, at least one."""
     return max(PAGE, -(-nbytes // PAGE) * PAGE)
 
 
 def share(
-    comm: Any, core: Any, nbytes: int, op: str, count: int = 0, dtype: Any = "uint8", taken: int | None = None
-) -> Any:
-    """Memory of `nbytes` that all ranks map, one equal part of it taken by each: core.SharedMemory. Collective.
+    comm: Ranks, nbytes: int, op: str, count: int = 0, dtype: str = "uint8", taken: int | None = None
+) -> _core.SharedMemory:
+    """Return memory of `nbytes` that all ranks map, one equal part of it taken by each. Collective.
 
-    taken: only so many bytes, from the beginning, where the rest is hardly used: that comes when it is written.
-    Raises: ValueError where the ranks mean different things; MemoryError with the first rank's reason where one cannot.
+    taken: only so many bytes, from the beginning, if the rest is hardly used: that comes when it is written.
+    Raises: ValueError if the ranks call different things; MemoryError with the first rank's reason if one cannot.
     """
-    memory, reason = None, ""
+    shared = compiled_module().SharedMemory
+    memory: _core.SharedMemory | None = None
+    reason = ""
     if comm.rank == 0:
         reason = too_large(nbytes)
         if not reason:
-            memory, reason = attempt(core.SharedMemory.create, nbytes)
+            memory, reason = attempt(shared.create, nbytes)
     names = comm.agree(op, count, DTYPES.index(dtype), note=memory.name.encode() if memory else b"")
     if comm.rank != 0 and names[0]:
-        memory, reason = attempt(core.SharedMemory.open, names[0].decode(), nbytes)
+        memory, reason = attempt(shared.open, names[0].decode(), nbytes)
     if memory is not None:
         part = (nbytes if taken is None else taken) // comm.size
         _, reason = attempt(memory.reserve, comm.rank * part, part)
@@ -81,14 +100,14 @@ def share(
     reasons = comm.agree(op, note=reason.encode()[:100])
     if memory is not None:
         memory.seal()
-    for rank, reason in enumerate(reasons):
-        if reason:
-            raise MemoryError(f"{op} of {nbytes:,} bytes for {comm.size} ranks: rank {rank} {reason.decode()}")
-    return memory
+    for rank, why in enumerate(reasons):
+        if why:
+            raise MemoryError(f"{op} of {nbytes:,} bytes for {comm.size} ranks: rank {rank} {why.decode()}")
+    return cast("_core.SharedMemory", memory)
 
 
 def too_large(nbytes: int) -> str:
-    """Why `nbytes` cannot be had, or "": the system would kill a rank that takes pages which are not there."""
+    """Return why `nbytes` cannot be had, or "": the system would kill a rank that takes pages which are not there."""
     if nbytes < WORTH_ASKING:
         return ""
     import psutil
@@ -97,9 +116,9 @@ def too_large(nbytes: int) -> str:
     return "" if nbytes < available else f"cannot take it: {available:,} bytes of memory are available"
 
 
-def attempt(function: Callable, *args: Any) -> tuple[Any, str]:
-    """(what function(*args) returns, "") or (None, why it could not)."""
+def attempt(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> tuple[T | None, str]:
+    """Return (what function(*args) returns, "") or (None, why it could not)."""
     try:
-        return function(*args), ""
+        return function(*args, **named), ""
     except RuntimeError as error:
         return None, str(error)

@@ -1,7 +1,6 @@
 """Calls of a communicator as mpi4py and torch.distributed spell them: errors say how they are spelled here."""
 
 import re
-from typing import Any
 
 from ..plain_source import plain_signature
 
@@ -28,7 +27,7 @@ class Elsewhere:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __get__(self, comm: Any, kind: type) -> Any:
+    def __get__(self, comm: object, kind: type) -> object:
         text = f"{kind.__name__!r} object has no attribute {self.name!r}; here it is {spelled_here(kind, self.name)}"
         raise AttributeError(text, name=self.name, obj=comm)
 
@@ -49,7 +48,7 @@ def add_elsewhere(comm: type) -> type:
 
 
 def spelled_here(comm: type, name: str) -> str:
-    """How the class `comm` calls what elsewhere is `name`: "comm.send(x, dst)" for "Send"; "" if nothing is known."""
+    """Return how `comm` spells what elsewhere is `name`: "comm.send(x, dst)" for "Send"; "" if nothing is known."""
     here = PLAIN.get(name.lower().replace("_", "").removeprefix("get"))
     if here is None:
         return ""
@@ -59,7 +58,7 @@ def spelled_here(comm: type, name: str) -> str:
 
 
 def name_the_call(error: Exception, comm: type) -> None:
-    """Where `error` says that a call of a communicator has other arguments, have it say which these are."""
+    """Add to an `error` about the arguments of a call of a communicator which arguments it has."""
     found = re.match(rf"{CLASSES}\.(\w+)(\(\) .*)", str(error)) if type(error) is TypeError else None
     if found and (here := spelled_here(comm, found[1])):
         error.args = (f"comm.{found[1]}{found[2]}; here it is {here}",)

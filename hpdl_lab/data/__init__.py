@@ -1,4 +1,4 @@
-"""Data sets by name, each the same on every rank: `load`. Which example goes to which rank: loading.py."""
+"""Data sets by name, each the same on every rank: `load`. Examples go to ranks in loading.py."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import importlib
 import inspect
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .dataset import Dataset
 
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-SETS = {  # name -> module and function, and what is said to the function
+SETS = {  # name -> module, function and its arguments
     "digits": ("dataset", "digits", {}),
     "digit_images": ("dataset", "digits", {"images": True}),
     "text": ("text", "load", {}),
@@ -23,16 +23,16 @@ SETS = {  # name -> module and function, and what is said to the function
 
 
 def load(name: str, **options: tuple[int, ...] | float | str) -> Dataset:
-    """The data set of this name.
+    """Return the data set of this name.
 
         load("digits")                          8 x 8 pixels in rows of 64; load("digit_images") as (n, 1, 8, 8)
         load("text", block=128)                 1.2 million characters of Moby-Dick in windows
         load("synthetic", n=512, shape=(32,))   of any size, with a best loss that is known; load("copy") of tokens
 
-    Args:    options: of the function that SETS names; dtype, "float32" or "float64", is ignored where x are tokens.
+    Args:    options: of the function that SETS names; dtype, "float32" or "float64", is ignored if x are tokens.
     Returns: dataset.Dataset: train_x, train_y, test_x, test_y.
     Raises:  LookupError for a name that is none; ValueError for options that the set does not have or cannot be;
-             dataset.DataError, with one sentence that says what to do, where the set is missing or damaged.
+             dataset.DataError, with one sentence that says what to do, if the set is missing or damaged.
     """
     if name not in SETS:
         raise LookupError(f"no data set is called {name!r}: {', '.join(SETS)}")
@@ -55,9 +55,8 @@ def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-KINDS: dict[
-    type, tuple[Callable[[Any], bool], str]
-] = {  # of an option, by what it is by default: whether a value is such, and what is needed
+# Of an option, by the type of its default: a test of its values, and the words for what is needed.
+KINDS: dict[type, tuple[Callable[[object], bool], str]] = {
     int: (is_whole, "a whole number"),
     float: (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
     tuple: (lambda value: isinstance(value, tuple | list) and all(map(is_whole, value)), "a tuple of whole numbers"),

@@ -1,11 +1,11 @@
-"""What every data set is, four tensors, the same on every rank; and the smallest one, handwritten digits."""
+"""The form of every data set, four tensors, the same on every rank; and the smallest one, handwritten digits."""
 
 from __future__ import annotations
 
 import gzip
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ class DataError(RuntimeError):
 
 
 class Dataset(NamedTuple):
-    """Examples and what is to be said about them; the training and the test set share none.
+    """Examples and their answers; the training and the test set share none.
 
     Rows (n, features) or images (n, c, h, w) of floats have one answer each, y (n,) int64; windows of tokens (n, block)
     int64 have one at every position, y (n, block) int64: the token that follows.
@@ -27,13 +27,13 @@ class Dataset(NamedTuple):
     test_x: torch.Tensor
     test_y: torch.Tensor
 
-    def __deepcopy__(self, memo: dict) -> Dataset:
-        """The same: ranks only read it, so a thousand simulated ones share it."""
+    def __deepcopy__(self, memo: dict[int, object]) -> Dataset:
+        """Return the same: ranks only read it, so a thousand simulated ones share it."""
         return self
 
     @property
     def classes(self) -> int:
-        """How many different answers there are: labels are 0 to classes - 1."""
+        """Number of different answers: labels are 0 to classes - 1."""
         return 1 + max(int(y.max()) for y in (self.train_y, self.test_y) if y.numel())
 
     @property
@@ -42,18 +42,18 @@ class Dataset(NamedTuple):
         return self.train_y.shape[1:].numel()
 
 
-def table(name: str, **options: Any) -> np.ndarray:
-    """The numbers of one of scikit-learn's tables, rows by columns, float64.
+def table(name: str, delimiter: str | None = None) -> np.ndarray:
+    """Return the numbers of one of scikit-learn's tables, rows by columns, float64.
 
-    Args:    name: a file of sklearn/datasets/data, such as "digits.csv.gz"; options: of numpy.loadtxt.
-    Raises:  DataError where scikit-learn does not have it, or not whole.
+    Args:    name: a file of sklearn/datasets/data, such as "digits.csv.gz"; delimiter: None: spaces.
+    Raises:  DataError if scikit-learn does not have it, or not whole.
     """
     try:
         package = find_spec("sklearn")
         if package is None or package.origin is None:
             raise ImportError("no module named sklearn")
         with gzip.open(Path(package.origin).parent / "datasets" / "data" / name, "rt") as file:
-            return np.loadtxt(file, **options)
+            return np.loadtxt(file, delimiter=delimiter)
     except (ImportError, OSError, ValueError, EOFError) as problem:
         raise DataError(
             f"The table {name} comes with scikit-learn, which did not give it: "
@@ -65,13 +65,13 @@ TEST_IMAGES = 360  # a fifth of all, as in most published results on this set
 
 
 def digits(dtype: str = "float32", seed: int = 0, images: bool = False) -> Dataset:
-    """The digits, shuffled once by `seed` and cut into a training and a test set that share no image.
+    """Return the digits, shuffled once by `seed` and cut into a training and a test set that share no image.
 
     Args:    images: False for rows of 64 pixels in [0, 1], True for images (n, 1, 8, 8).
     Returns: Dataset with 1,437 and 360 images, and labels 0 to 9.
-    Raises:  DataError where scikit-learn does not have them.
+    Raises:  DataError if scikit-learn does not have them.
     """
-    rows = table("digits.csv.gz", delimiter=",")  # 64 pixels from 0 to 16, and which digit they show
+    rows = table("digits.csv.gz", delimiter=",")  # 64 pixels from 0 to 16, and the digit that they show
     pixels, digit = torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, -1]).long()
     order = torch.randperm(len(digit), generator=torch.Generator().manual_seed(seed))
     x = pixels[order].to(getattr(torch, dtype)) / 16

@@ -1,4 +1,4 @@
-"""The input pipeline of one rank: which examples come next, how long they take to read, and reading ahead.
+"""The input pipeline of one rank: its next examples, the time to read them, and reading ahead.
 
     ahead = 0   | input 0 | step 0 | input 1 | step 1 | input 2 | step 2      every step waits for its examples
     ahead = 1   | input 0 | step 0 | step 1 | step 2 |                        ... unless they were read during the last
@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch.nn.functional import pad
@@ -25,20 +25,23 @@ from torch.nn.functional import pad
 if TYPE_CHECKING:
     from ..comm.base import Comm
 
+Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor, int]  # x and y of a rank, and the examples over all ranks
+Order: TypeAlias = tuple[torch.Tensor, torch.Tensor, int, int, int, int, torch.Tensor]  # the arguments of shard_of
+
 
 @dataclass(frozen=True)
 class Reader:
-    """How the examples of a step get to a rank.
+    """The way of the examples of a step to a rank.
 
     seconds: s per example that the storage takes: slept on real ranks, virtual time on simulated ones.
-    ahead:   how many steps are read before they are asked for, by one thread of the rank.
+    ahead:   steps that are read before they are asked for, by one thread of the rank.
     prepare: f(x, numbers) -> x, decodes or augments: x (b, ...) of this rank, and for each example a random number,
              (b,) int64, which is the same on any number of ranks. See `shifted`.
     """
 
     seconds: float = 0.0
     ahead: int = 0
-    prepare: Callable | None = None
+    prepare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.seconds, Real) and isinstance(self.ahead, Integral)):
@@ -52,11 +55,16 @@ class Reader:
             raise TypeError(f"prepare={self.prepare!r}: a function prepare(x, numbers) is needed")
 
     def shards(
-        self, comm: Comm, x: torch.Tensor, y: torch.Tensor, schedule: Iterator, seed: int = 0
-    ) -> Generator[tuple[torch.Tensor, torch.Tensor, int], None, None]:
+        self,
+        comm: Comm,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        schedule: Iterable[tuple[int, torch.Tensor]],
+        seed: int = 0,
+    ) -> Generator[Batch]:
         """Yield (x, y, batch) of one step after another: this rank's shard, and the examples over all ranks.
 
-        Args:    x, y: the training set, (n, ...); schedule: iterable of (step, indices). The same on every rank.
+        Args:    x, y: the training set, (n, ...); schedule: (step, indices) of each. The same on every rank.
                  seed: of the random numbers for `prepare`.
         """
         read = self.read_simulated if comm.simulated else self.read_in_thread
@@ -64,8 +72,8 @@ class Reader:
 
     def shard_of(
         self, x: torch.Tensor, y: torch.Tensor, rank: int, size: int, seed: int, step: int, indices: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """(x, y, batch) of one step."""
+    ) -> Batch:
+        """Return (x, y, batch) of one step."""
         mine = shard(indices, rank, size)
         x, y = x[mine], y[mine]
         if self.prepare is not None:
@@ -74,12 +82,10 @@ class Reader:
             x = self.prepare(x, shard(numbers, rank, size))
         return x, y, len(indices)
 
-    def read_in_thread(
-        self, comm: Comm, orders: Iterator
-    ) -> Generator[tuple[torch.Tensor, torch.Tensor, int], None, None]:
-        """On real ranks: in the rank's own thread where nothing is read ahead, else in a second thread."""
+    def read_in_thread(self, comm: Comm, orders: Iterable[Order]) -> Generator[Batch]:
+        """Yield on real ranks: read in the rank's own thread, or, if anything is read ahead, in a second thread."""
 
-        def read(order: tuple[int | torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor, int]:
+        def read(order: Order) -> Batch:
             x, y, batch = self.shard_of(*order)
             if self.seconds:
                 time.sleep(self.seconds * len(x))
@@ -90,7 +96,7 @@ class Reader:
             return
         reader = ThreadPoolExecutor(1, thread_name_prefix="reader")
         try:
-            coming: deque[Future] = deque()
+            coming: deque[Future[Batch]] = deque()
             for order in orders:
                 coming.append(reader.submit(read, order))
                 if len(coming) > self.ahead:
@@ -100,14 +106,12 @@ class Reader:
         finally:
             reader.shutdown(wait=False, cancel_futures=True)
 
-    def read_simulated(
-        self, comm: Comm, orders: Iterator
-    ) -> Generator[tuple[torch.Tensor, torch.Tensor, int], None, None]:
-        """On simulated ranks: at once, and then this rank waits in virtual time until a reader would have had it."""
-        coming: deque[tuple[int, tuple]] = deque()  # (ready, what): when the reader has it, in virtual ns
-        ready = 0
+    def read_simulated(self, comm: Comm, orders: Iterable[Order]) -> Generator[Batch]:
+        """Yield on simulated ranks: read at once, and then wait in virtual time until a reader would have had it."""
+        coming: deque[tuple[float, Batch]] = deque()  # (virtual ns at which the reader has it, the batch)
+        ready: float = 0
 
-        def handed_out() -> tuple[torch.Tensor, torch.Tensor, int]:
+        def handed_out() -> Batch:
             due, what = coming.popleft()
             early = due - comm.trace.clock()
             if early > 0:
@@ -125,9 +129,9 @@ class Reader:
 
 
 def shifted(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Augment: every image (b, c, h, w) moved by up to one pixel in each direction, as its number (b,) says.
+    """Return every image (b, c, h, w) moved by up to one pixel in each direction, as its number (b,) says.
 
-    Dark pixels come in at one edge, and what is moved over the other edge is gone.
+    Dark pixels come in at one edge, and pixels that are moved over the other edge are gone.
     """
     h, w = images.shape[2:]
     framed = pad(images, (1, 1, 1, 1))  # (b, c, h + 2, w + 2)
@@ -141,11 +145,11 @@ def shifted(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 def batches(n: int, batch: int, seed: int = 0, start: int = 0) -> Iterator[torch.Tensor]:
     """Yield the indices of one global batch after another, epoch after epoch, forever. The same on every rank.
 
-    What a step gets depends on the seed and the number of the step alone, so that a training can go on at step `start`,
-    on whatever number of ranks, as if it had not been interrupted.
+    The batch of a step depends on the seed and the number of the step alone, so that a training can go on at step
+    `start`, on any number of ranks, as if it had not been interrupted.
 
     Args:    n: examples in the training set; batch: examples per step, over all ranks; seed: of the shuffling.
-             start: how many batches are left out at the beginning.
+             start: batches that are left out at the beginning.
     Yields:  (batch,) int64 tensor of indices in [0, n); the last one of an epoch holds the n mod batch that remain.
     Raises:  ValueError if n or batch is less than 1, or start less than 0.
     """
@@ -163,7 +167,7 @@ def batches(n: int, batch: int, seed: int = 0, start: int = 0) -> Iterator[torch
 
 
 def shard(indices: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """The part of a global batch that belongs to `rank` of `size`: sizes differ by one at most, the longer ones first.
+    """Return the part of a global batch for `rank` of `size`: sizes differ by one at most, the longer ones first.
 
     Args:    indices: (b,) tensor, the same on every rank.
     Returns: view of it, (ceil(b / size),) at most. The shards of all ranks, one after the other, are `indices`.

@@ -1,4 +1,4 @@
-"""Measurements of other machines that come with the package: one JSON file each, with what the numbers depend on."""
+"""Measurements of other machines that come with the package: one JSON file each, with machine, versions and date."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ Recording = dict[str, Any]
 
 
 def names() -> list[str]:
-    """The names of all recordings."""
+    """Return the names of all recordings."""
     return sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.json*"))
 
 
@@ -33,9 +33,9 @@ def save(name: str, recording: Recording, folder: Path) -> Path:
 
 
 def load(name: str) -> Recording:
-    """The recording of this name.
+    """Return the recording of this name.
 
-    Raises: LookupError for a name that there is not; ValueError for a path, a broken file, and a newer format.
+    Raises: LookupError for an unknown name; ValueError for a path, a broken file, and a newer format.
     """
     if not isinstance(name, str) or not re.fullmatch(r"\w+", name):
         raise ValueError(
@@ -57,5 +57,5 @@ def load(name: str) -> Recording:
 
 
 def machine_of(recording: Recording) -> str:
-    """What it was recorded on: the GPU, or the processor."""
+    """Return the machine of a recording: the GPU, or the processor."""
     return recording.get("gpu") or recording["machine"]

@@ -1,4 +1,4 @@
-"""Data that is made, of any size, with an answer that is known: the best loss that any model can reach on it."""
+"""Data that is made, of any size, with a known answer: the best loss that any model can reach on it."""
 
 import math
 
@@ -17,7 +17,7 @@ def teacher(
     seed: int = 0,
     dtype: str = "float32",
 ) -> Dataset:
-    """Random examples that a linear teacher sorts into classes, except for a share `noise`, which gets another class.
+    """Return random examples that a linear teacher sorts into classes, but for a share `noise` with another class.
 
         y = argmax(W x)     x: (prod(shape),) standard normal numbers, W: (classes, prod(shape)) likewise
 
@@ -42,7 +42,7 @@ def teacher(
 
 
 def copy(n: int = 4096, length: int = 8, vocabulary: int = 16, seed: int = 0) -> Dataset:
-    """Sequences of `length` random tokens, then the same tokens again: the second half can be known, the first cannot.
+    """Return sequences of `length` random tokens, then the same again: only the second half can be predicted.
 
         3 7 1 | 3 7 1  ->  x: 3 7 1 3 7     y: 7 1 3 7 1        for length = 3: no one knows 7 and 1, all can know 3 7 1
 

@@ -1,4 +1,4 @@
-"""Moby-Dick, character by character: 1,191,161 characters of which 81 are different.
+"""Moby-Dick, character by character: 1,191,161 characters, 81 different ones.
 
 `moby_dick.txt.bz2` next to this file holds all 135 chapters and the epilogue (Herman Melville, 1851), in UTF-8.
 
@@ -24,7 +24,7 @@ TEST_SHARE = 10  # the last tenth of the text is not trained on
 
 
 def read(path: Path = CORPUS) -> str:
-    """The text as a str. Raises DataError if it is not there, or is not the text that it should be."""
+    """Return the text as a str. Raises DataError if it is not there, or is not the text that it should be."""
     again = "Get it again: git checkout hpdl_lab/data/moby_dick.txt.bz2 in a clone, else install hpdl_lab again"
     try:
         text = bz2.decompress(path.read_bytes())
@@ -37,12 +37,12 @@ def read(path: Path = CORPUS) -> str:
 
 @cache
 def vocabulary() -> str:
-    """All characters of the text in the order of their code points: token k stands for the k-th."""
+    """Return all characters of the text in the order of their code points: token k stands for the k-th."""
     return "".join(sorted(set(read())))
 
 
 def encode(text: str) -> torch.Tensor:
-    """A str as tokens: (len(text),) int64. Raises ValueError for a character that the vocabulary does not have."""
+    """Return a str as tokens: (len(text),) int64. Raises ValueError for a character that is not in the vocabulary."""
     points = code_points(text)
     known = code_points(vocabulary())
     tokens = np.searchsorted(known, points).clip(max=len(known) - 1)
@@ -54,22 +54,22 @@ def encode(text: str) -> torch.Tensor:
 
 @cache
 def in_bytes() -> torch.Tensor:
-    """The text as tokens of a byte each, (1191161,) uint8: kept, as it takes a quarter of a second to make them."""
+    """Return the text as tokens of a byte each, (1191161,) uint8: kept, as they take a quarter of a second to make."""
     return encode(read()).to(torch.uint8)
 
 
 def decode(tokens: torch.Tensor) -> str:
-    """Tokens, a 1-D tensor or a list of ints, as a str."""
+    """Return tokens, a 1-D tensor or a list of ints, as a str."""
     return "".join(vocabulary()[int(token)] for token in tokens)
 
 
 def code_points(text: str) -> np.ndarray:
-    """A str as an array of uint32."""
+    """Return a str as an array of uint32."""
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
 
 
 def load(block: int = 64) -> Dataset:
-    """The text as windows of `block` characters, and at each position the character that follows.
+    """Return the text as windows of `block` characters, and at each position the character that follows.
 
         Call me Ishmael.  ->  x: "Call me ", "Ishmael."   y: "all me I", "shmael. "        for block = 8
 
@@ -85,6 +85,6 @@ def load(block: int = 64) -> Dataset:
 
 
 def windows(tokens: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Windows that do not overlap, (n, block), and (n, block) what follows each token; a rest is left out."""
+    """Return windows that do not overlap, (n, block), and the next token at each place; a rest is left out."""
     n = (len(tokens) - 1) // block
     return tokens[: n * block].view(n, block).clone(), tokens[1 : n * block + 1].view(n, block).clone()

@@ -21,14 +21,13 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from ..system import until
 from . import session_dir
 from .errors import EngineError, EngineMute
-from .messages import Reader, pieces
+from .messages import Info, Message, Reader, TaskOutcome, pieces
 
 TASK, INTERRUPT, HELLO, ROW, TEXT, DONE, STATE, PX, DEAD = range(9)
 
@@ -37,7 +36,7 @@ QUESTIONS = 5
 
 
 class Offset:
-    """What to add to the times of one engine."""
+    """A number of ns to add to the times of one engine."""
 
     def __init__(self) -> None:
         self.ns = 0
@@ -45,7 +44,7 @@ class Offset:
 
     @property
     def stale(self) -> bool:
-        """Is it time to ask again?"""
+        """True when it is time to ask again."""
         return self.taken_at is not None and time.monotonic() - self.taken_at > STALE
 
     def take(self, answers: list[tuple[int, int, int]]) -> None:
@@ -56,12 +55,12 @@ class Offset:
         else:
             self.ns, self.taken_at = (sent + received) // 2 - remote, time.monotonic()
 
-    def moved(self, outcome: dict) -> dict:
-        """The outcome of a task (task.py), with the notebook's times."""
+    def moved(self, outcome: TaskOutcome) -> TaskOutcome:
+        """Return the outcome of a task (task.py), with the notebook's times."""
         if not self.ns:
             return outcome
         events = [(*e[:3], e[3] + self.ns, e[4] + self.ns, *e[5:]) for e in outcome["events"]]  # as trace.Event
-        return outcome | {"t0_ns": outcome["t0_ns"] + self.ns, "t1_ns": outcome["t1_ns"] + self.ns, "events": events}
+        return {**outcome, "t0_ns": outcome["t0_ns"] + self.ns, "t1_ns": outcome["t1_ns"] + self.ns, "events": events}
 
 
 HELLO_SECONDS = 10.0  # an engine that imports may be slow to answer
@@ -70,7 +69,7 @@ FIRST_RUN = 1 << 20  # `comm.world()` in a cell of %px numbers its runs from 1
 
 
 class EngineConnection:
-    """The connection to one engine. `info` is what it said of itself: rank, pid, host, cores, gpu."""
+    """A connection to one engine. `info` is how the engine has described itself."""
 
     def __init__(self, path: str, rank: int) -> None:
         self.rank = rank
@@ -83,6 +82,7 @@ class EngineConnection:
         try:
             before = time.monotonic_ns()
             self.socket.connect(self._address)
+            self.info: Info
             ((_, self.info),) = self._first()
             self.clock.take([(before, self.info.pop("now_ns"), time.monotonic_ns())])
             if self.clock.ns:
@@ -92,7 +92,7 @@ class EngineConnection:
             raise
         self.socket.settimeout(None)
 
-    def _first(self) -> list[tuple[int, Any]]:
+    def _first(self) -> list[Message]:
         while True:
             if (messages := self.reader.read(self.socket)) is None:
                 raise ConnectionResetError(f"engine {self.rank} closed the connection")
@@ -101,7 +101,7 @@ class EngineConnection:
 
     def set_clock(self) -> None:
         """Ask an engine with another clock for its time. Raises OSError when it is gone, or does not answer."""
-        answers = []
+        answers: list[tuple[int, int, int]] = []
         for _ in range(QUESTIONS):
             before = time.monotonic_ns()
             self.send(STATE, None)
@@ -110,7 +110,7 @@ class EngineConnection:
         self.clock.take(answers)
 
     def refresh_clock(self) -> None:
-        """Before a run, ask again if clocks may have drifted apart; an engine that does not answer fails in the run."""
+        """Ask again, before a run, if clocks may have drifted apart; an engine that is silent fails in the run."""
         if self.clock.stale:
             self.socket.settimeout(CLOCK_SECONDS)
             with suppress(OSError):
@@ -120,20 +120,20 @@ class EngineConnection:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def send(self, kind: int, content: Any) -> None:
+    def send(self, kind: int, content: object) -> None:
         """Send one message. Raises OSError when the engine is gone."""
         for piece in pieces(kind, content):
             self.socket.sendall(piece)
 
-    def receive(self) -> list[tuple[int, Any]] | None:
-        """The messages that have arrived: [(kind, content)]; None when the engine is gone."""
+    def receive(self) -> list[Message] | None:
+        """Return the messages that have arrived: [(kind, content)]; None when the engine is gone."""
         try:
             return self.reader.read(self.socket)
         except OSError:
             return None
 
     def is_closed(self) -> bool:
-        """True when the engine is gone, or this end was closed."""
+        """Return True when the engine is gone, or this end was closed."""
         if self.socket.fileno() < 0:
             return True
         try:
@@ -144,7 +144,7 @@ class EngineConnection:
             return True
 
     def is_replaced(self) -> bool:
-        """True when the socket is another one than it was, or not there: a notebook has restarted the engines."""
+        """Return True when the socket is another one than it was, or gone: a notebook has restarted the engines."""
         return made(self._address) != self._made
 
     def close(self) -> None:
@@ -152,14 +152,14 @@ class EngineConnection:
 
 
 class RunLock:
-    """One run at a time on the engines of a session, however many notebooks use them. Held, it numbers the run."""
+    """A lock for one run at a time on the engines of a session, in all notebooks; it numbers the runs."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(os.path.join(path, "run.lock"), os.O_RDWR | os.O_CREAT, 0o600)
 
     @contextmanager
-    def held(self) -> Iterator[int]:
-        """Wait for the engines to be free; yields the number of this run, never used before in this session."""
+    def held(self) -> Generator[int]:
+        """Wait for the engines to be free; yield the number of this run, never used before in this session."""
         self._lock()
         try:
             number = int(os.pread(self._file, 20, 0) or FIRST_RUN) + 1
@@ -184,7 +184,7 @@ class RunLock:
 
 
 def made(path: str) -> tuple[int, int] | None:
-    """(inode, time) of the file at `path`, by which it differs from earlier ones; None if there is none."""
+    """Return (inode, time) of the file at `path`, by which it differs from earlier ones; None if there is none."""
     with suppress(FileNotFoundError):
         status = os.stat(path)
         return status.st_ino, status.st_mtime_ns
@@ -192,11 +192,11 @@ def made(path: str) -> tuple[int, int] | None:
 
 
 def connect(path: str, n: int) -> list[EngineConnection]:
-    """Connections to the `n` engines of the session at `path`, in rank order.
+    """Connect to the `n` engines of the session at `path`, in rank order.
 
     Raises: EngineError when one is gone, EngineMute when it does not answer.
     """
-    connections = []
+    connections: list[EngineConnection] = []
     try:
         for rank in range(n):
             connections.append(EngineConnection(path, rank))

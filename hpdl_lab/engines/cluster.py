@@ -1,25 +1,33 @@
 """The engine cluster as one object: start it or attach to it, run functions on it, restart it, stop it."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ..comm.base import Results
+from ..comm.base import OnRow, Results
 from ..comm.errors import name_ranks
 from . import errors, launch, layout, pool, px, session_dir, slurm, supervisor_client
 from .errors import EngineError, EngineMute
 from .launch import START_SECONDS, Launching
+from .messages import Function, Info
 from .pool import EnginePool, warn
 from .script import Script
 from .slurm import ipython
 
+if TYPE_CHECKING:
+    from ipyparallel import Client
+
+    from ..comm.inject import Injection
+
 
 class Cluster:
-    """MPI engines of which this kernel is one user. `with Cluster.start(4) as cluster:` stops what it has started."""
+    """MPI engines that this kernel, perhaps with others, uses. `with Cluster.start(4) as ...` stops what it started."""
 
     def __init__(
         self,
@@ -31,42 +39,56 @@ class Cluster:
         self.path = path
         self.attached = attached  # another kernel had started it
         self.reasons = list(reasons)  # why the session directory is not in the best place
-        self.layout: Any = None  # layout.Layout; None while another kernel starts them
+        self.layout: layout.Layout | None = None  # None while another kernel starts the engines
         self._supervisor: supervisor_client.SupervisorConnection | None = supervisor
         self._pool: EnginePool | None = None
         self._unwell: EngineError | None = None  # found by `start`, not raised yet
-        self._parallel: Any = None
+        self._parallel: Client | None = None
         self._shown_in: int | None = None  # number of the cell that has shown the table
 
     @property
+    def laid_out(self) -> layout.Layout:
+        """The layout. Raises EngineError while another kernel starts the engines."""
+        if self.layout is None:
+            raise EngineError("another notebook is starting the engines: try again when it has done so")
+        return self.layout
+
+    @property
     def n(self) -> int:
-        """Engines."""
-        return self.layout.n
+        """Number of engines."""
+        return self.laid_out.n
 
     @property
     def where(self) -> str:
-        """ "local", "emulated" or "slurm"."""
-        return self.layout.where
+        """Their place: "local", "emulated" or "slurm"."""
+        return self.laid_out.where
 
     @property
     def link(self) -> str:
         """The speed of the links between emulated hosts, such as "1gbit"; "" for engines on one host."""
-        return self.layout.link
+        return self.laid_out.link
 
     @property
     def device(self) -> str:
-        """ "cpu" or "cuda"."""
-        return self.layout.device
+        """Their device: "cpu" or "cuda"."""
+        return self.laid_out.device
 
     @property
-    def infos(self) -> list[dict]:
-        """What each engine said of itself, in rank order: dicts with rank, pid, host, cores, gpu."""
+    def infos(self) -> list[Info]:
+        """Descriptions of the engines by themselves, in rank order: dicts with rank, pid, host, cores, gpu."""
         return self._pool.infos if self._pool else []
+
+    @property
+    def supervisor(self) -> supervisor_client.SupervisorConnection:
+        """The connection to the supervisor. Raises EngineError if this kernel has left the cluster."""
+        if self._supervisor is None:
+            raise EngineError("the engine cluster has ended: call lab.start()")
+        return self._supervisor
 
     # -- start and stop -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, n: int, **how: Any) -> "Cluster":
+    def start(cls, n: int, **how: Any) -> Cluster:
         """Attach to this user's cluster, or start one of `n` engines. how: see layout.wanted.
 
         Raises: ValueError, EngineError: one sentence with the numbers and the remedy.
@@ -99,8 +121,8 @@ class Cluster:
         )
 
     @classmethod
-    def find(cls) -> "Cluster | None":
-        """This user's cluster, attached to; None if there is none. Its layout is None while it is being started."""
+    def find(cls) -> Cluster | None:
+        """Attach to this user's cluster; None if there is none. Its layout is None while it is being started."""
         path, reasons = session_dir.find()
         try:
             supervisor = supervisor_client.attach(path)
@@ -117,19 +139,20 @@ class Cluster:
         self.layout = wanted
         if text := launch.announcement(wanted):
             print(text, flush=True)
-        Launching(self.path, wanted, self._supervisor).go()
+        Launching(self.path, wanted, self.supervisor).go()
         self._connect()
 
-    def _connect(self) -> None:
+    def _connect(self) -> EnginePool:
         try:
             with open(session_dir.session_file(self.path)) as file:
                 self.layout = layout.Layout(**json.load(file))
         except (OSError, ValueError, TypeError):
             raise EngineError("the start of the engines was interrupted: call lab.restart()") from None
         self._pool = EnginePool(self.path, self.n)
+        return self._pool
 
     def restart(self, n: int | None = None, announce: str = "", **how: Any) -> None:
-        """New engines in place of the old ones, laid out as these were but for what is said; variables stay.
+        """Start new engines in place of the old ones, laid out as these were but for what is said; variables stay.
 
         announce: a line to print before the old ones end, which they do only if this machine can hold the new ones.
         """
@@ -141,8 +164,8 @@ class Cluster:
             print(announce, flush=True)
         self._disconnect()
         with session_dir.locked(self.path):
-            keep = slurm.kept(self.path, self._supervisor.ask("status")["running"], self.layout, wanted)
-            self._supervisor.ask("kill", keep=keep)
+            keep = slurm.kept(self.path, self.supervisor.ask("status")["running"], self.layout, wanted)
+            self.supervisor.ask("kill", keep=keep)
             session_dir.forget_engines(self.path, keep)
             self._launch(wanted)
 
@@ -171,7 +194,7 @@ class Cluster:
             self._parallel = None
             self.activate_px()  # %px asks again who is there
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -181,7 +204,7 @@ class Cluster:
             self.stop()
 
     def alive(self) -> bool:
-        """False when the cluster has ended: stopped here or in another notebook, or its supervisor was killed."""
+        """Return False when the cluster has ended: stopped in some notebook, or its supervisor was killed."""
         if self._supervisor is None:
             return False
         try:
@@ -191,13 +214,13 @@ class Cluster:
         return True
 
     def kernels(self) -> list[int]:
-        """Process ids of the kernels that use this cluster."""
-        return self._supervisor.ask("status")["attached"]
+        """Return the process ids of the kernels that use this cluster."""
+        return self.supervisor.ask("status")["attached"]
 
     # -- run ----------------------------------------------------------------------------------------------------------
 
     def fault(self) -> str | None:
-        """What is wrong with the engines, in one sentence; None when they are well.
+        """Return what is wrong with the engines, in one sentence; None when they are well.
 
         Raises: EngineMute when they may only be busy, perhaps for another notebook: whether to end that is not for us.
         """
@@ -211,22 +234,23 @@ class Cluster:
 
     def run(
         self,
-        fn: Callable | str | os.PathLike[str],
-        *args: Any,
+        fn: Function | str | os.PathLike[str],
+        *args: object,
         ranks: int | Iterable[int] | None = None,
         deadline: float = 10,
         limit: float | None = None,
-        on_row: Callable[[Any], Any] | None = None,
-        inject: Any = None,
-        **keywords: Any,
+        on_row: OnRow | None = None,
+        inject: Injection | None = None,
+        **keywords: object,
     ) -> Results:
-        """`fn(comm, *args, **keywords)`, or a file, on every rank, or on `ranks`; see `lab.run`."""
-        call: Any = Script(fn) if isinstance(fn, str | os.PathLike) and str(fn).endswith(".py") else fn
-        self._check_engines()
-        run = self._pool.run(call, args, keywords, ranks, deadline, on_row, inject, limit)
-        error = self._pool.verdict(run)
+        """Call `fn(comm, *args, **keywords)`, or run a file, on every rank, or on `ranks`; see `lab.run`."""
+        script = isinstance(fn, str | os.PathLike) and str(fn).endswith(".py")
+        call = cast("Function", Script(fn) if script else fn)  # a wrong one is refused by name in pool.package
+        engines = self._check_engines()
+        run = engines.run(call, args, keywords, ranks, deadline, on_row, inject, limit)
+        error = engines.verdict(run)
         if run.dead:  # all of them, perhaps, because another notebook has ended the cluster meanwhile
-            self._require_alive([run.engines[i].rank for i in run.dead])
+            self._require_alive(engines, [run.engines[i].rank for i in run.dead])
         if run.stuck:
             warn(f"{name_ranks(run.stuck)} ignored the interrupt, as compiled code can: replacing the engines.")
             self.restart()
@@ -235,51 +259,55 @@ class Cluster:
         return pool.results(run.outcomes, run.rows)
 
     def interrupt(self) -> bool:
-        """End the run that another thread of this notebook has under way; True if there is one."""
+        """End the run that another thread of this notebook has under way; return True if there is one."""
         return self._pool is not None and self._pool.interrupt()
 
-    def _require_alive(self, ranks: Sequence[int]) -> None:
+    def _require_alive(self, engines: EnginePool, ranks: Sequence[int]) -> None:
         """Raise EngineError if `ranks` have not died by themselves: with their cluster, or with its Slurm job."""
         if not self.alive():
             self.detach()
             raise EngineError("the engine cluster was stopped in another notebook, or killed: call lab.start()")
-        if self.where == "slurm" and (text := slurm.end_of_job(self.path, self._pool.endings(ranks).values())):
+        if self.where == "slurm" and (text := slurm.end_of_job(self.path, engines.endings(ranks).values())):
             raise EngineError(f"{text}: call lab.restart() for {self.n} engines in a new job; your variables stay")
 
-    def _check_engines(self) -> None:
-        """Raise EngineError when engines have died; connect again when another notebook has replaced them."""
+    def _check_engines(self) -> EnginePool:
+        """Return the engines, connected to again if another notebook has replaced them.
+
+        Raises: EngineError if some have died, or if the cluster has ended.
+        """
         if self._supervisor is None:
             raise EngineError("the engine cluster has ended: call lab.start()")
-        if self._pool is None:
+        engines = self._pool
+        if engines is None:
             if self._unwell is not None:
                 error, self._unwell = self._unwell, None
                 raise error
-            self._connect()
-        if not (gone := self._pool.gone()):
-            return
-        self._require_alive(gone)
-        if dead := self._pool.endings(gone, unknown=""):
+            engines = self._connect()
+        if not (gone := engines.gone()):
+            return engines
+        self._require_alive(engines, gone)
+        if dead := engines.endings(gone, unknown=""):
             raise EngineError(
                 f"{errors.dead_text(dead)}: call lab.restart() for {self.n} new engines; your variables stay"
             )
         self._disconnect()
         with session_dir.locked(self.path):  # once the other notebook's are all there
-            self._connect()
+            return self._connect()
 
     # -- ipyparallel --------------------------------------------------------------------------------------------------
 
     @property
-    def client(self) -> Any:
+    def client(self) -> Client:
         """ipyparallel's Client of these engines: `cluster.client[:]` is the view that `%px` uses.
 
         Raises: EngineError when the engines, or the controller between, cannot serve it.
         """
         if self._parallel is None:
-            self._check_engines()
-            with self._pool.between_runs():  # engines join ipyparallel as they would run a task
+            engines = self._check_engines()
+            with engines.between_runs():  # engines join ipyparallel as they would run a task
                 self._open_px()
-                self._pool.join_px()
-                self._parallel = px.connect(self.path, self.n, START_SECONDS, self._check_px)
+                engines.join_px()
+                self._parallel = px.connect(self.path, self.n, START_SECONDS, lambda: self._check_px(engines))
         return self._parallel
 
     def activate_px(self) -> None:
@@ -290,16 +318,16 @@ class Cluster:
     def _open_px(self) -> None:
         """Start the controller, unless another notebook has done so."""
         with session_dir.locked(self.path):
-            self._supervisor.ask("status")  # when it answers, a start that was interrupted has left its log
+            self.supervisor.ask("status")  # when it answers, a start that was interrupted has left its log
             if not os.path.exists(session_dir.log_file(self.path, "controller")):
-                Launching(self.path, self.layout, self._supervisor).open_px()
+                Launching(self.path, self.laid_out, self.supervisor).open_px()
 
-    def _check_px(self) -> None:
+    def _check_px(self, engines: EnginePool) -> None:
         """Raise EngineError when the controller or an engine has ended."""
-        if gone := self._pool.gone():
-            self._require_alive(gone)
-            raise EngineError(f"{errors.dead_text(self._pool.endings(gone))}: call lab.restart() for new engines")
-        if "controller" not in self._supervisor.ask("status")["running"]:
+        if gone := engines.gone():
+            self._require_alive(engines, gone)
+            raise EngineError(f"{errors.dead_text(engines.endings(gone))}: call lab.restart() for new engines")
+        if "controller" not in self.supervisor.ask("status")["running"]:
             why = launch.cause(session_dir.tail(self.path, "controller")) or "without a word"
             raise EngineError(f"the controller of %px has ended ({why}): call lab.restart()")
 
@@ -307,7 +335,7 @@ class Cluster:
 
     def show(self) -> None:
         """Show who runs where, and the cheat sheet: as HTML in a notebook, as text elsewhere."""
-        infos, notes = self.infos, [*self.reasons, *self.layout.remarks, *slurm.remarks(self.path)]
+        infos, notes = self.infos, [*self.reasons, *self.laid_out.remarks, *slurm.remarks(self.path)]
         shell = ipython()
         if shell is None:
             print(table_text(infos, notes), flush=True)
@@ -319,7 +347,8 @@ class Cluster:
         display(both, raw=True)
 
     def _ipython_display_(self) -> None:
-        if self._shown_in != ipython().execution_count:  # `lab.start(4)` at the end of a cell has shown it already
+        shell = ipython()  # `lab.start(4)` at the end of a cell has shown it already
+        if shell is None or self._shown_in != shell.execution_count:
             self.show()
 
     def __repr__(self) -> str:
@@ -337,15 +366,15 @@ CHEAT_SHEET = (
 )
 
 
-def table_rows(infos: list[dict]) -> list[tuple[str, ...]]:
-    """One row of strings per engine."""
+def table_rows(infos: Sequence[Info]) -> list[tuple[str, ...]]:
+    """Return a row of strings per engine."""
     return [
         (str(i["rank"]), i["host"], name_ranks(i["cores"]).partition(" ")[2], i["gpu"], str(i["pid"])) for i in infos
     ]
 
 
-def table_notes(infos: list[dict], reasons: Sequence[str]) -> list[str]:
-    """Sentences below the table: too few cores; `reasons`, such as a session directory in the second-best place."""
+def table_notes(infos: Sequence[Info], reasons: Sequence[str]) -> list[str]:
+    """Return sentences below the table: too few cores; `reasons`, such as why the session directory is elsewhere."""
     cores = {(i["machine"], c) for i in infos for c in i["cores"]}  # emulated hosts share those of the machine
     found = [f"Note: {reason}." for reason in reasons]
     if len(infos) > len(cores):
@@ -355,8 +384,8 @@ def table_notes(infos: list[dict], reasons: Sequence[str]) -> list[str]:
     return found
 
 
-def table_text(infos: list[dict], reasons: Sequence[str] = ()) -> str:
-    """The table for a terminal."""
+def table_text(infos: Sequence[Info], reasons: Sequence[str] = ()) -> str:
+    """Write the table for a terminal."""
     if not infos:
         return "no engines are running: lab.start(4)"
     cells = [COLUMNS, *table_rows(infos)]
@@ -367,8 +396,8 @@ def table_text(infos: list[dict], reasons: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def table_html(infos: list[dict], reasons: Sequence[str] = ()) -> str:
-    """The table for a notebook."""
+def table_html(infos: Sequence[Info], reasons: Sequence[str] = ()) -> str:
+    """Write the table for a notebook."""
     if not infos:
         return "<p>no engines are running: <code>lab.start(4)</code></p>"
     head = "".join(f"<th>{column}</th>" for column in COLUMNS)

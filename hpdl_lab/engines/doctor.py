@@ -2,10 +2,11 @@
 
 It stands here because engines are among what it looks at. It changes nothing and leaves nothing behind.
 
-What clusters of this user have left behind: session directories, processes and shared memory without a supervisor.
-
-The supervisor ends and removes everything, whatever ends the notebook. This is for a supervisor that was killed itself.
+It also finds what clusters of this user have left: session directories, processes and shared memory without a
+supervisor. The supervisor removes all of them, whatever ends the notebook, unless it was killed itself.
 """
+
+from __future__ import annotations
 
 import fcntl
 import glob
@@ -17,7 +18,7 @@ import socket
 import textwrap
 import time
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
@@ -26,14 +27,17 @@ from ..features import Missing, dev_shm
 from ..symptoms import TABLE, Finding, Symptom, found, found_in
 from . import session_dir, slurm, supervisor
 
+if TYPE_CHECKING:
+    from ..features.table import Report
+
 SETTLE = 0.5  # s: what has just lost its supervisor may be ending
 SEGMENTS = ("mpich_", "sm_segment.", "nccl-")  # begin the names of shared memory of MPICH, Open MPI and NCCL
 LITTLE = 16 << 20  # bytes of segments that are in nobody's way
 
 
 def leftover_folders() -> list[str]:
-    """Session directories in which no cluster runs, starts or ends."""
-    found = []
+    """Return the session directories in which no cluster runs, starts or ends."""
+    found: list[str] = []
     for root in session_dir.roots():
         for path in glob.glob(os.path.join(glob.escape(root), f"{session_dir.PREFIX}{os.getuid()}-*")):
             if os.path.isdir(path) and os.lstat(path).st_uid == os.getuid() and not in_use(path) and path not in found:
@@ -42,7 +46,7 @@ def leftover_folders() -> list[str]:
 
 
 def in_use(path: str) -> bool:
-    """Has this directory a supervisor, or one that is removing it, or is a kernel about to start one?"""
+    """Return True if this directory has a supervisor, if one is removing it, or if a kernel is about to start one."""
     ender = path.rpartition(".")[2]
     if ender.isdigit():  # a supervisor that ends its cluster moves the directory away, under its own number
         return supervisor.alive(int(ender))
@@ -66,7 +70,7 @@ def in_use(path: str) -> bool:
 
 
 def leftover_processes() -> list[int]:
-    """Process ids of what engines, or programs that they had started, have left: their supervisor is gone."""
+    """Return the ids of processes that engines, or their programs, have left: their supervisor is gone."""
     found = without_supervisor()
     if found:
         time.sleep(SETTLE)
@@ -75,8 +79,9 @@ def leftover_processes() -> list[int]:
 
 
 def without_supervisor() -> list[int]:
-    """Process ids of this user whose environment names a session here and a supervisor that is not there any more."""
-    found, roots = [], session_dir.roots()
+    """Return the ids of processes of this user whose environment names a session here and a supervisor that is gone."""
+    found: list[int] = []
+    roots = session_dir.roots()
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or is another's
             own = process.environ() if process.uids().real == os.getuid() else {}
@@ -89,13 +94,13 @@ def without_supervisor() -> list[int]:
 
 
 def leftover_segments(folder: str = dev_shm.PATH) -> list[str]:
-    """Files of shared memory of this user that no process has mapped; [] if they are small."""
+    """Return this user's files of shared memory that no process has mapped; [] if they are small."""
     left = dev_shm.abandoned(SEGMENTS, folder)
     return sorted(left) if sum(left.values()) >= LITTLE else []
 
 
 def supervises(pid: int, session: str) -> bool:
-    """Is process `pid` the supervisor of that session?"""
+    """Return True if process `pid` is the supervisor of that session."""
     with suppress(psutil.Error):
         return psutil.Process(pid).cmdline()[-3:-1] == [supervisor.__file__, session]
     return False
@@ -146,7 +151,7 @@ def is_loopback(host: str) -> bool:
 
 
 def answers(host: str, port: int) -> bool:
-    """Does the controller run that has once written this address?"""
+    """Return True if the controller that has once written this address still runs."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
@@ -155,7 +160,7 @@ def answers(host: str, port: int) -> bool:
 
 
 def is_here(node: str) -> bool:
-    """Does the name or address belong to this machine? What is sent to oneself leaves from the same address."""
+    """Return True if the name or address is this machine's: what is sent to oneself leaves from the same address."""
     try:
         return slurm.source(node) == socket.gethostbyname(node)
     except OSError:
@@ -163,7 +168,7 @@ def is_here(node: str) -> bool:
 
 
 def logs() -> str:
-    """What the processes of the cluster have printed since the last start; "" if there is none."""
+    """Return what the processes of the cluster have printed since the last start; "" if there is none."""
     folder = session_dir.find()[0]
     return "\n".join(map(session_dir.read_tail, sorted(glob.glob(os.path.join(glob.escape(folder), "*.log")))))
 
@@ -178,9 +183,9 @@ INDENT = " " * 4
 
 
 class Examination(NamedTuple):
-    """report: the table of features; findings: the symptoms that are here."""
+    """The table of features, and the symptoms that are here."""
 
-    report: Any
+    report: Report
     findings: list[Finding]
 
     @property
@@ -196,13 +201,13 @@ class Examination(NamedTuple):
 
 
 def doctor() -> Examination:
-    """What this machine and build can do, and which known symptoms it has: an Examination, which prints itself."""
+    """Return what this machine and build can do, and its known symptoms: an Examination, which prints itself."""
     report = features.doctor()
     return Examination(report, [*found(KNOWN), *found_in(KNOWN, logs())])
 
 
 def describe(findings: list[Finding]) -> str:
-    """A paragraph for each finding: its name, what is wrong, and the fix in one line, to be copied."""
+    """Write a paragraph for each finding: its name, what is wrong, and the fix in one line, to be copied."""
     width = max(60, shutil.get_terminal_size((120, 24)).columns)
     wrapper = textwrap.TextWrapper(
         width, initial_indent=INDENT, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False

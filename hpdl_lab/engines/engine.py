@@ -21,21 +21,27 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy  # noqa: F401  before this package, after which its own import takes 35 ms more, of memory that comes and goes
 
 from ..comm.errors import CommError
 from ..comm.hosts import HOST, machine_id
-from ..comm.mpi.session import session_of_this_process
+from ..comm.mpi.session import Session, session_of_this_process
 from ..comm.torch.plain import LOOK, plain_torch
 from ..features import cores
 from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
 from ..trace import now_ns
 from . import client, messages, session_dir, task
+from .messages import Address, Info, State, Task
 from .supervisor import shared_memory
 from .task import execute, interrupted
+
+if TYPE_CHECKING:
+    from tornado.ioloop import IOLoop
+
+    from ..torch_backend.group import HpdlGroup, NewGroup
 
 AGAIN = 0.05  # s, until an interrupt that cannot be served now is looked at again
 
@@ -49,7 +55,7 @@ class KernelConnection:
         self.gone = False
         self._lock = threading.Lock()  # a task may report from threads of its own
 
-    def send(self, kind: int, content: Any) -> None:
+    def send(self, kind: int, content: object) -> None:
         """Send one message; nothing happens when the kernel has gone.
 
         SIGINT waits until the message is out: half a message would end the connection.
@@ -67,9 +73,9 @@ class KernelConnection:
 
 
 class Server:
-    """Serves tasks for one rank on the Unix socket at `path`. `session` makes a fresh communicator for each task."""
+    """A server of tasks for one rank, on the Unix socket at `path`. `session` makes a communicator for each task."""
 
-    def __init__(self, session: Any, rank: int, path: str, supervisor_pid: int) -> None:
+    def __init__(self, session: Session, rank: int, path: str, supervisor_pid: int) -> None:
         self.session = session
         self.rank = rank
         self.path = path
@@ -80,11 +86,12 @@ class Server:
         self._supervisor = os.pidfd_open(supervisor_pid)
         self._main = threading.get_ident()
         self._selector = selectors.DefaultSelector()
-        self._jobs = queue.SimpleQueue()  # calls for the main thread; None: %px is wanted
+        # Calls for the main thread; None: %px is wanted.
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._px_wanted = False
-        self._loop = None
-        self._tasks = set()  # (kernel, run) that have arrived and not ended
-        self._cancelled = set()  # those of them to be refused when their turn comes
+        self._loop: IOLoop | None = None
+        self._tasks: set[tuple[KernelConnection, int]] = set()  # (kernel, run) that have arrived and not ended
+        self._cancelled: set[tuple[KernelConnection, int]] = set()  # to be refused when their turn comes
 
     def listen(self) -> None:
         """Open the socket; tasks that arrive wait for `work`, or `work_in`."""
@@ -101,7 +108,7 @@ class Server:
         self._selector.register(self._supervisor, selectors.EVENT_READ, end_without_supervisor)
         threading.Thread(target=self._serve, daemon=True, name="tasks").start()
 
-    def submit(self, job: Callable[[], Any]) -> None:
+    def submit(self, job: Callable[[], object]) -> None:
         """Have job() called in the main thread, when what has come before is done."""
         self._jobs.put(job)
         if self._loop is not None:  # set before jobs are counted: none is left lying
@@ -112,14 +119,14 @@ class Server:
         while (job := self._jobs.get()) is not None:
             job()
 
-    def work_in(self, loop: Any) -> None:
+    def work_in(self, loop: "IOLoop") -> None:
         """Run tasks in `loop`, the event loop of the main thread from now on, between the cells of %px."""
         self._loop = loop
         for _ in range(self._jobs.qsize()):  # they have come since `work` ended
             loop.add_callback(self._work_once)
 
     def on_sigint(self, signum: int, frame: FrameType | None) -> None:
-        """The handler of SIGINT: end the task that runs; amid an import of torch only when that is complete.
+        """Handle SIGINT: end the task that runs; amid an import of torch only when that is complete.
 
         An import of torch that is cut short cannot be made up for: the next one crashes the process, because torch's
         compiled part sets itself up a second time.
@@ -144,7 +151,7 @@ class Server:
 
     def _accept(self, listener: socket.socket) -> None:
         kernel = KernelConnection(listener.accept()[0])
-        kernel.send(client.HELLO, describe(self.rank) | {"master": self.torch.address})
+        kernel.send(client.HELLO, describe(self.rank, self.torch.address))
         self._selector.register(kernel.socket, selectors.EVENT_READ, lambda: self._receive(kernel))
         self.connected.set()
 
@@ -186,7 +193,7 @@ class Server:
         signal.pthread_kill(self._main, signal.SIGINT)
         self.torch.end()
 
-    def _state(self) -> dict:
+    def _state(self) -> State:
         return task.own_state(self.session.status, self.rank, self._loop is not None)
 
     def _interrupt_again(self, kernel: KernelConnection | None, run: int | None) -> None:
@@ -198,12 +205,12 @@ class Server:
 
     def _work_once(self) -> None:
         try:
-            job = self._jobs.get_nowait()
+            job = cast("Callable[[], object]", self._jobs.get_nowait())  # the None has ended `work`
         except queue.Empty:
             return  # asked for twice: by `work_in` and by `submit`
         job()
 
-    def _run(self, kernel: KernelConnection, task: dict) -> None:
+    def _run(self, kernel: KernelConnection, task: Task) -> None:
         if kernel.gone:
             return
         key = self.current = (kernel, task["run"])
@@ -237,7 +244,7 @@ def end_without_supervisor() -> None:
 
 
 def imports_torch(frame: FrameType | None) -> bool:
-    """Whether `frame`, or one that led to it, is the top level of the package torch: its import is under way."""
+    """Return True if `frame`, or one that led to it, is the top level of the package torch: its import is under way."""
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
             return True
@@ -245,8 +252,8 @@ def imports_torch(frame: FrameType | None) -> bool:
     return False
 
 
-def describe(rank: int) -> dict:
-    """Who runs where: what the table of engines shows."""
+def describe(rank: int, master: Address) -> Info:
+    """Describe this engine, for the table of engines among others."""
     return {
         "rank": rank,
         "pid": os.getpid(),
@@ -254,12 +261,13 @@ def describe(rank: int) -> dict:
         "machine": machine_id(),
         "cores": sorted(os.sched_getaffinity(0)),
         "gpu": gpu_of(rank),
+        "master": master,
         "now_ns": now_ns(),
     }
 
 
 def gpu_of(rank: int) -> str:
-    """The GPU that serves `rank`, by turns, such as "cuda:0"; "none" if the driver shows none."""
+    """Return the GPU that serves `rank`, by turns, such as "cuda:0"; "none" if the driver shows none."""
     try:
         count = len(os.listdir("/proc/driver/nvidia/gpus"))
     except OSError:
@@ -267,7 +275,7 @@ def gpu_of(rank: int) -> str:
     return f"cuda:{rank % count}" if count else "none"
 
 
-def create_group(options: Any, comm: Any) -> Any:
+def create_group(options: "NewGroup", comm: object) -> "HpdlGroup":
     """Make a process group of the back end "hpdl". Imported when a script asks for one: it takes torch along."""
     from ..torch_backend.group import create
 
@@ -336,7 +344,7 @@ def load_compiled_torch() -> None:
 
 
 def keep_for_good() -> None:
-    """Between two tasks: spare the collector all that is there by now, most of it torch, in every task to come."""
+    """Spare the collector, in every task to come, all that is there by now, most of it torch."""
     gc.collect()
     gc.freeze()
 

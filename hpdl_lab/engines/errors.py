@@ -1,14 +1,19 @@
-"""What the engines' room raises, and how one text for all ranks is made of what each rank answered."""
+"""The errors of the engines' room, and one text for all ranks made of what each rank answered."""
+
+from __future__ import annotations
 
 import linecache
 import signal
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..comm import errors as comm_errors
 from ..comm.errors import CommTimeout, Wait, likely_reason, name_ranks, report
 from ..trace import source_line
+
+if TYPE_CHECKING:
+    from .messages import Frame, TaskFailure, TaskOutcome
 
 E = TypeVar("E", bound=BaseException)
 ON_PURPOSE = (ValueError, TypeError, LookupError, RuntimeError, OSError, ImportError, KeyboardInterrupt)
@@ -17,7 +22,7 @@ BUGS = (KeyError, IndexError, RecursionError)  # which belong to those
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether `error`, raised in this package, is of a type that it never raises on purpose."""
+    """Return True if `error`, raised in this package, is of a type that it never raises on purpose."""
     return not isinstance(error, ON_PURPOSE) or isinstance(error, BUGS)
 
 
@@ -29,23 +34,23 @@ class WithoutTraceback:
 
 
 class EngineError(WithoutTraceback, RuntimeError):
-    """The cluster cannot do what was asked: too many engines, no port, an engine that died before. Says what to do."""
+    """A request that the cluster cannot fulfil: too many engines, no port, a dead engine. Says what to do."""
 
 
 class EngineMute(EngineError):
-    """An engine is alive but answers nothing: compiled code holds its interpreter, or it was suspended."""
+    """An engine that is alive but answers nothing: compiled code holds its interpreter, or it was suspended."""
 
 
 class RankError(NamedTuple):
-    """What one rank raised: type and message, and frames as (file, line, function), outermost first.
+    """An exception on one rank: type and message, and frames as (file, line, function), outermost first.
 
     frames: of the attendee's code. library: of what it called, if the attendee's line does not explain the error.
     """
 
     type: str
     message: str
-    frames: list[tuple[str, int, str]]
-    library: list[tuple[str, int, str]]
+    frames: list[Frame]
+    library: list[Frame]
 
     @property
     def line(self) -> str:
@@ -54,7 +59,7 @@ class RankError(NamedTuple):
 
 
 class RunFailed(EngineError):
-    """The function raised on some ranks. The text shows each kind of error once, with ranks and the line in the cell.
+    """A run in which some ranks raised. The text shows each kind of error once, with ranks and the line in the cell.
 
     errors: {rank: RankError}, of the ranks on which it raised. waits: what every rank was doing, in rank order;
     reason: one sentence about it.
@@ -67,7 +72,7 @@ class RunFailed(EngineError):
 
 
 class RunStopped(WithoutTraceback, KeyboardInterrupt):
-    """The run was interrupted from the notebook. `waits` says what every rank was doing; `reason`: see RunFailed."""
+    """A run that was interrupted from the notebook. `waits` says what every rank was doing; `reason`: see RunFailed."""
 
     def __init__(self, message: str, waits: Sequence[Wait] = ()) -> None:
         super().__init__("\n".join([message, *report(waits)]))
@@ -80,8 +85,8 @@ def without_traceback(error: E) -> E:
     return error
 
 
-def error_of(outcomes: dict[int, dict], picture: Sequence[Wait] = ()) -> Exception | None:
-    """The exception of a run in which some rank failed by itself; None if every rank returned.
+def error_of(outcomes: dict[int, TaskOutcome], picture: Sequence[Wait] = ()) -> Exception | None:
+    """Return the exception of a run in which some rank failed by itself; None if every rank returned.
 
     The attendee's own exceptions come first: that other ranks then waited in vain, as `picture` (list of Wait) shows,
     is a consequence. Of ranks that gave up waiting the first is believed: what others say later may be its consequence.
@@ -104,7 +109,7 @@ def error_of(outcomes: dict[int, dict], picture: Sequence[Wait] = ()) -> Excepti
 
 
 def too_late(waits: tuple[Wait, ...], limit: float | None) -> CommTimeout:
-    """The error of a run that its limit has ended: which ranks were still computing, and in which lines.
+    """Return the error of a run that its limit has ended: the ranks that were still computing, and their lines.
 
     With the table of who waits for whom if some were not.
     """
@@ -120,14 +125,14 @@ def too_late(waits: tuple[Wait, ...], limit: float | None) -> CommTimeout:
 
 
 def annotate(
-    waits: Sequence[Wait], outcomes: dict[int, dict], dead: Collection[int] = (), picture: Sequence[Wait] = ()
+    waits: Sequence[Wait], outcomes: dict[int, TaskOutcome], dead: Collection[int] = (), picture: Sequence[Wait] = ()
 ) -> tuple[Wait, ...]:
-    """`waits`, with what only the ranks' ends tell: that a rank is dead, and the line that a running rank was in.
+    """Return `waits`, with what only the ranks' ends tell: that a rank is dead, the line that a running rank was in.
 
-    picture: what ranks have said to the notebook, for those of which `waits` knows nothing.
+    picture: what ranks have said to the notebook, for ranks that are silent in `waits`.
     """
     known = {w.rank: w for w in picture} | {w.rank: w for w in waits if w.state != "silent"}
-    annotated = []
+    annotated: list[Wait] = []
     for wait in (known[rank] for rank in sorted(known)):
         failure = outcomes.get(wait.rank, {}).get("failure")
         if wait.rank in dead:
@@ -145,14 +150,14 @@ def annotate(
     return tuple(annotated)
 
 
-def run_failed(own: dict[int, dict], waits: Sequence[Wait]) -> RunFailed:
-    """RunFailed for the exceptions `own`, each kind once, then what every rank was doing."""
+def run_failed(own: dict[int, TaskFailure], waits: Sequence[Wait]) -> RunFailed:
+    """Make the RunFailed of the exceptions `own`, each kind once, then what every rank was doing."""
     errors = {rank: RankError(f["type"], f["message"], f["frames"], f["library"]) for rank, f in own.items()}
-    kinds = {}
+    kinds: dict[tuple[str, str, str], list[int]] = {}
     for rank, error in errors.items():
         sentence = error.message if error.type in SENTENCES else ""
         kinds.setdefault((error.type, error.line, sentence), []).append(rank)
-    text = []
+    text: list[str] = []
     for ranks in kinds.values():
         text += describe_kind(ranks, [errors[r] for r in ranks])
     if len(errors) < len(waits) or any(error.type == "Mismatch" for error in errors.values()):
@@ -161,7 +166,7 @@ def run_failed(own: dict[int, dict], waits: Sequence[Wait]) -> RunFailed:
 
 
 def describe_kind(ranks: list[int], errors: list[RankError]) -> list[str]:
-    """The lines about one kind of error: who, what, and the attendee's lines that led there."""
+    """Return the lines about one kind of error: ranks, error, and the attendee's lines that led there."""
     first = errors[0]
     if first.type in SENTENCES:
         return [f"{name_ranks(ranks)}: {first.message}"]
@@ -175,9 +180,9 @@ def describe_kind(ranks: list[int], errors: list[RankError]) -> list[str]:
     return text
 
 
-def describe_stopped(stopped: dict[int, dict]) -> list[str]:
-    """One line for every place at which ranks were ended; `stopped` is {rank: failure}."""
-    places = {}
+def describe_stopped(stopped: dict[int, TaskFailure]) -> list[str]:
+    """Write one line for every place at which ranks were ended; `stopped` is {rank: failure}."""
+    places: dict[str, list[int]] = {}
     for rank, failure in stopped.items():
         line = source_line(*failure["frames"][-1][:2]) if failure["frames"] else ""
         places.setdefault(f"stopped while running{f' ({line})' if line else ''}", []).append(rank)
@@ -192,7 +197,7 @@ OFTEN = {
 
 
 def ending(status: str) -> str:
-    """How an engine ended, from the exit status that the shell wrote, such as "137"."""
+    """Return how an engine ended, from the exit status that the shell wrote, such as "137"."""
     try:
         code = int(status)
     except ValueError:
@@ -205,8 +210,8 @@ def ending(status: str) -> str:
 
 
 def dead_text(dead: dict[int, str]) -> str:
-    """ "rank 2 was killed by signal 9 (SIGKILL: ...)" for {rank: how}."""
-    ways = {}
+    """Write {rank: how} as a sentence: "rank 2 was killed by signal 9 (SIGKILL: ...)"."""
+    ways: dict[str, list[int]] = {}
     for rank, how in sorted(dead.items()):
         ways.setdefault(how, []).append(rank)
     return "; ".join(f"{name_ranks(ranks)} {how}" for how, ranks in ways.items())

@@ -27,7 +27,6 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any
 
 from .layout import Link
 from .supervisor import die_with_parent
@@ -38,7 +37,7 @@ BIND, RECURSIVE, PRIVATE = 1 << 12, 1 << 14, 1 << 18  # MS_... of linux/mount.h
 SYSTEM = ctypes.CDLL(None, use_errno=True)
 
 
-def system_call(name: str, *arguments: Any) -> None:
+def system_call(name: str, *arguments: object) -> None:
     """Call `name` of the C library. Raises OSError that names the call."""
     if getattr(SYSTEM, name)(*arguments) != 0:
         number = ctypes.get_errno()
@@ -75,12 +74,12 @@ REFUSED = (
 
 
 def namespaces_file(path: str) -> str:
-    """The file by which an engine finds the namespaces of its host, in the session directory `path`."""
+    """Return the path of the file by which an engine finds its host's namespaces, in the session directory `path`."""
     return os.path.join(path, "hosts.json")
 
 
 class Refused(Exception):
-    """The hosts cannot be made here; the message is one sentence with the remedy."""
+    """A reason why no hosts can be made here; the message is one sentence with the remedy."""
 
 
 class Switch:
@@ -88,19 +87,19 @@ class Switch:
 
     def __init__(self, link: Link, ip: str, tc: str) -> None:
         self.link, self.ip, self.tc = link, ip, tc
-        self.held = []  # open files, each of which keeps a namespace
+        self.held: list[int] = []  # handles of open files; each keeps a namespace
         self.users = [f"/proc/{os.getpid()}/ns/user"] if enter_new_namespaces() else []
         mount("none", "/", flags=PRIVATE | RECURSIVE)
         self.mounts, self.network = self.hold("mnt"), self.hold("net")
         batch(ip, "link add switch type bridge", f"link set switch mtu {MTU} up")
 
     def hold(self, kind: str) -> str:
-        """Keep the namespace of `kind` in which this process is; returns a path at which others can join it."""
+        """Keep the namespace of `kind` in which this process is; return a path at which others can join it."""
         self.held.append(os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
         return f"/proc/{os.getpid()}/fd/{self.held[-1]}"
 
     def add_host(self, number: int) -> list[str]:
-        """Make host `number` and join it to the switch; returns the paths of its namespaces."""
+        """Make host `number` and join it to the switch; return the paths of its namespaces."""
         system_call("unshare", NETWORK | NAMES)
         socket.sethostname(f"host{number}")
         paths = [*self.users, self.mounts, self.hold("net"), self.hold("uts")]
@@ -122,7 +121,7 @@ class Switch:
 
 
 def enter_new_namespaces() -> bool:
-    """New namespaces for the switch; returns whether that took a user namespace too, in which this user is root."""
+    """Enter new namespaces for the switch; return True if that took a user namespace, in which this user is root."""
     kinds = NETWORK | MOUNTS
     try:
         system_call("unshare", kinds)
@@ -180,7 +179,7 @@ def make() -> None:
 
 
 def count(path: str) -> int:
-    """How many emulated hosts the session at `path` has."""
+    """Return how many emulated hosts the session at `path` has."""
     try:
         with open(namespaces_file(path)) as file:
             return len(json.load(file))
@@ -198,7 +197,7 @@ def enter(path: str, number: int) -> None:
 
 
 def be_engine() -> None:
-    """An engine on its emulated host: enter the namespaces of the host, and be an engine then (engine.py)."""
+    """Be an engine on its emulated host: enter the namespaces of the host first (engine.py)."""
     rank, size, hosts = (int(os.environ[name]) for name in ("PMI_RANK", "PMI_SIZE", "HPDL_HOSTS"))
     enter(os.environ["HPDL_SESSION"], rank * hosts // size)  # neighbors share a host if there are more ranks than hosts
     from . import engine
@@ -207,7 +206,7 @@ def be_engine() -> None:
 
 
 def be_shell(path: str, number: str) -> None:
-    """A shell on emulated host `number` of the session at `path`."""
+    """Be a shell on emulated host `number` of the session at `path`."""
     enter(path, int(number))
     shell = os.environ.get("SHELL", "/bin/sh")
     os.execvp(shell, [shell])

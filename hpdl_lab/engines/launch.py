@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection
-from typing import Any
 
 import psutil
 
@@ -29,14 +28,14 @@ START_SECONDS = 60  # a cold disk and a busy machine included
 
 
 class Launching:
-    """Starts what `layout` wants in the session directory `path`, as children of the supervisor."""
+    """The start of what `layout` wants in the session directory `path`, as children of the supervisor."""
 
-    def __init__(self, path: str, layout: Layout, supervisor: SupervisorConnection | None) -> None:
+    def __init__(self, path: str, layout: Layout, supervisor: SupervisorConnection) -> None:
         self.path, self.layout, self.supervisor = path, layout, supervisor
-        self.started = []  # names of processes
+        self.started: list[str] = []  # names of processes
 
     def go(self) -> None:
-        """Start hosts or a job, where they are wanted, then engines; in a Slurm job, %px's controller as well.
+        """Start hosts or a job, if they are wanted, then engines; in a Slurm job, %px's controller as well.
 
         Raises: EngineError when one of them ends, or has not come so far in time.
         """
@@ -57,11 +56,11 @@ class Launching:
         """Start ipyparallel's controller, for %px."""
         self.spawn("controller", [sys.executable, "-m", "hpdl_lab.engines.px_processes"])
 
-    def spawn(self, name: str, argv: list[str], **options: Any) -> None:
-        """Have the supervisor start process `name`. options: see supervisor.py."""
+    def spawn(self, name: str, argv: list[str], grace: float = 0.0) -> None:
+        """Have the supervisor start process `name`. grace: see supervisor.py."""
         env = environment(self.path, self.layout, self.supervisor.pid)
         log = session_dir.log_file(self.path, name)
-        self.supervisor.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log, **options)
+        self.supervisor.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log, grace=grace)
         self.started.append(name)
 
     def wait_for(self, files: list[str], seconds: float = START_SECONDS) -> None:
@@ -73,13 +72,13 @@ class Launching:
             if text := slurm.ended(self.path):
                 raise EngineError(text)
             dead = any(map(os.path.exists, exits))
-            if dead:  # what one rank has ended of, the others mostly end of as well, a moment later
+            if dead:  # the others mostly end of the same cause, a moment later
                 until(lambda: all(map(os.path.exists, exits)), 0.5)
             if ended or dead or time.monotonic() > give_up:
                 raise EngineError(self.failure(ended, seconds))
 
     def failure(self, gone: Collection[str], seconds: float) -> str:
-        """Why the start failed: `gone` are the processes that have ended, `seconds` what it was given."""
+        """Return why the start failed: `gone` are the processes that have ended, `seconds` what it was given."""
         path, n = self.path, self.layout.n
         if "hosts" in gone:
             return (
@@ -102,7 +101,7 @@ class Launching:
         )
 
     def ended(self) -> list[str]:
-        """Names of the processes that were started and have ended."""
+        """Return the names of the processes that were started and have ended."""
         running = self.supervisor.ask("status")["running"]
         return [name for name in self.started if name not in running]
 
@@ -142,7 +141,7 @@ BETWEEN_HOSTS = MPI_BY_TCP | {"FI_TCP_IFACE": INTERFACE, "GLOO_SOCKET_IFNAME": I
 
 
 def mpiexec() -> str:
-    """Path of the mpiexec that starts the engines. Raises EngineError with the remedy when there is none."""
+    """Return the path of the mpiexec that starts the engines. Raises EngineError with the remedy if there is none."""
     try:
         path = features.mpiexec()
     except features.Missing as error:
@@ -192,7 +191,7 @@ def check(layout: Layout) -> None:
 
 
 def announcement(layout: Layout) -> str:
-    """What to say before a start that will take long because the engines are many for this machine; else ""."""
+    """Return what to say before a start that will take long because the engines are many for this machine; else ""."""
     n, cores = layout.n, features.cores()
     seconds = n * CORE_SECONDS / cores
     if layout.where == "slurm" or seconds < LONG_START:
@@ -204,12 +203,12 @@ def announcement(layout: Layout) -> str:
 
 
 def memory_available() -> int:
-    """Bytes that processes can still take without swapping."""
+    """Return the bytes that processes can still take without swapping."""
     return psutil.virtual_memory().available
 
 
 def hosts_argv(path: str, layout: Layout) -> list[str]:
-    """The process that makes the emulated hosts and keeps them. Raises EngineError if commands for that are missing."""
+    """Return the command line that makes and keeps the emulated hosts. Raises EngineError if a command is missing."""
     try:
         commands = features.network_commands()
     except features.Missing as error:
@@ -219,9 +218,9 @@ def hosts_argv(path: str, layout: Layout) -> list[str]:
 
 
 def engines_argv(path: str, layout: Layout) -> list[str]:
-    """Engines under mpiexec, each below a shell that writes its exit status where the notebook can read it.
+    """Return the command line of engines under mpiexec, each below a shell that writes its exit status to a file.
 
-    On Slurm: the process that asks the relay for engines, and ends with them.
+    On Slurm: of the process that asks the relay for engines, and ends with them.
     """
     if layout.where == "slurm":
         return slurm.step_argv(path, layout)
@@ -233,7 +232,7 @@ def engines_argv(path: str, layout: Layout) -> list[str]:
 
 
 def own_variables(path: str, supervisor_pid: int, n: int) -> dict[str, str]:
-    """The variables by which an engine of `n` finds its session directory, and ipyparallel its files there."""
+    """Return the variables by which an engine of `n` finds its session directory, and ipyparallel its files there."""
     return {
         "HPDL_SESSION": path,
         "HPDL_SUPERVISOR": str(supervisor_pid),
@@ -245,7 +244,7 @@ def own_variables(path: str, supervisor_pid: int, n: int) -> dict[str, str]:
 
 
 def environment(path: str, layout: Layout, supervisor_pid: int) -> dict[str, str]:
-    """The environment of controller, hosts and engines: this process's, less what would mislead them."""
+    """Return the environment of controller, hosts and engines: this process's, less what would mislead them."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_PREFIXES) or k in KEPT}
     own = own_variables(path, supervisor_pid, layout.n)
     own |= {"HPDL_HOSTS": str(layout.hosts), "HPDL_DEVICE": layout.device}
@@ -259,6 +258,6 @@ def environment(path: str, layout: Layout, supervisor_pid: int) -> dict[str, str
 
 
 def cause(log: str) -> str:
-    """The symptom of which the log tells, with its fix, as `hpdl doctor` says it; else the last thing it says."""
+    """Return the known symptom in the log, with its fix, as `hpdl doctor` says it; else the log's last line."""
     known = found_in(TABLE, log)
     return str(known[0]) if known else session_dir.last_line(log)

@@ -1,9 +1,11 @@
-"""How a cluster is laid out: how many engines, where (here, on emulated hosts, in a Slurm job), on which device."""
+"""The layout of a cluster: how many engines, where (here, on emulated hosts, in a Slurm job), on which device."""
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..units import require_int
+
+Options: TypeAlias = dict[str, Any]  # of a Slurm job: see checked_job_options
 
 QUEUE_SECONDS = 600  # s in the queue, unless said otherwise
 TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # as `man sbatch` lists them
@@ -14,8 +16,8 @@ NAMES = (*NAMED, *NUMBERS, "time")
 EXAMPLE = 'lab.start(8, where="slurm", partition="gpu", nodes=2, gpus=1, time="1:00:00")'
 
 
-def checked_job_options(said: dict, n: int) -> dict:
-    """`said` of the job of `n` engines, fit for JSON: {one of NAMES: value}.
+def checked_job_options(said: Options, n: int) -> Options:
+    """Return the options `said` for the job of `n` engines, fit for JSON: {one of NAMES: value}.
 
     partition, account, qos, reservation: as the site names them.
     nodes: that share the engines evenly. gpus: for each engine.
@@ -37,8 +39,8 @@ def checked_job_options(said: dict, n: int) -> dict:
     return said | {"time": str(time)} if "time" in said else said
 
 
-def sbatch_arguments(n: int, options: dict) -> list[str]:
-    """The options of sbatch for `n` engines; `options` as `checked` returns them."""
+def sbatch_arguments(n: int, options: Options) -> list[str]:
+    """Return the options of sbatch for `n` engines; `options` as `checked_job_options` returns them."""
     found = [f"--ntasks={n}"]
     found += [f"--{name}={options[name]}" for name in (*NAMED, "time") if name in options]
     if nodes := options.get("nodes"):
@@ -48,8 +50,8 @@ def sbatch_arguments(n: int, options: dict) -> list[str]:
     return found
 
 
-def queue_seconds(options: dict) -> int:
-    """Seconds that the job may wait."""
+def queue_seconds(options: Options) -> int:
+    """Return the seconds that the job may wait."""
     return options.get("wait", QUEUE_SECONDS)
 
 
@@ -84,11 +86,11 @@ class Link(NamedTuple):
         return max(self.packet + HEADERS, int(self.bandwidth * LATE_S))
 
     def tbf(self) -> str:
-        """Arguments of `tc qdisc`: the token bucket that shapes one direction."""
+        """Return the arguments of `tc qdisc`: the token bucket that shapes one direction."""
         return f"tbf rate {self.bits}bit burst {self.burst} limit {QUEUE_NBYTES}"
 
     def windows(self) -> dict[str, str]:
-        """Files in /proc/sys/net and what they hold: how much TCP may have under way."""
+        """Return files in /proc/sys/net and what they hold: how much TCP may have under way."""
         most = max(SMALLEST_WINDOW, int(self.bandwidth * WINDOW_S))
         return {"ipv4/tcp_rmem": f"4096 131072 {most}", "ipv4/tcp_wmem": f"4096 65536 {most}"}
 
@@ -98,7 +100,7 @@ class Link(NamedTuple):
 
 
 def parse_link(text: str) -> Link:
-    """ "1gbit" -> Link(1000000000). Raises ValueError with the spelling that is wanted."""
+    """Read a link: "1gbit" -> Link(1000000000). Raises ValueError with the spelling that is wanted."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([kmg]bit)", text.strip().lower()) if isinstance(text, str) else None
     if found is None:
         raise ValueError(f'link={text!r}: a speed as tc spells it is needed, such as "100mbit", "1gbit" or "10gbit"')
@@ -115,8 +117,9 @@ DEFAULT_LINK = "1gbit"
 
 
 class Layout(NamedTuple):
-    """n: engines. where: of PLACES. hosts, link: of emulated hosts, else 0 and "". device: of DEVICES.
+    """The number `n` of engines, and where they are: one of PLACES. device: one of DEVICES.
 
+    hosts, link: of emulated hosts, else 0 and "".
     job: what is asked of Slurm, as layout.checked_job_options returns it; {} elsewhere.
     """
 
@@ -125,7 +128,7 @@ class Layout(NamedTuple):
     hosts: int = 0
     link: str = ""
     device: str = "cpu"
-    job: dict = {}
+    job: Options = {}
 
     def __str__(self) -> str:
         engines = "1 engine" if self.n == 1 else f"{self.n} engines"
@@ -135,13 +138,13 @@ class Layout(NamedTuple):
 
     @property
     def remarks(self) -> list[str]:
-        """What to know of engines that are laid out so: sentences without their full stops."""
+        """Remarks on engines that are laid out so: sentences without their full stops."""
         if not self.hosts:
             return []
         return [f"messages between hosts take their time on links of {self.link} each way, through one switch"]
 
-    def asked(self) -> dict:
-        """As arguments of `wanted`."""
+    def asked(self) -> Options:
+        """Return it as arguments of `wanted`."""
         said = self._asdict()
         job = said.pop("job")
         return (said if self.hosts else said | {"hosts": None, "link": None}) | job
@@ -156,7 +159,7 @@ def wanted(
     running: Layout | None = None,
     **job: Any,
 ) -> Layout:
-    """The Layout that was asked for; what was not said stays as it is in `running`, or is the default.
+    """Return the Layout that was asked for; what was not said stays as it is in `running`, or is the default.
 
     job: what is asked of Slurm: see layout.checked_job_options.
     Raises: ValueError for what makes no sense; whether this machine can do it, launch.check says.
@@ -186,7 +189,7 @@ def wanted(
 
 
 def choice(name: str, value: str | None, known: tuple[str, ...]) -> str | None:
-    """`value`, None included. Raises ValueError unless it is one of `known`."""
+    """Return `value`, None included. Raises ValueError unless it is one of `known`."""
     if value is not None and value not in known:
         raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, known))} is needed")
     return value

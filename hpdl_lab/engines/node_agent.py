@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Slurm job: one agent of the job, and one for each engine, all connected to the relay.
+"""The agents on the nodes of a Slurm job: one of the job, and one for each engine, all connected to the relay.
 
     job agent      the first process of the job; it starts engines in its allocation whenever the notebook asks for some
       `-- mpiexec  of this environment, which has Slurm start its daemons on the other nodes: no PMI of Slurm is needed
@@ -20,9 +20,9 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypedDict
 
 import psutil
 import zmq
@@ -44,24 +44,33 @@ LINES = 1 << 16  # bytes of what engines print that are passed on at a time
 
 
 class Unreached(Exception):
-    """The relay cannot be reached; the message is one sentence with the remedy."""
+    """A relay that cannot be reached; the message is one sentence with the remedy."""
+
+
+class Place(TypedDict):
+    """The addresses of the relay, and the keys for it."""
+
+    addresses: list[str]
+    port: int
+    keys: dict[str, str]
 
 
 def node_name() -> str:
-    """The name by which Slurm knows this node."""
+    """Return Slurm's name of this node."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def load(file: str) -> dict:
-    """Where the relay is: {"addresses", "port", "keys"}. Raises OSError if the file is not seen from here."""
+def load(file: str) -> Place:
+    """Return where the relay is. Raises OSError if the file is not seen from here."""
     with open(file) as opened:
         return json.load(opened)
 
 
 @asynccontextmanager
-async def connected(relay: dict, **hello: Any) -> AsyncIterator[tuple[streams.Connection, dict, str]]:
-    """(connection to the relay on which `hello` has been said, its answer, own address). Raises Unreached."""
-    context, tried = zmq.asyncio.Context(), []
+async def connected(relay: Place, **hello: object) -> AsyncGenerator[tuple[streams.Connection, streams.Message, str]]:
+    """Yield (connection to the relay on which `hello` has been said, its answer, own address). Raises Unreached."""
+    context = zmq.asyncio.Context()
+    tried: list[str] = []
     try:
         for address in relay["addresses"]:
             try:
@@ -85,13 +94,15 @@ async def connected(relay: dict, **hello: Any) -> AsyncIterator[tuple[streams.Co
 
 
 def own_address(address: str, port: int) -> str:
-    """The address of this node from which it talks to the relay. Raises OSError with the reason if it cannot."""
+    """Return the address of this node from which it talks to the relay. Raises OSError with the reason if it cannot."""
     with socket.create_connection((address, port), EACH) as probe:
         return probe.getsockname()[0]
 
 
-async def dial(context: zmq.asyncio.Context, address: str, port: int, keys: dict, hello: dict) -> tuple:
-    """(Connection, the task that receives for it, the relay's first message)."""
+async def dial(
+    context: zmq.asyncio.Context, address: str, port: int, keys: dict[str, str], hello: dict[str, object]
+) -> tuple[streams.Connection, asyncio.Future[Any], streams.Message]:
+    """Return (Connection, the task that receives for it, the relay's first message)."""
     dealer = context.socket(zmq.DEALER)
     streams.prepare(dealer, address)
     dealer.reconnect_ivl = -1  # what was under way would be lost: a connection that breaks has ended
@@ -127,7 +138,7 @@ async def dial(context: zmq.asyncio.Context, address: str, port: int, keys: dict
 
 
 class Launcher:
-    """mpiexec with the engines of step `number`; what it prints, and its end, are sent to the relay."""
+    """The mpiexec with the engines of step `number`; what it prints, and its end, are sent to the relay."""
 
     def __init__(self, relay: streams.Connection, number: int, process: asyncio.subprocess.Process) -> None:
         self.relay, self.number, self.process = relay, number, process
@@ -166,7 +177,7 @@ class Launcher:
 
 
 async def serve_job(file: str) -> None:
-    """Start and end engines as the relay says; returns when it has gone."""
+    """Start and end engines as the relay says; return when it has gone."""
     async with connected(load(file), role="job", node=node_name()) as (relay, welcome, own):
         launcher = None
         if "welcome" not in welcome:
@@ -192,7 +203,7 @@ async def serve_job(file: str) -> None:
 
 
 class EngineAgent:
-    """Carries the sockets of engine `rank` of `n`, whose files are in the folder `path` of this node."""
+    """The carrier of the sockets of engine `rank` of `n`, whose files are in the folder `path` of this node."""
 
     def __init__(self, relay: streams.Connection, rank: int, n: int, path: str) -> None:
         self.relay, self.rank, self.n, self.path = relay, rank, n, path
@@ -200,8 +211,8 @@ class EngineAgent:
         self.mapped: set[str] = set()  # shared memory of the engine, which cannot be asked for it when it was killed
         self.tasks = streams.Tasks()
 
-    async def serve(self, connection: dict, interface: str | None) -> None:
-        """Start the engine; returns when the relay lets go. connection: of ipyparallel's controller."""
+    async def serve(self, connection: streams.Message, interface: str | None) -> None:
+        """Start the engine; return when the relay lets go. connection: of ipyparallel's controller."""
         await self.open_px(connection)
         self.engine = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "hpdl_lab.engines.engine"),
@@ -214,7 +225,7 @@ class EngineAgent:
         while (message := await self.relay.receive()) and "end" not in message:
             self.tasks.begin(self.open_stream(message["open"]))
 
-    async def open_px(self, connection: dict) -> None:
+    async def open_px(self, connection: streams.Message) -> None:
         """Let the engine find the controller's sockets in its own folder."""
         file = session_dir.connection_file(self.path, "engine")
         os.makedirs(os.path.dirname(file), 0o700)
@@ -229,7 +240,7 @@ class EngineAgent:
         await self.relay.carry(self.relay.open(px=channel), reader, writer)
 
     async def open_stream(self, number: int) -> None:
-        """A kernel wants to talk to the engine."""
+        """Connect a kernel to the engine."""
         try:
             ends = await asyncio.open_unix_connection(session_dir.engine_socket(self.path, self.rank))
         except OSError:
@@ -299,7 +310,7 @@ RANKS_HERE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 def launch_environment(interface: str | None) -> dict[str, str]:
-    """The environment of mpiexec in the job; see `environment` for interface."""
+    """Return the environment of mpiexec in the job; see `environment` for interface."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(REQUEST_OF_ONE_TASK)}
     if interface is not None:
         env.setdefault("HYDRA_IFACE", interface)  # by its address: nodes need not know each other by name
@@ -307,12 +318,12 @@ def launch_environment(interface: str | None) -> dict[str, str]:
 
 
 def mpi_rank() -> int | None:
-    """The MPI rank of this process, before MPI has started in it; None if no mpiexec has started it."""
+    """Return the MPI rank of this process, before MPI has started in it; None if no mpiexec has started it."""
     return next((int(os.environ[name]) for name in RANK if name in os.environ), None)
 
 
 def environment(path: str, n: int, node: str, interface: str | None) -> dict[str, str]:
-    """The environment of an engine on `node`, of `n`, with its sockets in the folder `path` of that node.
+    """Return the environment of an engine on `node`, one of `n`, with its sockets in the folder `path` of that node.
 
     interface: the network interface by which this node is joined to the others; None if it has no name.
     """
@@ -326,7 +337,7 @@ def environment(path: str, n: int, node: str, interface: str | None) -> dict[str
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface that has `address`; None if none has."""
+    """Return the name of the network interface that has `address`; None if none has."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(address == known.address.partition("%")[0] for known in addresses):
             return name

@@ -1,17 +1,19 @@
 """The engines of one start, seen from a notebook: connected to, given functions to run, asked how they ended."""
 
+from __future__ import annotations
+
 import inspect
 import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import cloudpickle
 
-from ..comm.base import PerRank, Results
+from ..comm.base import OnRow, PerRank, Results, Row
 from ..comm.errors import RankFailed
 from ..plain_source import plain_signature
 from ..system import until
@@ -19,12 +21,18 @@ from ..trace import INSTALLED, PACKAGE, Event
 from ..units import require_number
 from . import client, errors, session_dir
 from .errors import EngineError, RunStopped, without_traceback
-from .messages import Packed, pack
+from .messages import Function, Info, Packed, Task, TaskOutcome, pack
 from .run import Run
 from .script import Script
 
+if TYPE_CHECKING:
+    from ..comm.inject import Injection
 
-def package(fn: Callable, args: Sequence, keywords: dict, size: int) -> tuple[Packed, list[Packed | None]]:
+Arguments: TypeAlias = Sequence[object]
+Keywords: TypeAlias = dict[str, object]
+
+
+def package(fn: Function, args: Arguments, keywords: Keywords, size: int) -> tuple[Packed, list[Packed | None]]:
     """Pickle a call for `size` ranks.
 
     Returns: (task, own): (fn, args, keywords), the same for all, and for each rank its own arguments ({position or
@@ -51,11 +59,11 @@ def package(fn: Callable, args: Sequence, keywords: dict, size: int) -> tuple[Pa
 
 
 def argument(place: int | str) -> str:
-    """How a sentence calls the argument at position `place`, or of that name."""
+    """Return how a sentence calls the argument at position `place`, or of that name."""
     return f"argument {place if isinstance(place, str) else place + 1}"
 
 
-def check_signature(fn: Callable, args: Sequence, keywords: dict) -> None:
+def check_signature(fn: Function, args: Arguments, keywords: Keywords) -> None:
     """Raise TypeError unless `fn(comm, *args, **keywords)` is a call that `fn` can take."""
     if isinstance(fn, Script) and keywords:
         raise TypeError(
@@ -71,8 +79,8 @@ def check_signature(fn: Callable, args: Sequence, keywords: dict) -> None:
         raise TypeError(misfit(fn, signature, len(args), keywords, error)) from None
 
 
-def misfit(fn: Callable, signature: inspect.Signature, count: int, keywords: dict, error: TypeError) -> str:
-    """Why `fn` cannot be called with comm, `count` arguments and `keywords`, in one sentence. error: Python's own."""
+def misfit(fn: Function, signature: inspect.Signature, count: int, keywords: Keywords, error: TypeError) -> str:
+    """Say why `fn` cannot be called with comm, `count` arguments and `keywords`. error: Python's own."""
     called = f"{name_of(fn)}{signature}"
     parameters = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if missing := [p.name for p in parameters[count + 1 :] if p.default is p.empty and p.name not in keywords]:
@@ -85,21 +93,21 @@ def misfit(fn: Callable, signature: inspect.Signature, count: int, keywords: dic
     return f"{called} cannot be called so: {error}"
 
 
-def name_of(fn: Callable) -> str:
-    """What to call `fn` in a sentence."""
+def name_of(fn: Function) -> str:
+    """Return how a sentence calls `fn`."""
     name = getattr(fn, "__name__", type(fn).__name__)
     return "your lambda" if name == "<lambda>" else name
 
 
-def dump(value: Any) -> Packed:
-    """`value`, to be sent; a TypeError says what cannot travel."""
+def dump(value: object) -> Packed:
+    """Pack `value`, to be sent; a TypeError says what cannot travel."""
     try:
         return pack(value)
     except Exception as error:
         raise TypeError(f"a PerRank argument cannot travel to the engines: {reason(error)}") from None
 
 
-def carry_script(fn: Callable) -> None:
+def carry_script(fn: Function) -> None:
     """Let the attendee's own modules travel by value, as the notebook does: engines would keep an older version."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
     path = os.path.realpath(getattr(module, "__file__", None) or "")
@@ -109,8 +117,8 @@ def carry_script(fn: Callable) -> None:
         cloudpickle.register_pickle_by_value(module)
 
 
-def culprit(fn: Callable, args: Sequence, keywords: dict, error: BaseException) -> str:
-    """The sentence that names what cannot be pickled: an argument, or a variable that the function uses."""
+def culprit(fn: Function, args: Arguments, keywords: Keywords, error: BaseException) -> str:
+    """Return the sentence that names what cannot be pickled: an argument, or a variable that the function uses."""
     for place, value in [*enumerate(args), *keywords.items()]:
         if (why := trouble(value)) is not None:
             return f"{argument(place)}, a {type(value).__name__}, cannot travel to the engines: {why}"
@@ -126,8 +134,8 @@ def culprit(fn: Callable, args: Sequence, keywords: dict, error: BaseException) 
     return f"{name} cannot travel to the engines: {reason(error)}"
 
 
-def trouble(value: Any) -> str | None:
-    """Why `value` cannot be pickled; None when it can."""
+def trouble(value: object) -> str | None:
+    """Return why `value` cannot be pickled; None if it can."""
     try:
         pack(value)
     except Exception as error:
@@ -136,7 +144,7 @@ def trouble(value: Any) -> str | None:
 
 
 def reason(error: BaseException) -> str:
-    """The message of a pickling error, without its nesting."""
+    """Return the message of a pickling error, without its nesting."""
     return (
         str(error).splitlines()[0]
         if isinstance(error, pickle.PicklingError | TypeError | RecursionError)
@@ -144,12 +152,12 @@ def reason(error: BaseException) -> str:
     )
 
 
-def variables(fn: Callable) -> dict[str, Any]:
-    """The globals and closure variables that `fn` names: {name: value}."""
+def variables(fn: Function) -> dict[str, object]:
+    """Return the globals and closure variables that `fn` names: {name: value}."""
     code = getattr(fn, "__code__", None)
     if code is None:
         return {}
-    found = {name: fn.__globals__[name] for name in code.co_names if name in fn.__globals__}
+    found: dict[str, object] = {name: fn.__globals__[name] for name in code.co_names if name in fn.__globals__}
     for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
@@ -159,7 +167,7 @@ def variables(fn: Callable) -> dict[str, Any]:
 
 
 def own_paths() -> list[str]:
-    """The entries of sys.path that the engines may lack: where the attendee's modules are."""
+    """Return the entries of sys.path that the engines may lack: the folders of the attendee's modules."""
     here = os.getcwd()
     return [
         os.path.abspath(p) if p else here for p in sys.path if not os.path.realpath(p or here).startswith(INSTALLED)
@@ -170,7 +178,7 @@ ENDING_SECONDS = 3.0  # for the exit statuses of engines that have ended
 
 
 class EnginePool:
-    """The `n` engines of the session at `path`. One run at a time, also when several notebooks use them."""
+    """The `n` engines of the session at `path`, for one run at a time, also when several notebooks use them."""
 
     def __init__(self, path: str, n: int) -> None:
         self.path = path
@@ -181,8 +189,8 @@ class EnginePool:
         self._under_way: Run | None = None
 
     @property
-    def infos(self) -> list[dict]:
-        """What each engine said of itself: rank, pid, host, cores, gpu."""
+    def infos(self) -> list[Info]:
+        """Descriptions of the engines, by themselves."""
         return [engine.info for engine in self.engines]
 
     def join_px(self) -> None:
@@ -192,24 +200,24 @@ class EnginePool:
                 engine.send(client.PX, self.infos[0]["master"])
 
     def gone(self) -> list[int]:
-        """Ranks of the engines that have closed their connection."""
+        """Return the ranks of the engines that have closed their connection."""
         return [engine.rank for engine in self.engines if engine.is_closed()]
 
     def close(self) -> None:
-        """Disconnect. A task of ours that still runs is interrupted by its engine."""
+        """Disconnect from all engines. A task of ours that still runs is interrupted by its engine."""
         for engine in self.engines:
             engine.close()
         self._lock.close()
 
     def run(
         self,
-        fn: Callable,
-        args: Sequence,
-        keywords: dict,
+        fn: Function,
+        args: Arguments,
+        keywords: Keywords,
         ranks: int | Iterable[int] | None,
         deadline: float,
-        on_row: Callable[[Any], Any] | None,
-        inject: Any = None,
+        on_row: OnRow | None,
+        inject: Injection | None = None,
         limit: float | None = None,
     ) -> Run:
         """Call `fn(comm, *args, **keywords)` on `ranks` (None: all); return the finished Run, whatever became of it."""
@@ -219,12 +227,14 @@ class EnginePool:
         if inject is not None:
             inject.check(len(chosen))
         task, own = package(fn, args, keywords, len(chosen))
-        content = {
+        content: Task = {
+            "run": 0,
             "ranks": None if ranks is None else chosen,
             "deadline": require_number("deadline", deadline, above=0),
             "inject": inject or None,
             "sys_path": own_paths(),
             "task": task,
+            "own": None,
             "master": self.infos[chosen[0]]["master"],
         }
         with self.between_runs() as number:
@@ -233,7 +243,7 @@ class EnginePool:
                 engine.refresh_clock()
             run = self._under_way = Run(number, engines, on_row, limit)
             try:
-                run.execute([content | {"run": number, "own": each} for each in own])
+                run.execute([{**content, "run": number, "own": each} for each in own])
             except BaseException:  # a test's alarm, say: closing the connections ends the tasks
                 self._reconnect(chosen)
                 raise
@@ -241,8 +251,8 @@ class EnginePool:
         return run
 
     @contextmanager
-    def between_runs(self) -> Iterator[int]:
-        """No run, or first use of %px, of any notebook meanwhile; yields the number of this one.
+    def between_runs(self) -> Generator[int]:
+        """Keep out runs, and the first use of %px, of all notebooks meanwhile; yield the number of this one.
 
         Raises: EngineError if one of this notebook is under way.
         """
@@ -258,7 +268,7 @@ class EnginePool:
             self._busy.release()
 
     def interrupt(self) -> bool:
-        """End the run that is under way, in another thread, as the stop button does; True if there is one."""
+        """End the run that is under way in another thread, as the stop button does; return True if there is one."""
         run = self._under_way
         if run is not None:
             run.stopped = True
@@ -279,7 +289,7 @@ class EnginePool:
         return chosen
 
     def verdict(self, run: Run) -> BaseException | None:
-        """The exception that says what became of `run`; None when every rank returned."""
+        """Return the exception that says what became of `run`; None when every rank returned."""
         if run.raised is not None:
             return run.raised
         if run.stopped:
@@ -297,7 +307,7 @@ class EnginePool:
         return errors.error_of(run.outcomes, run.picture)
 
     def endings(self, ranks: Sequence[int], unknown: str = "has gone") -> dict[int, str]:
-        """{rank: how its process ended}, as soon as it is known: exit statuses are written a moment after the end.
+        """Return {rank: how its process ended}, as soon as it is known: exit statuses are written a moment later.
 
         Nothing is known of engines that another notebook has replaced. unknown: what to say of all if none is known; ""
         leaves them out.
@@ -315,14 +325,14 @@ class EnginePool:
 
 
 def warn(text: str) -> None:
-    """Tell the attendee on stderr."""
+    """Print `text` for the attendee, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-def results(outcomes: dict[int, dict], rows: list) -> Results:
-    """Results in rank order of a run in which every rank returned; `outcomes` is {rank: outcome}."""
-    outcomes = [outcomes[rank] for rank in sorted(outcomes)]
-    values = [o["value"].value() for o in outcomes]
-    events = [Event._make(e) for o in outcomes for e in o["events"]]
-    seconds = (max(o["t1_ns"] for o in outcomes) - min(o["t0_ns"] for o in outcomes)) / 1e9
+def results(outcomes: dict[int, TaskOutcome], rows: list[Row]) -> Results:
+    """Return the Results, in rank order, of a run in which every rank returned; `outcomes` is {rank: outcome}."""
+    ordered = [outcomes[rank] for rank in sorted(outcomes)]
+    values = [o["value"].value() for o in ordered]
+    events = [Event._make(e) for o in ordered for e in o["events"]]
+    seconds = (max(o["t1_ns"] for o in ordered) - min(o["t0_ns"] for o in ordered)) / 1e9
     return Results(values, events, rows, seconds)

@@ -6,10 +6,12 @@ hpdl_lab.engines.px_processes` (launch.py). Its sockets are Unix sockets in the 
 open them, and they reach engines on emulated hosts, which have networks of their own.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
@@ -19,19 +21,37 @@ from ..system import until
 from . import session_dir
 from .supervisor import die_with_parent
 
+if TYPE_CHECKING:
+    from tornado.ioloop import IOLoop
+    from zmq.eventloop.zmqstream import ZMQStream
+
+    from ..comm.mpi.session import Session
+    from ..comm.torch.plain import PlainTorch
+
+Json: TypeAlias = dict[str, Any]
 CONTROLLER_SECONDS = 60  # to write its connection file: it and the engines start at the same time
+
+
+class Server(Protocol):
+    """The engine.Server of tasks that is in the same process."""
+
+    rank: int
+    session: Session
+    torch: PlainTorch
+
+    def work_in(self, loop: IOLoop) -> None: ...
 
 
 class Engine(IPEngine):
     """ipyparallel's engine, with this laboratory's signal handling and server of tasks."""
 
-    server: Any = None
+    server: Server
 
     def init_signal(self) -> None:
-        """Signals stay as engine.py has set them; ipykernel puts its own handler of SIGINT around %px."""
+        """Leave signals as engine.py has set them; ipykernel puts its own handler of SIGINT around %px."""
 
-    def on_signal_request(self, stream: Any, ident: Any, parent: dict) -> None:
-        """What ipyparallel's nanny would do: an interrupted `%px` cell asks its engines to interrupt it too."""
+    def on_signal_request(self, stream: ZMQStream, ident: list[bytes], parent: Json) -> None:
+        """Interrupt the cell, as ipyparallel's nanny would: an interrupted `%px` cell asks its engines for that."""
         number = parent["content"]["sig"]
         signal.pthread_kill(
             threading.main_thread().ident or 0, getattr(signal, number) if isinstance(number, str) else number
@@ -39,9 +59,11 @@ class Engine(IPEngine):
         self.server.torch.end()
         self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
 
-    async def on_execute_request(self, stream: Any, ident: Any, parent: dict) -> None:
-        """A cell of %px. If one fails or is interrupted, ipykernel drops what has come meanwhile, without a word; it
-        would do so on some ranks and not on others, and leave them out of step.
+    async def on_execute_request(self, stream: ZMQStream, ident: list[bytes], parent: Json) -> None:
+        """Run a cell of %px, and go on if it fails.
+
+        If a cell fails or is interrupted, ipykernel drops what has come meanwhile, without a word; it would do so on
+        some ranks and not on others, and leave them out of step.
         """
         parent["content"]["stop_on_error"] = False
         await self.kernel.execute_request(stream, ident, parent)
@@ -55,7 +77,7 @@ class Engine(IPEngine):
         self.server.work_in(self.loop)
 
 
-def serve_engine(server: Any, connection_file: str) -> None:
+def serve_engine(server: Server, connection_file: str) -> None:
     """Run cells of %px, and the tasks of `server`, in this thread, the main one."""
     config = Config()
     config.IPEngine.id = server.rank
@@ -75,12 +97,12 @@ class Controller(IPController):
     """ipyparallel's controller, on Unix sockets."""
 
     def construct_url(self, kind: str, channel: str, index: int | None = None) -> str:
-        """As clients and engines spell it: ipyparallel 9.2 itself writes a "-" here where they look for a ":"."""
+        """Spell it as clients and engines do: ipyparallel 9.2 itself writes a "-" here where they look for a ":"."""
         info = getattr(self, f"{kind}_info")
         return f"{info['interface']}:{info[channel] if index is None else info[channel][index]}"
 
-    def save_connection_dict(self, fname: str, cdict: dict) -> None:
-        """All at once: engines read the file as soon as it is there, and ipyparallel itself writes into it."""
+    def save_connection_dict(self, fname: str, cdict: Json) -> None:
+        """Write all at once: engines read the file as soon as it is there, and ipyparallel itself writes into it."""
         super().save_connection_dict(f"{fname}.new", cdict)
         folder = self.profile_dir.security_dir
         os.rename(os.path.join(folder, f"{fname}.new"), os.path.join(folder, fname))

@@ -25,6 +25,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -44,7 +45,7 @@ class Step:
     def __init__(self, number: int, writer: asyncio.StreamWriter) -> None:
         self.number, self.writer = number, writer
         self.agents: dict[int, streams.Connection] = {}  # by rank
-        self.kernels: dict[int, set] = {}  # rank -> writers of the kernels that are connected to it
+        self.kernels: dict[int, set[asyncio.StreamWriter]] = {}  # rank -> of the kernels that are connected to it
 
     def end(self) -> None:
         """Let agents end their engines, and the process that asked for them."""
@@ -54,7 +55,7 @@ class Step:
 
 
 class Relay:
-    """Serves the session directory `path` on the ROUTER socket `router`."""
+    """A relay that serves the session directory `path` on the ROUTER socket `router`."""
 
     def __init__(self, path: str, router: zmq.asyncio.Socket) -> None:
         self.path, self.router = path, router
@@ -78,9 +79,9 @@ class Relay:
             self.connections[who].take(frames)
 
     def post(self, who: bytes, frames: list[bytes]) -> None:
-        """Send; a connection that is not there any more has ended."""
+        """Send `frames` to a node; a connection that is not there any more has ended."""
 
-        def sent(future: asyncio.Future) -> None:
+        def sent(future: asyncio.Future[Any]) -> None:
             if not future.cancelled() and future.exception() and who in self.connections:
                 self.connections[who].end()
 
@@ -94,7 +95,7 @@ class Relay:
                 connection.ping()
 
     async def on_node(self, who: bytes, connection: streams.Connection) -> None:
-        """A node has connected, and has the key."""
+        """Serve a node that has connected, and has the key."""
         hello = await connection.receive() or {}
         role = hello.pop("role", "")
         try:
@@ -124,7 +125,7 @@ class Relay:
         self.end_of_job("its first process has gone")
 
     def end_of_job(self, why: str) -> None:
-        """The job is over: end the agents that have not noticed."""
+        """End the agents that have not noticed that the job is over."""
         say(f"the job has ended: {why}")
         for agent in self.step.agents.values() if self.step else ():
             agent.send(end=True)
@@ -160,7 +161,8 @@ class Relay:
                 self.tasks.begin(self.on_px(agent, message["px"], message["open"]))
             else:
                 server = await serve_unix(
-                    session_dir.engine_socket(self.path, rank), lambda *ends: self.on_kernel(mine, rank, *ends)
+                    session_dir.engine_socket(self.path, rank),
+                    lambda reader, writer: self.on_kernel(mine, rank, reader, writer),
                 )
         if self.step is mine:  # else it was ended because nobody wants it any more
             session_dir.write(session_dir.exit_file(self.path, rank), ending)
@@ -172,7 +174,7 @@ class Relay:
             pass
 
     async def on_px(self, agent: streams.Connection, channel: int, number: int) -> None:
-        """An engine connects to a socket of ipyparallel's controller."""
+        """Connect an engine to a socket of ipyparallel's controller."""
         try:
             if channel not in range(1, session_dir.PX_CHANNELS + 1):
                 raise OSError
@@ -186,7 +188,7 @@ class Relay:
     async def on_kernel(
         self, step: Step, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """A kernel has connected to engine `rank`: have its agent connect to the engine."""
+        """Serve a kernel that has connected to engine `rank`: have the agent connect to the engine."""
         if rank not in step.kernels:
             return writer.close()
         step.kernels[rank].add(writer)
@@ -196,7 +198,7 @@ class Relay:
         return None
 
     async def on_step(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """slurm.py asks for engines; they end when it does."""
+        """Start engines for slurm.py; they end when it does."""
         request = json.loads(await reader.readline() or "null")
         if request is None:
             return writer.close()
@@ -212,13 +214,15 @@ class Relay:
         step.end()
         return None
 
-    async def start(self, step: Step, request: dict) -> None:
+    async def start(self, step: Step, request: streams.Message) -> None:
         await self.job_came.wait()
         assert self.job is not None
         self.job.send(start=step.number, **request)
 
 
-async def serve_unix(path: str, answer: Callable[..., Awaitable]) -> asyncio.Server:
+async def serve_unix(
+    path: str, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> asyncio.Server:
     """Call `answer(reader, writer)` for each connection to the Unix socket `path`, which appears once it is usable."""
     server = await asyncio.start_unix_server(answer, f"{path}.new")
     os.rename(f"{path}.new", path)
@@ -228,7 +232,7 @@ async def serve_unix(path: str, answer: Callable[..., Awaitable]) -> asyncio.Ser
 def listen(
     context: zmq.asyncio.Context, keys: dict[str, str], hosts: list[str], within: tuple[int, int] | None = None
 ) -> tuple[zmq.asyncio.Socket, int, AsyncioAuthenticator]:
-    """(ROUTER socket on all addresses `hosts`, its port), for who has the client's key; and the authenticator.
+    """Return a ROUTER socket on all addresses `hosts`, for who has the client's key, its port and the authenticator.
 
     within: (first, last) of the ports that may be taken; None: any. Raises Missing if none is free.
     """
@@ -261,7 +265,7 @@ def listen(
 
 
 class Allowed:
-    """Who may connect, as ZeroMQ's authenticator asks."""
+    """A rule for ZeroMQ's authenticator: who has `key` may connect."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -271,7 +275,7 @@ class Allowed:
 
 
 async def serve(path: str, partition: str | None) -> None:
-    """Open the port and the sockets, and write where they are; returns on SIGTERM."""
+    """Open the port and the sockets, and write where they are; return on SIGTERM."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     keys, addresses = streams.new_keys(), slurm.addresses(partition)

@@ -1,4 +1,4 @@
-"""One run: send the task to every rank, stream what they say, and bring them all back, whatever happens.
+"""A run: send the task to every rank, stream what they say, and bring them all back, whatever happens.
 
 A run ends when every rank has answered. A rank that fails or dies leaves others waiting for it: after `GRACE` they are
 interrupted. So they are at once when the attendee interrupts, or when the limit of the run has passed. A rank that
@@ -12,26 +12,28 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from ..comm.base import OnRow, Row
 from ..comm.errors import Wait, name_ranks
 from ..comm.status.table import Slot
 from . import client
+from .messages import State, Task, TaskOutcome
 
 PATIENCE = 0.3  # seconds that a line waits for the other ranks to say the same
 
 
 class Collapser:
-    """Gathers the lines of `ranks` and prints those that agree together.
+    """A printer of the lines of `ranks`, in which equal lines are printed once.
 
     A line is printed when every rank that still runs has one to compare it with, or when it has waited for `PATIENCE`.
     """
 
     def __init__(self, ranks: Iterable[int], clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.lines = {rank: deque() for rank in ranks}  # rank -> (time, stream, line)
+        self.lines: dict[int, deque[tuple[float, str, str]]] = {rank: deque() for rank in ranks}  # (time, stream, line)
         self.running = set(ranks)
 
     def add(self, rank: int, stream: str, text: str) -> None:
@@ -41,7 +43,7 @@ class Collapser:
             self.lines[rank].append((now, stream, line))
 
     def finish(self, rank: int) -> None:
-        """`rank` will say nothing more."""
+        """Note that `rank` will say nothing more."""
         self.running.discard(rank)
 
     def flush(self, everything: bool = False) -> None:
@@ -50,7 +52,7 @@ class Collapser:
             return
         waiting = [len(queue) for rank, queue in self.lines.items() if queue or rank in self.running]
         common, limit = min(waiting), self.clock() - PATIENCE
-        ready = {}
+        ready: dict[int, list[tuple[str, str]]] = {}
         for rank, queue in self.lines.items():
             count = len(queue) if everything else max(common, sum(t <= limit for t, _, _ in queue))
             ready[rank] = [queue.popleft()[1:] for _ in range(min(count, len(queue)))]
@@ -59,13 +61,13 @@ class Collapser:
 
 
 def collapse(said: dict[int, list[tuple[str, str]]]) -> list[tuple[str, str]]:
-    """What to print for {rank: [(stream, line)]}: [(stream, text)].
+    """Return what to print for {rank: [(stream, line)]}: [(stream, text)].
 
     Lines are compared by position. Neighboring lines that are shared by the same ranks stay together.
     """
-    blocks = []  # {(ranks, stream): [lines]}, one for each stretch of lines with the same agreement
+    blocks: list[dict[tuple[tuple[int, ...], str], list[str]]] = []  # {(ranks, stream): lines} of equal agreement
     for position in range(max(map(len, said.values()))):
-        agreeing = {}
+        agreeing: dict[tuple[str, str], list[int]] = {}
         for rank, lines in said.items():
             if position < len(lines):
                 agreeing.setdefault(lines[position], []).append(rank)
@@ -75,12 +77,12 @@ def collapse(said: dict[int, list[tuple[str, str]]]) -> list[tuple[str, str]]:
                 blocks[-1][who] += lines
         else:
             blocks.append(block)
-    said = [(stream, ranks, lines) for block in blocks for (ranks, stream), lines in block.items()]
-    return [(stream, attributed(ranks, lines)) for stream, ranks, lines in said if any(map(str.strip, lines))]
+    parts = [(stream, ranks, lines) for block in blocks for (ranks, stream), lines in block.items()]
+    return [(stream, attributed(ranks, lines)) for stream, ranks, lines in parts if any(map(str.strip, lines))]
 
 
 def attributed(ranks: Sequence[int], lines: list[str]) -> str:
-    """ "ranks 0-2 say hello", and below each other if there are several lines."""
+    """Write "ranks 0-2 say hello", and several lines below each other."""
     who = f"{name_ranks(ranks)} {'says' if len(ranks) == 1 else 'say'}"
     return f"{who} {lines[0]}" if len(lines) == 1 else "\n".join([f"{who}:", *(f"    {line}" for line in lines)])
 
@@ -93,9 +95,9 @@ class States:
 
     def __init__(self, number: int, engines: list[client.EngineConnection]) -> None:
         self.number, self.engines = number, engines
-        self.slots = {}  # rank -> Slot
-        self.with_px = set()  # ranks that are engines of ipyparallel by now
-        self.expected = set()  # ranks that have been asked and have not answered
+        self.slots: dict[int, Slot] = {}
+        self.with_px: set[int] = set()  # ranks that are engines of ipyparallel by now
+        self.expected: set[int] = set()  # ranks that have been asked and have not answered
         self.asked_at: float | None = None
         self.question = (number, 0)  # the last one: an answer to an earlier one may come when much has changed
 
@@ -107,8 +109,8 @@ class States:
             with suppress(OSError):  # it has died: its connection says so next
                 self.engines[rank].send(client.STATE, self.question)
 
-    def take(self, rank: int, description: dict) -> None:
-        """A rank has answered, or has ended. description: engine.own_state; "asked" says which question it answers."""
+    def take(self, rank: int, description: State) -> None:
+        """Take the answer of a rank, or its state at its end; "asked" in it is the question that it answers."""
         if description.get("asked", self.question) != self.question:
             return
         self.expected.discard(rank)
@@ -117,21 +119,21 @@ class States:
             self.with_px.add(rank)
 
     def settled(self, gone: Iterable[int] = ()) -> bool:
-        """True when all that were asked have answered, or will not; `gone` will not."""
+        """Return True when all that were asked have answered, or will not; `gone` will not."""
         return not self.expected - set(gone) or time.monotonic() - (self.asked_at or 0) > ANSWER
 
     def has_begun(self, rank: int) -> bool:
-        """False if a rank has said that it is doing something else than this run."""
+        """Return False if a rank has said that it is doing something else than this run."""
         return rank not in self.slots or self.slots[rank].run == self.number
 
     def is_behind_a_cell(self, rank: int) -> bool:
-        """True if what keeps a rank from this run is a cell of %px, and not only that it gets no core."""
+        """Return True if what keeps a rank from this run is a cell of %px, and not only that it gets no core."""
         return rank in self.with_px and not self.has_begun(rank)
 
     def waits(self, dead: Collection[int] = ()) -> list[Wait]:
-        """What the ranks are doing, as list[Wait] in rank order. dead: ranks that have closed their connection."""
+        """Return what the ranks are doing, in rank order. dead: ranks that have closed their connection."""
         number = {engine.rank: i for i, engine in enumerate(self.engines)}
-        waits = []
+        waits: list[Wait] = []
         for rank in range(len(self.engines)):
             if rank in dead:
                 waits.append(Wait(rank, "dead"))
@@ -149,7 +151,7 @@ AGAIN = 0.3  # seconds between two interrupts: a bare `except:` in the attendee'
 BUSY = 2.0  # seconds after which a rank that has not begun is worth a word
 SLOW = 1.5  # seconds from the first interrupt to a word about ranks that do not react
 STUCK = 5.0  # seconds from the first interrupt to giving them up: a busy machine, or an import, may take some
-STUCK_AFTER_DEATH = 2.5  # seconds likewise, where a rank has died
+STUCK_AFTER_DEATH = 2.5  # seconds likewise, if a rank has died
 
 
 class Run:
@@ -159,7 +161,7 @@ class Run:
         self,
         number: int,
         engines: list[client.EngineConnection],
-        on_row: Callable[[Any], Any] | None,
+        on_row: OnRow | None,
         limit: float | None = None,
     ) -> None:
         self.number = number
@@ -168,13 +170,12 @@ class Run:
         self.pending = set(range(len(engines)))
         self.states = States(number, engines)
         self.on_row = on_row
-        self.outcomes = {}  # rank -> outcome, in the order in which they came
-        self.rows = []
-        self.dead = []  # ranks whose connection closed
-        self.unsent = []  # ranks that got no task, because the attendee interrupted before
-        self.picture: Sequence[
-            Wait
-        ] = ()  # who waited for whom just before the first interrupt, or when a run that failed had ended
+        self.outcomes: dict[int, TaskOutcome] = {}  # by rank, in the order in which they came
+        self.rows: list[Row] = []
+        self.dead: list[int] = []  # ranks whose connection closed
+        self.unsent: list[int] = []  # ranks that got no task, because the attendee interrupted before
+        # Who waited for whom just before the first interrupt, or when a run that failed had ended.
+        self.picture: Sequence[Wait] = ()
         self.stopped = False  # by the attendee
         self.late = False  # the limit has passed, and no rank had failed
         self.breakable = False  # an interrupt may raise here and now
@@ -191,7 +192,7 @@ class Run:
         """Ranks that answer nothing, not even an interrupt."""
         return sorted(self.pending)
 
-    def execute(self, tasks: list[dict]) -> None:
+    def execute(self, tasks: list[Task]) -> None:
         """Send rank i the task tasks[i] and return when all have answered, or are given up."""
         self.started_at = time.monotonic()
         with selectors.DefaultSelector() as selector, self._sigint_noted():
@@ -204,8 +205,8 @@ class Run:
         self.output.flush(everything=True)
 
     @contextmanager
-    def _sigint_noted(self) -> Iterator[None]:
-        """Make of the attendee's interrupt a note for the loop: a KeyboardInterrupt could strike amid a message."""
+    def _sigint_noted(self) -> Generator[None]:
+        """Turn the attendee's interrupt into a note for the loop: a KeyboardInterrupt could strike amid a message."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -221,7 +222,7 @@ class Run:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _send(self, tasks: list[dict], selector: selectors.BaseSelector) -> None:
+    def _send(self, tasks: list[Task], selector: selectors.BaseSelector) -> None:
         """Send the tasks. Interrupted meanwhile, the ranks that have no task yet are left out."""
         for rank, task in enumerate(tasks):
             try:
@@ -270,7 +271,7 @@ class Run:
             if "failure" in content:
                 self._failed()
 
-    def _row(self, row: Any) -> None:
+    def _row(self, row: Row) -> None:
         self.rows.append(row)
         if self.on_row is not None and self.raised is None and not self.stopped:
             try:
@@ -287,7 +288,7 @@ class Run:
         self.pending.discard(rank)
         self.output.finish(rank)
         self.dead.append(rank)
-        for other in self.pending:  # which may be on other hosts, where nobody sees it
+        for other in self.pending:  # on another host, a rank does not see it
             with suppress(OSError):
                 self.engines[other].send(client.DEAD, self.engines[rank].rank)
         self._failed()
@@ -297,7 +298,7 @@ class Run:
             self.failed_at = time.monotonic()
 
     def _announce_busy(self) -> None:
-        """A rank that has not begun is in a cell of %px: the attendee may wonder why nothing happens."""
+        """Say that a rank is in a cell of %px, and has not begun: the attendee may wonder why nothing happens."""
         if self.announced_busy or time.monotonic() - self.started_at < BUSY:
             return
         if self.states.asked_at is None:
@@ -311,7 +312,7 @@ class Run:
             print(f"{who} busy with an earlier cell of %px: waiting for its end. The stop button ends it.", flush=True)
 
     def _given_up(self) -> bool:
-        """Interrupt those who wait in vain; True when what is left answers nothing."""
+        """Interrupt those who wait in vain; return True when what is left answers nothing."""
         now = time.monotonic()
         if self.interrupted_at is None:
             if self.limit is not None and self.failed_at is None and now - self.started_at > self.limit:

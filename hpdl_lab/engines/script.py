@@ -5,15 +5,14 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 from ..trace import is_the_attendees
 
 
 class ScriptEnded(Exception):
-    """A file has ended with another exit status than 0. Says so in one sentence."""
+    """A file that has ended with another exit status than 0. Says so in one sentence."""
 
 
 class Script:
@@ -31,7 +30,7 @@ class Script:
             self.text = file.read()
         compile(self.text, self.path, "exec", dont_inherit=True)
 
-    def __call__(self, comm: Any, *args: Any) -> None:
+    def __call__(self, comm: object, *args: object) -> None:
         main = types.ModuleType("__main__")
         vars(main).update(__file__=self.path, __builtins__=builtins)
         linecache.cache[self.path] = len(self.text), None, self.text.splitlines(keepends=True), self.path
@@ -45,8 +44,8 @@ class Script:
 
 
 @contextmanager
-def as_main(main: types.ModuleType, folder: str, argv: list[str]) -> Iterator[None]:
-    """Within it, `main` is the module that Python runs, and modules of `folder` can be imported, anew each time."""
+def as_main(main: types.ModuleType, folder: str, argv: list[str]) -> Generator[None]:
+    """Make `main` the module that Python runs meanwhile, and modules of `folder` importable, anew each time."""
     before, argv_before, known = sys.modules["__main__"], sys.argv, set(sys.modules)
     sys.modules["__main__"], sys.argv = main, argv
     sys.path.insert(0, folder)

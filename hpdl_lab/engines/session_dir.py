@@ -1,4 +1,4 @@
-"""Where the sockets and files of a user's engine cluster live: one private directory that needs no writable home.
+"""The directory of the sockets and files of a user's engine cluster: a private one that needs no writable home.
 
 The directory is the same for every notebook of this user and this Python environment, which is how a second notebook
 finds a running cluster. It is locked (flock) while a cluster starts; the supervisor removes it when the cluster ends.
@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 
 from ..system import write_file
@@ -29,7 +29,7 @@ PX_CHANNELS = 15  # sockets of ipyparallel's controller: 8 for engines, 6 for cl
 
 
 def find() -> tuple[str, list[str]]:
-    """The path of the session directory (which need not exist), and why better places were passed over.
+    """Return the path of the session directory, which need not exist, and why better places were passed over.
 
     Returns: (path, reasons): reasons is a list of sentences, empty when the first choice is good.
     Raises:  EngineError when no place is writable.
@@ -45,9 +45,11 @@ def of_an_engine(rank: int) -> str:
 
 
 @contextmanager
-def of_kernels(usual: str) -> Iterator[str]:
-    """The directory for the sockets of Jupyter's kernels: `usual`, or if its path is too long for them a private one
-    that goes with the context."""
+def of_kernels(usual: str) -> Generator[str]:
+    """Yield the directory for the sockets of Jupyter's kernels: `usual`, or a private one if its path is too long.
+
+    The private one is removed at the end.
+    """
     if len(os.fsencode(usual)) + LONGEST_KERNEL_NAME <= SOCKET_PATH_LIMIT:
         yield usual
         return
@@ -60,8 +62,8 @@ def of_kernels(usual: str) -> Iterator[str]:
 
 
 def _first_fit(name: str, longest: int = LONGEST_NAME) -> tuple[str, list[str]]:
-    """(path, reasons) of the first place for a directory `name`; see `find`. longest: bytes of a name in it."""
-    reasons = []
+    """Return (path, reasons) of the first place for a directory `name`; see `find`. longest: bytes of a name in it."""
+    reasons: list[str] = []
     for label, root in _candidates():
         path = os.path.join(root, name)
         why = _unfit(label, root, path, longest)
@@ -75,7 +77,7 @@ def _first_fit(name: str, longest: int = LONGEST_NAME) -> tuple[str, list[str]]:
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    """The places to try, best first: memory-backed and private, then the usual temporary directories."""
+    """Yield the places to try, best first: memory-backed and private, then the usual temporary directories."""
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         yield "XDG_RUNTIME_DIR", runtime
     yield "the temporary directory", tempfile.gettempdir()
@@ -84,12 +86,12 @@ def _candidates() -> Iterator[tuple[str, str]]:
 
 
 def roots() -> list[str]:
-    """The directories in which session directories may be, each once."""
+    """Return the directories in which session directories may be, each once."""
     return list(dict.fromkeys(root for _, root in _candidates()))
 
 
 def _unfit(label: str, root: str, path: str, longest: int) -> str | None:
-    """Why the session directory cannot be at `path`; None when it can."""
+    """Return why the session directory cannot be at `path`; None when it can."""
     if len(os.fsencode(path)) + longest > SOCKET_PATH_LIMIT:
         most = SOCKET_PATH_LIMIT - longest - len(os.path.basename(path)) - 1
         return f"{label} {root} is {len(os.fsencode(root))} bytes long, and a socket's path allows {most}"
@@ -111,7 +113,7 @@ def _unfit(label: str, root: str, path: str, longest: int) -> str | None:
 
 
 def _has_locks(folder: str) -> bool:
-    """Tell whether the file system locks folders: NFS mostly does not."""
+    """Return True if the file system locks folders: NFS mostly does not."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:  # some sites let nobody list /var/tmp, which can be used all the same
@@ -128,11 +130,11 @@ def _has_locks(folder: str) -> bool:
 
 
 @contextmanager
-def locked(path: str) -> Iterator[None]:
+def locked(path: str) -> Generator[None]:
     """Create `path` as a directory that only this user may enter, and hold its lock: one kernel starts at a time.
 
-    The supervisor of a cluster that ends removes the directory; then whoever waited for the lock makes a new one.
-    Raises EngineError if there is a link, or what is somebody else's.
+    The supervisor of a cluster that ends removes the directory; then the kernel that waited for the lock makes a new
+    one. Raises EngineError if there is a link, or what is somebody else's.
     """
     while True:
         with suppress(FileExistsError):
@@ -156,7 +158,7 @@ def locked(path: str) -> Iterator[None]:
 
 
 def opened(path: str) -> int:
-    """A handle on the directory `path`. Raises OSError if there is none, a link, or somebody else's."""
+    """Return a handle on the directory `path`. Raises OSError if there is none, a link, or somebody else's."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if os.fstat(handle).st_uid != os.getuid():
         os.close(handle)
@@ -165,7 +167,7 @@ def opened(path: str) -> int:
 
 
 def _is_at(path: str, handle: int) -> bool:
-    """True when the open directory is still the one at `path`: the supervisor of a cluster that ends moves it away."""
+    """Return True while the open directory is still at `path`: the supervisor of a cluster that ends moves it away."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
     except FileNotFoundError:
@@ -186,12 +188,12 @@ def empty(path: str) -> None:
 
 
 def readable_by_me(path: str, flags: int) -> int:
-    """Opener for `open`: what it creates, no other user can read."""
+    """Open a file as an opener for `open`: what it creates, no other user can read."""
     return os.open(path, flags, 0o600)
 
 
 def write(path: str, text: str) -> None:
-    """A file that only this user can read, whole as soon as it is there."""
+    """Write a file that only this user can read, whole as soon as it is there."""
     write_file(path, text, 0o600)
 
 
@@ -208,78 +210,78 @@ def forget_engines(path: str, keep: Collection[str] = ()) -> None:
 
 
 def engine_socket(path: str, rank: int) -> str:
-    """Path of the socket on which engine `rank` takes tasks."""
+    """Return the path of the socket on which engine `rank` takes tasks."""
     return os.path.join(path, f"rank-{rank}.sock")
 
 
 def torch_lock(path: str) -> str:
-    """Path of the file of which each engine locks a byte while it imports torch in the background."""
+    """Return the path of a file: each engine locks a byte of it while it imports torch in the background."""
     return os.path.join(path, "torch.lock")
 
 
 def relay_socket(path: str) -> str:
-    """Path of the socket on which the relay to engines on other machines takes orders (slurm.py)."""
+    """Return the path of the socket on which the relay to engines on other machines takes orders (slurm.py)."""
     return os.path.join(path, "relay.sock")
 
 
 def relay_file(path: str) -> str:
-    """Path of the JSON file that the relay writes when it is ready: {"addresses", "port", "shared"}."""
+    """Return the path of the JSON file that the relay writes when it is ready: {"addresses", "port", "shared"}."""
     return os.path.join(path, "relay.json")
 
 
 def job_file(path: str) -> str:
-    """Path of the JSON file that says how the Slurm job of the engines is doing (slurm_job.py)."""
+    """Return the path of the JSON file that says how the Slurm job of the engines is doing (slurm_job.py)."""
     return os.path.join(path, "job.json")
 
 
 def supervisor_socket(path: str) -> str:
-    """Path of the socket to which every attached kernel stays connected."""
+    """Return the path of the socket to which every attached kernel stays connected."""
     return os.path.join(path, "supervisor.sock")
 
 
 def session_file(path: str) -> str:
-    """Path of the JSON file that tells a second notebook how many engines there are."""
+    """Return the path of the JSON file with the layout of the engines, for a second notebook."""
     return os.path.join(path, "session.json")
 
 
 def exit_file(path: str, rank: int | str) -> str:
-    """Path of the file that holds the exit status of an engine that has ended, as the shell writes it."""
+    """Return the path of the file that holds the exit status of an engine that has ended, as the shell writes it."""
     return os.path.join(path, f"exit-{rank}")
 
 
 def px_sockets(path: str) -> str:
-    """Beginning of the paths of the controller's sockets; ":" and a number follow."""
+    """Return the beginning of the paths of the controller's sockets; ":" and a number follow."""
     return os.path.join(path, "px")
 
 
 def profile_dir(path: str) -> str:
-    """ipyparallel's profile directory: its `security` folder holds the connection files."""
+    """Return ipyparallel's profile directory: its `security` folder holds the connection files."""
     return os.path.join(path, "ipp")
 
 
 def connection_file(path: str, kind: str) -> str:
-    """Path of the connection file that the controller writes for kind "client" or "engine"."""
+    """Return the path of the connection file that the controller writes for kind "client" or "engine"."""
     return os.path.join(profile_dir(path), "security", f"ipcontroller-{kind}.json")
 
 
 def log_file(path: str, name: str) -> str:
-    """Path of what the process `name` ("controller", "hosts", "engines") prints."""
+    """Return the path of what the process `name` ("controller", "hosts", "engines") prints."""
     return os.path.join(path, f"{name}.log")
 
 
 def tail(path: str, name: str) -> str:
-    """The end of what process `name` printed."""
+    """Return the end of what process `name` printed."""
     return read_tail(log_file(path, name))
 
 
 def read_tail(log: str, nbytes: int = 8000) -> str:
-    """The end of the file `log`; "" if there is none."""
+    """Return the end of the file `log`; "" if there is none."""
     with suppress(OSError), open(log, errors="replace") as file:
         return file.read()[-nbytes:]
     return ""
 
 
 def last_line(log: str) -> str:
-    """The last line that says something."""
+    """Return the last line that says something."""
     lines = [line.strip() for line in log.splitlines() if re.search(r"\w", line)]
     return lines[-1] if lines else ""

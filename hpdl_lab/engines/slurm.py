@@ -8,6 +8,8 @@
 Relay and job outlive `lab.restart()`: new engines in the same job wait in no queue.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -17,15 +19,39 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..features import Missing
 from ..system import until
 from . import session_dir, slurm_job, supervisor
 from .errors import EngineError
 from .layout import Layout
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.display import DisplayHandle
+
+    from .supervisor_client import SupervisorConnection
+
+Json: TypeAlias = dict[str, Any]
+
+
+class Launching(Protocol):
+    """The launch.Launching of engines."""
+
+    path: str
+    layout: Layout
+    supervisor: SupervisorConnection
+
+    def spawn(self, name: str, argv: list[str], grace: float = 0.0) -> None: ...
+
+    def wait_for(self, files: list[str]) -> None: ...
+
+    def ended(self) -> list[str]: ...
+
+    def failure(self, gone: Collection[str], seconds: float) -> str: ...
 
 
 class QueueLine:
@@ -34,9 +60,9 @@ class QueueLine:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._shown = ""
-        self._handle: Any = None
+        self._handle: DisplayHandle | None = None
 
-    def __enter__(self) -> "QueueLine":
+    def __enter__(self) -> QueueLine:
         return self
 
     def show(self, text: str) -> None:
@@ -58,13 +84,13 @@ class QueueLine:
             self._handle.update({"text/plain": line}, raw=True)
 
     def __exit__(self, *exc: object) -> None:
-        """In a notebook the line goes away."""
+        """Remove the line, in a notebook."""
         if self._handle is not None:
             self._handle.update({"text/plain": ""}, raw=True)
 
 
-def ipython() -> Any:
-    """The IPython shell of this process; None in a plain script."""
+def ipython() -> InteractiveShell | None:
+    """Return the IPython shell of this process; None in a plain script."""
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
@@ -87,12 +113,12 @@ def check() -> None:
 
 
 def step_argv(path: str, layout: Layout) -> list[str]:
-    """The process that asks the relay for engines, and ends with them."""
+    """Return the command line of the process that asks the relay for engines, and ends with them."""
     request = json.dumps({"n": layout.n})
     return [sys.executable, "-m", "hpdl_lab.engines.slurm", session_dir.relay_socket(path), request]
 
 
-def prepare(launching: Any) -> None:
+def prepare(launching: Launching) -> None:
     """Return when a job runs in which engines can be started. Raises EngineError with the reason if none will."""
     path = launching.path
     if "job" not in launching.supervisor.ask("status")["running"]:
@@ -117,17 +143,17 @@ def prepare(launching: Any) -> None:
             time.sleep(LOOK)
 
 
-def kept(path: str, running: Collection[str], before: Layout, wanted: Layout) -> tuple[str, ...]:
-    """Names of the processes that go on when engines `before` are replaced by `wanted`, both a Layout.
+def kept(path: str, running: Collection[str], before: Layout | None, wanted: Layout) -> tuple[str, ...]:
+    """Return the names of the processes that go on when engines `before` are replaced by `wanted`.
 
     running: names of the processes that are alive.
     """
-    same = before == wanted and before.where == "slurm" and set(JOB) <= set(running)
-    return JOB if same and state(path).get("state") == "running" and not lost_a_node(path, before.n) else ()
+    same = before == wanted and wanted.where == "slurm" and set(JOB) <= set(running)
+    return JOB if same and state(path).get("state") == "running" and not lost_a_node(path, wanted.n) else ()
 
 
 def lost_a_node(path: str, n: int) -> bool:
-    """Has one of `n` engines vanished? Then the job can start no engines there, though Slurm may not know it yet."""
+    """Return True if one of `n` engines has vanished: the job can start none there, though Slurm may show no fault."""
     for rank in range(n):
         with suppress(OSError), open(session_dir.exit_file(path, rank)) as file:
             if file.read().startswith(LOST):
@@ -135,8 +161,8 @@ def lost_a_node(path: str, n: int) -> bool:
     return False
 
 
-def state(path: str) -> dict:
-    """What the process "job" has written last: {"id", "state", "text", ...}; {} when nothing yet."""
+def state(path: str) -> Json:
+    """Return what the process "job" has written last: {"id", "state", "text", ...}; {} when nothing yet."""
     try:
         with open(session_dir.job_file(path)) as file:
             return json.load(file)
@@ -145,19 +171,19 @@ def state(path: str) -> dict:
 
 
 def remarks(path: str) -> list[str]:
-    """What to know of engines in a job: sentences without their full stops."""
+    """Return remarks on engines in a job: sentences without their full stops."""
     job = state(path)
     return [job["text"]] if job.get("state") == "running" else []
 
 
 def ended(path: str) -> str | None:
-    """How the job ended, as a sentence; None while it has not."""
+    """Return how the job ended, as a sentence; None while it has not."""
     job = state(path)
     return job["text"] if job.get("state") == "ended" else None
 
 
 def end_of_job(path: str, endings: Iterable[str]) -> str | None:
-    """How the job ended, as a sentence without its full stop; None while it runs.
+    """Return how the job ended, as a sentence without its full stop; None while it runs.
 
     endings: what is known of the engines that have gone. If Slurm may have ended them, it is given time to say why.
     """
@@ -171,7 +197,7 @@ DEFAULT = "~/.hpdl_lab/sessions"
 
 
 def shared_root() -> str:
-    """Where such folders are made. Raises Missing if there is no place."""
+    """Return the folder in which such folders are made. Raises Missing if there is none."""
     path = os.path.expanduser(os.environ.get(FOLDER) or DEFAULT)
     remedy = f"set {FOLDER} to a folder that this machine and the nodes share and that you can write"
     if not os.path.isabs(path):
@@ -186,7 +212,7 @@ def shared_root() -> str:
 
 
 @contextmanager
-def shared_folder() -> Iterator[str]:
+def shared_folder() -> Generator[str]:
     """Make a folder for the session of this process, and remove it at the end."""
     place = shared_root()
     sweep(place)
@@ -208,7 +234,7 @@ def sweep(place: str) -> None:
 
 
 def shared_relay_file(path: str) -> str:
-    """Where the nodes find the relay: {"addresses", "port", "keys"}."""
+    """Return the path of the file by which the nodes find the relay: {"addresses", "port", "keys"}."""
     return os.path.join(path, "relay.json")
 
 
@@ -219,13 +245,14 @@ CONTROLLER = "see whether its controller runs: scontrol ping"
 
 
 def addresses(partition: str | None = None) -> list[str]:
-    """Addresses of this machine from which packets to the nodes of `partition` (None: all) leave, best first.
+    """Return the addresses from which packets to the nodes of `partition` (None: all) leave here, best first.
 
     Raises: Missing if none is found.
     """
     if given := os.environ.get(ADDRESS):
         return [address.strip() for address in given.split(",")]
-    found, nodes = [], node_addresses(partition) or node_addresses(None)  # sbatch says what is wrong with a partition
+    found: list[str] = []
+    nodes = node_addresses(partition) or node_addresses(None)  # sbatch says what is wrong with a partition
     for node in nodes[:ASKED]:
         with suppress(OSError):
             found.append(source(node))
@@ -238,7 +265,7 @@ def addresses(partition: str | None = None) -> list[str]:
 
 
 def node_addresses(partition: str | None) -> list[str]:
-    """The NodeAddr of each node, as Slurm itself uses it."""
+    """Return the NodeAddr of each node, as Slurm itself uses it."""
     said = ask_slurm(
         ["sinfo", "--noheader", "--Node", "--format=%o", *(["--partition", partition] if partition else [])]
     )
@@ -246,7 +273,7 @@ def node_addresses(partition: str | None) -> list[str]:
 
 
 def source(node: str) -> str:
-    """The address of this machine from which packets to `node` leave; none is sent. Raises OSError."""
+    """Return the address of this machine from which packets to `node` leave; none is sent. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(node, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -254,7 +281,7 @@ def source(node: str) -> str:
 
 
 def ports() -> tuple[int, int] | None:
-    """(first, last) of the ports on which nodes may connect to this machine; None if any will do."""
+    """Return (first, last) of the ports on which nodes may connect to this machine; None if any will do."""
     said = os.environ.get(PORTS)
     if said is None:
         found = re.search(r"^SrunPortRange\s*=\s*(\S+)", ask_slurm(["scontrol", "show", "config"]), re.M)
@@ -267,7 +294,7 @@ def ports() -> tuple[int, int] | None:
 
 
 def ask_slurm(argv: list[str]) -> str:
-    """What a command of Slurm prints. Raises Missing with what it says if it fails."""
+    """Return what a command of Slurm prints. Raises Missing with its complaint if it fails."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=ANSWER_SECONDS, stdin=subprocess.DEVNULL)
     except FileNotFoundError:

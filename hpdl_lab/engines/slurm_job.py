@@ -21,11 +21,13 @@ import sys
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from . import layout, session_dir
 from .supervisor import die_with_parent
 
+Json: TypeAlias = dict[str, Any]
+Record: TypeAlias = dict[str, str]  # of a job, as `scontrol` shows it
 FULL = "temporarily unable to accept job"  # after which sbatch tries again and again
 REFUSED = (  # what sbatch says -> the cause and the remedy; {partitions}: those of the site, {slurm}: what it said
     (
@@ -120,7 +122,7 @@ NO_OUTPUT_FILE = "0:53"  # how Slurm says that the folder of a job's output is n
 
 
 def refusal(said: str, n: int, asked: str, partitions: str) -> str:
-    """The sentence for what sbatch printed instead of taking the job.
+    """Return the sentence for what sbatch printed instead of taking the job.
 
     Args:    n: engines. asked: the options of sbatch. partitions: names of those there are.
     """
@@ -132,8 +134,8 @@ def refusal(said: str, n: int, asked: str, partitions: str) -> str:
     return f"Slurm refused the job: {slurm}"
 
 
-def waiting(job: dict, ahead: int, start: str) -> str:
-    """The sentence for a job that waits. job: as `scontrol` shows it; ahead: jobs before it; start: such as "14:05"."""
+def waiting(job: Record, ahead: int, start: str) -> str:
+    """Return the sentence for a job that waits. ahead: jobs before it; start: such as "14:05"."""
     reason = job["Reason"]
     why = WAITS.get(reason, reason)
     if reason.startswith("ReqNodeNotAvail"):
@@ -144,8 +146,8 @@ def waiting(job: dict, ahead: int, start: str) -> str:
     return text + (f"; Slurm expects it to start at {start}" if start else "")
 
 
-def never(job: dict) -> str | None:
-    """The sentence for a job that will never start as it is; None for one that may."""
+def never(job: Record) -> str | None:
+    """Return the sentence for a job that will never start as it is; None for one that may."""
     reason = job["Reason"].partition(",")[0]
     remedy = NEVER.get(reason)
     if remedy is None and NEVER_PATTERN.fullmatch(reason):
@@ -155,10 +157,10 @@ def never(job: dict) -> str | None:
     return f"Slurm job {job['JobId']} would never start in partition {job['Partition']}: {remedy}"
 
 
-def ending(job: dict, failed: dict[str, str], log: str, shared: str, python: str) -> str:
-    """The sentence for a job that has ended.
+def ending(job: Record, failed: dict[str, str], log: str, shared: str, python: str) -> str:
+    """Return the sentence for a job that has ended.
 
-    Args:    job: as `scontrol` shows it. failed: {node that does not answer: what Slurm says of it}.
+    Args:    failed: {node that does not answer: what Slurm says of it}.
              log: the last line that the job has written. shared: the folder for what machines share.
     """
     name, state = f"Slurm job {job['JobId']}", job["JobState"]
@@ -184,25 +186,27 @@ SECONDS = 60  # for one command: without an answer they give up by themselves, a
 
 
 async def slurm_command(argv: list[str], text: str = "", hopeless: str = "\0") -> tuple[int, str, str]:
-    """Run a command with `text` as its input: (exit code, what it printed, what it complained of).
+    """Run a command with `text` as its input; return (exit code, what it printed, what it complained of).
 
     hopeless: words of a complaint after which the command is killed. It is killed too if this is cancelled.
     """
     process = await asyncio.create_subprocess_exec(*argv, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    stdin = cast("asyncio.StreamWriter", process.stdin)
+    stdout, stderr = cast("asyncio.StreamReader", process.stdout), cast("asyncio.StreamReader", process.stderr)
     out, complaints = b"", ""
 
     async def complain() -> None:
         nonlocal complaints
-        async for line in process.stderr:
+        async for line in stderr:
             complaints += line.decode(errors="replace")
             if hopeless in complaints:
                 return process.kill()
 
     try:
         async with asyncio.timeout(SECONDS):
-            process.stdin.write(text.encode())
-            process.stdin.close()
-            out, _ = await asyncio.gather(process.stdout.read(), complain())
+            stdin.write(text.encode())
+            stdin.close()
+            out, _ = await asyncio.gather(stdout.read(), complain())
             await process.wait()
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
@@ -213,8 +217,8 @@ async def slurm_command(argv: list[str], text: str = "", hopeless: str = "\0") -
     return process.returncode or 0, out.decode(errors="replace"), complaints
 
 
-async def slurm_job_record(number: str) -> dict[str, str] | None:
-    """What Slurm knows of job `number`: {"JobState": "PENDING", ...}; {} when it does not answer; None: forgotten."""
+async def slurm_job_record(number: str) -> Record | None:
+    """Return Slurm's Record of job `number`: {"JobState": "PENDING", ...}; {} without an answer; None: forgotten."""
     code, out, err = await slurm_command(["scontrol", "--oneliner", "show", "job", number])
     if code == 0:
         return dict(word.split("=", 1) for word in out.split() if "=" in word)
@@ -222,19 +226,19 @@ async def slurm_job_record(number: str) -> dict[str, str] | None:
 
 
 async def place(number: str, partition: str) -> int:
-    """How many jobs wait in `partition` before job `number`, as far as this user may see."""
+    """Count the jobs that wait in `partition` before job `number`, as far as this user may see."""
     argv = ["squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--sort=-p,i", "--format=%i"]
     numbers = (await slurm_command(argv))[1].split()
     return numbers.index(number) if number in numbers else 0
 
 
 async def node_names(nodes: str) -> list[str]:
-    """["n1", "n2"] for "n[1-2]"."""
+    """Return ["n1", "n2"] for "n[1-2]"."""
     return (await slurm_command(["scontrol", "show", "hostnames", nodes]))[1].split() if nodes else []
 
 
 async def failed_nodes(nodes: str) -> dict[str, str]:
-    """{name of a node: why it is down}, of `nodes` such as "n[1-2]"."""
+    """Return {name of a node: why it is down}, of `nodes` such as "n[1-2]"."""
     states = "--states=DOWN,FAIL,NO_RESPOND,DRAIN"
     argv = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", states, "--format=%N %E"]
     lines = (await slurm_command(argv))[1].splitlines() if nodes else []
@@ -242,7 +246,7 @@ async def failed_nodes(nodes: str) -> dict[str, str]:
 
 
 async def partition_names() -> str:
-    """The names of all partitions, such as "gpu, short"."""
+    """Return the names of all partitions, such as "gpu, short"."""
     names = (await slurm_command(["sinfo", "--noheader", "--format=%R"]))[1].split()
     return ", ".join(dict.fromkeys(names)) or "none that you see"
 
@@ -257,10 +261,10 @@ LAST = ("COMPLETED", "FAILED", *ENDED)  # states that no other follows
 SCRIPT = "#!/bin/sh\n[ -r {shared} ] || exit {not_shared}\nexec {command}\n"
 
 
-def argv(path: str, n: int, options: dict, command: list[str], shared: str) -> list[str]:
-    """The command line of this process.
+def argv(path: str, n: int, options: layout.Options, command: list[str], shared: str) -> list[str]:
+    """Return the command line of this process.
 
-    path: of the session directory. options: see layout.checked_job_options. command: list; the first node runs it once.
+    path: of the session directory. options: see layout.checked_job_options. command: the first node runs it once.
     shared: folder that the nodes see as well; job.log in it is what the job prints.
     """
     own = [path, str(n), json.dumps(options), shared]
@@ -270,13 +274,13 @@ def argv(path: str, n: int, options: dict, command: list[str], shared: str) -> l
 class Job:
     """The job of `n` engines."""
 
-    def __init__(self, path: str, n: int, options: dict, shared: str, command: list[str]) -> None:
+    def __init__(self, path: str, n: int, options: layout.Options, shared: str, command: list[str]) -> None:
         self.path, self.n, self.options, self.shared, self.python = path, n, options, shared, command[0]
         self.script = SCRIPT.format(shared=shlex.quote(shared), not_shared=NOT_SHARED, command=shlex.join(command))
         self.name = f"hpdl-{secrets.token_hex(4)}"
         self.log = os.path.join(shared, "job.log")
         self.number = ""
-        self.written: dict[str, Any] = {}
+        self.written: Json = {}
         self.doubt: tuple[str | None, float] = None, 0.0  # why it can never start, since when
 
     async def submit(self) -> bool:
@@ -294,7 +298,7 @@ class Job:
         return True
 
     async def watch(self) -> None:
-        """Tell how the job is doing until it has ended, or has waited for too long."""
+        """Write how the job is doing until it has ended, or has waited for too long."""
         give_up = time.monotonic() + layout.queue_seconds(self.options)
         interval, missing = FIRST_LOOK, 0
         while True:
@@ -319,8 +323,8 @@ class Job:
             interval = FIRST_LOOK if self.written != before else min(1.3 * interval, LAST_LOOK)
             await asyncio.sleep(interval)
 
-    def hopeless(self, job: dict) -> str | None:
-        """The sentence for a job that can never start; None for another.
+    def hopeless(self, job: Record) -> str | None:
+        """Return the sentence for a job that can never start; None for another.
 
         A reason counts once it has lasted: Slurm may withdraw the first one a moment later.
         """
@@ -330,7 +334,7 @@ class Job:
         return text if now - self.doubt[1] > DOUBT else None
 
     def waited_out(self, give_up: float) -> str:
-        """The sentence for a job that has waited for too long; "" while it has not."""
+        """Return the sentence for a job that has waited for too long; "" while it has not."""
         if time.monotonic() < give_up:
             return ""
         seconds = layout.queue_seconds(self.options)
@@ -339,13 +343,13 @@ class Job:
             f"longer; fewer engines, or less time=, may start sooner"
         )
 
-    async def tell_wait(self, job: dict) -> None:
+    async def tell_wait(self, job: Record) -> None:
         start = job["StartTime"] if job["StartTime"] != "Unknown" else ""
         ahead = await place(self.number, job["Partition"])
         text = waiting(job, ahead, start)
         self.tell("pending", text=text, reason=job["Reason"], start=start, partition=job["Partition"])
 
-    async def tell_end(self, job: dict) -> None:
+    async def tell_end(self, job: Record) -> None:
         nodes = await failed_nodes(job["NodeList"]) if job["JobState"] == "NODE_FAIL" else {}
         text = ending(job, nodes, session_dir.last_line(session_dir.read_tail(self.log)), self.shared, self.python)
         self.tell("ended", text=text, reason=job["Reason"], partition=job["Partition"])
@@ -354,7 +358,7 @@ class Job:
         self, state: str, text: str, reason: str = "", start: str = "", partition: str = "", hosts: Sequence[str] = ()
     ) -> None:
         """Write job.json, all at once, when something has changed."""
-        job: dict[str, Any] = {"state": state, "id": self.number, "text": text, "reason": reason, "start": start}
+        job: Json = {"state": state, "id": self.number, "text": text, "reason": reason, "start": start}
         job |= {"partition": partition, "hosts": list(hosts)}
         if job == self.written:
             return
@@ -376,7 +380,7 @@ class Job:
 
 async def follow(job: Job) -> None:
     """Submit the job and return when it has ended; on SIGTERM end it."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    loop, task = asyncio.get_running_loop(), cast("asyncio.Task[None]", asyncio.current_task())
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         if await job.submit():

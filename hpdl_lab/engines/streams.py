@@ -12,10 +12,11 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import zmq
 
+Message: TypeAlias = dict[str, Any]
 MESSAGE, OPEN, DATA, TAKEN, CLOSED, PING = b"m", b"o", b"d", b"t", b"c", b"p"
 CHUNK = 1 << 18  # bytes of a stream in one message
 WINDOW = 8  # chunks that wait for an end that reads slowly: messages overtake all others
@@ -25,14 +26,14 @@ LINGER = 1_000  # ms for what was sent last
 
 
 def new_keys() -> dict[str, str]:
-    """Fresh keys of a session: of the relay, public and secret, and the same of its clients."""
+    """Make the keys of a session: of the relay, public and secret, and the same of its clients."""
     (relay, relay_secret), (client, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
     keys = {"relay": relay, "relay_secret": relay_secret, "client": client, "client_secret": client_secret}
     return {name: key.decode() for name, key in keys.items()}
 
 
 def prepare(socket: zmq.Socket, *addresses: str) -> None:
-    """Options that both ends have: no limit here, as streams have their window; notice when the other machine dies."""
+    """Set the options of both ends: no limit, as streams have their window; notice when the other machine dies."""
     socket.sndhwm = socket.rcvhwm = 0
     socket.linger = LINGER
     socket.setsockopt(zmq.IPV6, any(":" in address for address in addresses))
@@ -42,14 +43,14 @@ def prepare(socket: zmq.Socket, *addresses: str) -> None:
 
 
 def endpoint(address: str, port: int | str) -> str:
-    """ "tcp://10.1.0.5:6000", "tcp://[fd00::1]:6000"."""
+    """Write an endpoint: "tcp://10.1.0.5:6000", "tcp://[fd00::1]:6000"."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 class Tasks(set[asyncio.Task]):
     """Work in the background, which the event loop itself would forget."""
 
-    def begin(self, work: Coroutine) -> None:
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
         self.add(task)
         task.add_done_callback(self.discard)
@@ -60,7 +61,7 @@ class Tasks(set[asyncio.Task]):
 
 
 class Stream:
-    """One end of a stream: what has come, and how much may still be sent before the other end has taken some."""
+    """An end of a stream: what has come, and how much may still be sent before the other end has taken some."""
 
     def __init__(self) -> None:
         self.received: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -68,20 +69,20 @@ class Stream:
 
 
 class Connection:
-    """One end of a connection. post(frames): sends a ZeroMQ message. first: of the numbers of streams opened here."""
+    """An end of a connection. post(frames): sends a ZeroMQ message. first: of the numbers of streams opened here."""
 
-    def __init__(self, post: Callable[[list[bytes]], Any], first: int) -> None:
+    def __init__(self, post: Callable[[list[bytes]], object], first: int) -> None:
         self._post, self._next = post, first
-        self._messages: asyncio.Queue[dict | None] = asyncio.Queue()
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self._streams: dict[int, Stream] = {}
         self.ended = False
 
-    def send(self, **content: Any) -> None:
+    def send(self, **content: object) -> None:
         """Send one message; nothing happens when the other end has gone, which `receive` says."""
         self._send(MESSAGE, json.dumps(content).encode())
 
-    async def receive(self) -> dict | None:
-        """The next message; None when the other end has gone."""
+    async def receive(self) -> Message | None:
+        """Return the next message; None when the other end has gone."""
         return None if self.ended and self._messages.empty() else await self._messages.get()
 
     def take(self, frames: list[bytes]) -> None:
@@ -99,19 +100,19 @@ class Connection:
                 stream.received.put_nowait(rest[1] if kind == DATA else None)
 
     def ping(self) -> None:
-        """Send what the other end ignores: sending tells whether it is still there."""
+        """Send what the other end ignores: an error tells that it has gone."""
         self._send(PING)
 
     def end(self) -> None:
-        """The other end has gone, or is to be let go."""
+        """End this connection: the other end has gone, or is to be let go."""
         if not self.ended:
             self.ended = True
             self._messages.put_nowait(None)
             for stream in self._streams.values():
                 stream.received.put_nowait(None)
 
-    def open(self, **content: Any) -> int:
-        """Open a stream, which the other end receives as a message {"open": number, **content}; returns the number."""
+    def open(self, **content: object) -> int:
+        """Open a stream, which the other end receives as a message {"open": number, **content}; return the number."""
         number, self._next = self._next, self._next + 2
         self._streams[number] = Stream()
         self._send(OPEN, str(number).encode(), json.dumps(content).encode())

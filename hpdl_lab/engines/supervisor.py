@@ -56,15 +56,15 @@ class Kernel:
 
 
 class Supervisor:
-    """Serves the kernels that use the session in `directory`; `first` is the connection of the one that started it."""
+    """A server of the kernels that use the session in `directory`; `first` is the connection of the first of them."""
 
     def __init__(self, directory: str, first: socket.socket) -> None:
         self.directory = directory
         self.closed = False
-        self.children = {}  # name -> Popen
-        self.graces = {}  # name -> s
-        self.mapped = set()  # shared memory files of our processes
-        self.kernels = []
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.graces: dict[str, float] = {}  # s
+        self.mapped: set[str] = set()  # shared memory files of our processes
+        self.kernels: list[Kernel] = []
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(os.path.join(directory, "supervisor.sock"))
@@ -118,7 +118,9 @@ class Supervisor:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def do_spawn(self, name: str, argv: list[str], env: dict[str, str], cwd: str, log: str, grace: float = 0.0) -> dict:
+    def do_spawn(
+        self, name: str, argv: list[str], env: dict[str, str], cwd: str, log: str, grace: float = 0.0
+    ) -> dict[str, object]:
         self.graces[name] = grace
         try:
             with open(log, "ab") as output:
@@ -137,21 +139,21 @@ class Supervisor:
             return {"error": f"{argv[0]}: {error.strerror}{where}"}
         return {"pid": self.children[name].pid}
 
-    def do_status(self) -> dict:
+    def do_status(self) -> dict[str, object]:
         running = {name: child.pid for name, child in self.children.items() if alive(child.pid)}
         return {"running": running, "attached": [kernel.pid for kernel in self.kernels]}
 
-    def do_ready(self) -> dict:
+    def do_ready(self) -> dict[str, object]:
         # A process that is killed later cannot be asked any more what it had mapped.
         self.mapped |= shared_memory(descendants())
         return {}
 
-    def do_kill(self, keep: Sequence[str] = ()) -> dict:
+    def do_kill(self, keep: Sequence[str] = ()) -> dict[str, object]:
         self.kill_all(keep)
         self.children = {name: child for name, child in self.children.items() if name in keep}
         return {}
 
-    def do_stop(self) -> dict:
+    def do_stop(self) -> dict[str, object]:
         self.close()
         return {}
 
@@ -173,11 +175,12 @@ class Supervisor:
         self.kernels.clear()
 
     def kill_all(self, keep: Collection[str] = ()) -> None:
-        """Kill all descendants but the children `keep`, wait until they are gone, and remove the shared memory that
-        they had mapped. Children with a grace are asked first, and spared as long as that lasts.
+        """Kill all descendants but the children `keep`, wait for their end, and remove the memory that they shared.
+
+        Children with a grace are asked first, and spared as long as that lasts.
         """
         kept = {child.pid for name, child in self.children.items() if name in keep}
-        asked = {}  # pid -> when it is killed
+        asked: dict[int, float] = {}  # pid -> when it is killed
         for name, child in self.children.items():
             if self.graces[name] and child.pid not in kept and alive(child.pid):
                 asked[child.pid] = time.monotonic() + self.graces[name]
@@ -213,7 +216,7 @@ def alive(pid: int) -> bool:
 
 
 def stat_of(pid: int | str) -> tuple[str, int]:
-    """(state letter, parent) of process `pid`; ("X", 0) if there is none."""
+    """Return (state letter, parent) of process `pid`; ("X", 0) if there is none."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, parent = file.read().rpartition(")")[2].split()[:2]
@@ -232,13 +235,14 @@ def reap() -> None:
 
 
 def descendants(spared: Collection[int] = ()) -> list[int]:
-    """Process ids of all living descendants of this process, but for the children `spared` and what is below them."""
-    children = {}
+    """Return the ids of all living descendants of this process, but for the children `spared` and theirs."""
+    children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         state, parent = stat_of(name)
         if state not in "ZX":
             children.setdefault(parent, []).append(int(name))
-    found, todo = [], [os.getpid()]
+    found: list[int] = []
+    todo = [os.getpid()]
     while todo:
         below = [pid for pid in children.get(todo.pop(), []) if pid not in spared]
         found += below
@@ -247,8 +251,8 @@ def descendants(spared: Collection[int] = ()) -> list[int]:
 
 
 def shared_memory(pids: Iterable[int]) -> set[str]:
-    """Paths of the shared memory files that the processes have mapped."""
-    paths = set()
+    """Return the paths of the shared memory files that the processes have mapped."""
+    paths: set[str] = set()
     for pid in pids:
         try:
             with open(f"/proc/{pid}/maps") as file:

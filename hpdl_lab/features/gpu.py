@@ -1,17 +1,17 @@
-"""Is there a GPU that ranks can use? With the reason for each no; nothing heavy is imported."""
+"""A GPU that ranks can use, or the reason why there is none; nothing heavy is imported."""
 
 import glob
 import importlib
 import os
 import re
 import shutil
-from typing import Any
+from types import ModuleType
 
 from . import Missing, folders, nccl
 
 
 def why_no_gpu() -> str:
-    """The first thing that is missing for tensors on a GPU, in one sentence; "" where nothing is."""
+    """Return the first thing that is missing for tensors on a GPU, in one sentence; "" if nothing is."""
     return no_driver() or no_torch_with_cuda() or no_visible_device()
 
 
@@ -22,21 +22,21 @@ def require() -> None:
 
 
 def nccl_serves(ranks: int) -> bool:
-    """Can NCCL serve `ranks` ranks of this machine? Before 2.30 it refuses those that share a GPU."""
+    """Return True if NCCL serves `ranks` ranks of this machine: before 2.30 it refuses ranks that share a GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len(visible.split(","))
     return ranks <= gpus or (nccl.installed() or ()) >= nccl.SHARES_A_GPU
 
 
 def no_driver() -> str:
-    """Why the driver shows no GPU, or ""."""
+    """Return why the driver shows no GPU, or ""."""
     if glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg"):  # dxg: the driver of Windows, seen from WSL
         return ""
     return "no NVIDIA driver: /dev/nvidia0 does not exist"
 
 
 def no_torch_with_cuda() -> str:
-    """Why torch cannot use a GPU, or "", read from its files."""
+    """Return why torch cannot use a GPU, or "", read from its files."""
     for folder in folders("torch"):
         with open(os.path.join(folder, "version.py")) as file:
             built_for = re.search(r"^cuda\b.*=\s*(\S+)", file.read(), re.MULTILINE)
@@ -47,15 +47,15 @@ def no_torch_with_cuda() -> str:
 
 
 def no_visible_device() -> str:
-    """Why the environment hides all GPUs, or ""."""
+    """Return why the environment hides all GPUs, or ""."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
         return f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU: unset it"
     return ""
 
 
-def cuda_module() -> Any:
-    """The compiled module hpdl_lab._cuda. Raises Missing with the reason where csrc/cuda was not compiled."""
+def cuda_module() -> ModuleType:
+    """Return the compiled module hpdl_lab._cuda. Raises Missing with the reason if csrc/cuda was not compiled."""
     try:
         return importlib.import_module("hpdl_lab._cuda")
     except ModuleNotFoundError:

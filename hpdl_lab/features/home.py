@@ -1,4 +1,4 @@
-"""Can the home folder be written? Jupyter, IPython and matplotlib keep their files there."""
+"""The home folder, which has to be writable: Jupyter, IPython and matplotlib keep their files there."""
 
 import os
 import tempfile
@@ -9,7 +9,7 @@ FIX = "export HOME=FOLDER, one that you can write (make lab does that by itself:
 
 
 def require_writable() -> str:
-    """Raise Missing, with the reason, where the home folder cannot be written; returns its path."""
+    """Return the path of the home folder. Raises Missing, with the reason, if it cannot be written."""
     path = os.path.expanduser("~")
     if not os.path.isabs(path):
         raise Missing(f"user {os.getuid()} has no home: HOME is not set, and no account says more", FIX)

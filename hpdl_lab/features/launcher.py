@@ -1,4 +1,4 @@
-"""Does a launcher start ranks of the MPI that Python loads? Where it does not, every rank is rank 0 of 1."""
+"""The launcher, which has to belong to the MPI that Python loads: otherwise every rank is rank 0 of 1."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def require(path: str, library: str) -> None:
 
 
 def require_on_path() -> None:
-    """Raise Missing where `mpiexec`, as typed, starts ranks of another MPI than Python loads."""
+    """Raise Missing if `mpiexec`, as typed, starts ranks of another MPI than Python loads."""
     library, own, typed = ask().get("mpi"), mpiexec(), shutil.which("mpiexec")
     if library is None:
         return  # then nothing of MPI works, which other symptoms say

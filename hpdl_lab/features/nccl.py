@@ -1,4 +1,4 @@
-"""Which NCCL torch's CUDA build brings: a wheel of its own, or linked into it."""
+"""The NCCL of torch's CUDA build: a wheel of its own, or linked into it."""
 
 import glob
 import re
@@ -9,23 +9,23 @@ SHARES_A_GPU = (2, 30, 0)  # and newer: several ranks on one GPU, when asked
 
 
 def installed() -> tuple[int, ...] | None:
-    """The version of the nvidia-nccl wheel; None if there is none. Imports nothing."""
+    """Return the version of the nvidia-nccl wheel; None if there is none. Imports nothing."""
     found = glob.glob("nvidia_nccl_cu*-*.dist-info", root_dir=get_path("platlib"))
     return parse(found[0].removesuffix(".dist-info").rpartition("-")[2]) if found else None
 
 
 def version_of_torch() -> tuple[int, ...]:
-    """The version that torch uses. Imports torch, which has CUDA."""
+    """Return the version that torch uses. Imports torch, which has CUDA."""
     import torch
 
     return tuple(torch.cuda.nccl.version()[:3])
 
 
 def parse(text: str) -> tuple[int, ...]:
-    """ "2.32.3" -> (2, 32, 3)."""
+    """Read a version: "2.32.3" -> (2, 32, 3)."""
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 
 
 def text_of(version: tuple[int, ...]) -> str:
-    """(2, 32, 3) -> "2.32.3"."""
+    """Write a version: (2, 32, 3) -> "2.32.3"."""
     return ".".join(map(str, version))

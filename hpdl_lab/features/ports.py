@@ -1,9 +1,8 @@
-"""Can programs talk here, over ports of this machine and with other hosts?"""
+"""Ports of this machine and of other hosts, over which programs have to talk."""
 
 import socket
 import struct
 from ipaddress import ip_address
-from typing import Any
 
 from . import Missing
 
@@ -14,7 +13,7 @@ SECONDS = 3  # for a connection: a port that a firewall drops never answers
 
 
 def require_loopback() -> None:
-    """Raise Missing where a program cannot talk to another one on this machine, as Jupyter does with its kernels."""
+    """Raise Missing if a program cannot talk to another one on this machine, as Jupyter does with its kernels."""
     fix = "as root: ip link set lo up; or let the firewall pass what goes by lo"
     with socket.socket() as listener, socket.socket() as caller:
         try:
@@ -28,7 +27,7 @@ def require_loopback() -> None:
 
 
 def require_free(port: int, host: str = HERE) -> None:
-    """Raise Missing where nothing can be served at `port` of the address `host`, with the process that holds it."""
+    """Raise Missing, with the process that holds it, if nothing can be served at `port` of the address `host`."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended is in nobody's way
         try:
@@ -43,19 +42,19 @@ def require_free(port: int, host: str = HERE) -> None:
 
 
 def listener_at(port: int) -> str:
-    """ "process 4711 (node)": who listens at `port`; "" where that cannot be seen, as with another user's."""
+    """Return the process that listens at `port`, "process 4711 (node)"; "" if it cannot be seen, as another user's."""
     import psutil
 
     try:
         listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid]
-        pid = next((c.pid for c in listening if c.laddr.port == port), None)
+        pid = next((c.pid for c in listening if c.laddr and c.laddr.port == port), None)
         return f"process {pid} ({psutil.Process(pid).name()})" if pid else ""
     except psutil.Error:
         return ""
 
 
 def user_at(connection: socket.socket) -> int:
-    """The user id of the process at the other end, on this machine; 0 if it has gone, or if the kernel does not say."""
+    """Return the user id of the process at the other end, on this machine; 0 if it has gone or is not known."""
     try:
         (theirs, port, *_), (ours, here, *_) = connection.getpeername(), connection.getsockname()
         ends = [ip_address(ip).packed.ljust(16, b"\0") for ip in (theirs, ours)]
@@ -69,7 +68,7 @@ def user_at(connection: socket.socket) -> int:
 
 
 def require_answer(host: str, port: int) -> None:
-    """Raise Missing, with what is in the way, where `port` of another host cannot be reached from here."""
+    """Raise Missing, with what is in the way, if `port` of another host cannot be reached from here."""
     try:
         socket.create_connection((host, port), SECONDS).close()
     except ConnectionRefusedError:
@@ -86,6 +85,6 @@ def require_answer(host: str, port: int) -> None:
         ) from None
 
 
-def reason(error: Any) -> Any:
-    """ "timed out", "network is unreachable"."""
+def reason(error: OSError) -> str:
+    """Return what an error says, such as "timed out" or "network is unreachable"."""
     return (error.strerror or str(error)).lower()

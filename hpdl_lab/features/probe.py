@@ -1,4 +1,4 @@
-"""What MPI and torch say of themselves: run as a script, it prints one line of JSON.
+"""MPI and torch asked about themselves: run as a script, it prints one line of JSON.
 
 It is a process of its own because a broken MPI library can end the process that loads it, and because importing torch
 takes seconds that a notebook must not spend on a question.
@@ -6,15 +6,29 @@ takes seconds that a notebook must not spend on a question.
 
 import gc
 import json
-from typing import Any
+from typing import TypedDict
 
 
-def answers() -> Any:
+class Answers(TypedDict, total=False):
+    """Versions and paths. Without MPI or torch there is only the reason, `mpi_error` or `torch_error`."""
+
+    mpi: str
+    mpi_path: str
+    mpi_error: str
+    torch: str
+    cuda: str | None
+    gpus: list[str]
+    nccl: list[int]
+    gloo: bool
+    torch_error: str
+
+
+def answers() -> Answers:
     """Import MPI, without starting it, and torch: {"mpi": "MPICH 5.0.2", "torch": "2.13.0", ...}, or an "..._error"."""
     return {**mpi_answers(), **torch_answers()}
 
 
-def mpi_answers() -> Any:
+def mpi_answers() -> Answers:
     try:
         import mpi4py
 
@@ -26,7 +40,7 @@ def mpi_answers() -> Any:
     return {"mpi": f"{name} {'.'.join(map(str, version))}", "mpi_path": loaded_library("libmpi") or MPI.__file__}
 
 
-def torch_answers() -> Any:
+def torch_answers() -> Answers:
     try:
         import torch
         import torch.distributed as dist
@@ -41,12 +55,12 @@ def torch_answers() -> Any:
     }
 
 
-def first_line(error: Any) -> Any:
+def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def loaded_library(name: str) -> Any:
-    """Path of the loaded shared library whose file name starts with `name`; None where the system does not tell."""
+def loaded_library(name: str) -> str | None:
+    """Return the path of the loaded shared library whose file name starts with `name`; None if it is not known."""
     try:
         with open("/proc/self/maps") as file:
             paths = [line.split(maxsplit=5)[-1].strip() for line in file if f"/{name}" in line]

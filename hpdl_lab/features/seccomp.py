@@ -10,9 +10,9 @@ ALLOW, REFUSE, NO_SUCH_CALL = 0x7FFF0000, 0x00050001, 0x00050026  # linux/seccom
 
 
 def without_user_namespaces() -> bytes:
-    """Make the filter with which programs, and what they start, make no user namespaces. Those of 32 bits do not run.
+    """Make the filter with which programs, and what they start, make no user namespaces; 32-bit programs do not run.
 
-    clone3 does not exist for them, as a filter cannot see what it is asked for; the C library then calls clone.
+    clone3 does not exist for them, as a filter cannot see its arguments; the C library then calls clone.
     Returns: a program of classic BPF, as bubblewrap's --seccomp reads it.
     Raises:  RuntimeError on a processor that is not known here.
     """

@@ -1,5 +1,7 @@
 """The table of `hpdl doctor`: one function per row."""
 
+from __future__ import annotations
+
 import os
 import platform
 import shutil
@@ -8,7 +10,7 @@ import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import (
     Missing,
@@ -25,13 +27,16 @@ from . import (
 from .home import require_writable
 from .launcher import require as require_launcher
 
+if TYPE_CHECKING:
+    from .probe import Answers
+
 STAGING = 10.0  # s: at most, of a few ms
 SHM_NEEDED = 32 << 20  # bytes: the MPI library's own segments for a few ranks
 SHM_WANTED = 256 << 20  # bytes: the same for as many ranks as a laptop starts
 
 
 class Feature(NamedTuple):
-    """One row: `text` is the version or number where `ok`, else the reason and the remedy."""
+    """A row of the table: `text` is the version or number if `ok`, else the reason and the remedy."""
 
     name: str
     ok: bool
@@ -39,7 +44,7 @@ class Feature(NamedTuple):
     needed: bool = True  # False: the laboratory works without it
 
 
-class Report(list):
+class Report(list[Feature]):
     """Features as a table. `ok` is true when nothing that is needed is missing."""
 
     @property
@@ -59,14 +64,14 @@ class Report(list):
     __repr__ = __str__
 
     @staticmethod
-    def row(feature: Any, width: int) -> str:
+    def row(feature: Feature, width: int) -> str:
         word = "yes" if feature.ok else "NO" if feature.needed else "no"
         text = f"{feature.name:<16} {word:<4} {feature.text}"
         return textwrap.fill(text, width, subsequent_indent=" " * 22, break_long_words=False, break_on_hyphens=False)
 
 
-def report() -> Any:
-    """Every row, in the order in which a person would mend them."""
+def report() -> Report:
+    """Return every row, in the order in which a person would mend them."""
     answers = ask()
     return Report(
         [
@@ -93,7 +98,7 @@ def report() -> Any:
 
 
 def staging() -> Feature:
-    """How tensors of any origin would go from rank to rank of this machine: two threads play the ranks."""
+    """Measure how tensors of any origin would go from rank to rank of this machine: two threads play the ranks."""
     import numpy as np
 
     try:
@@ -111,23 +116,23 @@ def staging() -> Feature:
 
 
 def short(path: str) -> str:
-    """A path as seen from here, where that is shorter."""
+    """Return a path as seen from here, if that is shorter."""
     return min(path, os.path.relpath(path), key=len)
 
 
-def python() -> Any:
+def python() -> Feature:
     what = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}"
     return Feature("Python", True, what)
 
 
-def module() -> Any:
+def module() -> Feature:
     try:
         return Feature("compiled module", True, short(compiled_module().__file__))
     except ImportError as error:
         return Feature("compiled module", False, str(error))
 
 
-def one_mpi() -> Any:
+def one_mpi() -> Feature:
     try:
         require_one_mpi()
     except Missing as error:
@@ -136,14 +141,14 @@ def one_mpi() -> Any:
     return Feature("one MPI only", True, wheels[0] if wheels else "no wheel: the system's MPI is used")
 
 
-def mpi_library(answers: dict) -> Any:
+def mpi_library(answers: Answers) -> Feature:
     if "mpi" not in answers:
         return Feature("MPI library", False, f"{answers['mpi_error']}: pip install mpich mpi4py")
     return Feature("MPI library", True, f"{answers['mpi']} at {short(answers['mpi_path'])}")
 
 
-def launcher(answers: dict) -> Any:
-    """Does the launcher belong to the library?"""
+def launcher(answers: Answers) -> Feature:
+    """Find the launcher, which has to belong to the library."""
     library = answers.get("mpi", "an unknown MPI")
     try:
         path = mpiexec()
@@ -154,8 +159,8 @@ def launcher(answers: dict) -> Any:
     return Feature("mpiexec", True, f"{short(path)} starts ranks of {library}")
 
 
-def shared_memory() -> Any:
-    """The MPI library's ranks meet in /dev/shm, of which a container may have only 64 MiB.
+def shared_memory() -> Feature:
+    """Measure /dev/shm, through which the MPI library's ranks talk; in a container it may have only 64 MiB.
 
     Tensors of `comm.allocate` are not there: they take memory without a name.
     """
@@ -169,8 +174,8 @@ def shared_memory() -> Any:
     return Feature("shared memory", free >= SHM_NEEDED, text)
 
 
-def emulated_hosts() -> Any:
-    """One host is made, to see, and vanishes."""
+def emulated_hosts() -> Feature:
+    """Make one host, which vanishes at once."""
     try:
         commands = network_commands()
         command = [sys.executable, "-m", "hpdl_lab.engines.hosts", "-", "1", "1000000000", *commands]
@@ -182,7 +187,7 @@ def emulated_hosts() -> Any:
     return Feature("emulated hosts", True, f"made with {' and '.join(commands)}", needed=False)
 
 
-def simd() -> Any:
+def simd() -> Feature:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return Feature("SIMD kernels", False, f"{platform.machine()}: the portable kernel is used", needed=False)
     try:
@@ -195,18 +200,18 @@ def simd() -> Any:
     return Feature("SIMD kernels", bool(kinds), text, needed=False)
 
 
-def torch(answers: dict) -> Any:
+def torch(answers: Answers) -> Feature:
     if "torch" not in answers:
         return Feature("torch", False, f"{answers['torch_error']}: make install")
     return Feature("torch", True, answers["torch"])
 
 
-def gloo(answers: dict) -> Any:
+def gloo(answers: Answers) -> Feature:
     has = answers.get("gloo", False)
     return Feature("gloo", has, "in torch" if has else "not in this torch", needed=False)
 
 
-def cuda(answers: dict) -> Any:
+def cuda(answers: Answers) -> Feature:
     gpus = answers.get("gpus")
     if gpus:
         return Feature("CUDA", True, f"{answers['cuda']}, {len(gpus)} GPU(s): {', '.join(gpus)}", needed=False)
@@ -214,20 +219,20 @@ def cuda(answers: dict) -> Any:
     return Feature("CUDA", False, f"{why}: ranks use CPU cores", needed=False)
 
 
-def nccl_library(answers: dict) -> Any:
+def nccl_library(answers: Answers) -> Feature:
     if version := answers.get("nccl"):
         return Feature("NCCL", True, f"{nccl.text_of(tuple(version))} in torch", needed=False)
     return Feature("NCCL", False, "not in this torch; of use with GPUs only", needed=False)
 
 
-def cuda_kernels() -> Any:
+def cuda_kernels() -> Feature:
     try:
-        return Feature("CUDA kernels", True, short(gpu.cuda_module().__file__), needed=False)
+        return Feature("CUDA kernels", True, short(str(gpu.cuda_module().__file__)), needed=False)
     except Missing as error:
         return Feature("CUDA kernels", False, str(error), needed=False)
 
 
-def jupyter() -> Any:
+def jupyter() -> Feature:
     try:
         text = ", ".join(f"{name} {version(name)}" for name in ("jupyterlab", "ipyparallel", "ipykernel"))
     except PackageNotFoundError as error:
@@ -235,12 +240,12 @@ def jupyter() -> Any:
     return Feature("JupyterLab", True, text)
 
 
-def compiler() -> Any:
+def compiler() -> Feature:
     path = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     return Feature("C++ compiler", path is not None, path or "needed only to build csrc/: make install says how", False)
 
 
-def home() -> Any:
+def home() -> Feature:
     try:
         return Feature("home", True, f"{require_writable()} can be written")
     except Missing as error:

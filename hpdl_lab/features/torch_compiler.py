@@ -1,4 +1,4 @@
-"""torch's compiler stays unloaded until something uses it: torch only asks it about things that nobody has compiled.
+"""Stand-ins for torch's compiler until something uses it: torch only asks it about things that nobody has compiled.
 
 For that the first optimizer of a process imports torch._dynamo, 800 modules: as long as `import torch` itself (1.1 s of
 a core), and 70 MB, in each engine and each kernel. The first backward that is given gradients imports half of them, to
@@ -7,20 +7,20 @@ compare two shapes.
 
 import gc
 import sys
-import types
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
+from types import ModuleType
 
 
 def put_off_torch_compiler() -> None:
-    """Let torch's imports of its compiler give a StandIn in this process, where it has not been imported yet."""
+    """Let torch's imports of its compiler give a StandIn in this process, unless it has been imported already."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
 
 
-class StandIn(types.ModuleType):
+class StandIn(ModuleType):
     """A module that is imported as soon as anything else is asked for than the methods named in `answers`."""
 
     answers: tuple[str, ...] = ()
@@ -30,14 +30,14 @@ class StandIn(types.ModuleType):
         for answer in self.answers:
             setattr(self, answer, getattr(self, f"_{answer}"))
 
-    def __getattr__(self, name: str) -> Any:
-        """Called for what is not here; of all modules Python itself asks for names with underscores."""
+    def __getattr__(self, name: str) -> object:
+        """Return what is not here from the real module; Python itself asks all modules for names with underscores."""
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self._whole(), name)
 
-    def _whole(self) -> Any:
-        """The real module."""
+    def _whole(self) -> ModuleType:
+        """Import the real module, in this one's place."""
         if sys.modules.get(self.__name__) is self:
             package, _, name = self.__name__.rpartition(".")
             del sys.modules[self.__name__]
@@ -60,47 +60,48 @@ class Dynamo(StandIn):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.left_out = []
+        self.left_out: list[object] = []
 
-    def _disable(self, fn: Any = None, recursive: bool = True, *, wrapping: bool = True, **more: Any) -> Any:
-        """What torch._compile asks for with wrapping=False, and keeps as an attribute of `fn`."""
+    def _disable(self, fn: object = None, recursive: bool = True, *, wrapping: bool = True, **more: object) -> object:
+        """Return what torch._compile asks for with wrapping=False, and keeps as an attribute of `fn`."""
         if wrapping or fn is None:
             return self._whole().disable(fn, recursive, wrapping=wrapping, **more)
         self.left_out.append(fn)
         return fn
 
-    def _graph_break(self, *_: Any, **__: Any) -> None:
-        """Nothing is being compiled."""
+    def _graph_break(self, *_: object, **__: object) -> None:
+        """Do nothing: nothing is being compiled."""
 
-    def _whole(self) -> Any:
+    def _whole(self) -> ModuleType:
         while self.left_out:  # which the real one is asked about again
             vars(self.left_out.pop()).pop("__dynamo_disable", None)
         return super()._whole()
 
 
 class SymbolicShapes(StandIn):
-    """torch.fx.experimental.symbolic_shapes, where it is asked about shapes that are numbers."""
+    """torch.fx.experimental.symbolic_shapes, as long as it is asked only about shapes that are numbers."""
 
     answers = ("expect_true", "sym_eq")
 
-    def _expect_true(self, a: Any, skip: int = 0) -> Any:
+    def _expect_true(self, a: object, skip: int = 0) -> object:
         return a if type(a) is bool else self._whole().expect_true(a, skip + 1)
 
-    def _sym_eq(self, x: Any, y: Any) -> Any:
-        numbers = all(type(n) is int for shape in (x, y) for n in (shape if isinstance(shape, tuple) else [None]))
-        return tuple(x) == tuple(y) if numbers else self._whole().sym_eq(x, y)
+    def _sym_eq(self, x: object, y: object) -> object:
+        if isinstance(x, tuple) and isinstance(y, tuple) and all(type(n) is int for n in (*x, *y)):
+            return tuple(x) == tuple(y)
+        return self._whole().sym_eq(x, y)
 
 
-KINDS = {"torch._dynamo": Dynamo, "torch.fx.experimental.symbolic_shapes": SymbolicShapes}
+KINDS: dict[str, type[StandIn]] = {"torch._dynamo": Dynamo, "torch.fx.experimental.symbolic_shapes": SymbolicShapes}
 
 
 class Finder(MetaPathFinder, Loader):
-    """Stands before the others in sys.meta_path: finds each StandIn once, then lets them find the module itself."""
+    """A finder before the others in sys.meta_path: it finds each StandIn once, and leaves them the module itself."""
 
     def __init__(self) -> None:
-        self.stand_ins = {}
+        self.stand_ins: dict[str, StandIn] = {}
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name in KINDS and name not in self.stand_ins and name not in sys.modules:
             spec = PathFinder.find_spec(name, path)
             if spec is not None:
@@ -113,22 +114,22 @@ class Finder(MetaPathFinder, Loader):
                 return ModuleSpec(name, Imported(sys.modules.pop(name)))
         return None
 
-    def create_module(self, spec: Any) -> Any:
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
         stand_in = self.stand_ins[spec.name] = KINDS[spec.name](spec.name)
         return stand_in
 
-    def exec_module(self, module: Any) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         pass
 
 
 class Imported(Loader):
     """The loader of a part of a package that the import of the whole has brought."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: ModuleType) -> None:
         self.module, self.spec = module, module.__spec__
 
-    def create_module(self, spec: Any) -> Any:
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self.module
 
-    def exec_module(self, module: Any) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         vars(module)["__spec__"] = self.spec  # some of these modules let nobody set an attribute

@@ -2,9 +2,9 @@
 
     request A decodes, 1 token;  B decodes;  C reads 3 tokens of its prompt       one batch of T = 5 rows
     tokens      a9  b4  c0 c1 c2       (T, 1): each token is a sequence of length 1, at a position of its own
-    attend      every layer writes k, v of all rows to their pages, then each row hears its own request's pages
+    attend      every layer writes k, v of all rows to their pages, then each row reads its own request's pages
 
-All that is not attention treats rows alike, so that requests of different lengths share each product of matrices.
+All other layers treat rows alike, so that requests of different lengths share each product of matrices.
 Bytes: 2 L n_kv d s b for L layers and b requests of s tokens; with DeepSeek's absorbed form 576 numbers instead of
 2 n_kv d per token and layer.   Ref: Kwon et al. 2023, "PagedAttention", arXiv:2309.06180.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,14 @@ from ..models.attention import Attend, attentions_of, grouped_query_attention
 from ..units import amount_text, counted
 from .pages import Pages
 
+if TYPE_CHECKING:
+    from ..models.gpt import LanguageModel
+
 GROUP_BYTES = 2**19  # of keys that are gathered for one call of attention: they stay in a core's cache
 
 
 class Chunk(NamedTuple):
-    """Tokens of one request, of which the first has position `start`; `pages` hold all up to the last of them."""
+    """Tokens of one request, from position `start` on; `pages` hold all its tokens up to the last one."""
 
     tokens: Sequence[int]
     start: int
@@ -37,8 +40,8 @@ class Chunk(NamedTuple):
 class Group(NamedTuple):
     """Rows that attend in one call: a token each of requests that decode, or (chunk) several tokens of one request.
 
-    kept: (requests t,): where in memory the first t tokens of each request are; seen: which of them each row may hear,
-    (requests, 1, 1, t) or (rows, t); None: all.
+    kept: (requests t,): places in memory of the first t tokens of each request; seen: True for those that a row attends
+    to, (requests, 1, 1, t) or (rows, t); None: all.
     """
 
     rows: slice
@@ -49,7 +52,7 @@ class Group(NamedTuple):
 
 
 class Batch:
-    """What every layer has to know of a step, prepared once. Rows: decodes, the longest first, then chunks.
+    """A step as every layer needs it, prepared once. Rows: decodes, the longest first, then chunks.
 
     size: tokens per page; token_bytes: of the keys of a token in one layer.
     """
@@ -57,7 +60,9 @@ class Batch:
     def __init__(self, chunks: Sequence[Chunk], size: int, token_bytes: int, device: torch.device) -> None:
         self.size, self.device = size, device
         order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].tokens) > 1, -chunks[i].start))
-        tokens, places, slots = [], [], []
+        tokens: list[int] = []
+        places: list[int] = []
+        slots: list[int] = []
         self.last = [0] * len(chunks)  # row of the last token of each chunk
         for i in order:
             chunk = chunks[i]
@@ -67,7 +72,7 @@ class Batch:
                 slots.append(chunk.pages[place // size] * size + place % size)
             self.last[i] = len(tokens) - 1
         self.tokens, self.places = self.tensor(tokens).unsqueeze(1), self.tensor(places).unsqueeze(1)  # (T, 1)
-        self.slots = self.tensor(slots)  # (T,): where in memory a token's key and value are
+        self.slots = self.tensor(slots)  # (T,): places in memory of a token's key and value
         self.groups: list[Group] = []
         decodes = [chunks[i] for i in order if len(chunks[i].tokens) == 1]
         first = 0
@@ -84,11 +89,11 @@ class Batch:
             self.groups.append(Group(rows, 1, True, self.kept([chunk], t), seen))
             first = rows.stop
 
-    def tensor(self, values: Sequence) -> Tensor:
+    def tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(values, device=self.device)
 
     def kept(self, chunks: Sequence[Chunk], t: int) -> Tensor:
-        """Where the first t tokens of each request are, (requests t,); what is missing is its first page."""
+        """Return the places of the first t tokens of each request, (requests t,), of missing ones on its first page."""
         most = -(-t // self.size)
         pages = self.tensor([[*row, *row[:1] * (most - len(row))] for row in (list(c.pages[:most]) for c in chunks)])
         within = torch.arange(self.size, device=self.device)
@@ -106,7 +111,7 @@ class PagedAttend(Attend):
         return self.cache.batch.places
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-        """q: (T, h, 1, d), k and v: (T, h_kv, 1, d) -> (T, h, 1, d_v)."""
+        """Keep k and v, (T, h_kv, 1, d), in their pages, and return the attention of q (T, h, 1, d): (T, h, 1, d_v)."""
         groups, d_v = self.cache.batch.groups, v.shape[-1]
         for rows, x in zip(self.rows, (k, v), strict=False):
             rows.index_copy_(0, self.cache.batch.slots, x.squeeze(2))
@@ -115,7 +120,7 @@ class PagedAttend(Attend):
         return torch.cat([self.hear(q[group.rows], group, d_v, scale) for group in groups])
 
     def hear(self, q: Tensor, group: Group, d_v: int, scale: float | None) -> Tensor:
-        """q: (rows, h, 1, d) -> (rows, h, 1, d_v)."""
+        """Return the attention, (rows, h, 1, d_v), of q (rows, h, 1, d)."""
         n, (groups, d) = group.requests, self.rows[0].shape[1:]
         # (requests, t, h_kv, d) -> (requests, h_kv, t, d)
         kept = [x.index_select(0, group.kept).view(n, -1, groups, x.shape[2]).transpose(1, 2) for x in self.rows]
@@ -132,15 +137,15 @@ class PagedAttend(Attend):
 class PagedCache:
     """The cache of a model in `pages` pages of `page_size` tokens, and the model's forward that uses it.
 
-    model: has `embed`, `blocks`, `logits` and `block` as GPT, LLaMA and DeepSeek, or is a rank's shard of one: what is
-    kept is what its attention modules have here. Outside of `forward` the model is as it was.
+    model: GPT, LLaMA or DeepSeek, or a rank's shard of one: kept are keys and values of the heads that it has. Outside
+    of `forward` the model is as it was.
     Raises:  ValueError if the machine does not have the memory.
     """
 
     batch: Batch
 
     def __init__(self, model: nn.Module, pages: int, page_size: int) -> None:
-        self.model = model
+        self.model = cast("LanguageModel", model)
         self.attentions = attentions_of(model)
         weight = next(model.parameters())
         self.device = weight.device
@@ -165,7 +170,7 @@ class PagedCache:
     def forward(self, chunks: Sequence[Chunk], every: bool = False) -> Tensor:
         """Write the keys and values of these tokens and return logits: (chunks, V) after the last token of each.
 
-        every: (T, V) after every token instead, chunk by chunk; then no chunk of one token may follow a longer one.
+        every: return (T, V) after every token, chunk by chunk; then no chunk of one token may follow a longer one.
         """
         self.batch = batch = Batch(chunks, self.pages.size, self.key_bytes, self.device)
         before = [attention.attend for attention in self.attentions]

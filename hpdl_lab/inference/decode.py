@@ -22,7 +22,7 @@ from ..measure import Measured, measure
 
 
 def without_cache(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """`decode_step` of a model that knows no cache: all s positions again for each new token."""
+    """Return `decode_step` without a cache: all s positions again for each new token."""
     b, s, d = x.shape
     q, k, v = (x @ qkv.T).view(b, s, 3, keys.shape[1], -1).permute(2, 0, 3, 1, 4)  # each (b, heads, s, n)
     heard = scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -34,14 +34,14 @@ def decode_step(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tenso
 
         position       0    1    2    3  ...            x of them all is there; 3 is the newest of s = 4
         keys         [ k0 | k1 | k2 |    |    |    ]    room for more; yours are in it from earlier calls
-        values       [ v0 | v1 | v2 |    |    |    ]    and this call adds those of the newest position
+        values       [ v0 | v1 | v2 |    |    |    ]    and this call adds the newest position's
 
     A score is a query times a key over the root of n, the numbers of a head; softmax makes weights of the scores.
 
-    Args:    x: (b, s, d), what this layer is given for all s positions so far. Called for s = 1, 2, 3 ...
+    Args:    x: (b, s, d), the input of this layer for all s positions so far. Called for s = 1, 2, 3 ...
              qkv: (3d, d), the rows of q, then of k, then of v, each head by head; out: (d, d).
-             keys, values: (b, heads, room, n), overwritten where the newest position belongs.
-    Returns: (b, d), what attention says at the newest position, after `out`.
+             keys, values: (b, heads, room, n), overwritten at the newest position.
+    Returns: (b, d), the attention at the newest position, after `out`.
     Work: the same number of rows of x is multiplied by qkv and out, whatever s is.   Ref: Shazeer 2019, section 2.4.
     """
     ### BEGIN SOLUTION
@@ -56,10 +56,10 @@ def decode_step(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tenso
 
 
 class Times(dict[str, dict[int, Measured]]):
-    """{how: {s: what the newest of s tokens takes}}; `lab.show` draws it."""
+    """The times {how: {s: of the newest of s tokens}}; `lab.show` draws them."""
 
     def factor(self, how: str) -> float:
-        """How many times as long as the first token the last one takes."""
+        """Return the time of the last token over the time of the first."""
         first, *_, last = self[how].values()
         return last.median / first.median
 
@@ -86,10 +86,10 @@ def compare(
 
 @dataclass(frozen=True)
 class Shard:
-    """What a rank has of a layer: qkv (3d/p, d), out (d, d/p), up (4d/p, d), down (d, 4d/p), and its heads' cache.
+    """A rank's part of a layer: qkv (3d/p, d), out (d, d/p), up (4d/p, d), down (d, 4d/p), and its heads' cache.
 
     attend: f(q, k, v), each (b, d/p) of one new token -> (b, d/p): adds k and v to the cache of this rank's heads, and
-    returns what these heads hear.
+    returns their attention.
     """
 
     qkv: Tensor
@@ -100,12 +100,12 @@ class Shard:
 
 
 def norm(x: Tensor) -> Tensor:
-    """Layer norm without parameters."""
+    """Return the layer norm of x, without parameters."""
     return layer_norm(x, x.shape[-1:])
 
 
 def tensor_parallel_decode(comm: Comm, x: Tensor, layers: Sequence[Shard]) -> Tensor:
-    """Send one new token through layers of which every rank has some heads and a part of the MLP.
+    """Send one new token through layers; of each, every rank has some heads and a part of the MLP.
 
         x -> norm -> [attention of my heads] -> add over ranks -> + x
           -> norm -> [up, gelu, down: my part] -> add over ranks -> + x      and so on, layer by layer

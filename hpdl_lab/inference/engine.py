@@ -9,7 +9,7 @@
                  ^                              |
                  +------- preempted: the youngest, if pages run out; reads its tokens again later
 
-Tokens do not depend on who else runs, on arrival, pages or chunks. Every rank of a tensor-parallel model can run the
+Tokens do not depend on other requests, on arrival, pages or chunks. Every rank of a tensor-parallel model can run the
 same engine: given the same requests, all decide alike.
 Ref: Yu et al. 2022, "Orca", OSDI; Kwon et al. 2023, "PagedAttention", arXiv:2309.06180.
 """
@@ -19,12 +19,12 @@ from __future__ import annotations
 import operator
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from threading import Lock, get_ident
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +34,18 @@ from . import scheduler
 from .cache import Chunk, PagedCache
 from .sampling import GREEDY, Sampling, draw
 
+if TYPE_CHECKING:
+    from ..comm.base import OnRow, Row
+    from ..models.gpt import LanguageModel
+
 
 class QueueFull(RuntimeError):
-    """As many requests wait as may; try again when some have ended."""
+    """The queue of an engine is full; try again when some requests have ended."""
 
 
 @dataclass(eq=False)
 class Request:
-    """tokens: of the prompt, then those generated; read: how many of them are in the cache, on `pages`.
+    """A prompt that is continued. tokens: of the prompt, then new ones; read: how many are in the cache, on `pages`.
 
     times: seconds of the engine's clock at which it was submitted, then at which each token came.
     """
@@ -64,15 +68,15 @@ class Request:
 
     @property
     def left(self) -> int:
-        """Tokens to read before the model says the next one: 1 in a decode."""
+        """Tokens to read before the next one is chosen: 1 in a decode."""
         return len(self.tokens) - self.read
 
 
 class Stream(Iterator[int]):
-    """The tokens of a request while they come; who waits for the next one lets the engine step.
+    """The tokens of a request while they come; a wait for the next one lets the engine step.
 
-    A consumer may be slow: others go on, and at most max_tokens are kept for it. One that is done with it calls close,
-    or forgets the stream: either frees the request's slot and pages.
+    A consumer may be slow: others go on, and at most max_tokens are kept for it. To close the stream, or to drop it,
+    frees the request's slot and pages.
     """
 
     def __init__(self, engine: Engine, request: Request) -> None:
@@ -95,7 +99,7 @@ class Stream(Iterator[int]):
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -103,13 +107,13 @@ class Stream(Iterator[int]):
 
 
 class Engine:
-    """Generates for up to `slots` requests at once.
+    """The generation of tokens for up to `slots` requests at once.
 
     Args:    model: GPT, LLaMA, DeepSeek, or a rank's shard of one (see PagedCache); two engines of one model cannot
              step in two threads at once. slots: requests that run at once.
              pages: of the cache; None: as many as `slots` requests of the model's whole context need.
              page_size: tokens per page. budget: tokens that a step reads at most, at least `slots`; longer prompts are
-             read in chunks. queue: requests that may wait. schedule: who runs, see scheduler.schedule.
+             read in chunks. queue: requests that may wait. schedule: chooses what runs, see scheduler.schedule.
              on_row: called with a row after each step: step, running, waiting, tokens (read in it), free (pages),
              preempted (so far), seconds (that it took). clock: seconds.
     Raises:  ValueError for numbers that are none, and for more pages than the machine has memory.
@@ -124,18 +128,18 @@ class Engine:
         budget: int = 256,
         queue: int = 256,
         schedule: Callable[..., list[int]] = scheduler.schedule,
-        on_row: Callable[[dict[str, Any]], None] | None = None,
+        on_row: OnRow | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         require_decoder(model)
-        self.slots, self.context = require_int("slots", slots, 1), model.block
+        self.slots, self.context = require_int("slots", slots, 1), cast("LanguageModel", model).block
         self.budget = require_int("budget, tokens per step,", budget, slots)
         self.queue = require_int("queue, requests that may wait,", queue, 1)
         require_int("page_size", page_size, 1)
         pages = slots * -(-self.context // page_size) if pages is None else require_int("pages", pages, 1)
         self.cache = PagedCache(model, pages, page_size)
         self.pages = self.cache.pages
-        self.vocabulary = model.tokens.num_embeddings
+        self.vocabulary = self.cache.model.tokens.num_embeddings
         self.schedule, self.on_row, self.clock = schedule, on_row, clock
         self.running: list[Request] = []  # in order of admission
         self.waiting: deque[Request] = deque()  # in order of arrival
@@ -144,15 +148,16 @@ class Engine:
         self.steps = self.preempted = 0
         self.weights = versions(model)
         self.stepping = self.choosing = 0  # the thread that steps, and while its scheduler runs
-        self.lock, self.turn = Lock(), Lock()  # of what is above, and of who steps: streams may be read by many threads
+        self.lock, self.turn = Lock(), Lock()  # of the fields above, and of steps: streams may be read by many threads
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(
         self, prompt: Sequence[int], max_tokens: int = 16, sampling: Sampling = GREEDY, stop: Sequence[int] = ()
     ) -> Stream:
-        """Let a request wait for its turn. Returns the stream of its tokens, at most `max_tokens`, which come if
-        somebody reads this or another stream, or calls step.
+        """Let a request wait for its turn, and return the stream of its tokens, at most `max_tokens`.
+
+        They come if this or another stream is read, or step is called.
 
         Args:    prompt: tokens, a list or a tensor of one dimension; stop: tokens after which it ends.
         Raises:  ValueError for a prompt that is empty, has tokens outside the vocabulary, or with its new tokens does
@@ -189,7 +194,7 @@ class Engine:
         sampling: Sampling = GREEDY,
         stop: Sequence[int] = (),
     ) -> list[list[int]]:
-        """The new tokens of each prompt; prompt i draws with sampling.seed + i. Any number of prompts."""
+        """Return the new tokens of each prompt; prompt i draws with sampling.seed + i. Any number of prompts."""
         streams: list[Stream] = []
         try:
             for i, prompt in enumerate(prompts):
@@ -218,7 +223,7 @@ class Engine:
                     self.lock.release()
 
     def settle(self) -> None:
-        """Let go of what has been cancelled, unless a batch is under way."""
+        """Drop the requests that have been cancelled, unless a batch is under way."""
         while self.cancelled and not self.batch:
             request = self.cancelled.popleft()
             if not request.ended:
@@ -234,8 +239,8 @@ class Engine:
     def step(self) -> bool:
         """Read one batch: a token of each request that decodes, and as many of prompts as the budget allows.
 
-        Returns: whether requests are left. If the forward raises, as when a rank has died, the requests that run end
-        with this error, and those that wait stay.
+        Returns: True if requests are left. If the forward raises, as when a rank has died, the requests that run end
+        with this error, and the waiting ones stay.
         """
         if self.stepping == get_ident():
             raise RuntimeError("a step of this engine was asked for inside of a step, by on_row or by the scheduler")
@@ -249,7 +254,7 @@ class Engine:
         return bool(self.running or self.waiting)
 
     def begin(self) -> bool:
-        """The first half of a step: send a batch through the model. Returns whether there is one, for `finish`."""
+        """Send a batch through the model, the first half of a step. Return True if there is one, for `finish`."""
         with self.lock:
             self.began = self.clock()
             self.settle()
@@ -264,7 +269,7 @@ class Engine:
         return bool(self.batch)
 
     def finish(self) -> None:
-        """The second half: choose a token for each request that has read all it had."""
+        """Choose a token for each request that has read all it had, the second half of a step."""
         with self.lock:
             with self.ending():
                 self.advance(self.batch, self.logits)
@@ -274,8 +279,8 @@ class Engine:
             self.on_row(row)
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Within it, an error ends all requests that run."""
+    def ending(self) -> Generator[None]:
+        """Let an error inside end all requests that run."""
         try:
             yield
         except BaseException as error:
@@ -286,7 +291,7 @@ class Engine:
             raise
 
     def admit(self) -> list[tuple[Request, int]]:
-        """Who runs in this step, with how many tokens, all with the pages for them."""
+        """Return the requests that run in this step, with their numbers of tokens, all with the pages for them."""
         running, waiting = [*self.running], [*islice(self.waiting, self.slots - len(self.running))]
         left = [r.left for r in running] + [len(r.tokens) - self.shared(self.pages.match(r.tokens), r) for r in waiting]
         self.choosing = get_ident()
@@ -319,11 +324,11 @@ class Engine:
         return batch
 
     def shared(self, pages: Sequence[int], request: Request) -> int:
-        """Tokens that a request need not read if it has these pages of its prefix; the last it reads in any case."""
+        """Return how many tokens a request need not read with these pages of its prefix; the last it always reads."""
         return min(len(pages) * self.pages.size, len(request.tokens) - 1)
 
     def hold(self, request: Request, count: int) -> bool:
-        """Whether a request has got the pages for its next `count` tokens."""
+        """Return True if a request has got the pages for its next `count` tokens."""
         copies = self.pages.hold(request.pages, request.read, request.read + count)
         self.cache.copy(copies or ())
         return copies is not None
@@ -340,7 +345,7 @@ class Engine:
         request.read = 0
 
     def advance(self, batch: Sequence[tuple[Request, int]], logits: Tensor) -> None:
-        """Add a token to each request that has read all it had. logits: (len(batch), V), after what it has read."""
+        """Add a token to each request that has read all it had. logits: (len(batch), V), after its last token."""
         likeliest, now = logits.argmax(-1).tolist(), self.clock()
         for (request, count), row, token in zip(batch, logits, likeliest, strict=True):
             self.pages.filled(request.pages, request.tokens, request.read, request.read + count)
@@ -355,7 +360,7 @@ class Engine:
                 self.running.remove(request)
                 self.end(request)
 
-    def row(self, tokens: int, begin: float) -> dict[str, Any]:
+    def row(self, tokens: int, begin: float) -> Row:
         return {
             "step": self.steps,
             "running": len(self.running),
@@ -367,24 +372,25 @@ class Engine:
         }
 
 
-def require_decoder(model: Any) -> None:
-    """Raise TypeError unless an engine can run `model`: it reads tokens, and says the next."""
+def require_decoder(model: object) -> None:
+    """Raise TypeError unless an engine can run `model`: it reads tokens, and has logits of the next."""
     if not hasattr(model, "tokens"):
         kind = type(model).__name__
         raise TypeError(f"an engine runs a gpt, llama or deepseek of models/; got something of {kind}")
 
 
 def versions(model: nn.Module) -> int:
-    """How often the parameters of a model have been written into."""
+    """Return the number of writes into the parameters of a model."""
     return sum(0 if p.is_inference() else p._version for p in model.parameters())
 
 
 def tokens_of(model: nn.Module, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    """The tokens of a prompt, which is a list or a tensor of one dimension.
+    """Return the tokens of a prompt, which is a list or a tensor of one dimension.
 
-    Raises:  TypeError for what is none; ValueError for a prompt that is empty, has tokens outside the vocabulary, or
+    Raises:  TypeError if it is none; ValueError for a prompt that is empty, has tokens outside the vocabulary, or
              with `max_tokens` new ones does not fit into the model's context.
     """
+    reader = cast("LanguageModel", model)
     require_int("max_tokens", max_tokens, 1)
     try:
         tokens = [operator.index(token) for token in prompt]
@@ -392,20 +398,20 @@ def tokens_of(model: nn.Module, prompt: Sequence[int], max_tokens: int) -> list[
         raise TypeError(f"a prompt is a list of whole numbers, its tokens; got {prompt!r:.60}") from None
     if not tokens:
         raise ValueError("a prompt has at least one token, this one has none")
-    vocabulary = model.tokens.num_embeddings
+    vocabulary = reader.tokens.num_embeddings
     outside = next((token for token in tokens if not 0 <= token < vocabulary), None)
     if outside is not None:
         raise ValueError(f"token {outside} of the prompt is outside the vocabulary, 0 to {vocabulary - 1}")
-    if len(tokens) + max_tokens > model.block:
+    if len(tokens) + max_tokens > reader.block:
         raise ValueError(
             f"a prompt of {counted(len(tokens), 'token')} with up to {max_tokens:,} new is longer than the context of "
-            f"this model, {counted(model.block, 'token')}"
+            f"this model, {counted(reader.block, 'token')}"
         )
     return tokens
 
 
 def require_counts(counts: Sequence[int], left: Sequence[int], running: int, budget: int) -> None:
-    """Raise ValueError unless a scheduler's numbers of tokens are such that the engine can go on with them."""
+    """Raise ValueError unless the engine can go on with a scheduler's numbers of tokens."""
     fits = running <= len(counts) <= len(left) and all(
         (i >= running) <= n <= most for i, (n, most) in enumerate(zip(counts, left, strict=False))
     )

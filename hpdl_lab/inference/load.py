@@ -1,12 +1,12 @@
-"""Load for an engine: requests that arrive at random, how long they take, and what a step takes on paper.
+"""Load for an engine: requests that arrive at random, their times, and the time of a step on paper.
 
     arrivals     |    | ||      |         gaps are drawn from an exponential distribution: a Poisson process
-    steps        [==][===][====][===]     whoever has arrived joins the next step
+    steps        [==][===][====][===]     requests that have arrived join the next step
 
     time to the first token     from arrival: waiting for a slot, and reading the prompt
-    time between two tokens     the steps of everybody who runs
+    time between two tokens     the steps of all requests that run
 
-Time is that of the communicator: virtual on simulated ranks, where a step takes what StepModel says.
+Time is the communicator's: virtual on simulated ranks, on which a step takes as long as StepModel computes.
 Ref: Kwon et al. 2023, arXiv:2309.06180, section 6; Williams et al. 2009 (roofline), CACM 52(4).
 """
 
@@ -18,14 +18,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..collectives.cost import fit_link
-from ..comm.base import Comm
+from ..comm.base import Comm, Row
 from ..data import text
 from ..features import cores
 from ..measure import measure
@@ -36,14 +36,17 @@ from .engine import Engine, Request, Stream
 from .scheduler import schedule
 from .stages import part_of
 
-SIMULATED_BANDWIDTH = 20e9  # bytes/s from the memory of a simulated rank, about that of two cores
+if TYPE_CHECKING:
+    from ..models.gpt import LanguageModel
+
+SIMULATED_BANDWIDTH = 20e9  # bytes/s from the memory of a simulated rank, about as of two cores
 REPEATS = 15  # of each measurement of a machine
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 1.3)  # of the requests per s that are possible on paper
-BUDGET = 64  # tokens of a step, so that a prompt makes those that decode wait for little
+BUDGET = 64  # tokens of a step, so that requests that decode wait little for a prompt
 
 
 class Arrival(NamedTuple):
-    """A request: s at which it arrives, tokens of its prompt, and how many more it asks for."""
+    """A request: s at which it arrives, tokens of its prompt, and the number of tokens to generate."""
 
     seconds: float
     prompt: list[int]
@@ -54,7 +57,7 @@ class Arrival(NamedTuple):
 class Load:
     """Requests of mixed lengths. prompts, new: tokens of a prompt and tokens to generate, (least, most).
 
-    corpus: (n,) int64, from which prompts are cut; the same requests for every rate, which only moves them in time.
+    corpus: (n,) int64, from which prompts are cut. Requests are the same for every rate, which only moves them in time.
     """
 
     corpus: Tensor
@@ -72,7 +75,7 @@ class Load:
         require_int("the most of prompts", self.prompts[1], 1, len(self.corpus) - 1)
 
     def arrivals(self, rate: float) -> list[Arrival]:
-        """Requests in order of arrival, `rate` of them per s on average."""
+        """Return requests in order of arrival, `rate` of them per s on average."""
         chance, seconds, found = random.Random(self.seed), 0.0, []
         for _ in range(self.requests):
             seconds += chance.expovariate(1.0) / rate
@@ -83,7 +86,7 @@ class Load:
 
     @property
     def means(self) -> tuple[float, float]:
-        """(tokens of a prompt, tokens to generate), on average."""
+        """Means (tokens of a prompt, tokens to generate)."""
         return sum(self.prompts) / 2, sum(self.new) / 2
 
 
@@ -92,13 +95,13 @@ class Load:
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a step takes on one of `ranks` ranks that share each layer.
+    """The time of a step on one of several ranks that share each layer.
 
         rest + each (b - 1)  +  max(bytes / bandwidth, FLOPs / flops)  +  messages (alpha + n beta)
 
-    Bytes are this rank's weights, and the keys and values of what is read; a message has n = tokens · width · itemsize
-    bytes, two for each layer, and two at the ends of the model. rest: s of the interpreter and of all that is called,
-    and each: of each further one of b requests. These two are not counted but taken from steps of one and of all slots.
+    Bytes are this rank's weights, and the keys and values that are read; a message has n = tokens · width · itemsize
+    bytes, two for each layer, and two at the ends of the model. rest: s of the interpreter and of all calls, and each:
+    of each further one of b requests. These two are not counted but taken from steps of one and of all slots.
     """
 
     weights: int  # bytes, of this rank
@@ -114,17 +117,17 @@ class StepModel:
     each: float = 0.0  # s
 
     def seconds(self, tokens: float, kept: float, requests: int = 1) -> float:
-        """s of a step that reads `tokens` tokens of `requests` requests, over keys and values of `kept` others."""
+        """Return s of a step that reads `tokens` tokens of `requests` requests; `kept`: tokens with keys and values."""
         messages = self.messages * (self.alpha + tokens * self.message * self.beta)
         return self.rest + self.each * (requests - 1) + self.work(tokens, kept) + messages
 
     def work(self, tokens: float, kept: float) -> float:
-        """s in which a rank computes: the roofline."""
+        """Return s for which a rank computes: the roofline."""
         nbytes = self.weights + self.cached * kept
         return max(nbytes / self.bandwidth, 2 * self.parameters * tokens / self.flops)
 
     def line(self, load: Load, slots: int) -> list[tuple[float, float]]:
-        """[(tokens/s, s between two tokens)] for 1, 2, ... `slots` requests that run all the time.
+        """Return [(tokens/s, s between two tokens)] for 1, 2, ... `slots` requests that run all the time.
 
         While a request generates its tokens, each of the b that run has its prompt read once, in a step of the others.
         """
@@ -139,10 +142,10 @@ class StepModel:
 
 
 def step_model(comm: Comm, model: nn.Module) -> StepModel:
-    """Measure what StepModel needs to know of this rank, all but `rest`. Collective.
+    """Measure the StepModel of this rank, all but `rest` and `each`. Collective.
 
     Args:    model: this rank's part of a model. On simulated ranks arithmetic takes no time: bandwidth is
-             SIMULATED_BANDWIDTH, and flops, alpha and beta are those of the network.
+             SIMULATED_BANDWIDTH, and flops, alpha and beta are the network's.
     """
     attentions = attentions_of(model)
     weights = [p for p in model.parameters()]
@@ -160,18 +163,18 @@ def step_model(comm: Comm, model: nn.Module) -> StepModel:
 
 
 def all_reduce_of(comm: Comm, nbytes: int) -> None:
-    """As a layer does it: of a tensor that has just been written."""
+    """Add a tensor that has just been written over ranks, as a layer does."""
     comm.all_reduce(torch.ones(nbytes // 4))
 
 
-def seconds_of(comm: Comm, fn: Any, calls: int = 10) -> float:
-    """s per call on the slowest rank, the median of many. Collective."""
+def seconds_of(comm: Comm, fn: Callable[[], object], calls: int = 10) -> float:
+    """Return s per call on the slowest rank, the median of many. Collective."""
     found = measure(fn, repeats=REPEATS, calls=calls, barrier=comm.barrier, clock=comm.trace.clock).median
     return float(comm.all_gather(torch.tensor([found], dtype=torch.float64)).max())
 
 
 def speeds(comm: Comm, parameters: int, width: int, dtype: torch.dtype) -> tuple[float, float]:
-    """(bytes/s, FLOP/s) of all ranks at once: of a vector times, and of many rows times, as many numbers as a model."""
+    """Return (bytes/s, FLOP/s) while all ranks compute: a matrix as large as a model times a vector, and times many."""
     rows, work = 64, 1e9
     if comm.simulated:
         return SIMULATED_BANDWIDTH, work / seconds_of(comm, lambda: comm.compute(flops=work), calls=1)
@@ -185,9 +188,9 @@ def speeds(comm: Comm, parameters: int, width: int, dtype: torch.dtype) -> tuple
 
 
 def corpus_of(model: nn.Module) -> Tensor:
-    """Tokens that prompts for `model` are cut from: the tenth of Moby-Dick that was not trained on, (n,) int64."""
+    """Return tokens for prompts for `model`: the tenth of Moby-Dick that was not trained on, (n,) int64."""
     tokens = text.in_bytes().long()
-    return tokens[-(len(tokens) // text.TEST_SHARE) :] % model.tokens.num_embeddings
+    return tokens[-(len(tokens) // text.TEST_SHARE) :] % cast("LanguageModel", model).tokens.num_embeddings
 
 
 def sweep(
@@ -200,8 +203,8 @@ def sweep(
 ) -> StepModel:
     """Serve `load` at one rate after the other, each rank with its heads of `model`; rank 0 reports rows.
 
-    Args:    rates: requests/s; None: SHARES of what StepModel says is possible. slots, schedule: of the Engine.
-    Returns: StepModel of this rank. Rows: {"line": StepModel.line} first, then those of `serve`.
+    Args:    rates: requests/s; None: SHARES of the most that is possible by StepModel. slots, schedule: of the Engine.
+    Returns: StepModel of this rank. Rows: {"line": StepModel.line} first, then the rows of `serve`.
     """
     part = part_of(DeviceMesh(comm, tp=comm.size), model)
     step = step_model(comm, part)
@@ -218,7 +221,7 @@ def sweep(
 
 
 def beyond(comm: Comm, part: nn.Module, load: Load, requests: int, step: StepModel) -> float:
-    """s by which a decode of so many requests takes longer than `step` says, the same on every rank. Collective.
+    """Return s by which a decode of so many requests takes longer than by `step`, the same on every rank. Collective.
 
     The shorter of two runs counts: the first one warms up, and another program may delay either.
     """
@@ -237,15 +240,15 @@ def serve(
     schedule: Callable[..., list[int]],
     step: StepModel,
     report: Callable[..., None] | None = None,
-) -> dict[str, Any]:
+) -> Row:
     """Serve `load` at `rate` requests/s. Collective.
 
-    Args:    part: this rank's part of a model; step: what a step takes on simulated ranks.
+    Args:    part: this rank's part of a model; step: the time of a step on simulated ranks.
              report: called with the row so far whenever a request has ended.
     Returns: row: rate, requests, done, tokens (generated), seconds, throughput (tokens/s); first_s, between_s (medians
              over requests), first_p95_s, between_p95_s; running, idle_slots (means over steps); ranks, cores.
     """
-    begin, steps = comm.trace.clock(), list[dict[str, Any]]()
+    begin, steps = comm.trace.clock(), list[Row]()
 
     def clock() -> float:
         return (comm.trace.clock() - begin) / 1e9
@@ -275,7 +278,7 @@ def serve(
 
 
 def of_rank_0(comm: Comm, seconds: float) -> float:
-    """Rank 0's time on every rank, so that all see the same arrivals before the same step."""
+    """Return rank 0's time on every rank, so that all see the same arrivals before the same step."""
     return float(comm.broadcast(torch.tensor([seconds], dtype=torch.float64))) if comm.size > 1 else seconds
 
 
@@ -286,10 +289,8 @@ def pause(comm: Comm, seconds: float) -> None:
         time.sleep(max(0.0, seconds))
 
 
-def row_of(
-    load: Load, rate: float, requests: Sequence[Request], steps: Sequence[dict[str, Any]], slots: int, ranks: int
-) -> dict[str, Any]:
-    """The row of `serve`, of requests that have ended."""
+def row_of(load: Load, rate: float, requests: Sequence[Request], steps: Sequence[Row], slots: int, ranks: int) -> Row:
+    """Return the row of `serve`, from the requests that have ended."""
     ended = [request.times for request in requests if request.ended]
     first = [times[1] - times[0] for times in ended]
     between = [(times[-1] - times[1]) / (len(times) - 2) for times in ended if len(times) > 2] or [0.0]

@@ -24,9 +24,9 @@ def reserve(free: list[int], pages: list[int], tokens: int, page_size: int) -> b
     Pages need not follow each other in memory: any free page will do, so that no memory is too scattered to be used.
     The last free page is taken first. A request that holds enough already gets nothing.
 
-    Args:    free: pages that nobody holds, changed in place; pages: those of the request, in order of its tokens,
+    Args:    free: pages that nobody holds, changed in place; pages: of the request, in order of its tokens,
              extended in place; tokens: how many they have to hold, at least 0; page_size: tokens per page.
-    Returns: whether the pages hold `tokens` tokens now.
+    Returns: True if the pages hold `tokens` tokens now.
     Waste: less than one page per request.   Ref: Kwon et al. 2023, section 4.2.
     """
     ### BEGIN SOLUTION
@@ -40,7 +40,7 @@ def reserve(free: list[int], pages: list[int], tokens: int, page_size: int) -> b
 
 
 class Pages:
-    """Who holds which of `count` pages of `size` tokens; a full page is found again by the tokens up to its end.
+    """The holders of `count` pages of `size` tokens; a full page is found again by the tokens up to its end.
 
     A page that its last holder releases goes to the far end of the free list and keeps its contents until it is taken:
     the least recently used prefix is lost first.
@@ -58,7 +58,7 @@ class Pages:
         return self.count - len(self.free)
 
     def match(self, tokens: Sequence[int]) -> list[int]:
-        """The pages of the longest prefix of `tokens` that is in memory, in full pages."""
+        """Return the pages of the longest prefix of `tokens` that is in memory, in full pages."""
         pages: list[int] = []
         digest = b""
         for start in range(0, len(tokens) - self.size + 1, self.size):
@@ -77,7 +77,7 @@ class Pages:
         return pages
 
     def hold(self, pages: list[int], start: int, end: int) -> list[tuple[int, int]] | None:
-        """Make the tokens from `start` to `end` of a request writable: new pages, and copies of those it shares.
+        """Make the tokens from `start` to `end` of a request writable: new pages, and copies of shared ones.
 
         Args:    pages: of the request, changed in place.
         Returns: (from, to) of pages to copy before they are written (copy-on-write); None, and nothing has changed, if
@@ -102,7 +102,7 @@ class Pages:
         return pairs
 
     def filled(self, pages: list[int], tokens: Sequence[int], start: int, end: int) -> None:
-        """The tokens from `start` to `end` have been written: pages that are full now can be found by others."""
+        """Note that the tokens from `start` to `end` have been written: other requests can find pages that are full."""
         for i in range(start // self.size, end // self.size):
             before = self.digests[pages[i - 1]] if i else b""
             digest = chained(before, tokens[i * self.size : (i + 1) * self.size])
@@ -110,7 +110,7 @@ class Pages:
             self.found.setdefault(digest, pages[i])
 
     def release(self, pages: list[int]) -> None:
-        """A request holds its pages no longer; those that nobody else holds are free. Empties `pages`."""
+        """End a request's hold on its pages, and empty `pages`; pages without another holder are free."""
         for page in reversed(pages):  # so that the end of a prefix is lost before its beginning
             self.holders[page] -= 1
             if not self.holders[page]:
@@ -119,5 +119,5 @@ class Pages:
 
 
 def chained(before: bytes, tokens: Sequence[int]) -> bytes:
-    """The digest of a page of tokens that follows a page with the digest `before`."""
+    """Return the digest of a page of tokens that follows a page with the digest `before`."""
     return blake2b(before + array("q", tokens).tobytes(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Weights of linear layers as decoding wants them, which reads all of them for a token: in long rows, or in int8.
+"""Weights of linear layers for decoding, which reads all of them for a token: in long rows, or in int8.
 
 int8 has a quarter of the bytes of float32:
 
@@ -19,7 +19,7 @@ LARGEST = 127
 
 
 def whole_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (n, m) ~ whole * scale: (n, m) int8 and (n, 1) float32, off by half a scale, 1/254 of a row's largest."""
+    """Return whole (n, m) int8 and scale (n, 1) float32: x ~ whole * scale, off by 1/254 of a row's largest at most."""
     x = x.float()  # 16 bits hold no quotient to half a unit
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST
     return (x / scale).round_().to(torch.int8), scale
@@ -81,5 +81,5 @@ def quantize(model: nn.Module) -> nn.Module:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers of a model."""
+    """Return bytes of all parameters and buffers of a model."""
     return sum(x.nbytes for x in [*model.parameters(), *model.buffers()])

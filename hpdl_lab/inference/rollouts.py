@@ -33,7 +33,7 @@ Reward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """How ranks share the work of reinforcement learning; the same on every rank.
+    """The division of the work of reinforcement learning among ranks; the same on every rank.
 
     generating: ranks that generate, the first ones. every: updates between two sends of weights.
     batch: rollouts of one update, over all ranks; new: tokens of each. lr: of Adam. seed: of the draws.
@@ -60,9 +60,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Record:
-    """Hold what a run gives every rank.
+    """The results of a run.
 
-    rewards: mean reward of the batch of each update; staleness: for each update, how many updates are not in the
+    rewards: mean reward of the batch of each update; staleness: for each update, the updates that are not in the
     weights that generated its batch. first: (updates, new) int64, the first rollout of each batch.
     tokens: generated in all; seconds: of this rank, virtual on simulated ranks.
     """
@@ -79,7 +79,7 @@ class Record:
 
 
 def share_of(wanted: Sequence[int]) -> Reward:
-    """Return a reward: the share of an answer's tokens that are `wanted`, (b, new) int64 -> (b,) float64."""
+    """Return a Reward: the share of an answer's tokens that are `wanted`, (b, new) int64 -> (b,) float64."""
     return partial(share, torch.as_tensor(wanted))
 
 
@@ -90,33 +90,33 @@ def share(wanted: Tensor, answers: Tensor) -> Tensor:
 def reinforce(comm: Comm, model: nn.Module, prompt: Sequence[int], reward: Reward, plan: Plan) -> Record:
     """Train `model` by REINFORCE on its own answers to `prompt`: first ranks generate, others train. Collective.
 
-    Args:    model: GPT, LLaMA or DeepSeek, overwritten; where all start are the weights of the first training rank.
+    Args:    model: GPT, LLaMA or DeepSeek, overwritten; all start with the weights of the first training rank.
              prompt: tokens; reward: f(answers (b, new) int64) -> (b,), the larger the better.
     Returns: Record, the same on every rank but for its seconds. Rollout i of update u draws with its own seed, so it
              depends on the number of ranks only by rounding.
-    Raises:  ValueError on every rank where plans or prompts differ, no rank is left to train, or a kind has more ranks
-             than a batch has rollouts; and for what Engine.submit refuses.
+    Raises:  ValueError on every rank if plans or prompts differ, no rank is left to train, or a kind has more ranks
+             than a batch has rollouts; and for prompts that Engine.submit refuses.
     Messages: a part of a batch from a generating rank to each training rank that needs a row of it; one broadcast of
               the weights every plan.every updates; two all-reduces per update, of one number and of the gradients.
     """
-    prompt = tokens_of(model, prompt, plan.new)
-    require_same(comm, "plan", f"{plan} for the prompt {prompt}")
+    tokens = tokens_of(model, prompt, plan.new)
+    require_same(comm, "plan", f"{plan} for the prompt {tokens}")
     generating, training = plan.generating, comm.size - plan.generating
     if training < 1 or max(generating, training) > plan.batch:
         raise ValueError(
             f"{comm.size} ranks, {generating} of them generate {plan.batch} rollouts per update: at least one has to "
             "train, and each needs a rollout"
         )
-    peers = comm.split(comm.rank < generating)  # those of the same kind
+    peers = comm.split(comm.rank < generating)  # ranks of the same kind
     senders = comm.split(comm.rank <= generating)  # the generating ranks, and the first that trains
     begin = comm.trace.clock()
     if comm.rank < generating:
-        table = generate(comm, senders, model, prompt, plan)
+        table = generate(comm, senders, model, tokens, plan)
     else:
-        table = train(comm, peers, senders, model, prompt, reward, plan)
+        table = train(comm, peers, senders, model, tokens, reward, plan)
     comm.broadcast(table, generating)  # rows: reward, staleness, tokens of the first rollout
-    tokens, seconds = plan.updates * plan.batch * plan.new, (comm.trace.clock() - begin) / 1e9
-    return Record(table[:, 0].tolist(), table[:, 1].long().tolist(), table[:, 2:].long(), tokens, seconds)
+    count, seconds = plan.updates * plan.batch * plan.new, (comm.trace.clock() - begin) / 1e9
+    return Record(table[:, 0].tolist(), table[:, 1].long().tolist(), table[:, 2:].long(), count, seconds)
 
 
 def send_weights(senders: Comm, model: nn.Module) -> None:
@@ -127,11 +127,11 @@ def send_weights(senders: Comm, model: nn.Module) -> None:
         senders.broadcast(flat, senders.size - 1)
         if senders.rank < senders.size - 1:
             for p, part in zip(params, flat.split([p.numel() for p in params]), strict=True):
-                p.copy_(part.view_as(p))  # in place: the engine sees that its cache is of other weights
+                p.copy_(part.view_as(p))  # in place, by which the engine notices that its cache is of other weights
 
 
 def parts(rows: Tensor, low: int, batch: int, ranks: int) -> list[tuple[int, Tensor]]:
-    """Cut rows low, low + 1, ... of a batch by the ranks of the other kind: (which of them, the rows that it has)."""
+    """Cut rows low, low + 1, ... of a batch by the ranks of the other kind: (number of a rank, its rows)."""
     ends = [(i, *bounds(batch, ranks, i)) for i in range(ranks)]
     return [(i, rows[max(a - low, 0) : b - low]) for i, a, b in ends if a < low + len(rows) and low < b]
 
@@ -195,14 +195,14 @@ def train(
 
 
 def log_probabilities(model: nn.Module, prompt: Sequence[int], answers: Tensor) -> Tensor:
-    """Return how probable the model finds each token of the answers to `prompt`: (b, new) int64 -> (b, new) logs."""
+    """Return the log probability of each token of `answers` to `prompt`: (b, new) int64 -> (b, new)."""
     tokens = torch.cat([torch.tensor(prompt).expand(len(answers), -1), answers], 1)
     logits = model(tokens[:, :-1])[:, len(prompt) - 1 :]  # (b, new, V)
     return logits.log_softmax(-1).gather(-1, answers.unsqueeze(-1)).squeeze(-1)
 
 
 def round_seconds(every: int, generate: float, update: float, send: float = 0.0) -> float:
-    """Return the seconds between two sends of weights: `every` batches, each of which is generated, then trained on.
+    """Return the seconds between two sends of weights: `every` batches, each generated and then trained on.
 
     The two work at the same time on different batches, but for the first batch and the last update of a round.
 

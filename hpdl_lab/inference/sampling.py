@@ -1,4 +1,4 @@
-"""Which token comes next: the likeliest, or one that is drawn; each request draws with a generator of its own."""
+"""The choice of the next token: the likeliest, or one that is drawn, with a generator for each request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..units import require_int, require_number
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a request chooses tokens.
+    """The rule by which a request chooses tokens.
 
     temperature: 0 takes the likeliest token (greedy), 1 draws with the model's own probabilities, less than 1 prefers
     likely tokens. top_k: draw among the k likeliest, 0: among all. top_p: draw among the likeliest that together have
@@ -35,7 +35,7 @@ class Sampling:
         return torch.Generator().manual_seed(self.seed)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Logits (..., V) -> the probability of each token to be drawn, (..., V) float64."""
+        """Return the probability of each token to be drawn, (..., V) float64, from logits (..., V)."""
         logits = logits.double()
         if not self.temperature:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
@@ -46,7 +46,7 @@ class Sampling:
         p = logits.softmax(-1)
         if self.top_p < 1:
             likeliest, order = p.sort(-1, descending=True)
-            before = likeliest.cumsum(-1) - likeliest  # of all that are likelier; 0 for the likeliest, which stays
+            before = likeliest.cumsum(-1) - likeliest  # of all likelier tokens; 0 for the likeliest, which stays
             p = p.masked_fill((before >= self.top_p).scatter(-1, order, before >= self.top_p), 0)
         return p / p.sum(-1, keepdim=True)
 
@@ -55,5 +55,5 @@ GREEDY = Sampling()
 
 
 def draw(p: Tensor, chance: torch.Generator) -> int:
-    """One token, with the probabilities p (V,)."""
+    """Return one token, with the probabilities p (V,)."""
     return int(torch.multinomial(p.cpu(), 1, generator=chance))

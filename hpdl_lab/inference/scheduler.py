@@ -1,4 +1,4 @@
-"""Who runs in the next step: iteration-level scheduling, with prompts read in chunks.
+"""The choice of requests for the next step: iteration-level scheduling, with prompts read in chunks.
 
 Ref: Yu et al. 2022, "Orca", OSDI; Agrawal et al. 2023, "Sarathi", arXiv:2308.16369 (chunked prefill).
 """
@@ -12,8 +12,8 @@ from typing import NamedTuple
 def schedule(running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> list[int]:
     """Choose how many tokens of each request the model reads in the next step.
 
-    A request is described by the number of tokens that it still has to read before the model says its next token: 1
-    while it decodes, more while it is in its prompt. A slot is free as soon as its request has ended, and whoever waits
+    A request is described by the number of tokens that it still has to read before its next token is chosen: 1 while
+    it decodes, more while it is in its prompt. A slot is free as soon as its request has ended, and a waiting request
     may take it in the very next step, in the midst of the others:
 
         slots = 3, budget = 8                        still to read          read in this step
@@ -22,8 +22,8 @@ def schedule(running: Sequence[int], waiting: Sequence[int], slots: int, budget:
         waiting, came first                                4                       -      a slot is free, but no budget
         waiting, came second                               1                       -      nobody overtakes
 
-    Requests that decode are served first, so that no long prompt makes them wait. What is left of the budget goes to
-    prompts, as much of each as fits: those of running requests, then those that wait, in order of arrival. A waiting
+    Requests that decode are served first, so that no long prompt makes them wait. The rest of the budget goes to
+    prompts, as much of each as fits: of running requests, then of waiting ones, in order of arrival. A waiting
     request is admitted if there is a slot and at least one token of the budget for it.
 
     Args:    running: of each request with a slot, in order of admission, at most `slots` of them, each at least 1.
@@ -48,7 +48,7 @@ def schedule(running: Sequence[int], waiting: Sequence[int], slots: int, budget:
 
 
 def schedule_static(running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> list[int]:
-    """The same for static batching: who waits is admitted when all of the batch before have ended."""
+    """Return the same for static batching: waiting requests are admitted when all of the batch before have ended."""
     return schedule(running, () if running else waiting, slots, budget)
 
 
@@ -63,11 +63,11 @@ class Lengths(NamedTuple):
 def virtual_steps(
     requests: Sequence[Lengths], slots: int, budget: int, choose: Callable[..., list[int]] = schedule
 ) -> list[dict[int, int]]:
-    """What a scheduler does with requests of given lengths, without a model: {request: tokens read} of each step.
+    """Run a scheduler on requests of given lengths, without a model: {request: tokens read} of each step.
 
     Args:    requests: in order of arrival; choose: a function such as `schedule`.
-    Returns: one dictionary a step, also of steps in which nobody is there; a request that has to wait has 0.
-    Raises:  ValueError if `choose` lets nobody run although somebody is there.
+    Returns: a dictionary a step, also of steps without requests; a request that has to wait has 0.
+    Raises:  ValueError if `choose` lets none of several requests run.
     Steps: at least ceil(sum of new / slots).
     """
     left, new = [r.prompt for r in requests], [r.new for r in requests]

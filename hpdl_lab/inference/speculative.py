@@ -1,17 +1,18 @@
 """Speculative decoding: a small draft proposes tokens, and the model reads them all at once and keeps the first ones.
 
     draft    t1 t2 t3 t4          gamma = 4 small steps, one after the other
-    model    p1 p2 p3 p4 p5       one step: what it would have said at each of these places
+    model    p1 p2 p3 p4 p5       one step: its probabilities at each of these places
     kept     t1 t2 x              t3 was rejected, and x is drawn in its place; if all are kept, one more is drawn of p5
 
-A step of decoding reads all weights for each token; here it reads them once for several. What comes out is
-distributed exactly as without a draft, and in greedy decoding it is the same.
+A step of decoding reads all weights for each token; here it reads them once for several. The tokens are distributed
+exactly as without a draft, and in greedy decoding they are the same.
 Ref: Leviathan et al. 2022, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +22,18 @@ from .cache import Chunk, PagedCache
 from .engine import tokens_of
 from .sampling import GREEDY, Sampling, draw
 
+if TYPE_CHECKING:
+    from ..models.gpt import LanguageModel
+
 
 def expected_tokens(acceptance: float, gamma: int) -> float:
     """Predict how many tokens an iteration of speculative decoding yields on average.
 
-        gamma = 3        ok  ok  ok  + 1        all are kept: the model says one more
+        gamma = 3        ok  ok  ok  + 1        all are kept: the model adds one more
                          ok  no                 the model replaces the first that is rejected; the rest is dropped
                          no
 
-    Args:    acceptance: the probability that a proposed token is kept, whatever became of others, 0 to 1;
+    Args:    acceptance: the probability that a proposed token is kept, whatever becomes of others, 0 to 1;
              gamma: tokens that the draft proposes in an iteration, at least 0.
     Returns: tokens per iteration, which is one forward of the model: from 1 to gamma + 1.
     Ref: Leviathan et al. 2022, arXiv:2211.17192, section 3.1.
@@ -40,32 +44,32 @@ def expected_tokens(acceptance: float, gamma: int) -> float:
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """The probability that a token drawn of q is kept if the model says p: Σ min(p, q). Each (..., V) -> (...)."""
+    """Return the probability that a token drawn of q is kept if p is wanted: Σ min(p, q), (...), of (..., V) each."""
     return torch.minimum(p, q).sum(-1)
 
 
 class Reader:
-    """One request in a cache of its own; it reads what is new, and may go back."""
+    """A request in a cache of its own; it reads new tokens, and may go back."""
 
     def __init__(self, model: nn.Module, page_size: int = 16) -> None:
-        self.cache = PagedCache(model, -(-model.block // page_size), page_size)
+        self.cache = PagedCache(model, -(-cast("LanguageModel", model).block // page_size), page_size)
         self.pages: list[int] = []
         self.read = 0
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
-        """Logits (n, V) after each of those of `tokens` that have not been read."""
+        """Return logits (n, V) after each of the n last of `tokens`, which have not been read."""
         self.cache.pages.hold(self.pages, self.read, len(tokens))
         chunk = Chunk(tokens[self.read :], self.read, self.pages)
         self.read = len(tokens)
         return self.cache.forward([chunk], every=True)
 
     def back_to(self, n: int) -> None:
-        """Forget all but the first `n` tokens: what is read next is written over them."""
+        """Forget all but the first `n` tokens: the next ones are written over them."""
         self.read = min(self.read, n)
 
 
 class Speculative:
-    """Generates with `model` what it would generate alone, in fewer of its steps; each request has caches of its own.
+    """The tokens that `model` would generate alone, in fewer of its steps; each request has caches of its own.
 
     draft: a smaller model of the same vocabulary; gamma: tokens that it proposes in an iteration.
     iterations, proposed, kept: so far; iterations include the one that reads the prompt.
@@ -74,7 +78,7 @@ class Speculative:
 
     def __init__(self, model: nn.Module, draft: nn.Module, gamma: int = 4, page_size: int = 16) -> None:
         self.gamma = require_int("gamma, tokens that the draft proposes,", gamma, 1)
-        ours, drafts = (m.tokens.num_embeddings for m in (model, draft))
+        ours, drafts = (cast("LanguageModel", m).tokens.num_embeddings for m in (model, draft))
         if ours != drafts:
             raise ValueError(f"the draft has a vocabulary of {counted(drafts, 'token')}, the model one of {ours:,}")
         self.model, self.draft, self.page_size = model, draft, page_size
@@ -83,7 +87,7 @@ class Speculative:
     def generate(
         self, prompt: Sequence[int], max_tokens: int = 16, sampling: Sampling = GREEDY, stop: Sequence[int] = ()
     ) -> Iterator[int]:
-        """The new tokens while they come.
+        """Yield the new tokens while they come.
 
         Raises:  as Engine.submit, for the context of either model.
         """
@@ -108,7 +112,7 @@ class Speculative:
         model: Reader,
         draft: Reader,
     ) -> list[int]:
-        """Between 1 and gamma + 1 tokens that follow `tokens`."""
+        """Return between 1 and gamma + 1 tokens that follow `tokens`."""
         proposed, says = [*tokens], []
         for _ in range(gamma):
             says.append(sampling.probabilities(draft(proposed)[-1]))  # (V,), of the draft
@@ -126,5 +130,5 @@ class Speculative:
 
 
 def accepts(p: Tensor, q: Tensor, token: int, chance: torch.Generator) -> bool:
-    """Whether a token that was drawn of q is kept, so that what is kept or drawn in its place is distributed as p."""
+    """Return True if a token drawn of q is kept. It, or the one drawn in its place, is then distributed as p."""
     return float(torch.rand((), generator=chance, dtype=torch.float64)) * float(q[token]) < float(p[token])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
@@ -23,14 +24,17 @@ from ..parallel.tensor.model import shard
 from ..units import counted
 from .engine import Engine
 
+if TYPE_CHECKING:
+    from ..models.gpt import LanguageModel
+
 
 def part_of(mesh: DeviceMesh, model: nn.Module) -> nn.Module:
-    """What a rank of a mesh of tp and pp runs an Engine with. No messages: all ranks have equal models.
+    """Return the part of a model with which a rank of a mesh of tp and pp runs an Engine. All ranks have equal models.
 
     Args:    model: GPT, LLaMA or DeepSeek, left as it is.
     Returns: nn.Module with this rank's heads of the blocks of its stage.
     Raises:  ValueError for heads or blocks that the ranks cannot share.
-    Messages: of each layer two all_reduce of T d numbers over tp, for T tokens that are read; Stage says those over pp.
+    Messages: none here; in a step two all_reduce of T d numbers over tp per layer, for T tokens; over pp: see Stage.
     """
     part = copy.deepcopy(model)
     if mesh["tp"].size > 1:
@@ -42,22 +46,25 @@ class Stage(nn.Module):
     """This rank's blocks of a decoder, with `embed`, `blocks` and `logits` as the whole one has.
 
     comm: of the stages; whole: the model, or a rank's shard of it over other ranks; it is used up.
-    ahead: whether `logits` may return before the logits have come: `settle` waits for those of the oldest step.
+    ahead: `logits` returns before the logits have come: `settle` waits for the oldest step's.
     Bytes: T d numbers from stage to stage, for T tokens, and from the last one V logits per request to each other.
     """
 
+    whole: LanguageModel
+
     def __init__(self, comm: Comm, whole: nn.Module) -> None:
         super().__init__()
-        layers, p = len(whole.blocks), comm.size
+        blocks, model = cast("nn.Sequential", whole.blocks), cast("LanguageModel", whole)
+        layers, p = len(blocks), comm.size
         if p > layers:
             raise ValueError(f"{counted(layers, 'block')} cannot be shared by {p} stages")
-        whole.blocks = whole.blocks[layers * comm.rank // p : layers * (comm.rank + 1) // p]
-        self.comm, self.whole, self.block, self.tokens = comm, whole, whole.block, whole.tokens
+        whole.blocks = blocks[layers * comm.rank // p : layers * (comm.rank + 1) // p]
+        self.comm, self.whole, self.block, self.tokens = comm, model, model.block, model.tokens
         self.ahead = False
         self.steps: deque[list[Work]] = deque()  # messages of each step
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(T, 1) -> (T, 1, d): on the first stage the embedding, on others what the stage before has made of it."""
+        """Return (T, 1, d) of tokens (T, 1): on the first stage the embedding, else the output of the stage before."""
         self.steps.append([])
         if self.comm.rank == 0:
             return self.whole.embed(tokens)
@@ -71,7 +78,7 @@ class Stage(nn.Module):
         return x
 
     def logits(self, x: Tensor) -> Tensor:
-        """(n, 1, d) -> (n, 1, V), the last stage's on every rank."""
+        """Return (n, 1, V) of x (n, 1, d), the last stage's on every rank."""
         last = self.comm.size - 1
         if self.comm.rank == last:
             logits = self.whole.logits(x)
@@ -90,7 +97,7 @@ class Stage(nn.Module):
 
 
 def run_in_turns(stage: Stage, engines: Sequence[Engine]) -> None:
-    """Step engines on the same stage in turn until all their requests have ended; as many as stages keep all busy."""
+    """Step engines on the same stage in turn until their requests have ended; as many as stages keep all ranks busy."""
     stage.ahead = True
     under_way = deque(engine for engine in engines if engine.begin())
     while under_way:

@@ -4,8 +4,8 @@
                                           | cache        | cache
     rank 1      decodes                   [a][a][a][a][a][ab][ab][ab]         one row each: bound by memory
 
-No prompt makes those wait that decode.
-Bytes: 2 L n_kv d s b for a prompt of s tokens, and V logits, of which the other rank draws the first token.
+No request that decodes waits for a prompt.
+Bytes: 2 L n_kv d s b for a prompt of s tokens, and V logits, from which the other rank draws the first token.
 Ref: Zhong et al. 2024, "DistServe", arXiv:2401.09670; Patel et al. 2024, "Splitwise", arXiv:2311.18677.
 """
 
@@ -31,7 +31,7 @@ def generate_apart(
     """Read all prompts on rank 0 and decode on the others, which take turns. Collective.
 
     Args:    model: the same on every rank; sampling: prompt i draws with sampling.seed + i, as in Engine.generate.
-    Returns: {prompt: its new tokens} of those that this rank has decoded; none on rank 0.
+    Returns: {prompt: its new tokens} for prompts that this rank has decoded; none on rank 0.
     Raises:  ValueError for one rank, and for prompts that Engine.submit refuses.
     """
     if comm.size < 2:
@@ -40,7 +40,7 @@ def generate_apart(
     if comm.rank == 0:
         reader, under_way = Reader(model), deque[list[Work]]()
         for i, prompt in enumerate(prompts):
-            if len(under_way) == 2 * comm.size:  # what has not been taken is kept: not without end
+            if len(under_way) == 2 * comm.size:  # prompts that have not been taken are kept: not without end
                 settle(under_way.popleft())
             under_way.append(send_prompt(comm, reader, prompt, 1 + i % (comm.size - 1)))
         for works in under_way:
@@ -55,7 +55,7 @@ def settle(works: Sequence[Work]) -> None:
 
 
 def send_prompt(comm: Comm, reader: Reader, prompt: Sequence[int], dst: int) -> list[Work]:
-    """Read a prompt, and start to send what `dst` needs to go on: rows of its cache, and logits after the last."""
+    """Read a prompt, and start to send `dst` the rows of its cache, and the logits after its last token."""
     s = len(prompt)
     reader.back_to(0)
     logits = reader([*prompt])[-1]
@@ -67,7 +67,7 @@ def send_prompt(comm: Comm, reader: Reader, prompt: Sequence[int], dst: int) -> 
 def decode(
     comm: Comm, engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling
 ) -> dict[int, list[int]]:
-    """What a rank other than 0 does: take prompts as they come, while a slot is free, and step in between."""
+    """Take prompts as they come, while a slot is free, and step in between: generate_apart on a rank other than 0."""
     streams = dict[int, Stream]()
     coming = list(range(comm.rank - 1, len(prompts), comm.size - 1))
     arriving: Arriving | None = None
@@ -94,7 +94,7 @@ class Arriving:
         self.rows_work, self.logits_work = comm.irecv(self.rows, 0), comm.irecv(self.logits, 0)
 
     def become(self, request: Request) -> None:
-        """Let a request that has just been submitted run with what has arrived; without pages it waits, to be read."""
+        """Let a new request run with the cache that has arrived; without free pages it waits, and is read here."""
         self.rows_work.wait()
         self.logits_work.wait()
         engine, s = self.engine, self.s
@@ -109,10 +109,10 @@ class Arriving:
 
 
 def kept(cache: PagedCache) -> list[Tensor]:
-    """Keys and values of each layer, without borders between pages: (tokens, h_kv, d) each."""
+    """Return keys and values of each layer, without borders between pages: (tokens, h_kv, d) each."""
     return [x.flatten(0, 1) for attend in cache.attends for x in (attend.k, attend.v) if x is not None]
 
 
 def places_of(pages: Sequence[int], size: int, s: int) -> Tensor:
-    """Where in `kept` the first `s` tokens of a request with these pages are, (s,) int64."""
+    """Return the places in `kept` of the first `s` tokens of a request with these pages, (s,) int64."""
     return torch.tensor([pages[i // size] * size + i % size for i in range(s)])

@@ -6,11 +6,13 @@
 They are stored next to the text, in float16, and read characters of that text: `encode` and `decode` are its alphabet.
 """
 
+from __future__ import annotations
+
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,6 +27,9 @@ from ..data.text import decode, encode
 from ..units import require_int
 from .speculative import acceptance
 
+if TYPE_CHECKING:
+    from ..models.gpt import LanguageModel
+
 __all__ = ["TRAINED", "decode", "encode", "fill", "held_out_loss", "load", "mean_acceptance", "save", "train"]
 
 FOLDER = Path(text.__file__).parent
@@ -34,10 +39,19 @@ REPORTED = 100  # steps between two losses
 HELD_OUT = 32  # windows of the last tenth of the text, for losses and acceptance
 
 
-class Training(NamedTuple):
-    """What makes a file of weights: a GPT of `fields`, trained for `steps` at learning rate `lr`."""
+class GptSizes(TypedDict):
+    """The sizes of a GPT, see models/gpt.py."""
 
-    fields: dict[str, int]
+    block: int
+    layers: int
+    heads: int
+    width: int
+
+
+class Training(NamedTuple):
+    """The training behind a file of weights: a GPT of `fields`, trained for `steps` at learning rate `lr`."""
+
+    fields: GptSizes
     steps: int
     lr: float
 
@@ -53,7 +67,7 @@ def train(
 ) -> nn.Module:
     """Train the GPT of this name on random windows of the first nine tenths of Moby-Dick; the same weights every time.
 
-    Args:    name: of TRAINED; steps: default those of TRAINED; report: f(step, loss), called now and then.
+    Args:    name: of TRAINED; steps: default as in TRAINED; report: f(step, loss), called now and then.
     Returns: GPT in float32.
     """
     fields, usual, lr = TRAINED[name]
@@ -84,22 +98,22 @@ def train(
 
 
 def held_out(block: int) -> tuple[Tensor, Tensor]:
-    """Windows that no weights were trained on, and what follows each of their tokens: (HELD_OUT, block) int64 each."""
+    """Return windows that were not trained on, and the token after each of theirs: (HELD_OUT, block) int64 each."""
     data = text.load(block)
     return data.test_x[:HELD_OUT], data.test_y[:HELD_OUT]
 
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module) -> float:
-    """Mean cross-entropy per character, in nats, on text that was not trained on."""
-    x, y = held_out(model.block)
+    """Return mean cross-entropy per character, in nats, on text that was not trained on."""
+    x, y = held_out(cast("LanguageModel", model).block)
     return cross_entropy(model(x).flatten(0, 1), y.flatten()).item()
 
 
 @torch.no_grad()
 def mean_acceptance(model: nn.Module, draft: nn.Module) -> float:
-    """How probable it is that `model` keeps a token that `draft` has drawn, on average over held-out text."""
-    x, _ = held_out(min(model.block, draft.block))
+    """Return the probability that `model` keeps a token that `draft` has drawn, on average over held-out text."""
+    x, _ = held_out(min(cast("LanguageModel", one).block for one in (model, draft)))
     p, q = (softmax(one(x), -1) for one in (model, draft))  # (n, block, V)
     return acceptance(p, q).mean().item()
 
@@ -107,19 +121,19 @@ def mean_acceptance(model: nn.Module, draft: nn.Module) -> float:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def save(model: nn.Module, path: Path, fields: dict[str, int], architecture: str = "gpt", **facts: float) -> None:
-    """Write the parameters of `model` to `path` as float16, with what `load` needs to build it, and `facts`."""
+def save(model: nn.Module, path: Path, fields: Mapping[str, object], architecture: str = "gpt", **facts: float) -> None:
+    """Write the parameters of `model` to `path` as float16, with the fields by which `load` builds it, and `facts`."""
     about = {"architecture": architecture, "fields": json.dumps(fields), "text": text.SHA256}
     tensors = {name: x.to(torch.float16).contiguous() for name, x in model.state_dict().items()}
     save_file(tensors, path, about | {name: f"{fact:.4f}" for name, fact in facts.items()})
 
 
 def load(name: str | Path) -> nn.Module:
-    """The model of this name, in float32 and eval mode. It reads the characters of Moby-Dick: see `encode`.
+    """Return the model of this name, in float32 and eval mode. It reads the characters of Moby-Dick: see `encode`.
 
     Args:    name: of TRAINED, or the path of a file that `save` wrote.
     Raises:  LookupError for a name that is none; data.dataset.DataError for a file that is missing or damaged, or whose
-             tokens are those of another text.
+             tokens are of another text.
     """
     path = FOLDER / f"{name}.safetensors" if name in TRAINED else Path(name)
     if path.suffix != ".safetensors":
@@ -127,12 +141,12 @@ def load(name: str | Path) -> nn.Module:
     about = read_about(path)
     if about.get("text") != text.SHA256:
         raise DataError(f"{path} holds no weights of a model that reads Moby-Dick: `hpdl weights` trains such ones")
-    fields = {"vocabulary": len(text.vocabulary()), **json.loads(about["fields"])}
+    fields: dict[str, Any] = {"vocabulary": len(text.vocabulary()), **json.loads(about["fields"])}
     return fill(models.build(about["architecture"], **fields), path).eval()
 
 
 def read_about(path: Path) -> dict[str, str]:
-    """What a file says about its tensors. Raises DataError where it cannot be read."""
+    """Return the metadata of a file of tensors. Raises DataError if it cannot be read."""
     try:
         with safe_open(path, "pt") as file:
             return file.metadata() or {}
@@ -143,9 +157,9 @@ def read_about(path: Path) -> dict[str, str]:
 def fill(model: nn.Module, path: Path) -> nn.Module:
     """Copy the tensors of a file into `model`; returns it.
 
-    Raises:  ValueError, before anything is copied, where they are of another architecture or of other shapes.
+    Raises:  ValueError, before anything is copied, if they are of another architecture or of other shapes.
     """
-    stored, own = load_file(path), dict[str, Any](model.state_dict())
+    stored, own = load_file(path), dict[str, Tensor](model.state_dict())
     kind = f"{path} holds weights of another model than this {type(model).__name__}"
     for name in sorted(stored.keys() ^ own.keys()):
         where = "the file" if name in stored else "the model"

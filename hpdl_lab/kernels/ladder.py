@@ -5,7 +5,8 @@ Each is launched as kernel[blocks, THREADS](x, out): out[0], which is 0 before, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -16,15 +17,17 @@ THREADS = 128  # of a block
 WARP = 32  # threads that take every instruction together
 ALL_LANES = 0xFFFFFFFF  # one bit for each thread of a warp
 
+Kernel: TypeAlias = Callable[..., object]  # ours or an attendee's, jitted or not
 
-def naive(x: Any, out: Any) -> None:
-    """1. One atomic for every element: all threads of the GPU queue up for one word of memory."""
+
+def naive(x: np.ndarray, out: np.ndarray) -> None:
+    """Add every element by one atomic: all threads of the GPU queue up for one word of memory."""
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
         cuda.atomic.add(out, 0, x[i])
 
 
-def interleaved(x: Any, out: Any) -> None:
-    """2. A tree in shared memory, neighbors first; one atomic per block. Threads ask for words 2, 4, 8 ... apart."""
+def interleaved(x: np.ndarray, out: np.ndarray) -> None:
+    """Add by a tree in shared memory, neighbors first; one atomic a block. Threads ask for words 2, 4, 8 ... apart."""
     sums = cuda.shared.array(THREADS, np.float32)
     t = cuda.threadIdx.x
     total = np.float32(0)
@@ -43,8 +46,8 @@ def interleaved(x: Any, out: Any) -> None:
         cuda.atomic.add(out, 0, sums[0])
 
 
-def sequential(x: Any, out: Any) -> None:
-    """3. The same tree, in which the upper half is added to the lower one: neighbors ask for neighbors."""
+def sequential(x: np.ndarray, out: np.ndarray) -> None:
+    """Add by the same tree, but the upper half to the lower one: neighbors ask for neighbors."""
     sums = cuda.shared.array(THREADS, np.float32)
     t = cuda.threadIdx.x
     total = np.float32(0)
@@ -62,7 +65,7 @@ def sequential(x: Any, out: Any) -> None:
         cuda.atomic.add(out, 0, sums[0])
 
 
-def gpu_sum(x: Any, out: Any) -> None:
+def gpu_sum(x: np.ndarray, out: np.ndarray) -> None:
     """Add the sum of `x` to out[0].
 
     Every thread of gpu_sum[blocks, THREADS](x, out) executes it, with any number of blocks.
@@ -95,10 +98,10 @@ def gpu_sum(x: Any, out: Any) -> None:
         cuda.atomic.add(out, 0, total)
 
 
-def add_slices(tensors: Any, first: int, count: int) -> None:
-    """Elements [first, first + count) of all `tensors`, (n,) each, become their sum: what one GPU does with its slice.
+def add_slices(tensors: Sequence[np.ndarray], first: int, count: int) -> None:
+    """Replace elements [first, first + count) of all `tensors`, (n,) each, by their sum: a GPU does so with its slice.
 
-    The tensors are those of all GPUs, whose memory this one can reach. csrc/cuda/one_pass.h has it in CUDA.
+    The tensors belong to all GPUs, whose memory this one can reach. csrc/cuda/one_pass.h has it in CUDA.
     """
     for i in range(first + cuda.grid(1), first + count, cuda.gridsize(1)):
         total = tensors[0][i]

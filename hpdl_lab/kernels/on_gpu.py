@@ -1,4 +1,4 @@
-"""Kernels in Python, those of ladder.py or an attendee's, compiled by numba for this GPU: each checked, then timed."""
+"""Kernels in Python, from ladder.py or by an attendee, compiled by numba for this GPU: each checked, then timed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ..features import Missing, gpu
 from . import ladder
+from .ladder import Kernel
 from .reduction import REPEATS, WARM_UP, whole_numbers
+
+if TYPE_CHECKING:
+    from ..comm.base import Row
 
 SIZE = 256 << 20  # bytes that are added: far beyond the caches of a GPU
 QUEUE_CYCLES = 20_000_000  # 10 ms of the GPU, in which the host queues all launches: one takes it tens of microseconds
 BLOCKS_PER_PROCESSOR = 16  # of ladder.THREADS threads: as many as a multiprocessor holds
 
 
+class Compiled(Protocol):
+    """A kernel that is launched as compiled[blocks, threads](x, out)."""
+
+    def __getitem__(self, shape: tuple[int, int], /) -> Callable[..., object]: ...
+
+
 @functools.cache
 def why_not() -> str:
-    """Why numba cannot compile for a GPU here, in one sentence; "" where it can, which it has shown."""
+    """Return in one sentence why numba cannot compile for a GPU here; "" if it can, which a kernel has shown."""
     if reason := gpu.why_no_gpu():
         return reason
     try:
@@ -33,24 +43,25 @@ def why_not() -> str:
     return ""
 
 
-def compiled(kernel: Callable) -> Any:
-    """`kernel` for this GPU, to be launched as compiled(kernel)[blocks, threads](x, out)."""
+def compiled(kernel: Kernel) -> Compiled:
+    """Return `kernel` for this GPU."""
     from numba import cuda
 
-    kernel = getattr(kernel, "py_func", kernel)
-    scope = kernel.__globals__ | {"cuda": cuda}
-    return cuda.jit(FunctionType(kernel.__code__, scope, kernel.__name__, kernel.__defaults__, kernel.__closure__))
+    plain: FunctionType = getattr(kernel, "py_func", kernel)
+    scope = plain.__globals__ | {"cuda": cuda}
+    inner = FunctionType(plain.__code__, scope, plain.__name__, plain.__defaults__, plain.__closure__)
+    return cuda.jit(inner)  # pyrefly: ignore[bad-return]
 
 
 def rows(
-    kernels: Sequence[Callable] = ladder.RUNGS,
+    kernels: Sequence[Kernel] = ladder.RUNGS,
     sizes: Sequence[int] = (SIZE,),
     device: int = 0,
     bandwidth: float = math.nan,
-) -> Iterator[dict[str, Any]]:
-    """One row per size and kernel, with the columns of reduction.Ladder.rows.
+) -> Iterator[Row]:
+    """Yield one row per size and kernel, with the columns of reduction.Ladder.rows.
 
-    bandwidth: of the GPU's memory, bytes/s. Raises Missing where there is no GPU.
+    bandwidth: of the GPU's memory, bytes/s. Raises Missing if there is no GPU.
     """
     if reason := why_not():
         raise Missing(reason)

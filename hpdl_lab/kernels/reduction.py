@@ -6,7 +6,7 @@ import platform
 import statistics
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 from ..comm.buffers import DTYPES, ITEMSIZE
 from ..features import Missing, gpu
@@ -14,6 +14,7 @@ from ..features import Missing, gpu
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..comm.base import Row
 
 FLOATS = ("float32", "bfloat16", "float16")
 SIZES = (1 << 20, 256 << 20)  # bytes: within the caches of a GPU, and far beyond them
@@ -22,15 +23,38 @@ WARM_UP = 3
 LARGEST = 8  # of the whole numbers that are added: small, so that every order of adding gives the same sum
 
 
-class Ladder:
-    """The kernels, the GPU `device` and its bandwidth. Raises Missing where there is no GPU or no csrc/cuda."""
+class Reductions(Protocol):
+    """The functions of hpdl_lab._cuda that are used here."""
 
-    def __init__(self, device: int = 0, cuda: Any = None) -> None:
-        """cuda: another module than hpdl_lab._cuda."""
+    def rungs(self) -> Sequence[tuple[str, str]]: ...
+
+    def memory_bandwidth(self, device: int, /) -> float: ...
+
+    def partials(self, rung: int, count: int, /) -> int: ...
+
+    def time_reduce(
+        self,
+        rung: int,
+        dtype: int,
+        x: int,
+        count: int,
+        partial: int,
+        out: int,
+        stream: int,
+        repeats: int,
+        /,
+    ) -> list[float]: ...
+
+
+class Ladder:
+    """The kernels, the GPU `device` and its bandwidth. Raises Missing if there is no GPU or no csrc/cuda."""
+
+    def __init__(self, device: int = 0, cuda: Reductions | None = None) -> None:
+        """Use another module `cuda` than hpdl_lab._cuda if it is given."""
         if cuda is None:
             if reason := gpu.why_no_gpu():
                 raise Missing(reason)
-            cuda = gpu.cuda_module()
+            cuda = cast(Reductions, gpu.cuda_module())
         import torch
 
         self.cuda, self.torch, self.device = cuda, torch, device
@@ -38,7 +62,7 @@ class Ladder:
         self.bandwidth = cuda.memory_bandwidth(device)
 
     def sum(self, rung: int, x: Tensor, repeats: int = 1) -> tuple[float, list[float]]:
-        """(the sum of the flat GPU tensor x as rung `rung` adds it, microseconds of each of `repeats` calls)."""
+        """Return (the sum of the flat GPU tensor x by rung `rung`, the microseconds of each of `repeats` calls)."""
         torch, where = self.torch, x.device
         partial = torch.empty(self.cuda.partials(rung, x.numel()), device=where)
         out = torch.full((1,), float("nan"), device=where)
@@ -48,8 +72,8 @@ class Ladder:
         times_us = self.cuda.time_reduce(rung, dtype, *addresses, stream, repeats)
         return float(out), times_us
 
-    def rows(self, sizes: Sequence[int] = SIZES, dtypes: Sequence[str] = FLOATS) -> Iterator[dict[str, Any]]:
-        """One row per size, dtype and rung, as it comes: correct first, timed second."""
+    def rows(self, sizes: Sequence[int] = SIZES, dtypes: Sequence[str] = FLOATS) -> Iterator[Row]:
+        """Yield one row per size, dtype and rung, as it comes: correct first, timed second."""
         for size in sizes:
             for dtype in dtypes:
                 host = whole_numbers(size // ITEMSIZE[dtype], dtype)
@@ -71,11 +95,11 @@ class Ladder:
                         "wrong": int(found != expected),
                     }
 
-    def on_gpu(self, host: Any) -> Any:
+    def on_gpu(self, host: Tensor) -> Tensor:
         return host.to(f"cuda:{self.device}")
 
-    def about(self) -> Any:
-        """What the numbers depend on."""
+    def about(self) -> Row:
+        """Return the machine, the versions and the date."""
         return {
             "gpu": self.torch.cuda.get_device_name(self.device),
             "bandwidth_GBps": round(self.bandwidth / 1e9),
@@ -87,7 +111,7 @@ class Ladder:
 
 
 def whole_numbers(n: int, dtype: str) -> Tensor:
-    """(n,) CPU tensor of numbers from -LARGEST to LARGEST, whose partial sums float32 holds exactly."""
+    """Return an (n,) CPU tensor of numbers from -LARGEST to LARGEST, whose partial sums float32 holds exactly."""
     import torch
 
     generator = torch.Generator().manual_seed(n)

@@ -4,7 +4,7 @@
                                                  | wire
     rank dst   GPU <--copy in--- pinned buffer --+
 
-Where there is no GPU, an EmulatedDevice plays one: its copies take virtual time on simulated ranks, and are slowed down
+If there is no GPU, an EmulatedDevice plays one: its copies take virtual time on simulated ranks, and are slowed down
 to a bandwidth that is asked for on real ones.
 """
 
@@ -12,23 +12,38 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from ..comm.base import Comm, Work
 from ..measure import measure
 from ..predict.graph import Graph, Need
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-STALE = -555.0  # what a pinned buffer of a simulated rank holds before its first use
+STALE = -555.0  # in a pinned buffer of a simulated rank before its first use
 BUFFERS = 2
 PROBES = 8  # times as many samples of what is short, and varies the most
 
 
-class Device(ABC):
+class Vector(Protocol):
+    """A flat tensor, or what stands for one in the memory of a device."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Self: ...
+
+
+V = TypeVar("V", bound=Vector)
+
+
+class Device(ABC, Generic[V]):
     """An accelerator as its host sees it: asynchronous copies between its memory and pinned memory of the host.
 
     pinned_count: elements of pinned memory that have been asked for.
@@ -37,24 +52,24 @@ class Device(ABC):
     pinned_count = 0
 
     @abstractmethod
-    def pinned(self, n: int, dtype: Any) -> Tensor:
-        """(n,) uninitialized tensor in memory of the host that the system never moves, so that copies reach it."""
+    def pinned(self, n: int, dtype: torch.dtype) -> Tensor:
+        """Return an (n,) uninitialized tensor of the host in memory that the system never moves: copies reach it."""
 
     @abstractmethod
-    def copy_out(self, x: Any, host: Tensor) -> Work:
+    def copy_out(self, x: V, host: Tensor) -> Work:
         """Start a copy of the vector `x` of the device to `host`, pinned, of the same length; returns Work."""
 
     @abstractmethod
-    def copy_in(self, host: Tensor, x: Any) -> Work:
+    def copy_in(self, host: Tensor, x: V) -> Work:
         """Start a copy of `host`, pinned, to the vector `x` of the device, of the same length; returns Work."""
 
     @abstractmethod
-    def put(self, values: Tensor) -> Any:
-        """A vector on the device with these values; its slices are views, as those of a tensor."""
+    def put(self, values: Tensor) -> V:
+        """Return a vector on the device with these values; its slices are views, as a tensor's are."""
 
     @abstractmethod
-    def get(self, x: Any) -> Tensor:
-        """The values of a vector of the device."""
+    def get(self, x: V) -> Tensor:
+        """Return the values of a vector of the device."""
 
 
 class DeviceVector:
@@ -72,23 +87,23 @@ class DeviceVector:
         return DeviceVector(self._values[part])
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> torch.dtype:
         return self._values.dtype
 
 
-class EmulatedDevice(Device):
+class EmulatedDevice(Device[DeviceVector]):
     """A device whose copies take alpha + beta * bytes, in each direction one after the other.
 
     Collective over `comm`: each copy engine is the background of a communicator of this rank alone.
     """
 
     def __init__(self, comm: Comm, alpha: float = 0.0, beta: float = 0.0) -> None:
-        """alpha: s per copy, beta: s per byte; on real ranks the least, since a copy takes time there in any case."""
+        """Take alpha s per copy, beta s per byte; on real ranks at least, since a copy takes time there in any case."""
         self.alpha, self.beta = alpha, beta
         self.out, self.into = comm.split(comm.rank), comm.split(comm.rank)
         self._pinned: list[Tensor] = []
 
-    def pinned(self, n: int, dtype: Any) -> Tensor:
+    def pinned(self, n: int, dtype: torch.dtype) -> Tensor:
         import torch
 
         self.pinned_count += n
@@ -111,7 +126,7 @@ class EmulatedDevice(Device):
     def get(self, x: DeviceVector) -> Tensor:
         return x._values.clone()
 
-    def _require(self, what: str, x: Any, host: Any) -> None:
+    def _require(self, what: str, x: object, host: object) -> None:
         """Raise TypeError, ValueError unless `x` is on the device, and `host` a part of a pinned buffer as long."""
         import torch
 
@@ -130,7 +145,7 @@ class EmulatedDevice(Device):
         self._copy(comm, "copy in", host, x)
 
     def _copy(self, comm: Comm, op: str, source: Tensor, target: Tensor) -> None:
-        """In the background: what arrives is there at the end of the copy, and not before."""
+        """Copy in the background: what arrives is there at the end of the copy, and not before."""
         seconds, trace = self.alpha + self.beta * source.nbytes, comm.trace
         step, t0 = trace.step(), trace.clock()
         if comm.simulated:
@@ -141,7 +156,7 @@ class EmulatedDevice(Device):
         trace.add(step, op, t0, trace.clock(), nbytes=source.nbytes, line=trace.line())
 
 
-class CudaDevice(Device):
+class CudaDevice(Device["Tensor"]):
     """The GPU of this rank: one stream for each direction, because a GPU has a copy engine for each."""
 
     def __init__(self, device: str) -> None:
@@ -150,7 +165,7 @@ class CudaDevice(Device):
         self.device = torch.device(device)
         self.out, self.into = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
 
-    def pinned(self, n: int, dtype: Any) -> Tensor:
+    def pinned(self, n: int, dtype: torch.dtype) -> Tensor:
         import torch
 
         self.pinned_count += n
@@ -168,7 +183,7 @@ class CudaDevice(Device):
     def get(self, x: Tensor) -> Tensor:
         return x.cpu()
 
-    def _copy(self, stream: Any, source: Tensor, target: Tensor) -> Work:
+    def _copy(self, stream: torch.cuda.Stream, source: Tensor, target: Tensor) -> Work:
         import torch
 
         stream.wait_stream(torch.cuda.current_stream(self.device))  # on which x was computed
@@ -178,26 +193,26 @@ class CudaDevice(Device):
 
 
 class Recorded(Work):
-    """What a stream had been given when `event` was recorded."""
+    """The work that a stream had been given when `event` was recorded."""
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, event: torch.Event | torch.cuda.Event) -> None:
         self.event = event
 
     def wait(self) -> None:
-        while not self.test():  # where an interrupt reaches the rank, as it would not within CUDA
+        while not self.test():  # here an interrupt reaches the rank, as it would not within CUDA
             time.sleep(0)
 
     def test(self) -> bool:
         return bool(self.event.query())
 
 
-def device_of(comm: Comm, alpha: float = 0.0, beta: float = 0.0) -> Device:
-    """The GPU of this rank, or an EmulatedDevice with this alpha (s) and beta (s per byte). Collective."""
+def device_of(comm: Comm, alpha: float = 0.0, beta: float = 0.0) -> Device[Any]:
+    """Return the GPU of this rank, or an EmulatedDevice with this alpha (s) and beta (s per byte). Collective."""
     return EmulatedDevice(comm, alpha, beta) if comm.device == "cpu" else CudaDevice(comm.device)
 
 
-def pipelined_copy(comm: Comm, x: Any, src: int, dst: int, device: Device, block: int) -> None:
-    """Copy `x` in the device memory of rank `src` into `x` in that of rank `dst`, in blocks, by three stages at once.
+def pipelined_copy(comm: Comm, x: V, src: int, dst: int, device: Device[V], block: int) -> None:
+    """Copy `x` in the device memory of rank `src` into `x` on rank `dst`, in blocks, by three stages at once.
 
         time          0        1        2        3        4        a block takes about as long in each stage
         copy out   block 0  block 1  block 2
@@ -238,7 +253,7 @@ def pipelined_copy(comm: Comm, x: Any, src: int, dst: int, device: Device, block
 
 
 class Costs(NamedTuple):
-    """What a block of b bytes costs: alpha + beta b on the wire, copy_alpha + copy_beta b for a copy, each way."""
+    """The s for a block of b bytes: alpha + beta b on the wire, copy_alpha + copy_beta b for a copy, each way."""
 
     alpha: float
     beta: float
@@ -253,7 +268,7 @@ class Costs(NamedTuple):
 
 
 def seconds(costs: Costs, nbytes: float, block: float) -> float:
-    """Time of pipelined_copy: each stage once, and the slowest once for each further block.
+    """Return the s of pipelined_copy: each stage once, and the slowest once for each further block.
 
     Args:    nbytes: of the vector; block: bytes of a block. The last one counts as a part of a block.
     """
@@ -263,7 +278,7 @@ def seconds(costs: Costs, nbytes: float, block: float) -> float:
 
 
 def best_block(costs: Costs, nbytes: float) -> float:
-    """Bytes of the best block: where the derivative of `seconds` is 0. With n = nbytes and B the bandwidth of a copy:
+    """Return the bytes of the best block: there the derivative of `seconds` is 0. With n = nbytes, copies of B bytes/s:
 
     the wire is the slowest     n/b alpha + 2 b/B + what b does not change        b = sqrt(n alpha B / 2)
     the copies are              n/b copy_alpha + b (1/B + beta) + ...             b = sqrt(n copy_alpha / (1/B + beta))
@@ -275,13 +290,13 @@ def best_block(costs: Costs, nbytes: float) -> float:
         candidates.append((nbytes * costs.alpha / (2 * costs.copy_beta)) ** 0.5)
     if costs.copy_beta + costs.beta > 0:
         candidates.append((nbytes * costs.copy_alpha / (costs.copy_beta + costs.beta)) ** 0.5)
-    if costs.beta != costs.copy_beta:  # where both are equally slow
+    if costs.beta != costs.copy_beta:  # at which both are equally slow
         candidates.append((costs.copy_alpha - costs.alpha) / (costs.beta - costs.copy_beta))
     return min((b for b in candidates if 0 < b <= nbytes), key=lambda b: seconds(costs, nbytes, b))
 
 
 def stages(costs: Costs, nbytes: int, block: int) -> list[tuple[list[float], list[float]]]:
-    """([when each block begins], [when it ends]) of copy out, wire, copy in, in s, exactly: BUFFERS on both ranks."""
+    """Return ([when each block begins], [when it ends]) for copy out, wire, copy in, in s: BUFFERS on both ranks."""
     graph, blocks = Graph(), [min(block, nbytes - first) for first in range(0, nbytes, block)]
     for k, size in enumerate(blocks):
         before = 3 * (k - BUFFERS)  # the number of the copy out of the block that had the same buffer
@@ -298,7 +313,7 @@ def stages(costs: Costs, nbytes: int, block: int) -> list[tuple[list[float], lis
 
 def sweep(
     comm: Comm,
-    fn: Any,
+    fn: Callable[[Comm, Any, int, int, Device[Any], int], object],
     nbytes: int,
     blocks: Sequence[int],
     copies: tuple[float, float] = (0.0, 0.0),
@@ -316,22 +331,22 @@ def sweep(
 
     device, clock, probes = device_of(comm, *copies), comm.trace.clock, (4, max(blocks))
     recording, comm.trace.enabled = comm.trace.enabled, False
-    timing: dict[str, Any] = {"repeats": samples, "clock": clock, "warmup": int(not comm.simulated)}
+    timed = partial(measure, clock=clock, warmup=int(not comm.simulated))
     if comm.rank < 2:
         values = torch.arange(nbytes // 4, dtype=torch.float32)
         x, host = device.put(values), device.pinned(max(blocks) // 4, values.dtype)
         wire, copy = {}, {}
         for n in probes:
             part, pinned = x[: n // 4], host[: n // 4]
-            often = timing | {"repeats": samples * (PROBES if n == 4 else 1)}
-            copy[n] = measure(partial(copied_out, device, part, pinned), **often).median
-            wire[n] = measure(partial(there_and_back, comm, pinned), **often).median / 2
+            often = samples * (PROBES if n == 4 else 1)
+            copy[n] = timed(partial(copied_out, device, part, pinned), repeats=often).median
+            wire[n] = timed(partial(there_and_back, comm, pinned), repeats=often).median / 2
         if comm.rank == 1:
             comm.report(wire=wire, copy=copy)
         for block in blocks:
             x = device.put(values * (comm.rank == 0))
             run = partial(fn, comm, x, 0, 1, device, block // 4)
-            taken = measure(run, barrier=partial(there_and_back, comm, host[:1]), **timing)
+            taken = timed(run, barrier=partial(there_and_back, comm, host[:1]), repeats=samples)
             if comm.rank == 1:
                 (p25, p75), correct = taken.quartiles, torch.equal(device.get(x), values)
                 comm.report(block=block, seconds=taken.median, p25=p25, p75=p75, correct=correct)
@@ -340,11 +355,11 @@ def sweep(
 
 
 def there_and_back(comm: Comm, x: Tensor) -> None:
-    """`x` from rank 0 to rank 1 and back."""
+    """Send `x` from rank 0 to rank 1 and back."""
     for sender in (0, 1):
         comm.send(x, 1 - comm.rank) if comm.rank == sender else comm.recv(x, 1 - comm.rank)
 
 
-def copied_out(device: Device, x: Any, host: Tensor) -> None:
-    """One copy from the device to the host, to its end."""
+def copied_out(device: Device[V], x: V, host: Tensor) -> None:
+    """Copy from the device to the host, and wait for the end."""
     device.copy_out(x, host).wait()

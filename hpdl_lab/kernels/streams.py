@@ -1,6 +1,6 @@
 """Streams: queues of work that a device, or a background, does in order while the host goes on.
 
-The interface is that of torch.cuda.Stream: record_event, wait_event, synchronize. What is launched here is a function
+The interface is as in torch.cuda.Stream: record_event, wait_event, synchronize. What is launched here is a function
 f(comm, *args) and runs in the background of the stream's communicator.
 """
 
@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from ..comm.base import Comm, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    AllReduce: TypeAlias = Callable[[Comm, Tensor], object]  # in place
+    OnStream: TypeAlias = Callable[["Stream", Tensor, "Stream", AllReduce], object]  # as all_reduce_on_stream
+
+T = TypeVar("T")
+
 
 class Event:
-    """A place in a stream: behind the works that it had been given so far."""
+    """A place in a stream: behind the works that were launched before."""
 
     def __init__(self, works: list[Work]) -> None:
         self._works = works
@@ -28,31 +33,31 @@ class Event:
             work.wait()
 
     def query(self) -> bool:
-        """True when the stream has come to this place."""
+        """Return True when the stream has come to this place."""
         return all(work.test() for work in self._works)
 
 
 class Stream:
-    """What is launched runs in order, f(comm, *args) with the communicator of this stream; the host never waits."""
+    """A queue of functions f(comm, *args) that run in order, with the communicator of this stream; no host waits."""
 
     def __init__(self, comm: Comm, name: str) -> None:
-        """comm: one whose background nobody else uses: comm.split(comm.rank) for work that needs no other rank."""
+        """Use a communicator whose background nobody else uses: comm.split(comm.rank) if work needs no other rank."""
         self.name, self._comm = name, comm
         self._works: list[Work] = []  # that the host has not waited for
         self._after: list[Work] = []  # what the next work waits for
 
-    def launch(self, fn: Callable[..., Any], *args: Any) -> None:
+    def launch(self, fn: Callable[..., object], *args: object) -> None:
         """Append fn(comm, *args) to the stream, and return at once. It touches its tensors when its turn comes."""
         work = self._comm.background(self._named, fn, *args, after=tuple(self._after))
         self._works.append(work)
         self._after = []
 
     def record_event(self) -> Event:
-        """The Event of all that has been launched here so far, and of all that this stream waits for."""
+        """Return the Event of all that has been launched here so far, and of all that this stream waits for."""
         return Event(self._works[-1:] + self._after)
 
     def wait_event(self, event: Event) -> None:
-        """What is launched here from now on begins when `event` has come. Nobody else waits."""
+        """Let what is launched here from now on begin when `event` has come. Nobody else waits."""
         if not isinstance(event, Event):
             raise TypeError(f"wait_event needs what record_event() returns, got {type(event).__name__}")
         self._after += event._works
@@ -62,12 +67,12 @@ class Stream:
         for work in self._works:
             work.wait()
 
-    def _named(self, comm: Comm, fn: Callable[..., Any], *args: Any) -> Any:
+    def _named(self, comm: Comm, fn: Callable[..., T], *args: object) -> T:
         comm.trace.lane = self.name
         return fn(comm, *args)
 
 
-def all_reduce_on_stream(comm_stream: Stream, x: Tensor, stream: Stream, all_reduce: Callable[..., Any]) -> None:
+def all_reduce_on_stream(comm_stream: Stream, x: Tensor, stream: Stream, all_reduce: AllReduce) -> None:
     """Add `x` over the ranks as a part of `stream`: behind what has been launched there, and before what will be.
 
         host            launch   all_reduce_on_stream   launch   ... goes on, and waits for nothing
@@ -75,7 +80,7 @@ def all_reduce_on_stream(comm_stream: Stream, x: Tensor, stream: Stream, all_red
         comm_stream                 | all_reduce(comm, x) -----------|
 
     Args:    comm_stream: what is launched there is given the communicator of all ranks: comm_stream.launch(f, x) calls
-             f(comm, x) when its turn comes. Calls of one rank meet those of the others in their order.
+             f(comm, x) when its turn comes. The nth call of one rank meets the nth of the others.
              x: (n,) tensor, which work on `stream` may still be computing; overwritten with the sum.
              stream: stream.record_event() is the place behind all that it has been given; after
              stream.wait_event(event) whatever is launched there next begins when `event` has come.
@@ -102,17 +107,17 @@ class Stepped(NamedTuple):
     done: float
 
 
-def step(comm: Comm, x: Tensor, fn: Callable[..., Any], seconds: float = 0.02) -> Stepped:
+def step(comm: Comm, x: Tensor, fn: OnStream, seconds: float = 0.02) -> Stepped:
     """Produce `x`, add it up by fn(comm_stream, x, stream, all_reduce), and divide it, all of it on one stream.
 
-    Args:    fn: as all_reduce_on_stream. x: (n,) tensor of which rank r produces r + 1 times what it holds.
-             seconds: that each of both kernels takes, and a third one on another stream.
+    Args:    fn: as all_reduce_on_stream. x: (n,) tensor, which rank r multiplies by r + 1 to produce it.
+             seconds: for each of both kernels, and for a third one on another stream.
     """
     stream, other = Stream(comm.split(comm.rank), "compute"), Stream(comm.split(comm.rank), "other")
     comm_stream = Stream(comm, "comm")
     streams = stream, other, comm_stream
 
-    def kernel(op: str, act: Callable[[], Any]) -> Callable[[Comm], None]:
+    def kernel(op: str, act: Callable[[], object]) -> Callable[[Comm], None]:
         def run(comm: Comm) -> None:
             with comm.trace.span(op):
                 comm.compute(seconds)

@@ -1,6 +1,6 @@
 """A CUDA kernel in Python, thread by thread on the CPU, with a record of every access to memory.
 
-What a kernel calls `cuda` is that of numba's simulator, and what the simulator lacks: shuffles, and a log. Its threads
+A kernel finds numba's simulator as `cuda`, with the shuffles and the log that the simulator lacks. Its threads
 are coroutines here, which run until a barrier, a shuffle or their end, so that every launch goes the same way. Whether
 two threads race is read from the log, and does not depend on which of them came first.
 """
@@ -13,8 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import FrameType, FunctionType
-from typing import Any, NamedTuple
+from types import CodeType, FrameType, FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 from greenlet import getcurrent, greenlet
@@ -23,14 +23,21 @@ from numba.cuda.simulator.kernelapi import Dim3, FakeCUDAAtomic, FakeCUDAModule
 
 from ..comm.status import report
 from ..trace import line_of
+from .ladder import Kernel
 
-WARP = 32  # threads that take every instruction together; as many banks of four bytes has shared memory
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+WARP = 32  # threads that take every instruction together; shared memory has as many banks of four bytes
 WORD, SECTOR = 4, 32  # bytes: of a bank; that global memory is read by
 VERBS = {"read": "reads", "write": "writes", "atomic": "adds to"}
+Index: TypeAlias = int | np.integer | tuple[int | np.integer, ...]
+
+T = TypeVar("T")
 
 
 class KernelError(Exception):
-    """What ends a launch: `failed` is "bounds", "barrier", "shuffle" or "returns"; the text names threads and lines."""
+    """The end of a launch: `failed` is "bounds", "barrier", "shuffle" or "returns"; its text names threads, lines."""
 
     def __init__(self, failed: str, text: str) -> None:
         super().__init__(text)
@@ -38,9 +45,9 @@ class KernelError(Exception):
 
 
 class Place(NamedTuple):
-    """An expression in a kernel: its code, where it stands there, and its line as people call it, such as "cell:7"."""
+    """An expression in a kernel: its code, its span there, and its line as people call it, such as "cell:7"."""
 
-    code: Any
+    code: CodeType
     span: tuple[int | None, ...]
     line: str
 
@@ -49,12 +56,12 @@ class Place(NamedTuple):
 
 
 class Access(NamedTuple):
-    """What a thread did to one element.
+    """An access of a thread to an element.
 
     kind:   "read", "write" or "atomic"; element: its index in the flat array.
     phase:  barriers that the thread had passed; epoch: the same of cuda.syncwarp().
     nth:    how often it had come to this instruction: threads of a warp come to it together.
-    fresh:  nobody had written the element.
+    fresh:  the element had not been written.
     """
 
     block: int
@@ -87,22 +94,22 @@ class Array:
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Index) -> np.generic:
         self.note("read", index, sys._getframe(1))
         return self.values[index]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[np.generic]:
         kernel = sys._getframe(1)
         for i in range(len(self)):
             self.note("read", i, kernel)
             yield self.values[i]
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: Index, value: object) -> None:
         self.note("write", index, sys._getframe(1))
         self.values[index] = value
 
-    def note(self, kind: str, index: Any, frame: FrameType) -> None:
-        """Raises KernelError for an element that is not there, TypeError for more than one."""
+    def note(self, kind: str, index: Index, frame: FrameType) -> None:
+        """Log an access; raise KernelError for an element that is not there, TypeError for more than one."""
         thread = self.launch.now
         if not self.name:  # shared memory has the name that the kernel gave it
             self.name = next((name for name, value in frame.f_locals.items() if value is self), "shared")
@@ -132,25 +139,25 @@ def place_of(frame: FrameType) -> Place:
 
 
 @lru_cache(maxsize=64)
-def spans(code: Any) -> list[tuple[int | None, ...]]:
+def spans(code: CodeType) -> list[tuple[int | None, ...]]:
     return list(code.co_positions())
 
 
 @dataclass(eq=False)
 class Thread:
-    """One thread of a block, and what it waits for: the call, its place, the lanes that have to come, its value."""
+    """A thread of a block, and what it waits for: the call, its place, the lanes that have to come, its value."""
 
     block: int
     index: int
     body: greenlet
     phase: int = 0
     epoch: int = 0
-    times: Counter = field(default_factory=Counter)
+    times: Counter[tuple[Place, str]] = field(default_factory=Counter)
     call: str = ""
     place: Place | None = None
     mask: int = 0
-    value: Any = None
-    got: Any = None
+    value: object = None
+    got: dict[int, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.body.dead:
@@ -159,22 +166,22 @@ class Thread:
 
 
 class Cuda(FakeCUDAModule):
-    """What a kernel finds as `cuda` during a launch."""
+    """The module that a kernel finds as `cuda` during a launch."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__((launch.blocks, 1, 1), (launch.threads, 1, 1), 0)
         self._launch = launch
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         known = hasattr(numba_cuda, name)
         raise AttributeError(f"cuda.{name} is not simulated here" if known else f"numba's cuda has no {name}")
 
     @property
-    def atomic(self) -> Any:
+    def atomic(self) -> Atomic:
         return Atomic()
 
     @property
-    def shared(self) -> Any:
+    def shared(self) -> SharedMemory:
         return self._launch.memory
 
     @property
@@ -192,33 +199,33 @@ class Cuda(FakeCUDAModule):
     def syncthreads(self) -> None:
         self._launch.meet("syncthreads", sys._getframe(1))
 
-    def syncthreads_count(self, value: Any) -> int:
+    def syncthreads_count(self, value: object) -> int:
         return sum(map(bool, self._launch.meet("syncthreads_count", sys._getframe(1), value=value).values()))
 
-    def syncthreads_and(self, value: Any) -> bool:
+    def syncthreads_and(self, value: object) -> bool:
         return all(self._launch.meet("syncthreads_and", sys._getframe(1), value=value).values())
 
-    def syncthreads_or(self, value: Any) -> bool:
+    def syncthreads_or(self, value: object) -> bool:
         return any(self._launch.meet("syncthreads_or", sys._getframe(1), value=value).values())
 
     def syncwarp(self, mask: int = 0xFFFFFFFF) -> None:
         self._launch.meet("syncwarp", sys._getframe(1), mask)
         self._launch.now.epoch += 1
 
-    def shfl_sync(self, mask: int, value: Any, source: int) -> Any:
+    def shfl_sync(self, mask: int, value: T, source: int) -> T:
         return self._shuffle("shfl_sync", sys._getframe(1), mask, value, source % WARP)
 
-    def shfl_down_sync(self, mask: int, value: Any, distance: int) -> Any:
+    def shfl_down_sync(self, mask: int, value: T, distance: int) -> T:
         return self._shuffle("shfl_down_sync", sys._getframe(1), mask, value, self.laneid + distance)
 
-    def shfl_up_sync(self, mask: int, value: Any, distance: int) -> Any:
+    def shfl_up_sync(self, mask: int, value: T, distance: int) -> T:
         return self._shuffle("shfl_up_sync", sys._getframe(1), mask, value, self.laneid - distance)
 
-    def shfl_xor_sync(self, mask: int, value: Any, bits: int) -> Any:
+    def shfl_xor_sync(self, mask: int, value: T, bits: int) -> T:
         return self._shuffle("shfl_xor_sync", sys._getframe(1), mask, value, self.laneid ^ bits)
 
-    def _shuffle(self, call: str, frame: FrameType, mask: int, value: Any, source: int) -> Any:
-        """The value of lane `source`; the thread's own where there is no such lane. Raises KernelError."""
+    def _shuffle(self, call: str, frame: FrameType, mask: int, value: T, source: int) -> T:
+        """Return the value of lane `source`; the thread's own if there is no such lane. Raises KernelError."""
         thread = self._launch.now
         values = self._launch.meet(call, frame, mask, value)
         if not 0 <= source < WARP:
@@ -232,10 +239,10 @@ class Cuda(FakeCUDAModule):
 class Atomic:
     """cuda.atomic of numba's simulator; each call is one access."""
 
-    def __getattr__(self, name: str) -> Callable:
+    def __getattr__(self, name: str) -> Callable[..., object]:
         method = getattr(FakeCUDAAtomic(), name)
 
-        def call(array: Array, index: Any, *values: Any) -> Any:
+        def call(array: Array, index: Index, *values: object) -> object:
             array.note("atomic", index, sys._getframe(1))
             return method(array.values, index, *values)
 
@@ -243,37 +250,39 @@ class Atomic:
 
 
 class SharedMemory:
-    """cuda.shared of one block: threads that come to the same line get the same array, of which nothing is written."""
+    """cuda.shared of one block: threads that come to the same line get the same array, not written yet."""
 
     def __init__(self, launch: Launch, block: int) -> None:
-        self.launch, self.block, self.arrays = launch, block, {}
+        self.launch, self.block = launch, block
+        self.arrays: dict[Place, Array] = {}
 
-    def array(self, shape: Any, dtype: Any) -> Array:
+    def array(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
         place = place_of(sys._getframe(1))
         if place not in self.arrays:
-            dtype = getattr(dtype, "name", dtype)  # of numba's types too
-            values = np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 0, dtype)
+            known = np.dtype(getattr(dtype, "name", dtype))  # of numba's types too
+            values = np.full(shape, np.nan if known.kind == "f" else 0, known)
             self.arrays[place] = Array(self.launch, values, shared=self.block)
         return self.arrays[place]
 
 
 class Launch:
-    """kernel[blocks, threads](*arguments), one block after the other; NumPy arrays among the arguments are changed.
+    """A run of kernel[blocks, threads](*arguments), block after block; NumPy arrays among the arguments are changed.
 
     log:      every Access, in the order in which they came.
-    barriers: the most that a block has passed.
+    barriers: the most that any block has passed.
     Raises:   KernelError, and whatever the kernel raises.
     """
 
-    def __init__(self, kernel: Callable, blocks: int, threads: int, *arguments: Any) -> None:
-        self.blocks, self.threads, self.log, self.barriers = blocks, threads, [], 0
+    def __init__(self, kernel: Kernel, blocks: int, threads: int, *arguments: object) -> None:
+        self.blocks, self.threads, self.barriers = blocks, threads, 0
+        self.log: list[Access] = []
         body = with_cuda(kernel, Cuda(self))
         names = [*inspect.signature(body).parameters, *[""] * len(arguments)]
         recorded = [recording(self, value, name) for value, name in zip(arguments, names, strict=False)]
         for block in range(blocks):
             self._run_block(block, body, recorded)
 
-    def _run_block(self, block: int, body: Callable, arguments: list[Any]) -> None:
+    def _run_block(self, block: int, body: Callable[..., object], arguments: list[object]) -> None:
         self.memory = SharedMemory(self, block)
         threads = [Thread(block, i, greenlet(body)) for i in range(self.threads)]
         ready = threads
@@ -286,7 +295,7 @@ class Launch:
             ready = released(threads)
         self.barriers = max(self.barriers, *(thread.phase for thread in threads))
 
-    def meet(self, call: str, frame: FrameType, mask: int = 0, value: Any = None) -> dict[int, Any]:
+    def meet(self, call: str, frame: FrameType, mask: int = 0, value: T = None) -> dict[int, T]:
         """Wait for the block, or for the lanes of `mask` if there is one: {thread or lane: the value it brings}."""
         thread = self.now
         if mask and not mask >> thread.index % WARP & 1:
@@ -294,16 +303,17 @@ class Launch:
                 "shuffle", f"thread {thread.index} calls cuda.{call}{place_of(frame)} with {mask:#x}, without its lane"
             )
         thread.call, thread.place, thread.mask, thread.value = call, place_of(frame), mask, value
-        getcurrent().parent.switch()
+        getcurrent().parent.switch()  # pyrefly: ignore[missing-attribute] # every thread has a parent
         return thread.got
 
 
 def released(threads: list[Thread]) -> list[Thread]:
-    """Those of a block that may go on, because all whom they wait for have come; [] once all have returned.
+    """Return the threads of a block that may go on, as all whom they wait for have come; [] once all have returned.
 
-    Raises:  KernelError if nobody may.
+    Raises:  KernelError if none may.
     """
-    waiting, free, warps = [thread for thread in threads if not thread.body.dead], [], defaultdict(list)
+    waiting, free = [thread for thread in threads if not thread.body.dead], list[Thread]()
+    warps: dict[tuple[int, Place | None, int], list[Thread]] = defaultdict(list)
     for thread in waiting:
         if thread.mask:
             warps[thread.index // WARP, thread.place, thread.mask].append(thread)
@@ -323,19 +333,19 @@ def released(threads: list[Thread]) -> list[Thread]:
 
 
 def awaited(thread: Thread, threads: list[Thread]) -> list[Thread]:
-    """Whom a thread of the block `threads` waits for: the lanes of its mask, or all."""
+    """Return the threads of the block `threads` that one of them waits for: the lanes of its mask, or all."""
     first = thread.index - thread.index % WARP
     warp = threads[first : first + WARP]
     return [t for t in warp if thread.mask >> t.index % WARP & 1] if thread.mask else threads
 
 
 def together(a: Thread, b: Thread) -> bool:
-    """Whether both wait in the same call of the same kind."""
+    """Return True if both wait in the same call of the same kind."""
     return not a.body.dead and (a.place, a.mask) == (b.place, b.mask)
 
 
 def missing(threads: list[Thread], waiting: list[Thread]) -> KernelError:
-    """Why nobody in a block can go on."""
+    """Return the error that says why no thread of a block can go on."""
     one = next((thread for thread in waiting if thread.mask), waiting[0])
     group = awaited(one, threads)
     others = [thread for thread in group if not together(thread, one)]
@@ -349,7 +359,7 @@ def missing(threads: list[Thread], waiting: list[Thread]) -> KernelError:
 
 
 def named_threads(threads: list[Thread]) -> str:
-    """ "thread 3", "threads 64 to 127", "64 threads, the first of them 1"."""
+    """Return "thread 3", "threads 64 to 127", "64 threads, the first of them 1"."""
     numbers = [thread.index for thread in threads]
     if len(numbers) == 1:
         return f"thread {numbers[0]}"
@@ -358,32 +368,32 @@ def named_threads(threads: list[Thread]) -> str:
     return f"{len(numbers)} threads, the first of them {numbers[0]},"
 
 
-def recording(launch: Launch, value: Any, name: str) -> Any:
-    """`value` as a kernel gets it: arrays, also those of a tuple, note what is done to them."""
+def recording(launch: Launch, value: object, name: str) -> object:
+    """Return `value` as a kernel gets it: arrays, also in a tuple, note what is done to them."""
     if isinstance(value, tuple | list):
         return tuple(recording(launch, item, f"{name}[{i}]") for i, item in enumerate(value))
     return Array(launch, value, name) if isinstance(value, np.ndarray) else value
 
 
-def with_cuda(kernel: Callable, cuda: Any) -> Callable:
-    """`kernel` and the functions of its module, jitted or not, with another module for numba's `cuda`."""
-    kernel = getattr(kernel, "py_func", kernel)
-    scope = kernel.__globals__ | {"cuda": cuda}
-    for name, value in kernel.__globals__.items():
+def with_cuda(kernel: Kernel, cuda: Cuda) -> FunctionType:
+    """Return `kernel` and the functions of its module, jitted or not, with another module for numba's `cuda`."""
+    plain: FunctionType = getattr(kernel, "py_func", kernel)
+    scope = plain.__globals__ | {"cuda": cuda}
+    for name, value in plain.__globals__.items():
         inner = getattr(value, "py_func", value)
         if value is numba_cuda:
             scope[name] = cuda
-        elif isinstance(inner, FunctionType) and inner.__globals__ is kernel.__globals__:
+        elif isinstance(inner, FunctionType) and inner.__globals__ is plain.__globals__:
             scope[name] = FunctionType(inner.__code__, scope, name, inner.__defaults__, inner.__closure__)
-    return FunctionType(kernel.__code__, scope, kernel.__name__, kernel.__defaults__, kernel.__closure__)
+    return FunctionType(plain.__code__, scope, plain.__name__, plain.__defaults__, plain.__closure__)
 
 
 # -- what the log says ------------------------------------------------------------------------------------------------
 
 
 def races(log: list[Access]) -> Iterator[tuple[Access, Access]]:
-    """Pairs of accesses to one element, one of them a write, of threads that nothing has put into an order."""
-    elements = defaultdict(list)
+    """Yield pairs of accesses to one element, one of them a write, by threads that nothing has put into an order."""
+    elements: dict[tuple[int, int], list[Access]] = defaultdict(list)
     for access in log:
         elements[id(access.array), access.element].append(access)
     for found in elements.values():
@@ -400,8 +410,8 @@ def unordered(a: Access, b: Access) -> bool:
 
 
 def by_warps(log: list[Access], shared: bool) -> Iterator[list[Access]]:
-    """The accesses to shared or to global memory that the threads of a warp make in one instruction."""
-    found = defaultdict(list)
+    """Return, for each instruction of a warp, the accesses of its threads to shared or to global memory."""
+    found: dict[tuple[int, int, Place, str, int], list[Access]] = defaultdict(list)
     for access in log:
         if (access.array.shared is not None) == shared:
             found[access.block, access.warp, access.place, access.kind, access.nth].append(access)
@@ -409,7 +419,7 @@ def by_warps(log: list[Access], shared: bool) -> Iterator[list[Access]]:
 
 
 def banks(accesses: list[Access]) -> dict[int, dict[int, Access]]:
-    """{bank: {word: the first Access to it}} of one instruction of a warp."""
+    """Return {bank: {word: the first Access to it}} for one instruction of a warp."""
     found: dict[int, dict[int, Access]] = defaultdict(dict)
     for access in accesses:
         word = access.element * access.array.dtype.itemsize // WORD
@@ -418,30 +428,30 @@ def banks(accesses: list[Access]) -> dict[int, dict[int, Access]]:
 
 
 def words(accesses: list[Access]) -> list[int]:
-    """How many different words of each bank one instruction of a warp asks for."""
+    """Return the number of different words of each bank that one instruction of a warp asks for."""
     found = banks(accesses)
     return [len(found.get(bank, ())) for bank in range(WARP)]
 
 
 def conflicts(accesses: list[Access]) -> int:
-    """Times that one instruction of a warp has to be repeated, because threads want different words of one bank.
+    """Return how often one instruction of a warp is repeated, because threads want different words of one bank.
 
     Elements of eight bytes take two turns in any case: half a warp at a time.
     """
     width = max(accesses[0].array.dtype.itemsize, WORD)
-    halves = defaultdict(list)
+    halves: dict[int, list[Access]] = defaultdict(list)
     for access in accesses:
         halves[access.thread % WARP * width // (WARP * WORD)].append(access)
     return sum(max(map(len, banks(half).values())) - 1 for half in halves.values())
 
 
 def sectors(accesses: list[Access]) -> int:
-    """Pieces of SECTOR bytes that one instruction of a warp moves between the GPU and its memory."""
+    """Return how many pieces of SECTOR bytes one instruction of a warp moves between the GPU and its memory."""
     return len({access.element * access.array.dtype.itemsize // SECTOR for access in accesses})
 
 
 def counts(launch: Launch) -> dict[str, int]:
-    """What a launch has cost: the columns of the ladder's table."""
+    """Return the costs of a launch, the columns of the ladder's table."""
     shared, others = list(by_warps(launch.log, True)), list(by_warps(launch.log, False))
     return {
         "atomics": sum(access.kind == "atomic" for access in launch.log),

@@ -3,10 +3,11 @@
 A verb is imported when it is first used: many need torch or matplotlib, which take a second each; `lab.start` does not.
 """
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-VERBS = {  # where they are
+VERBS = {  # {module: its verbs}
     "engines.doctor": ("doctor",),
     "verbs.batches": ("batches",),
     "verbs.cluster": ("cluster", "inject", "restart", "run", "running", "start", "stop"),
@@ -70,8 +71,8 @@ if TYPE_CHECKING:  # the same for editors and type checkers
     from ..verbs.waterfall import waterfall
 else:
 
-    def __getattr__(name: str) -> Any:
-        """A verb, first asked for. Whatever it raises, a notebook shows it without frames of this package."""
+    def __getattr__(name: str) -> Callable[..., object]:
+        """Import a verb that is first asked for. A notebook shows its errors without frames of this package."""
         if name not in HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from ..verbs.plain import plainly

@@ -6,16 +6,19 @@ import importlib
 from collections.abc import Mapping
 from numbers import Integral
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ..data.dataset import Dataset
     from .published import Config
+
+Field: TypeAlias = float | str | tuple[int, ...]  # a size of a model, or a word
 
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-MODELS = {  # name -> what it reads: the number of dimensions of an example, its kind, and data sets that are such
+MODELS = {  # name -> its examples: the number of dimensions of one, their kind, and data sets with such ones
     "mlp": (1, "rows of numbers, (n, features)", "digits, synthetic"),
     "cnn": (3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)"),
     "gpt": (1, "windows of tokens, (n, block) int64", "text, copy"),
@@ -25,13 +28,13 @@ MODELS = {  # name -> what it reads: the number of dimensions of an example, its
 }
 
 
-def build(name: str, size: str = "tiny", seed: int = 0, dtype: str = "float32", **fields: Any) -> nn.Module:
-    """The model of this name; the same parameters wherever it is built with the same seed, drawn in float64.
+def build(name: str, size: str = "tiny", seed: int = 0, dtype: str = "float32", **fields: Field) -> nn.Module:
+    """Return the model of this name; the same seed gives the same parameters on every machine, drawn in float64.
 
         build("gpt", size="small", vocabulary=83, block=128)
 
-    Args:    name: one of MODELS; size: "tiny", "small" or "paper"; fields: what shall differ from that
-             size, see SIZES in the model's file.
+    Args:    name: one of MODELS; size: "tiny", "small" or "paper"; fields: those that shall differ from this size, see
+             SIZES in the model's file.
     Returns: nn.Module.
     Raises:  LookupError for names that are none; ValueError for fields that the model does not have or
              cannot be, and for a dtype or a seed that is none.
@@ -53,9 +56,9 @@ def build(name: str, size: str = "tiny", seed: int = 0, dtype: str = "float32", 
 
 
 def require_like(what: str, value: object, example: int | str | tuple[int, ...]) -> None:
-    """Raise ValueError unless `value` is what the size of a model can be: of the kind of `example`."""
+    """Raise ValueError unless `value` can be a size of a model: it is of the kind of `example`."""
     if isinstance(example, str):
-        return  # the model knows which words it knows
+        return  # the model itself checks its words
     several = isinstance(example, tuple)
     numbers: object = value if several else (value,)
     if not isinstance(numbers, tuple | list) or not all(map(is_size, numbers)):
@@ -68,11 +71,11 @@ def is_size(number: object) -> bool:
 
 
 def build_for(
-    data: Any, name: str, size: str = "tiny", seed: int = 0, dtype: str = "float32", **fields: Any
+    data: Dataset, name: str, size: str = "tiny", seed: int = 0, dtype: str = "float32", **fields: Field
 ) -> nn.Module:
-    """The model of this name, made for what `data` (a data set) holds: its shapes and its number of classes.
+    """Return the model of this name, made for the shapes and the number of classes of a data set.
 
-    Raises:  ValueError where the model does not read such data; as build.
+    Raises:  ValueError if the model does not read such data; as build.
     """
     module = module_of(name)
     if not reads(name, data):
@@ -83,8 +86,8 @@ def build_for(
     return build(name, size, seed, dtype, **{**module.fields_of(data), **fields})
 
 
-def reads(name: str, data: Any) -> bool:
-    """Whether the model of this name reads such data: the number of dimensions of an example, tokens or not."""
+def reads(name: str, data: Dataset) -> bool:
+    """Return True if the model of this name reads such data: the number of dimensions of an example, tokens or not."""
     return data.train_x.ndim - 1 == MODELS[name][0] and data.train_x.is_floating_point() == (
         "tokens" not in MODELS[name][1]
     )
@@ -100,7 +103,7 @@ def from_transformers(
 
 
 def module_of(name: str) -> ModuleType:
-    """The module of a model: imported only here, because it takes torch along."""
+    """Return the module of a model: imported only here, because it takes torch along."""
     if name not in MODELS:
         raise LookupError(f"no model is called {name!r}: {', '.join(MODELS)}")
     return importlib.import_module(f".{name}", __name__)

@@ -1,4 +1,4 @@
-"""What a query sees: the one step of attention that models leave open, as `attend`, so that others can take its place.
+"""The step of attention that models leave open, as `attend`, so that others can take its place.
 
     x -> q, k, v of this layer -> attend(q, k, v) -> out        q (b, h, s, d), k (b, h_kv, s, d), v (b, h_kv, s, d_v)
 
@@ -26,7 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Attend(Protocol):
-    """What an attention module calls with its q, k and v; a class of its own may inherit `positions`.
+    """A function of q, k and v that an attention module calls; a class of its own may inherit `positions`.
 
     parts: of a sequence; a model is given one of them, and others are on other ranks.
     """
@@ -34,11 +34,11 @@ class Attend(Protocol):
     parts: int = 1
 
     def positions(self, s: int, device: torch.device) -> Tensor:
-        """Places in their sequence of the s tokens that forward is given: (s,) or, per sequence, (b, s) int64."""
+        """Return the places in their sequence of the s tokens of forward: (s,) or, per sequence, (b, s) int64."""
         return torch.arange(s, device=device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-        """softmax(q k^T scale) v for each head, scale 1/sqrt(d) if it is None.
+        """Return softmax(q k^T scale) v for each head, scale 1/sqrt(d) if it is None.
 
         Args:    q: (b, h, s, d), k: (b, h_kv, s, d), v: (b, h_kv, s, d_v): of the same s positions; h_kv divides h, and
                  each key head serves h/h_kv query heads that follow each other.
@@ -48,10 +48,10 @@ class Attend(Protocol):
 
 
 class AttentionModule(nn.Module):
-    """What has an `attend`, set by its constructor and free to be replaced.
+    """A module with an `attend`, set by its constructor and free to be replaced.
 
-    cache_shape: (key heads, d_k, d_v): what a cache keeps per token of this module on this rank is d_k + d_v numbers
-    for each key head; d_v = 0: v is the beginning of k, and nothing else is kept.
+    cache_shape: (key heads, d_k, d_v): a cache keeps d_k + d_v numbers per token and key head of this module on this
+    rank; d_v = 0: v is the beginning of k, and nothing else is kept.
     """
 
     attend: Attend
@@ -62,21 +62,21 @@ class AttentionModule(nn.Module):
 
 
 def attentions_of(model: nn.Module) -> list[AttentionModule]:
-    """The attention modules of a model, or of a stage of one, in the order of layers."""
+    """Return the attention modules of a model, or of a stage of one, in the order of layers."""
     return [module for module in model.modules() if isinstance(module, AttentionModule)]
 
 
 class Full(Attend):
-    """Every position sees all of them."""
+    """The attention in which every position sees all."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
         return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
 class Causal(Attend):
-    """A position sees those up to itself.
+    """The attention in which a position sees no later one.
 
-    kernel: f(q, k, v, scale), which computes that, such as grouped_query_attention; by default torch's, if it has one.
+    kernel: f(q, k, v, scale), which computes it, such as grouped_query_attention; by default torch's, if it has one.
     """
 
     def __init__(self, kernel: Callable[..., Tensor] | None = None) -> None:
@@ -86,7 +86,7 @@ class Causal(Attend):
         grouped = q.shape[1] != k.shape[1]
         if self.kernel is not None:
             return self.kernel(q, k, v, scale)
-        if grouped and k.shape[-1] != v.shape[-1]:  # for which torch has no fused kernel, and would repeat the keys
+        if grouped and k.shape[-1] != v.shape[-1]:  # torch has no fused kernel for this, and would repeat the keys
             return grouped_query_attention(q, k, v, scale)
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
 
@@ -99,7 +99,7 @@ def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None
 
     Args:    q: (b, h, s, d), of the last s of t positions; k: (b, h_kv, t, d); v: (b, h_kv, t, d_v); h_kv divides h.
              scale: of the products q k, 1/sqrt(d) if it is None.
-    Returns: (b, h, s, d_v): what each query hears from the positions up to its own.
+    Returns: (b, h, s, d_v): for each query the weighted mean of the values at positions up to its own.
     Raises:  ValueError if the key heads do not divide the query heads.
     Bytes: none of k or v is repeated; the largest new tensor has max(b h s t, b h_kv t d) numbers.
     Ref: Ainslie et al. 2023, arXiv:2305.13245.

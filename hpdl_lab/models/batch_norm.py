@@ -1,22 +1,23 @@
-"""Batch norm whose statistics are those of the global batch, so that many ranks compute what one rank would.
+"""Batch norm with the statistics of the global batch, so that many ranks compute what one rank would.
 
     rank 0: (count, sum, sum of squares) --+                +--> the same mean and variance
     rank 1: (count, sum, sum of squares) --+-- all_reduce --+--> the same mean and variance
 
-What that costs: one all-reduce of 2c + 1 numbers in the forward pass of every such layer and one of 2c in its backward
-pass, all of them exposed, because the next layer waits for them. PyTorch calls it SyncBatchNorm; most training with
-many images per rank leaves it out, and accepts that the batch of the norm is the shard.
+Its cost: one all-reduce of 2c + 1 numbers in the forward pass of every such layer and one of 2c in its backward pass,
+all of them exposed, because the next layer waits for them. PyTorch calls it SyncBatchNorm; most training with many
+images per rank leaves it out, and accepts that the batch of the norm is the shard.
 Ref: Ioffe & Szegedy 2015, arXiv:1502.03167.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.autograd.function import FunctionCtx
 
 if TYPE_CHECKING:
     from ..comm.base import Comm
@@ -28,7 +29,7 @@ EPSILON, MOMENTUM = 1e-5, 0.1  # as in torch.nn.BatchNorm2d
 class BatchNorm(nn.Module):
     """(x - mean) / sqrt(variance + 1e-5) * weight + bias, by channel of x (b, c, h, w); 2c parameters, 2c + 1 buffers.
 
-    Statistics are those of all ranks inside `with synchronized(model, comm)`, else of what this rank was given.
+    Statistics are taken over all ranks inside `with synchronized(model, comm)`, else over the images of this rank.
     In evaluation mode they are the running ones, as in torch.nn.BatchNorm2d.
     """
 
@@ -43,7 +44,7 @@ class BatchNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             normal, mean, var, n = Normalize.apply(x, self.comm)  # (b, c, h, w), (c,), (c,), number
-            if n:  # of nothing at all there is no mean to remember
+            if n:  # no numbers have no mean
                 with torch.no_grad():
                     self.running_mean.lerp_(mean.to(x.dtype), MOMENTUM)
                     self.running_var.lerp_((var * n / max(n - 1, 1)).to(x.dtype), MOMENTUM)
@@ -53,6 +54,14 @@ class BatchNorm(nn.Module):
         return normal * per_channel(self.weight) + per_channel(self.bias)
 
 
+class Context(FunctionCtx):
+    """The state of Normalize between forward and backward."""
+
+    saved_tensors: tuple[torch.Tensor, torch.Tensor]
+    comm: Comm | None
+    n: float
+
+
 class Normalize(torch.autograd.Function):
     """x (b, c, h, w) -> (x - mean) / sqrt(var + 1e-5), mean, var, n: statistics of n numbers over (b, h, w) and ranks.
 
@@ -60,11 +69,11 @@ class Normalize(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, comm: Comm | None) -> tuple[float | torch.Tensor, ...]:
+    def forward(ctx: Context, x: torch.Tensor, comm: Comm | None) -> tuple[float | torch.Tensor, ...]:
         wide = x.double()
         sums = torch.cat([wide.new_tensor([x.numel() // x.shape[1]]), wide.sum(DIMS), wide.square().sum(DIMS)])
-        n, total, squares = summed(sums, comm).split([1, x.shape[1], x.shape[1]])
-        n = float(n)
+        count, total, squares = summed(sums, comm).split([1, x.shape[1], x.shape[1]])
+        n = float(count)
         mean = total / max(n, 1)
         var = (squares / max(n, 1) - mean.square()).clamp_min(0)
         scale = torch.rsqrt(var + EPSILON)
@@ -75,8 +84,10 @@ class Normalize(torch.autograd.Function):
         return normal, mean, var, n
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor | None) -> tuple[torch.Tensor, None] | None:
-        """dx = scale (g - mean(g) - normal mean(g normal)): means over (b, h, w) and ranks."""
+    def backward(  # pyrefly: ignore[bad-override]
+        ctx: Context, grad: torch.Tensor, *_: torch.Tensor | None
+    ) -> tuple[torch.Tensor, None]:
+        """Return dx = scale (g - mean(g) - normal mean(g normal)): means over (b, h, w) and ranks."""
         normal, scale = ctx.saved_tensors
         g, y = grad.double(), normal.double()
         means = summed(torch.cat([g.sum(DIMS), (g * y).sum(DIMS)]), ctx.comm) / max(ctx.n, 1)
@@ -88,23 +99,23 @@ DIMS = (0, 2, 3)
 
 
 def per_channel(values: torch.Tensor) -> torch.Tensor:
-    """(c,) -> (1, c, 1, 1), to be combined with (b, c, h, w)."""
+    """Return `values` (c,) as (1, c, 1, 1), to be combined with (b, c, h, w)."""
     return values.view(1, -1, 1, 1)
 
 
 def summed(x: torch.Tensor, comm: Comm | None) -> torch.Tensor:
-    """x, added over the ranks of `comm` if there is one."""
+    """Return x, added over the ranks of `comm` if there is one."""
     return x if comm is None else comm.all_reduce(x)
 
 
 def talks(model: nn.Module) -> bool:
-    """Whether `model` has a BatchNorm: then ranks wait for each other inside its forward and its backward pass."""
+    """Return True if `model` has a BatchNorm: then ranks wait for each other inside its forward and backward pass."""
     return any(isinstance(module, BatchNorm) for module in model.modules())
 
 
 @contextmanager
-def synchronized(model: nn.Module, comm: Comm) -> Iterator[None]:
-    """Inside, every BatchNorm of `model` shares its statistics over `comm`: all ranks must run it equally often."""
+def synchronized(model: nn.Module, comm: Comm) -> Generator[None]:
+    """Let every BatchNorm of `model` share its statistics over `comm`, on which all ranks must run it equally often."""
     norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
     try:
         for module in norms:

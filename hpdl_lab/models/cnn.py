@@ -1,18 +1,18 @@
-"""A small residual network for images: stages of blocks, each of which adds a correction to what it was given.
+"""A small residual network for images: stages of blocks, and each block adds a correction to its input.
 
 Ref: He et al. 2015, "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section 4.2 (CIFAR-10).
 
-What to do about batch norm, which the paper uses: its statistics are those of the batch, and a rank sees only its shard
-of the batch. Left alone, four ranks with 32 images each compute another function than one rank with 128, and data
-parallelism is no longer one big batch. So the norm here is by default over groups of channels of one image (Wu & He
-2018, arXiv:1803.08494), which is the same on any number of ranks. norm="batch" is the paper's, with statistics of the
-global batch: see batch_norm.py, and what it costs.
+The paper uses batch norm, with statistics over the batch, and a rank has only its shard of the batch. Left alone, four
+ranks with 32 images each compute another function than one rank with 128, and data parallelism is no longer one big
+batch. So the norm here is by default over groups of channels of one image (Wu & He 2018, arXiv:1803.08494), which is
+the same on any number of ranks. norm="batch" is the paper's, with statistics of the global batch: see batch_norm.py,
+and its cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.nn.functional import pad, relu
@@ -23,6 +23,8 @@ from .batch_norm import BatchNorm
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..data.dataset import Dataset
+
 
 SIZES = {  # 3 blocks in each of 3 stages are "ResNet-20": 269,722 parameters, "0.27M" in the paper's table 6
     "tiny": {"channels": 1, "classes": 10, "widths": (8, 16), "blocks": 1, "norm": "group"},
@@ -30,7 +32,7 @@ SIZES = {  # 3 blocks in each of 3 stages are "ResNet-20": 269,722 parameters, "
     "paper": {"channels": 3, "classes": 10, "widths": (16, 32, 64), "blocks": 3, "norm": "group"},
 }
 GROUPS = 4
-NORMS = {"group": lambda width: nn.GroupNorm(GROUPS, width), "batch": BatchNorm}
+NORMS: dict[str, Callable[[int], nn.Module]] = {"group": lambda width: nn.GroupNorm(GROUPS, width), "batch": BatchNorm}
 
 
 class Block(nn.Module):
@@ -39,7 +41,7 @@ class Block(nn.Module):
     9 w_in w + 9 w^2 + 4 w parameters. The shortcut has none: it drops pixels and adds channels of zeros ("option A").
     """
 
-    def __init__(self, width_in: int, width: int, stride: int, norm: Callable) -> None:
+    def __init__(self, width_in: int, width: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.stride, self.more = stride, width - width_in
         self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
@@ -68,13 +70,13 @@ class CNN(nn.Module):
             raise ValueError("a cnn needs the width of at least one stage, such as widths=(8,)")
         if norm == "group" and any(width % GROUPS for width in widths):
             raise ValueError(f"widths of {widths} cannot be cut into {GROUPS} groups of channels: give multiples of it")
-        norm = NORMS[norm]
+        make = NORMS[norm]
         self.conv = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
-        self.norm = norm(widths[0])
+        self.norm = make(widths[0])
         stages, width_in = [], widths[0]
         for i, width in enumerate(widths):
             for j in range(blocks):
-                stages.append(Block(width_in, width, 2 if i and not j else 1, norm))
+                stages.append(Block(width_in, width, 2 if i and not j else 1, make))
                 width_in = width
         self.blocks = nn.Sequential(*stages)
         self.head = nn.Linear(widths[-1], classes)
@@ -94,18 +96,18 @@ def build(
     seed: int = 0,
     dtype: str = "float32",
 ) -> nn.Module:
-    """A CNN; the same parameters wherever it is built with the same seed.
+    """Return a CNN; the same seed gives the same parameters on every machine.
 
     Raises:  ValueError for a norm that is none, or widths that GroupNorm cannot cut.
     """
 
     def std(name: str, shape: tuple[int, ...]) -> float:
-        n_in = shape[1] * (shape[2] * shape[3] if len(shape) == 4 else 1)  # numbers that one output is a sum of
+        n_in = shape[1] * (shape[2] * shape[3] if len(shape) == 4 else 1)  # numbers that add up to an output
         return (2 / n_in) ** 0.5 if len(shape) == 4 else (1 / n_in) ** 0.5  # He et al. 2015, arXiv:1502.01852
 
     return initial.drawn(lambda: CNN(channels, classes, tuple(widths), blocks, norm), seed, dtype, std)
 
 
-def fields_of(data: Any) -> dict[str, int]:
-    """What a data set of images, (n, c, h, w), says about the CNN that reads it."""
+def fields_of(data: Dataset) -> dict[str, int]:
+    """Return the fields of a CNN that reads these images, (n, c, h, w)."""
     return {"channels": data.train_x.shape[1], "classes": data.classes}

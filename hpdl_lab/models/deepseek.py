@@ -26,7 +26,7 @@ from .transformer import PreNorm, std_of
 
 __all__ = ["SIZES", "DeepSeek", "LatentAttention", "absorb", "build", "fields_of", "latent_attention"]
 
-SIZES = {  # 61 layers of width 7,168 are DeepSeek-V3: 671,026,404,352 parameters, of which a token uses 37,552,282,624
+SIZES = {  # 61 layers of width 7,168 are DeepSeek-V3: 671,026,404,352 parameters; a token uses 37,552,282,624 of them
     "tiny": {
         "vocabulary": 80, "block": 64, "layers": 2, "dense": 1, "heads": 4, "width": 64, "hidden": 128,
         "experts": 8, "top_k": 2, "groups": 4, "top_groups": 2, "shared": 1, "expert_hidden": 32,
@@ -48,9 +48,15 @@ SCALE = 2.5  # of the routed experts' weights
 
 
 def latent_attention(
-    q: Tensor, q_turned: Tensor, cache: Tensor, key_up: Tensor, value_up: Tensor, scale: float, attend: Callable
+    q: Tensor,
+    q_turned: Tensor,
+    cache: Tensor,
+    key_up: Tensor,
+    value_up: Tensor,
+    scale: float,
+    attend: Callable[[Tensor, Tensor, Tensor, float], Tensor],
 ) -> Tensor:
-    """Attend to what a cache of latents says, without keys and values of each head for all its tokens.
+    """Attend to a cache of latents, without keys and values of each head for all its tokens.
 
         cache, per token    | latent, c numbers | turned, r |        576 numbers in DeepSeek-V3, for 128 heads
         one key head        | k                             |
@@ -60,7 +66,7 @@ def latent_attention(
              cache: (b, t, c + r), of each token its latent and the part of its key that all heads share, turned.
              key_up: (h, n, c), value_up: (h, m, c): they make a head's key, n numbers, and value, m, of a latent.
              scale: of the products of queries and keys. attend: f(q, k, v, scale), such as grouped_query_attention.
-    Returns: (b, h, s, m): what each head hears, as attention with keys and values of its own would say.
+    Returns: (b, h, s, m): of each head, as attention with keys and values of its own would return it.
     Bytes: no new tensor has a number per head, token and number of the latent: none is larger than the larger of cache,
     scores (b h s t) and weights.
     Ref: DeepSeek-AI 2024 (DeepSeek-V2), arXiv:2405.04434, section 2.1.2.
@@ -76,13 +82,13 @@ def latent_attention(
 class LatentAttention(AttentionModule):
     """x (b, s, d) -> (b, s, d) by heads whose keys and values are made of one latent of c = kv_rank numbers per token.
 
-    Heads of n = nope numbers that do not know their position, r = rope that do, and values of m = value numbers:
+    Heads of n = nope numbers that no position turns, r = rope that are turned, and values of m = value numbers:
     d q_rank + q_rank + q_rank h (n + r) + d (c + r) + c + c h (n + m) + h m d parameters.
 
-    q_rank None: queries are made of x, without a latent, by d h (n + r) parameters. bias: of what makes latents, and of
-    the result.
+    q_rank None: queries are made of x, without a latent, by d h (n + r) parameters. bias: of the layers that make
+    latents, and of the last one.
     absorbed: attend to latents instead of keys and values of each head, the same result; set by absorb.
-    to_heads: what latents pass on their way to the heads; tensor parallel adds their gradients over ranks there.
+    to_heads: a function of the latents on their way to the heads, in which tensor parallel adds their gradients.
     """
 
     def __init__(
@@ -127,14 +133,14 @@ class LatentAttention(AttentionModule):
         return self.out(heard.transpose(1, 2).flatten(-2))  # (b, s, h m) -> (b, s, d)
 
     def from_heads(self, q: Tensor, q_turned: Tensor, latent: Tensor, turned: Tensor) -> Tensor:
-        """Naive: keys and values of each head, h (n + r + m) numbers per token, 40,960 in DeepSeek-V3."""
+        """Attend naively: by keys and values of each head, h (n + r + m) numbers per token, 40,960 in DeepSeek-V3."""
         kv = self.kv_up(latent).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (b, s, c) -> (b, h, s, n + m)
         k, v = kv.split([self.nope, self.value], -1)
         k = torch.cat([k, turned.expand(-1, self.heads, -1, -1)], -1)  # (b, h, s, n + r)
         return self.attend(torch.cat([q, q_turned], -1), k, v)
 
     def from_latents(self, q: Tensor, q_turned: Tensor, latent: Tensor, turned: Tensor) -> Tensor:
-        """Absorbed: c + r numbers per token for all heads, 576 in DeepSeek-V3."""
+        """Attend to latents: c + r numbers per token for all heads, 576 in DeepSeek-V3."""
         key_up, value_up = self.kv_up.weight.unflatten(0, (self.heads, -1)).split([self.nope, self.value], 1)
         cache = torch.cat([latent, turned.squeeze(1)], -1)  # (b, s, c + r)
         scale = (self.nope + self.rope) ** -0.5
@@ -153,7 +159,7 @@ class DeepSeek(Decoder):
     """2 V d + layers (A + 2 d) + dense 3 d hidden + (layers - dense) M + d parameters.
 
     V: vocabulary, d: width, A: of LatentAttention, M: of MixtureOfExperts. The first `dense` layers have no experts.
-    Those that follow `theta` are for published models. epsilon: of norms of width d, those of latents keep EPSILON;
+    Fields that follow `theta` are for published models. epsilon: of norms of width d, norms of latents keep EPSILON;
     neighbors: see Rotary; scale, normal: see Router; bias: see LatentAttention; tied: V d parameters less, see Decoder.
     """
 
@@ -201,7 +207,7 @@ class DeepSeek(Decoder):
 
 
 def build(*, seed: int = 0, dtype: str = "float32", **fields: Any) -> nn.Module:
-    """A DeepSeek-V3; the same parameters wherever it is built with the same seed.
+    """Return a DeepSeek-V3; the same seed gives the same parameters on every machine.
 
     Raises:  ValueError if `rope` is odd, or the groups of experts do not fit (see MixtureOfExperts).
     """

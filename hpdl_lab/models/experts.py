@@ -3,8 +3,8 @@
     tokens (n, d) -> router -> chosen (n, k), weights (n, k)
     token t       -> shared(t) + sum over its k experts of weight * expert(t)
 
-n tokens of d numbers; E routed experts, of which each token takes k. An expert is a SwiGLU of `hidden` units. A token
-and one of its experts make a copy: n k of them, sorted by expert, are what an exchange brings to where experts are.
+n tokens of d numbers; E routed experts; each token takes k of them. An expert is a SwiGLU of `hidden` units. A token
+and one of its experts make a copy: n k of them, sorted by expert, which an exchange brings to the experts.
 
 Ref: DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437, section 2.1.2; Wang et al. 2024, arXiv:2408.15664 (the bias).
 """
@@ -22,7 +22,7 @@ from torch.nn.functional import linear, silu
 from ..units import require_number
 
 GAMMA = 0.001  # DeepSeek-V3's bias update speed, section 4.2
-BEST_OF_GROUP = 2  # experts that speak for their group: the paper's K_r / M, 8 experts of 4 nodes
+BEST_OF_GROUP = 2  # experts whose scores count for their group: the paper's K_r / M, 8 experts of 4 nodes
 
 
 class SwiGLU(nn.Module):
@@ -42,13 +42,13 @@ class SwiGLU(nn.Module):
 
 
 class Router(nn.Module):
-    """Choose k of E experts for each token, and weigh them.
+    """The choice of k of E experts for each token, and their weights.
 
         s = sigmoid(x W)            affinity of a token to each expert
         chosen = top k of s + b     in the `top_groups` groups whose two best experts add up to most
         g = s / sum of chosen s * scale         without `normal`: s * scale
 
-    The bias b decides who is chosen, not how much it counts: it has no gradient, and update_bias moves it. In mixed
+    The bias b decides the choice of experts, not their weights: it has no gradient, and update_bias moves it. In mixed
     precision the router stays in float32, as in DeepSeek-V3: gamma would be lost in a bias of 16 bits.
     """
 
@@ -63,7 +63,7 @@ class Router(nn.Module):
         self.register_buffer("bias", torch.zeros(experts))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x (n, d) -> chosen (n, k) int64, weights (n, k)."""
+        """Return (chosen (n, k) int64, weights (n, k)) of x (n, d)."""
         scores = linear(x, self.weight).sigmoid()  # (n, d) @ (d, E) = (n, E)
         chosen = self.allowed(scores.detach() + self.bias).topk(self.top_k).indices
         weights = scores.gather(1, chosen)  # (n, k)
@@ -72,7 +72,7 @@ class Router(nn.Module):
         return chosen, weights * self.scale
 
     def allowed(self, scores: Tensor) -> Tensor:
-        """`scores` (n, E), -inf outside of the best groups: a token goes to few nodes."""
+        """Return `scores` (n, E), -inf outside of the best groups: a token goes to few nodes."""
         if self.top_groups == self.groups:
             return scores
         grouped = scores.unflatten(1, (self.groups, -1))  # (n, groups, E / groups)
@@ -93,21 +93,21 @@ class Experts(nn.Module):
             nn.init.normal_(stack, std=stack.shape[-1] ** -0.5)
 
     def forward(self, copies: Tensor, counts: Tensor) -> Tensor:
-        """copies (m, d), sorted by expert, counts (E,) of them -> (m, d)."""
+        """Return the experts' outputs (m, d) of copies (m, d), sorted by expert, with counts (E,) of them."""
         stacks = zip(copies.split(counts.tolist()), self.gate, self.up, self.down, strict=True)
         return torch.cat([linear(silu(linear(x, gate)) * linear(x, up), down) for x, gate, up, down in stacks])
 
 
 class Exchange(Protocol):
-    """Which rank computes which expert: p ranks, all of which call a layer together, each with tokens of its own."""
+    """The assignment of experts to p ranks, which all call a layer together, each with tokens of its own."""
 
     rank: int
 
     def loads(self, counts: Tensor) -> Tensor:
-        """counts (E,) of this rank's copies by expert -> (p, E), those of every rank. Collective."""
+        """Return the loads of all ranks, (p, E). counts: (E,), this rank's copies by expert. Collective."""
 
     def __call__(self, copies: Tensor, loads: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """This rank's copies (m, d), sorted by expert -> what their experts make of them, (m, d). Collective."""
+        """Return the experts' outputs (m, d) of this rank's copies (m, d), sorted by expert. Collective."""
 
 
 class AllHere:
@@ -125,11 +125,11 @@ class AllHere:
 class MixtureOfExperts(nn.Module):
     """(..., d) -> (..., d): DeepSeek-V3's feed-forward layer, y = shared(x) + sum of k weighted routed experts.
 
-    3 d hidden (E + shared) + E d parameters, of which a token uses 3 d hidden (k + shared) + E d.
+    3 d hidden (E + shared) + E d parameters; a token uses 3 d hidden (k + shared) + E d of them.
 
-    exchange: which rank computes which expert; parallel/experts.py replaces it.
+    exchange: the assignment of experts to ranks; parallel/experts.py replaces it.
     capacity: None: dropless. Else an expert takes at most ceil(capacity * n k / E) copies, n tokens of all ranks of the
-    exchange; those that come later, in the order of ranks and tokens, add nothing.
+    exchange; later ones, in the order of ranks and tokens, add nothing.
     chosen: (n, k), the experts of the last batch's tokens; loads: (p, E), copies that each rank had for each expert.
     counts: (E,), loads added over ranks and all batches of training since the last update_bias.
     """
@@ -148,11 +148,11 @@ class MixtureOfExperts(nn.Module):
         scale: float = 1.0,
         normal: bool = True,
     ) -> None:
-        """shared: how many experts' width the shared one has, 0: none; groups: of experts, a token goes to top_groups.
+        """Make a layer whose shared expert is as wide as `shared` experts, 0: none.
 
-        scale, normal: of the routed experts' weights, see Router.
+        groups: of experts; a token goes to top_groups of them. scale, normal: of their weights, see Router.
 
-        Raises:  ValueError where the groups do not divide the experts, or have fewer than top_k to choose from.
+        Raises:  ValueError if the groups do not divide the experts, or have fewer than top_k to choose from.
         """
         super().__init__()
         if not 1 <= top_groups <= groups or experts % groups:
@@ -183,24 +183,24 @@ class MixtureOfExperts(nn.Module):
         return self.added_up(tokens, made, weights, order).view_as(x)
 
     def routed(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens (n, d) -> order (n k,) of their copies by expert and then by token; weights (n, k); counts (E,)."""
+        """Return of tokens (n, d): order (n k,) of copies by expert, then by token; weights (n, k); counts (E,)."""
         self.chosen, weights = self.router(tokens)  # (n, k)
         by_expert, order = self.chosen.flatten().sort(stable=True)
         return order, weights, by_expert.bincount(minlength=len(self.router.bias))
 
     def noted(self, loads: Tensor) -> Tensor:
-        """loads (p, E) of a batch, which the next update of the bias counts."""
+        """Return loads (p, E) of a batch, which the next update of the bias counts."""
         self.loads = loads
         if self.training and not torch.is_inference_mode_enabled():
             self.counts += loads.sum(0)
         return loads
 
     def copies(self, tokens: Tensor, order: Tensor) -> Tensor:
-        """(m, d): the copies of tokens (n, d) that `order` (m,) names, in that order."""
+        """Return (m, d): the copies of tokens (n, d) that are listed in `order` (m,), in that order."""
         return tokens[order // self.router.top_k]
 
     def added_up(self, tokens: Tensor, made: Tensor, weights: Tensor, order: Tensor) -> Tensor:
-        """The shared expert of tokens (n, d), and the weighted sum of what routed ones have made of their copies."""
+        """Return the shared expert's output of tokens (n, d) plus the weighted sum of the routed experts' outputs."""
         token = order // self.router.top_k
         y = torch.zeros_like(tokens).index_add(0, token, made * weights.flatten()[order, None])  # (n, d)
         return y if self.shared is None else y + self.shared(tokens)
@@ -209,7 +209,7 @@ class MixtureOfExperts(nn.Module):
     def update_bias(self, counts: Tensor | None = None, gamma: float = GAMMA) -> None:
         """Make experts with more copies than the mean less likely, and those with fewer more: b - gamma, b + gamma.
 
-        This takes the place of an auxiliary loss, whose gradient would disturb what the model learns.
+        This takes the place of an auxiliary loss, whose gradient would disturb the training.
 
         Args:    counts: (E,) copies of each expert in the batch of a step, of all ranks; by default `counts`, which
                  begins anew. gamma: the bias update speed.
@@ -222,12 +222,12 @@ class MixtureOfExperts(nn.Module):
 
 
 def accepted(loads: Tensor, capacity: float) -> Tensor:
-    """loads (p, E) -> (p, E), what experts take: the first ceil(capacity * mean load), in the order of ranks."""
+    """Return the part (p, E) of `loads` that experts take: the first ceil(capacity * mean load), in order of ranks."""
     room = math.ceil(capacity * int(loads.sum()) / loads.shape[1])
     before = loads.cumsum(0) - loads
     return (room - before).clamp_min(0).minimum(loads)
 
 
 def imbalance(counts: Tensor) -> float:
-    """The largest load over the mean load: 1 where all are busy alike. counts: (E,) or (p,), not all 0."""
+    """Return the largest load over the mean load: 1 if all are busy alike. counts: (E,) or (p,), not all 0."""
     return float(counts.max() / counts.double().mean())

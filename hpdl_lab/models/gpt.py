@@ -1,10 +1,12 @@
-"""GPT-2: a decoder that says, at every position of a text, how probable each next token is.
+"""GPT-2: a decoder that computes, at every position of a text, the probability of each next token.
 
 Ref: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners". Without dropout, so that one rank and
 many take the same steps.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -22,12 +24,26 @@ SIZES = {  # 12 layers of width 768 are "GPT-2 small": 124,439,808 parameters
 }
 
 
+if TYPE_CHECKING:
+    from ..data.dataset import Dataset
+
+    class LanguageModel(nn.Module):
+        """A model that reads tokens and computes logits of the next ones, or a rank's part of one."""
+
+        block: int
+        tokens: nn.Embedding
+
+        def embed(self, tokens: torch.Tensor) -> torch.Tensor: ...
+        def blocks(self, x: torch.Tensor) -> torch.Tensor: ...
+        def logits(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
 class GPT(nn.Module):
     """Tokens (b, s) int64, s <= block -> logits (b, s, vocabulary) of the token that follows each of them.
 
     V d + block d + layers (12 d^2 + 13 d) + 2 d parameters, for a vocabulary of V and width d. The token embedding
-    is also the last layer (tied weights), so it has a gradient from both ends of the model. Those fields that follow
-    `width` are for published models: see Block.
+    is also the last layer (tied weights), so it has a gradient from both ends of the model. Fields that follow `width`
+    are for published models: see Block.
     """
 
     def __init__(
@@ -53,14 +69,14 @@ class GPT(nn.Module):
         return self.logits(self.blocks(self.embed(tokens)))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the first block is given: (b, s) -> (b, s, d)."""
+        """Return the input of the first block, (b, s, d), of tokens (b, s)."""
         first = next((m.attend for m in self.modules() if isinstance(m, AttentionModule)), Causal())  # or no block
         require_window("gpt", tokens, self.block, first.parts)
         places = first.positions(tokens.shape[1], tokens.device)  # (s,)
         return self.tokens(tokens) + self.positions(places)  # (b, s, d) + (s, d) = (b, s, d)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """What the last block's output says: (b, s, d) -> (b, s, V)."""
+        """Return the logits, (b, s, V), of the last block's output (b, s, d)."""
         return linear(self.norm(x), self.tokens.weight)  # (b, s, d) @ (d, V) = (b, s, V)
 
 
@@ -76,21 +92,21 @@ def require_window(name: str, tokens: torch.Tensor, block: int, parts: int = 1) 
 def build(
     vocabulary: int, block: int, layers: int, heads: int, width: int, seed: int = 0, dtype: str = "float32"
 ) -> nn.Module:
-    """A GPT; the same parameters wherever it is built with the same seed.
+    """Return a GPT; the same seed gives the same parameters on every machine.
 
     Raises:  ValueError if the heads do not divide the width.
     """
     return initial.drawn(lambda: GPT(vocabulary, block, layers, heads, width), seed, dtype, std_of(layers, width))
 
 
-def fields_of(data: Any) -> dict[str, int]:
-    """What a data set of token windows, (n, block) int64, says about the GPT that reads it."""
+def fields_of(data: Dataset) -> dict[str, int]:
+    """Return the fields of a GPT that reads these windows of tokens, (n, block) int64."""
     return {"vocabulary": data.classes, "block": data.train_x.shape[1]}
 
 
 @torch.no_grad()
 def generate(model: nn.Module, tokens: torch.Tensor, n: int, temperature: float = 0.8, seed: int = 0) -> torch.Tensor:
-    """Continue `tokens` by n more, each drawn from what the model says about the token that follows.
+    """Continue `tokens` by n more, each drawn with the model's probabilities of the next token.
 
     Args:    model: a GPT, which looks back at most model.block tokens; tokens: (s,) int64, s >= 1; n: at least 0.
              temperature: 1 draws with the model's own probabilities, less than 1 prefers the likely tokens, 0 always
@@ -102,9 +118,9 @@ def generate(model: nn.Module, tokens: torch.Tensor, n: int, temperature: float 
     require_number("temperature", temperature, 0)
     if tokens.ndim != 1 or not len(tokens):
         raise ValueError(f"generate continues tokens of shape (s,), s >= 1; got {tuple(tokens.shape)}")
-    chance = torch.Generator().manual_seed(seed)
+    chance, block = torch.Generator().manual_seed(seed), cast("LanguageModel", model).block
     for _ in range(n):
-        logits = model(tokens[None, -model.block :])[0, -1]  # (V,), of the token after the last one
+        logits = model(tokens[None, -block:])[0, -1]  # (V,), of the token after the last one
         if temperature:
             following = torch.multinomial(softmax(logits / temperature, 0), 1, generator=chance)
         else:

@@ -5,6 +5,8 @@ Sennrich 2019, arXiv:1910.07467; rotary positions: Su et al. 2021, arXiv:2104.09
 2023, arXiv:2305.13245; SwiGLU: Shazeer 2020, arXiv:2002.05202.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -38,12 +40,14 @@ EPSILON = 1e-5
 
 
 class Stretch(NamedTuple):
-    """How Llama 3.1 reads more positions than the `original` ones of its training: slow pairs turn yet slower.
+    """The rule by which Llama 3.1 reads more positions than the `original` ones of its training.
+
+    Pairs that turn slowly turn yet slower:
 
         turns within the original positions    fewer than low ..................... more than high
         speed times                            1 / factor      linear in between    1
 
-    Ref: Grattafiori et al. 2024, arXiv:2407.21783, section 3.4.2; the rule is that of Meta's llama-models.
+    Ref: Grattafiori et al. 2024, arXiv:2407.21783, section 3.4.2; the rule is from Meta's llama-models.
     """
 
     factor: float
@@ -52,15 +56,16 @@ class Stretch(NamedTuple):
     original: int
 
     def slowed(self, speed: Tensor) -> Tensor:
-        """speed: (n/2,), of each pair per position."""
+        """Return the slowed speed of each pair per position. speed: (n/2,)."""
         turns = self.original * speed / (2 * math.pi)
         share = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return speed * (share + (1 - share) / self.factor)
 
 
 class Rotary(nn.Module):
-    """Turn each pair of numbers of a query or key by an angle that grows with its position, pair i of n/2 by
-    theta^(-2i/n) per position: then q k depends on how far apart the two are, and not on where they are.
+    """Rotary positions: each pair of numbers of a query or key is turned by an angle that grows with its position.
+
+    Pair i of n/2 turns by theta^(-2i/n) per position: then q k depends on the distance of the two, not on their places.
 
     block: positions 0 to block - 1; neighbors: number 2i is paired with 2i + 1 (DeepSeek), else i with i + n/2 (LLaMA).
     """
@@ -78,14 +83,14 @@ class Rotary(nn.Module):
         self.register_buffer("table", torch.stack([angles.cos(), angles.sin()]), persistent=False)
 
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
-        """x: (b, h, s, n), places: (s,) or (b, s) int64 -> (b, h, s, n)."""
+        """Return x, (b, h, s, n), turned by its places: (s,) or (b, s) int64."""
         cos, sin = self.table[:, places].unsqueeze(-3)  # each (1, s, n/2) or (b, 1, s, n/2)
         one, two = (x[..., ::2], x[..., 1::2]) if self.neighbors else x.chunk(2, -1)
         return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
 
 
 class Attention(AttentionModule):
-    """GPT's attention, in which h_kv keys and values serve h queries, and both are turned by their positions.
+    """GPT's attention with h_kv keys and values for h queries, and both are turned by their positions.
 
     (2 h + 2 h_kv) n d parameters, for heads of n = `head` numbers; and (h + 2 h_kv) n + d with biases.
     """
@@ -141,20 +146,20 @@ class Decoder(nn.Module):
         return self.logits(self.blocks(self.embed(tokens)))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """What the first block is given: (b, s) -> (b, s, d)."""
+        """Return the input of the first block, (b, s, d), of tokens (b, s)."""
         parts = next((m.attend.parts for m in self.modules() if isinstance(m, AttentionModule)), 1)
         require_window(type(self).__name__.lower(), tokens, self.block, parts)
         return self.tokens(tokens)
 
     def logits(self, x: Tensor) -> Tensor:
-        """What the last block's output says: (b, s, d) -> (b, s, V)."""
+        """Return the logits, (b, s, V), of the last block's output (b, s, d)."""
         return self.head(self.norm(x))  # (b, s, d) @ (d, V) = (b, s, V)
 
 
 class Llama(Decoder):
     """2 V d + layers ((2 + 2 h_kv/h) d^2 + 3 d hidden + 2 d) + d parameters, for a vocabulary of V and width d.
 
-    Those that follow `theta` are for published models. head: numbers of a head, by default d / h; bias: of attention;
+    Fields that follow `theta` are for published models. head: numbers of a head, by default d / h; bias: of attention;
     mlp_bias: of the other layers of a block; tied: V d parameters less, see Decoder.
     """
 
@@ -193,7 +198,7 @@ class Llama(Decoder):
 
 
 def build(*, seed: int = 0, dtype: str = "float32", **fields: Any) -> nn.Module:
-    """A LLaMA; the same parameters wherever it is built with the same seed.
+    """Return a LLaMA; the same seed gives the same parameters on every machine.
 
     Raises:  ValueError if the heads do not divide the width into even parts, or the key heads the heads.
     """

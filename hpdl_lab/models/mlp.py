@@ -1,10 +1,17 @@
 """The multi-layer perceptron: the smallest network that reads handwriting."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from ..data.dataset import Dataset
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
 
 SIZES = {  # 300 and 100 hidden units are "LeNet-300-100" of LeCun et al. 1998, for 28 x 28 pixels: 266,610 parameters
     "tiny": {"features": 64, "hidden": (128, 64), "classes": 10},
@@ -14,7 +21,7 @@ SIZES = {  # 300 and 100 hidden units are "LeNet-300-100" of LeCun et al. 1998, 
 
 
 def mlp(sizes: tuple[int, ...] = (64, 128, 64, 10), seed: int = 0, dtype: str = "float32") -> nn.Module:
-    """Linear layers with ReLU between them; the same parameters wherever it is built with the same seed.
+    """Return linear layers with ReLU between them; the same seed gives the same parameters on every machine.
 
         x (b, 64) -> linear, relu (b, 128) -> linear, relu (b, 64) -> linear (b, 10) = logits
 
@@ -23,7 +30,7 @@ def mlp(sizes: tuple[int, ...] = (64, 128, 64, 10), seed: int = 0, dtype: str = 
     """
     if len(sizes) < 2:
         raise ValueError(f"a network needs at least an input and an output size, got {tuple(sizes)}")
-    layers = []
+    layers: list[nn.Module] = []
     with torch.random.fork_rng(devices=[]):  # leaves the caller's random numbers as they were
         torch.manual_seed(seed)
         for n_in, n_out in zip(sizes, sizes[1:], strict=False):
@@ -33,17 +40,17 @@ def mlp(sizes: tuple[int, ...] = (64, 128, 64, 10), seed: int = 0, dtype: str = 
 
 
 def build(features: int, hidden: tuple[int, int], classes: int, seed: int = 0, dtype: str = "float32") -> nn.Module:
-    """The same network by the names of its sizes: features in, units of each hidden layer, classes out."""
+    """Return the same network by the names of its sizes: features in, units of each hidden layer, classes out."""
     return mlp((features, *hidden, classes), seed, dtype)
 
 
-def fields_of(data: Any) -> dict[str, int]:
-    """What a data set of rows, (n, features), says about the network that reads it."""
+def fields_of(data: Dataset) -> dict[str, int]:
+    """Return the fields of a network that reads these rows, (n, features)."""
     return {"features": data.train_x.shape[1], "classes": data.classes}
 
 
-def drawn(make: Callable, seed: int, dtype: str, std: Callable) -> torch.nn.Module:
-    """The model that `make()` builds, with every parameter drawn anew.
+def drawn(make: Callable[[], ModelT], seed: int, dtype: str, std: Callable[[str, tuple[int, ...]], float]) -> ModelT:
+    """Return the model that `make()` builds, with every parameter drawn anew.
 
         matrices, kernels, tables      normal numbers with standard deviation std(name, shape), mean 0
         weights of norms               1
@@ -52,8 +59,7 @@ def drawn(make: Callable, seed: int, dtype: str, std: Callable) -> torch.nn.Modu
     Drawn in float64 and then rounded, so that every dtype starts from the same network. torch's own random numbers stay
     as they were.
 
-    Args:    make: () -> nn.Module; seed: int; dtype: "float32"; std: f(name, shape) -> float, name such as "0.weight".
-    Returns: nn.Module.
+    Args:    std: f(name, shape), with a name such as "0.weight".
     """
     with torch.random.fork_rng(devices=[]):
         model = make().to(getattr(torch, dtype))
@@ -69,5 +75,5 @@ def drawn(make: Callable, seed: int, dtype: str, std: Callable) -> torch.nn.Modu
 
 
 def count(model: torch.nn.Module) -> int:
-    """How many parameters a model has: a tensor that is used twice counts once."""
+    """Return the number of parameters of a model: a tensor that is used twice counts once."""
     return sum(param.numel() for param in model.parameters())

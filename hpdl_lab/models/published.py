@@ -1,19 +1,19 @@
-"""Published models: what a config and the weights of transformers say, as one of our models with the same logits.
+"""Published models: a config and the weights of transformers as one of our models with the same logits.
 
     from_transformers(LlamaForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B"))      -> Llama, tied, stretched angles
 
     theirs    q_proj (h n, d)   k_proj (h_kv n, d)   v_proj (h_kv n, d)
     ours      qkv ((h + 2 h_kv) n, d)                                      one below the other: one product
 
-The fields of a config say how weights are used. Each is taken, or must have a value that ours knows, or is among those
-that no logits depend on (IGNORED), or must be as its class has it by default: a field that is new to this file is not
-dropped without a word.
+The fields of a config define the use of the weights. Each is taken, or must have a value that ours knows, or is among
+those that no logits depend on (IGNORED), or must be as its class has it by default: a field that is new to this file is
+not dropped without a word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,11 @@ from .gpt import GPT
 from .llama import Decoder, Llama, Stretch
 from .vit import ViT
 
+Values: TypeAlias = dict[str, Any]  # of fields, by name: of a config, or of one of our models
+
 
 class Source(NamedTuple):
-    """names: of their tensors, "{}" is the number of the layer; make: f(tensors) -> ours."""
+    """The origin of a tensor. names: of theirs, "{}" is the number of the layer; make: f(tensors) -> ours."""
 
     names: tuple[str, ...]
     make: Callable[..., Tensor]
@@ -42,7 +44,7 @@ def rows(*names: str) -> Source:
 
 
 def transposed(name: str) -> Source:
-    """A weight (in, out), as GPT-2's Conv1D has it."""
+    """Return a weight (in, out), as GPT-2's Conv1D has it."""
     return Source((name,), lambda x: x.mT)
 
 
@@ -52,7 +54,7 @@ def half(name: str, number: int) -> Source:
 
 
 def biased(table: Callable[[str], Source], ours: str, *names: str) -> dict[str, Source]:
-    """A layer's weight, by `table`, and its bias, one below the other."""
+    """Return a layer's weight, by `table`, and its bias, one below the other."""
     return {
         f"{ours}.weight": table(*(f"{name}.weight" for name in names)),
         f"{ours}.bias": rows(*(f"{name}.bias" for name in names)),
@@ -125,7 +127,7 @@ TABLES: dict[type[nn.Module], dict[str, Source]] = {
     },
 }
 WITHOUT_Q_RANK = {LAYER + "attention.q_up.weight": same(THEIRS + "self_attn.q_proj.weight")}
-TIED = "lm_head.weight"  # the token embedding once more, where a model is tied
+TIED = "lm_head.weight"  # the token embedding once more, if a model is tied
 
 
 def fill(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
@@ -163,18 +165,18 @@ def fill(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         used.add(TIED)
     others = [text for text in state_dict if text not in used]
     if others:
-        layers = len(model.blocks)
+        layers = len(cast("nn.Sequential", model.blocks))
         raise ValueError(f"the weights have {others[0]}, for which this {kind} of {layers} layers has no place")
     model.load_state_dict(found, strict=False)  # but for the second name of what is tied
 
 
 def is_tied(model: nn.Module) -> bool:
-    """Return whether the last layer of a decoder is its token embedding."""
+    """Return True if the last layer of a decoder is its token embedding."""
     return isinstance(model, GPT) or (isinstance(model, Decoder) and model.tied)
 
 
 def pattern_of(name: str) -> tuple[str, str]:
-    """ "blocks.3.norm1.weight" -> ("blocks.{}.norm1.weight", "3"); other names as they are, and ""."""
+    """Return ("blocks.{}.norm1.weight", "3") for "blocks.3.norm1.weight"; for other names (the name, "")."""
     if not name.startswith("blocks."):
         return name, ""
     _, layer, rest = name.split(".", 2)
@@ -190,7 +192,7 @@ class Config(Protocol):
     model_type: str
     num_labels: int
 
-    def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> Values: ...
 
 
 DECODER_FIELDS = {  # ours -> theirs
@@ -232,7 +234,7 @@ IGNORED = {  # no logits depend on these
 
 
 class Fields:
-    """The fields of a config: each is taken once, and those that are left in the end must be as by default."""
+    """The fields of a config: each is taken once, and the rest must be as by default."""
 
     def __init__(self, config: Config, ours: type[nn.Module]) -> None:
         self.config, self.ours, self.left = config, ours.__name__, config.to_dict()
@@ -245,12 +247,12 @@ class Fields:
             raise ValueError(f"this {type(self.config).__name__} has no {name}, which a {self.ours} needs")
         return self.left.pop(name)
 
-    def all(self, names: Mapping[str, str]) -> dict[str, Any]:
-        """{ours: what the config says} for {ours: theirs}."""
+    def all(self, names: Mapping[str, str]) -> Values:
+        """Return {ours: value in the config} for {ours: theirs}."""
         return {ours: self.take(theirs) for ours, theirs in names.items()}
 
     def only(self, name: str, *known: object) -> None:
-        """Raise ValueError unless the field says what ours knows, or there is none."""
+        """Raise ValueError unless the field has one of the known values, or there is none."""
         value = self.left.pop(name, known[0])
         if value not in known:
             self.refuse(name, value, f"knows {' and '.join(map(repr, known))} only")
@@ -263,7 +265,7 @@ class Fields:
                 self.refuse(name, value, f"knows {usual[name]!r} only" if name in usual else "knows no such field")
 
     def rotary(self, *known: str) -> tuple[float, Stretch | None]:
-        """(theta, what "llama3" says or None) of rope_parameters, in older configs of rope_theta and rope_scaling."""
+        """Return (theta, Stretch of "llama3" or None) of rope_parameters, or of rope_theta and rope_scaling (older)."""
         rope = dict(self.left.pop("rope_parameters", None) or self.left.pop("rope_scaling", None) or {})
         said = rope.pop("rope_theta", None), self.left.pop("rope_theta", None)
         theta, *others = {theta for theta in said if theta is not None} or {DEFAULT_THETA}
@@ -289,25 +291,25 @@ class Fields:
         return float(theta), stretch
 
     def gelu(self, name: str) -> str:
-        """Return what nn.GELU calls the activation that this field names."""
+        """Return the name in nn.GELU of the activation of this field."""
         said = self.take(name)
         return GELUS[said] if said in GELUS else self.refuse(name, said, f"knows {' and '.join(GELUS)} only")
 
     def side(self, name: str) -> int:
-        """Return the side of an image or a patch: a field has a number, or a pair of equal ones."""
+        """Return the side of an image or a patch: the field has a number, or a pair of equal ones."""
         said = self.take(name)
         side, *others = {said} if isinstance(said, int) else {*said}
         return self.refuse(name, said, "knows squares only") if others else side
 
 
-def llama_of(fields: Fields) -> dict[str, Any]:
+def llama_of(fields: Fields) -> Values:
     fields.only("hidden_act", "silu", "swish")
     fields.only("rope_interleaved", False)  # in the file of SmolLM2
     theta, stretch = fields.rotary("default", "llama3")
     return fields.all(LLAMA_FIELDS) | {"theta": theta, "stretch": stretch}
 
 
-def deepseek_of(fields: Fields) -> dict[str, Any]:
+def deepseek_of(fields: Fields) -> Values:
     fields.only("hidden_act", "silu", "swish")
     for name, value in {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}.items():
         fields.only(name, value)  # in the file of DeepSeek-V3
@@ -319,7 +321,7 @@ def deepseek_of(fields: Fields) -> dict[str, Any]:
     return ours | {"theta": theta}
 
 
-def gpt_of(fields: Fields) -> dict[str, Any]:
+def gpt_of(fields: Fields) -> Values:
     for name in ("tie_word_embeddings", "scale_attn_weights"):
         fields.only(name, True)
     for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
@@ -327,13 +329,13 @@ def gpt_of(fields: Fields) -> dict[str, Any]:
     return fields.all(GPT_FIELDS) | {"gelu": fields.gelu("activation_function")}
 
 
-def vit_of(fields: Fields) -> dict[str, Any]:
+def vit_of(fields: Fields) -> Values:
     sides = {"image": fields.side("image_size"), "patch": fields.side("patch_size")}
     gelu, classes = fields.gelu("hidden_act"), fields.config.num_labels
     return fields.all(VIT_FIELDS) | sides | {"gelu": gelu, "classes": classes}
 
 
-KINDS: dict[str, tuple[type[nn.Module], Callable[[Fields], dict[str, Any]]]] = {
+KINDS: dict[str, tuple[type[nn.Module], Callable[[Fields], Values]]] = {
     "llama": (Llama, llama_of),
     "deepseek_v3": (DeepSeek, deepseek_of),
     "gpt2": (GPT, gpt_of),
@@ -352,12 +354,12 @@ def from_transformers(
     Tied embeddings are shared: head.weight is tokens.weight, one parameter, also when it is trained: see llama.Decoder.
 
     Args:    theirs: GPT2LMHeadModel, ViTForImageClassification, LlamaForCausalLM, DeepseekV3ForCausalLM, or its config.
-             state_dict: by default that of `theirs`. dtype: of ours, by default that of the first of their weights.
+             state_dict: by default of `theirs`. dtype: of ours, by default as of the first of their weights.
     Returns: nn.Module with weights of its own, in training mode as models.build makes it.
     Raises:  ValueError that names the first field of the config which ours cannot have, or the first tensor which
              is missing, has another shape, or has no place in ours.
     """
-    config: Config = getattr(theirs, "config", theirs)
+    config = cast("Config", getattr(theirs, "config", theirs))
     name = type(config).__name__
     if getattr(config, "model_type", None) not in KINDS:
         raise ValueError(f"from_transformers knows {', '.join(KINDS)}; got a {name}")

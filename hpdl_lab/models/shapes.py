@@ -1,7 +1,8 @@
-"""What a batch becomes on its way through a model: each operation with the shapes that really went through it."""
+"""A batch on its way through a model: each operation with the shapes that really went through it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from .experts import Experts, Router
 from .llama import Rotary
 
-NAMES = {  # of torch's functions: what the row says
+NAMES = {  # of torch's functions -> in the row
     "linear": "linear",
     "conv2d": "convolution",
     "embedding": "embedding",
@@ -24,12 +25,16 @@ NAMES = {  # of torch's functions: what the row says
     "softmax": "attention weights",
     "add": "add",
 }
-PARTS = {Rotary: "turn by position", Router: "router", Experts: "experts"}  # one row for all that happens inside
+PARTS: dict[type[nn.Module], str] = {  # one row for all operations inside
+    Rotary: "turn by position",
+    Router: "router",
+    Experts: "experts",
+}
 WEIGHTED = ("linear", "conv2d", "embedding", "layer_norm", "rms_norm")
 
 
 class Step(NamedTuple):
-    """One operation: what comes in and goes out, as shapes; of its parameters the shape of the largest, their count.
+    """An operation: the shapes of its input and output; of its parameters the shape of the largest, and their count.
 
     module: the name of the module that does it, "blocks.0.mlp.0", or "" for the model itself.
     tied: the parameters belong to an earlier step as well.
@@ -45,7 +50,7 @@ class Step(NamedTuple):
 
 
 class Recorder(TorchFunctionMode):
-    """While it is entered, keeps a Step of every operation of NAMES; the last of `modules` is at work.
+    """A record of every operation of NAMES while it is entered; the last of `modules` is at work.
 
     part: the module of PARTS that is at work, whose operations are not kept.
     """
@@ -57,7 +62,13 @@ class Recorder(TorchFunctionMode):
         self.seen: set[int] = set()
         self.part: nn.Module | None = None
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "").strip("_")
         if name in NAMES and self.part is None and out.is_floating_point():
@@ -82,15 +93,15 @@ class Recorder(TorchFunctionMode):
 
 
 def shapes(model: nn.Module, x: Tensor) -> list[Step]:
-    """Run `model` on the batch `x` and return its operations in order; additions, too: where two tensors meet."""
+    """Run `model` on the batch `x` and return its operations in order, also additions of two tensors."""
     recorder = Recorder()
     names = {module: name for name, module in model.named_modules()}
 
-    def enter(module: nn.Module, given: tuple) -> None:
+    def enter(module: nn.Module, given: tuple[Tensor, ...]) -> None:
         recorder.modules.append(names[module])
         recorder.part = module if type(module) in PARTS else recorder.part
 
-    def leave(module: nn.Module, given: tuple, out: Any) -> None:
+    def leave(module: nn.Module, given: tuple[Tensor, ...], out: Tensor | tuple[Tensor, ...]) -> None:
         if recorder.part is module:
             recorder.part = None
             recorder.keep_part(module, given[0], out[1] if isinstance(out, tuple) else out)

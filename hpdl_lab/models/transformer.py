@@ -6,7 +6,7 @@ b sequences of s positions, d numbers wide; h heads of d / h numbers each.   Ref
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
@@ -19,7 +19,7 @@ EPSILON = 1e-5  # of GPT-2's norms
 
 
 class Attention(AttentionModule):
-    """Every position takes a weighted mean of what all positions say; `causal`: of what those up to itself say.
+    """The weighted mean of the values of all positions, for each; `causal`: of positions up to its own.
 
     softmax(q k^T / sqrt(d / h)) v     for each head; 4 d^2 + 4 d parameters, 3 d less without `qkv_bias`
     """
@@ -28,7 +28,7 @@ class Attention(AttentionModule):
         super().__init__()
         self.heads = heads
         self.attend: Attend = Causal() if causal else Full()
-        self.qkv = nn.Linear(width, 3 * width, qkv_bias)  # what each position asks, offers and says, in one product
+        self.qkv = nn.Linear(width, 3 * width, qkv_bias)  # query, key and value of each position, in one product
         self.out = nn.Linear(width, width)
 
     @property
@@ -41,7 +41,7 @@ class Attention(AttentionModule):
 
 
 def heard(attend: Attend, qkv: Tensor, heads: int) -> Tensor:
-    """What each position hears by all heads: qkv (b, s, 3d), q of all heads, then k, then v -> (b, s, d)."""
+    """Return the attention of all heads, (b, s, d), of qkv (b, s, 3d): q of all heads, then k, then v."""
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # each (b, h, s, d/h)
     # (b, h, s, d/h) @ (b, h, d/h, s) = (b, h, s, s) weights; @ (b, h, s, d/h) = (b, h, s, d/h)
     return attend(q, k, v).transpose(1, 2).flatten(-2)  # (b, s, d)
@@ -50,7 +50,7 @@ def heard(attend: Attend, qkv: Tensor, heads: int) -> Tensor:
 class SeparateAttention(AttentionModule):
     """The same attention with q, k and v as three layers, so that each of them can be sharded by its outputs.
 
-    How many heads there are follows from the width of q: with half of q's outputs a rank has half of the heads.
+    The number of heads follows from the width of q: with half of q's outputs a rank has half of the heads.
     """
 
     def __init__(self, whole: Attention) -> None:
@@ -77,12 +77,12 @@ def separate_qkv(model: nn.Module) -> nn.Module:
     """Make three layers of every q, k, v of a GPT or ViT, in place; returns the model, which computes the same."""
     for module in [*model.modules()]:
         if isinstance(module, Block):
-            module.attention = SeparateAttention(module.attention)
+            module.attention = SeparateAttention(cast("Attention", module.attention))
     return model
 
 
 class PreNorm(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): norms first, so that the sum itself runs through from end to end.
+    """A block x + attention(norm(x)), then x + mlp(norm(x)): norms first, so that the sum runs from end to end.
 
     Ref: Radford et al. 2019 (GPT-2), section 2.3.
     """
@@ -128,14 +128,14 @@ def check_heads(width: int, heads: int) -> None:
         raise ValueError(f"{heads} heads cannot share a width of {width}: it must be a multiple of the heads")
 
 
-def std_of(layers: int, width: int) -> Callable:
-    """How far the parameters of a transformer are spread at first, for initial.drawn.
+def std_of(layers: int, width: int) -> Callable[[str, tuple[int, ...]], float]:
+    """Return the standard deviation of the initial parameters of a transformer, for mlp.drawn.
 
     0.02 for the 768 of the papers and more for a smaller width, by its square root, so that a layer's output stays as
     large; divided by sqrt(2 layers) in the two layers of a block that add to x, so that x does not grow with depth.
     """
 
-    def std(name: str, shape: tuple[int, int]) -> float:
+    def std(name: str, shape: tuple[int, ...]) -> float:
         adds = name.endswith(("attention.out.weight", "mlp.2.weight", "down", "down.weight"))
         return 0.02 * (768 / width / (2 * layers if adds else 1)) ** 0.5
 

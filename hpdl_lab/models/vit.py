@@ -4,13 +4,18 @@ Ref: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", arXiv:2010.11929.
 many take the same steps.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from . import mlp as initial
 from .transformer import EPSILON, Block, check_heads, std_of
+
+if TYPE_CHECKING:
+    from ..data.dataset import Dataset
 
 SIZES = {  # 12 layers of width 768 and patches of 16 x 16 are "ViT-B/16": 86,567,656 parameters for 1,000 classes
     "tiny": {"image": 8, "patch": 2, "channels": 1, "classes": 10, "layers": 2, "heads": 2, "width": 32},
@@ -24,7 +29,7 @@ class ViT(nn.Module):
 
     (image / patch)^2 patches and one more position, which sees them all and answers, make s positions of width d:
     (c patch^2 + 1) d + (1 + s) d + layers (12 d^2 + 13 d) + 2 d + (d + 1) classes parameters, for c channels.
-    Those fields that follow `width` are for published models: see Block.
+    Fields that follow `width` are for published models: see Block.
     """
 
     def __init__(
@@ -48,7 +53,7 @@ class ViT(nn.Module):
         self.shape = (channels, image, image)
         s = (image // patch) ** 2 + 1
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)  # one linear layer, applied to every patch
-        self.answer = nn.Parameter(torch.zeros(1, 1, width))  # what the position that answers starts with
+        self.answer = nn.Parameter(torch.zeros(1, 1, width))  # at first, of the position that answers
         self.positions = nn.Parameter(torch.zeros(1, s, width))
         self.blocks = nn.Sequential(
             *[Block(width, heads, False, hidden, epsilon, gelu, qkv_bias) for _ in range(layers)]
@@ -76,7 +81,7 @@ def build(
     seed: int = 0,
     dtype: str = "float32",
 ) -> nn.Module:
-    """A ViT; the same parameters wherever it is built with the same seed.
+    """Return a ViT; the same seed gives the same parameters on every machine.
 
     Raises:  ValueError if the patches do not tile the image, or the heads do not divide the width.
     """
@@ -87,8 +92,8 @@ def build(
     return initial.drawn(make, seed, dtype, std_of(layers, width))
 
 
-def fields_of(data: Any) -> Any:
-    """What a data set of images, (n, c, h, h), says about the ViT that reads it. Raises ValueError: not square."""
+def fields_of(data: Dataset) -> dict[str, int]:
+    """Return the fields of a ViT that reads these images, (n, c, h, h). Raises ValueError if they are not square."""
     _, channels, height, wide = data.train_x.shape
     if height != wide:
         raise ValueError(f"vit reads square images, got {height} x {wide} pixels: cnn reads any")

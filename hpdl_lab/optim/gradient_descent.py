@@ -9,7 +9,7 @@ import numpy as np
 
 
 def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
-    """Half the mean squared error of the predictions x @ w.
+    """Return half the mean squared error of the predictions x @ w.
 
     Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,) what should have been predicted.
     Returns: float, at least 0.
@@ -55,7 +55,11 @@ def largest_stable_rate(x: np.ndarray) -> float:
 
 
 def descend(
-    x: np.ndarray, y: np.ndarray, rate: float, steps: int, step: Callable = gradient_step
+    x: np.ndarray,
+    y: np.ndarray,
+    rate: float,
+    steps: int,
+    step: Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray] = gradient_step,
 ) -> Iterator[np.ndarray]:
     """Yield the weights before the first step and after each one, starting from zero: steps + 1 arrays of (d,)."""
     w = np.zeros(x.shape[1])

@@ -8,8 +8,10 @@ S_min  --|------------------------
                  noise scale
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +19,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..comm.base import Comm
 from ..units import require_int, require_number
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
+Rate: TypeAlias = Callable[[int, int, float, int, int], float]  # as learning_rate
+Ratio: TypeAlias = Callable[[Tensor, Tensor, float, float], float]  # as trust_ratio
+LossT = TypeVar("LossT")
 
 
 def learning_rate(step: int, batch: int, base_rate: float, base_batch: int, warmup: int) -> float:
@@ -48,7 +57,7 @@ def learning_rate(step: int, batch: int, base_rate: float, base_batch: int, warm
 def trust_ratio(w: Tensor, grad: Tensor, trust: float, weight_decay: float) -> float:
     """Compute by how much LARS multiplies the rate of one layer, so that its step is a share of its weights.
 
-    A step of SGD is long where the gradient is long, whatever the weights are. With the ratio, the gradient cannot
+    A step of SGD is long if the gradient is long, whatever the weights are. With the ratio, the gradient cannot
     change the weights by more than the share `trust` of their own length, in any layer.
 
         ratio = trust * |w| / (|grad| + weight_decay * |w|)          |w| = the length (L2 norm) of all of w
@@ -81,13 +90,13 @@ class LARS(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float = 1.0,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         trust: float = 0.02,
         vectors: bool = True,
-        ratio: Callable = trust_ratio,
+        ratio: Ratio = trust_ratio,
     ) -> None:
         require_options(lr=lr, momentum=momentum, weight_decay=weight_decay)
         require_number("trust", trust, above=0)
@@ -97,7 +106,7 @@ class LARS(torch.optim.Optimizer):
         self.ratio = ratio
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None) -> Any:
+    def step(self, closure: Callable[[], LossT] | None = None) -> LossT | None:  # pyrefly: ignore[bad-override]
         loss = run_closure(closure)
         for group in self.param_groups:
             decay = group["weight_decay"]
@@ -122,7 +131,7 @@ class LAMB(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float = 1e-2,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
@@ -134,7 +143,7 @@ class LAMB(torch.optim.Optimizer):
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None) -> Any:
+    def step(self, closure: Callable[[], LossT] | None = None) -> LossT | None:  # pyrefly: ignore[bad-override]
         loss = run_closure(closure)
         for group in self.param_groups:
             first, second = group["betas"]
@@ -146,7 +155,7 @@ class LAMB(torch.optim.Optimizer):
                 m = state["exp_avg"].lerp_(w.grad, 1 - first) / (1 - first ** state["step"])
                 v = state["exp_avg_sq"].mul_(second).addcmul_(w.grad, w.grad, value=1 - second)
                 u = m / ((v / (1 - second ** state["step"])).sqrt() + group["eps"])
-                u = torch.nan_to_num(u) if group["eps"] == 0 else u  # 0 / 0 where there has been no gradient
+                u = torch.nan_to_num(u) if group["eps"] == 0 else u  # 0 / 0 if there has been no gradient
                 u += group["weight_decay"] * w
                 length, stride = float(w.norm()), float(u.norm())
                 w.sub_(u, alpha=group["lr"] * (length / stride if length and stride else 1.0))
@@ -158,8 +167,8 @@ def require_options(**options: float) -> None:
         require_number(name, value, 0)
 
 
-def run_closure(closure: Callable | None) -> Any:
-    """torch's convention: a function that computes the loss and its gradients again, if one is given."""
+def run_closure(closure: Callable[[], LossT] | None) -> LossT | None:
+    """Call `closure`, if there is one: by torch's convention it computes the loss and its gradients again."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -172,9 +181,9 @@ def schedule(
     base_batch: int,
     warmup: int = 0,
     decay: Callable[[int], float] | None = None,
-    rate: Callable = learning_rate,
+    rate: Rate = learning_rate,
 ) -> LambdaLR:
-    """`learning_rate` as a schedule of torch: the optimizer's lr is the base rate; call `.step()` after each step.
+    """Make `learning_rate` a schedule of torch: the optimizer's lr is the base rate; call `.step()` after each step.
 
     Args:    decay: f(step), a factor for all steps, such as a cosine; rate: an answer to exercise 7.1.
     """
@@ -204,11 +213,11 @@ class Noise(NamedTuple):
 
 
 def noise(small_square: float, large_square: float, small: int, large: int) -> Noise:
-    """Estimate the noise of gradients from those of two batches.
+    """Estimate the noise of gradients from two batches' gradients.
 
         E |g_B|^2 = |G|^2 + variance / B          two batch sizes, two unknowns
 
-    Args:    small_square: the mean of |g|^2 over batches of `small` examples; large_square: over those of `large`.
+    Args:    small_square: the mean of |g|^2 over batches of `small` examples; large_square: over batches of `large`.
     Raises:  ValueError unless small < large.
     Ref: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
     """
@@ -219,7 +228,7 @@ def noise(small_square: float, large_square: float, small: int, large: int) -> N
 
 
 def noise_of_ranks(comm: Comm, mine: Tensor, mean: Tensor, batch: int) -> Noise:
-    """`noise` from what data parallelism computes anyway: the gradient of a rank, and the mean over ranks.
+    """Estimate `noise` from what data parallelism computes anyway: the gradient of a rank, and the mean over ranks.
 
     Args:    mine: (N,) gradient of this rank's `batch` examples; mean: (N,) its mean over ranks.
     Returns: Noise, the same on every rank; average several steps before you divide.

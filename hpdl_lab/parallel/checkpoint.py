@@ -1,15 +1,15 @@
 """Checkpoints of a training run, which any number of ranks, and any mesh, can go on from.
 
     rank 0   model, optimizer, step -> file.part -> file         replaced in one go: a run that dies leaves the old one
-    resume   rank 0: file -> bytes --broadcast--> every rank     the file need not be where the other hosts can read it
+    resume   rank 0: file -> bytes --broadcast--> every rank     the other hosts need not be able to read it
 
     [ MAGIC | SHA-256 of the rest, 32 bytes | what torch.save has written ]                                    the file
 
-The file holds the whole model, in float32 where a strategy computes in 16 bits, and the whole optimizer. Those of a
-HybridParallel and its WholeOptimizer put themselves together from all ranks when they are saved, and take their parts
+The file holds the whole model, in float32 if a strategy computes in 16 bits, and the whole optimizer. A
+HybridParallel and its WholeOptimizer put their state together from all ranks when they are saved, and take their parts
 when they are loaded.
 
-Of ZeRO every rank can write what it holds (`save_shards`), without a message; the file then names those of the ranks:
+With ZeRO every rank can write what it holds (`save_shards`), without a message; the file then names the ranks' files:
 
     rank r   its shards -> file.STEP.r-of-P      rank 0, when all are written: [names of these] -> file
     resume   rank 0 reads them all, puts them together, and goes on as above: on any number of ranks, in any stage
@@ -18,13 +18,15 @@ What a step does depends on the seed and the number of the step, never on the nu
 run that goes on with another number of ranks has the loss curve that it would have had without a break.
 """
 
+from __future__ import annotations
+
 import hashlib
 import io
 import os
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -38,32 +40,40 @@ from .consensus import bytes_of, together
 MAGIC = b"hpdl-lab checkpoint 1\n"
 HEAD = len(MAGIC) + hashlib.sha256().digest_size
 SAMPLE = 64  # examples whose values are part of what a data set is known by
-Facts = dict[str, Any]
+Facts: TypeAlias = dict[str, object]  # {name: number or word} of a course of training
+StateDict: TypeAlias = dict[str, Any]  # what torch's state_dict() returns: nested, and saved as it is
 
 
 class Stateful(Protocol):
     """A model or an optimizer, on one rank or over many: both methods are called on every rank."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> StateDict: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+    def load_state_dict(self, state: StateDict, /) -> object: ...
 
 
 class Sharded(Stateful, Protocol):
-    """One of which every rank holds shards."""
+    """A model or an optimizer in shards: every rank holds its own."""
 
-    def shards(self) -> dict[str, Any]:
-        """Its state_dict() with a `Shard` in place of each tensor that is in shards."""
+    def shards(self) -> StateDict:
+        """Return its state_dict() with TensorPieces in place of each tensor that is in shards."""
         ...
 
 
-def shard_of(shape: Sequence[int], pieces: Iterable[tuple[int, Tensor]]) -> dict[str, Any]:
-    """What stands for a tensor of this shape of which a rank has flat pieces, [(begin, elements from there on)]."""
+class TensorPieces(TypedDict):
+    """The pieces of one tensor that a rank has: (begin, elements from there on) of each."""
+
+    shape: tuple[int, ...]
+    pieces: list[tuple[int, Tensor]]
+
+
+def shard_of(shape: Sequence[int], pieces: Iterable[tuple[int, Tensor]]) -> TensorPieces:
+    """Return what stands for a tensor of this shape, from a rank's flat pieces [(begin, elements from there on)]."""
     return {"shape": tuple(shape), "pieces": [(begin, piece.detach().clone()) for begin, piece in pieces]}
 
 
 def merged(parts: Sequence[Any]) -> Any:
-    """Put together what `shards` has returned on the ranks, in order; what is not in shards is taken of the first."""
+    """Put together what `shards` has returned on the ranks, in order; what is not in shards is the first rank's."""
     if isinstance(parts[0], list):
         return [merged(items) for items in zip(*parts, strict=True)]
     if not isinstance(parts[0], dict):
@@ -93,7 +103,7 @@ def save(comm: Comm, path: str, model: Stateful, optimizer: Stateful, step: int,
     """Let rank 0 write model, optimizer and `step`, the number of steps that have been taken, to `path`. Collective.
 
     Args:    facts: {name: number or word} that must be the same when training goes on, such as batch and seed.
-    Raises:  OSError on every rank where the file cannot be written; the file that was there before stays whole.
+    Raises:  OSError on every rank if the file cannot be written; the file that was there before stays whole.
     """
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "facts": facts or {}}
     with together(comm):
@@ -106,8 +116,8 @@ def save_shards(
 ) -> None:
     """Do what `save` does, but let every rank write its own shards, to files beside `path` that rank 0 can read.
 
-    Those of the checkpoint before are removed once this one is whole.
-    Raises:  OSError on every rank where one cannot write; the checkpoint that was there before stays whole.
+    The files of the checkpoint before are removed once this one is whole.
+    Raises:  OSError on every rank if one cannot write; the checkpoint that was there before stays whole.
     """
     names = [f"{path}.{step}.{rank}-of-{comm.size}" for rank in range(comm.size)]
     with together(comm):
@@ -124,19 +134,19 @@ def save_shards(
 
 
 def beside(path: str, name: str) -> str:
-    """The file called `name` in the folder of the file `path`."""
+    """Return the file called `name` in the folder of the file `path`."""
     return os.path.join(os.path.dirname(path), os.path.basename(name))
 
 
-def sealed(state: dict[str, Any]) -> bytes:
-    """The contents of a file that holds `state`."""
+def sealed(state: StateDict) -> bytes:
+    """Return the contents of a file that holds `state`."""
     content = io.BytesIO()
     torch.save(state, content)
     return MAGIC + hashlib.sha256(content.getbuffer()).digest() + content.getvalue()
 
 
-def opened(content: bytes) -> dict[str, Any]:
-    """The state in the contents of a file."""
+def opened(content: bytes) -> StateDict:
+    """Return the state in the contents of a file."""
     return torch.load(io.BytesIO(content[HEAD:]), weights_only=True)
 
 
@@ -156,8 +166,8 @@ def require_writable(comm: Comm, path: str) -> None:
 def restore(comm: Comm, path: str, model: Stateful, optimizer: Stateful, facts: Facts | None = None) -> int:
     """Take model and optimizer from the file that rank 0 finds at `path`; returns the number of steps in it.
 
-    Raises:  on every rank alike: FileNotFoundError; OSError where rank 0 cannot read it; ValueError where the file is
-    damaged, is of another model, or of another course of training than `facts` say.
+    Raises:  on every rank alike: FileNotFoundError; OSError if rank 0 cannot read it; ValueError if the file
+    is damaged, of another model, or of another course of training than `facts` say.
     Bytes:   the file, once to every rank.
     """
     state, now = received(comm, path), facts or {}
@@ -175,7 +185,7 @@ def restore(comm: Comm, path: str, model: Stateful, optimizer: Stateful, facts: 
     return state["step"]
 
 
-def received(comm: Comm, path: str) -> dict[str, Any]:
+def received(comm: Comm, path: str) -> StateDict:
     """Return on every rank what rank 0 reads at `path`."""
     content = b""
     with together(comm):
@@ -191,7 +201,7 @@ def received(comm: Comm, path: str) -> dict[str, Any]:
 
 
 def contents(path: str) -> bytes:
-    """Read the file at `path`. Raises OSError where it cannot be read, ValueError where it is not whole."""
+    """Read the file at `path`. Raises OSError if it cannot be read, ValueError if it is not whole."""
     try:
         with open(path, "rb") as file:
             content = file.read()

@@ -13,6 +13,8 @@ every step, over all ranks, what was sent and what is held back add up to all gr
     PowerSGD  r(rows + columns) for each matrix         yes
 """
 
+from __future__ import annotations
+
 import copy
 import math
 from abc import ABC, abstractmethod
@@ -28,7 +30,7 @@ from ..comm.buffers import dtype_name
 from ..units import MIB, require_int, require_number
 from .data_parallel import DataParallelBucketed
 from .precision import SIXTEEN_BITS, dtype_called
-from .reducer import Bucket, name_of, require_function, result_of
+from .reducer import AllReduce, Bucket, name_of, require_function, result_of
 
 Shapes = Sequence[torch.Size]
 
@@ -46,7 +48,7 @@ def top_k_all_reduce(comm: Comm, grad: Tensor, error: Tensor, k: int) -> Tensor:
              error: (N,), what this rank has held back so far, zeros at first; overwritten by what it holds back now.
              k: int, 1 to N, the same on every rank.
     Returns: grad, bitwise the same on every rank.
-    Steps: two all_gathers.   Bytes per rank: those of all_gather for k values, and for k places of 4 bytes.
+    Steps: two all_gathers.   Bytes per rank: as in all_gathers of k values, and of k places of 4 bytes.
     Ref: Stich et al. 2018 (sparsified SGD with memory); Lin et al. 2018 (deep gradient compression).
     """
     ### BEGIN SOLUTION
@@ -61,7 +63,7 @@ def top_k_all_reduce(comm: Comm, grad: Tensor, error: Tensor, k: int) -> Tensor:
 
 
 def low_rank_sum(
-    comm: Comm, matrices: Sequence[Tensor], qs: Sequence[Tensor], all_reduce: Callable
+    comm: Comm, matrices: Sequence[Tensor], qs: Sequence[Tensor], all_reduce: AllReduce
 ) -> list[tuple[Tensor, Tensor]]:
     """Add matrices over ranks, approximately, each as a product of two thin ones: one step of power iteration.
 
@@ -69,11 +71,11 @@ def low_rank_sum(
         P = orthonormal(sum over ranks of M Q)   (n, r)
         Q = sum over ranks of M^T P              (m, r)          sum over ranks of M  ~  P Q^T
 
-    Exact where r is the number of rows or of columns; else the better, the fewer large singular values the sum has.
+    Exact if r is the number of rows or of columns; else the better, the fewer large singular values the sum has.
 
     Args:    matrices: [(n, m)] different per rank; qs: [(m, r)], r at most min(n, m).
     Returns: [(P, Q)], the same on every rank; Q is what the next step may start from.
-    Steps: two all_reduces.   Bytes per rank: those of all_reduce for the r n, and for the r m, numbers of all matrices.
+    Steps: two all_reduces.   Bytes per rank: as in all_reduces of the r n, and of the r m, numbers of all matrices.
     Ref: Vogels, Karimireddy & Jaggi 2019 (PowerSGD).
     """
     ps = added(comm, [m @ orthonormal(q) for m, q in zip(matrices, qs, strict=True)], all_reduce)
@@ -83,13 +85,13 @@ def low_rank_sum(
 
 
 def orthonormal(columns: Tensor) -> Tensor:
-    """(n, r) orthonormal columns that span those of `columns` (n, r), r at most n; also where some of these are 0."""
+    """Return (n, r) orthonormal columns with the span of `columns` (n, r), r at most n; also if some of these are 0."""
     wide = torch.promote_types(columns.dtype, torch.float32)  # there is no QR in 16 bits
     return torch.linalg.qr(columns.to(wide))[0].to(columns.dtype)
 
 
-def added(comm: Comm, tensors: Sequence[Tensor], all_reduce: Callable) -> list[Tensor]:
-    """The sums over ranks of tensors of one dtype, which travel in one message."""
+def added(comm: Comm, tensors: Sequence[Tensor], all_reduce: AllReduce) -> list[Tensor]:
+    """Return the sums over ranks of tensors of one dtype, which travel in one message."""
     if not tensors:
         return []
     flat = result_of(all_reduce, comm, torch.cat([t.reshape(-1) for t in tensors]))
@@ -98,10 +100,10 @@ def added(comm: Comm, tensors: Sequence[Tensor], all_reduce: Callable) -> list[T
 
 
 class Compressor(ABC):
-    """Adds one bucket of gradients over ranks in fewer bytes, and remembers what it holds back."""
+    """The sum of one bucket of gradients over ranks in fewer bytes, with a memory of what is held back."""
 
     @abstractmethod
-    def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: Callable) -> Tensor:
+    def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: AllReduce) -> Tensor:
         """Return (N,), about the sum over ranks of `flat`, the same on every rank.
 
         Args:    flat: (N,) finite gradients of the tensors of these shapes, one behind the other; may be overwritten.
@@ -113,7 +115,7 @@ class Compressor(ABC):
 class Cast(Compressor):
     """16 bits on the wire: float16 has 11 binary digits and ends at 65504, bfloat16 has 8 and the range of float32.
 
-    Gradients are divided by the number of ranks first, so that a float16 sum does not overflow where the mean does not.
+    Gradients are divided by the number of ranks first, so that a float16 sum does not overflow when the mean does not.
     A ring of this package sends partial sums in 32 bits, whatever it is given; the communicator's own all-reduce does
     not.
     Ref: torch's fp16_compress_hook and bf16_compress_hook.
@@ -124,7 +126,7 @@ class Cast(Compressor):
     def __post_init__(self) -> None:
         self.dtype = dtype_name(dtype_called(self.dtype, "dtype", SIXTEEN_BITS))
 
-    def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: Callable) -> Tensor:
+    def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: AllReduce) -> Tensor:
         wire = (flat / comm.size).to(SIXTEEN_BITS[self.dtype])
         return result_of(all_reduce, comm, wire).to(flat.dtype) * comm.size
 
@@ -137,7 +139,7 @@ class TopK(Compressor):
     """
 
     share: float = 0.01
-    add_up: Callable = top_k_all_reduce
+    add_up: Callable[[Comm, Tensor, Tensor, int], Tensor] = top_k_all_reduce
     error: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -146,11 +148,11 @@ class TopK(Compressor):
             raise ValueError(f"share={self.share:g}: at most 1 is needed, which sends everything")
         require_function("add_up(comm, grad, error, k)", self.add_up)
 
-    def __repr__(self) -> str:  # the same on every rank, where a function's own would be its address in memory
+    def __repr__(self) -> str:  # the same on every rank, as a function's own would be its address in memory
         mine = "" if self.add_up is top_k_all_reduce else f", add_up={name_of(self.add_up)}"
         return f"TopK(share={self.share:g}{mine})"
 
-    def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: Callable) -> Tensor:
+    def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: AllReduce) -> Tensor:
         if self.error is None:
             self.error = torch.zeros_like(flat)
         return self.add_up(comm, flat, self.error, max(1, round(self.share * len(flat))))
@@ -161,8 +163,8 @@ class PowerSGD(Compressor):
     """Every matrix as two thin ones of rank `rank`, with error feedback; what that does not save travels as it is.
 
     A tensor (n, ...) is a matrix of n rows. It is factored if its bytes shrink by more than `least`: r(n + m) least <
-    nm. Q goes on from that of the step before; the first is random, the same on every rank by `seed`.
-    The random numbers and `least` are those of torch's powerSGD_hook, which has the same losses.
+    nm. Q goes on from the Q of the step before; the first is random, the same on every rank by `seed`.
+    The random numbers and `least` are as in torch's powerSGD_hook, which has the same losses.
     """
 
     rank: int = 1
@@ -175,12 +177,12 @@ class PowerSGD(Compressor):
         require_int("rank", self.rank, 1)
 
     def factored(self, shape: torch.Size) -> int:
-        """The rank at which a tensor of this shape travels; 0 where it travels as it is."""
+        """Return the rank at which a tensor of this shape travels; 0 if it travels as it is."""
         rows, columns = shape[0] if shape else 1, math.prod(shape[1:])
         r = min(self.rank, rows, columns)
         return r if r * (rows + columns) * self.least < rows * columns else 0
 
-    def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: Callable) -> Tensor:
+    def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: AllReduce) -> Tensor:
         parts = flat.split([shape.numel() for shape in shapes])
         ranks = [self.factored(shape) for shape in shapes]
         matrices = [part.view(shape[0], -1) for part, shape, r in zip(parts, shapes, ranks, strict=True) if r]
@@ -210,15 +212,15 @@ class DataParallelCompressed(DataParallelBucketed):
         DataParallelCompressed(PowerSGD(rank=2))
 
     dense_steps: how many steps travel uncompressed first, while gradients still change fast.
-    A flag of one number travels first: where a rank has NaN or infinity, nobody takes the step, and what is held back
+    A flag of one number travels first: if a rank has NaN or infinity, nobody takes the step, and what is held back
     stays as it was.
-    Steps: an all_reduce of the flag, and those of the compressor, per bucket.
+    Steps: an all_reduce of the flag, and the steps of the compressor, per bucket.
     """
 
     def __init__(
         self,
         compressor: Compressor,
-        all_reduce: Callable | None = None,
+        all_reduce: AllReduce | None = None,
         dense_steps: int = 0,
         bucket_nbytes: float = 25 * MIB,
         first_nbytes: float = 1 * MIB,

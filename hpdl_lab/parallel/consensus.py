@@ -4,21 +4,23 @@
     require_same...     structure, values and options of models: each rank sends a digest of 8 bytes, and more only if
                         these differ
     require_sums_of     does the all_reduce add up? A sum that is wrong, and the same on every rank, leaves no trace
-    Verdict             after the sum of gradients, before the update: has a rank NaN, or none where others have one?
+    Verdict             after the sum of gradients, before the update: has a rank NaN, or none when others have one?
     loss_of_all         the same after a step of a pipeline, with its loss
 
 Every bucket carries a flag, added over ranks like the gradients (reducer.py): 0 if all is well on every rank. All see
 the same flags, so all ask for more, or none.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -29,15 +31,18 @@ from ..comm.base import Comm, best_all_reduce
 from ..comm.buffers import dtype_name, to_numpy
 from ..comm.errors import CommError, WrongAnswer
 from ..comm.status.report import name_ranks
-from .reducer import Bucket, allocate, name_of, result_of
+from .reducer import AllReduce, Bucket, allocate, name_of, result_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 
 @contextmanager
-def together(comm: Comm) -> Iterator[None]:
+def together(comm: Comm) -> Generator[None]:
     """Raise on every rank what any rank raises inside: its type, and a sentence that names the rank. Collective.
 
     Inside there are no messages: a rank that fails there would leave the others waiting.
-    Steps: one all_gather of 8 bytes; only where a rank has failed, a second one of 8 and one of what it says.
+    Steps: one all_gather of 8 bytes; only if a rank has failed, a second one of 8 and one of what it says.
     """
     error = None
     try:
@@ -62,7 +67,7 @@ def together(comm: Comm) -> Iterator[None]:
 
 
 def made(kind: str, text: str) -> Exception:
-    """Return the exception of this class, "builtins.ValueError"; a RuntimeError where it takes more than a text."""
+    """Return the exception of this class, "builtins.ValueError"; a RuntimeError if it takes more than a text."""
     module, _, name = kind.rpartition(".")
     try:
         return getattr(sys.modules[module], name)(text)
@@ -79,7 +84,7 @@ def require_same_model(comm: Comm, model: nn.Module, plan: str = "") -> None:
     Structure: names, shapes and dtypes of parameters and buffers, which of them are one tensor, which need a gradient.
     Values that differ, from another seed, are no error, since rank 0's are sent to all: rank 0 warns, and names them.
     plan: what else must be the same, in words: the strategy and its options.
-    Steps: one all_gather, where all agree.   Bytes per rank: those of all_gather for 16 bytes.
+    Steps: one all_gather, if all agree.   Bytes per rank: as in an all_gather of 16 bytes.
     """
     table = {"strategy": plan} | structure(model)
     sums = checksums({**dict(model.named_parameters()), **dict(model.named_buffers())})
@@ -139,7 +144,17 @@ def structure(model: nn.Module) -> dict[str, str]:
     return table | {name: f"a buffer of {form_of(b)}" for name, b in model.named_buffers()}
 
 
-def form_of(tensor: Any) -> str:
+class Formed(Protocol):
+    """A tensor, or anything with its form."""
+
+    @property
+    def shape(self) -> Iterable[int]: ...
+
+    @property
+    def dtype(self) -> torch.dtype | np.dtype: ...
+
+
+def form_of(tensor: Formed) -> str:
     """Return shape and dtype of a tensor, or of anything that has both, in words."""
     return f"shape {tuple(tensor.shape)} in {dtype_name(tensor.dtype)}"
 
@@ -181,7 +196,7 @@ def first_difference(rows: list[list[int]], names: Sequence[str]) -> tuple[str, 
 
 
 def digest(value: object) -> int:
-    """Return 63 bits that tell values apart whose repr differs."""
+    """Return 63 bits, which differ for values whose repr differs."""
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "little") >> 1
 
 
@@ -202,7 +217,7 @@ def gather_items(comm: Comm, pairs: Iterable[tuple[str, str]]) -> list[list[list
 # -- an all_reduce that adds up ----------------------------------------------------------------------------------------
 
 
-def require_sums_of(comm: Comm, all_reduce: Callable, dtypes: Iterable[torch.dtype]) -> None:
+def require_sums_of(comm: Comm, all_reduce: AllReduce, dtypes: Iterable[torch.dtype]) -> None:
     """Raise WrongAnswer, a ValueError, on every rank unless `all_reduce` adds what it should.
 
     Once for each dtype that travels; the communicator's own is trusted. Collective.
@@ -218,7 +233,7 @@ def require_sums_of(comm: Comm, all_reduce: Callable, dtypes: Iterable[torch.dty
         comm.trace.enabled = recording
 
 
-def require_sum(comm: Comm, all_reduce: Callable, dtype: torch.dtype) -> None:
+def require_sum(comm: Comm, all_reduce: AllReduce, dtype: torch.dtype) -> None:
     """Raise WrongAnswer on every rank unless `all_reduce` makes a known sum of a few numbers of this dtype."""
     n = 2 * comm.size + 1
     x, want = allocate(comm, n, dtype), np.sum([summand(rank, n) for rank in range(comm.size)], axis=0)
@@ -241,7 +256,7 @@ def summand(rank: int, n: int) -> np.ndarray:
 
 
 class Verdict:
-    """Judges the gradients of one model. unused: {name: ranks that had no gradient for it} in the latest step."""
+    """The judge of the gradients of one model. unused: {name: ranks that had no gradient for it} in the latest step."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -253,8 +268,8 @@ class Verdict:
         """Return the indices of the parameters that no rank has a gradient for. Rank 0 warns of each of them once.
 
         Args:    buckets: what this rank has sent; totals: [(N + 1,)], what came back. The gradients of `params` are
-                 still those of this rank.
-        Raises:  FloatingPointError on every rank where one of them has NaN or infinity.
+                 still this rank's.
+        Raises:  FloatingPointError on every rank if one of them has NaN or infinity.
         """
         if not any(float(total[-1]) for total in totals):  # NaN is true
             self.unused = {}
@@ -264,7 +279,7 @@ class Verdict:
         return self.without_gradient(comm, [param.grad is None for param in params])
 
     def of_shards(self, comm: Comm, bad: Sequence[tuple[int, str]], missing: Sequence[int]) -> list[int]:
-        """The same where no rank has the sums of all gradients. Collective: an all_gather of 8 bytes.
+        """Do the same when no rank has the sums of all gradients. Collective: an all_gather of 8 bytes.
 
         Args:    bad: (index, NaN or infinity) of gradients of this rank that are not finite; missing: indices of those
                  that it has not.
@@ -289,10 +304,11 @@ class Verdict:
         return [i for i, name in enumerate(self.names) if len(self.unused.get(name, ())) == comm.size]
 
     def require_finite(self, params: Sequence[nn.Parameter], buckets: Sequence[Bucket]) -> None:
-        """Raise FloatingPointError where this rank has NaN or infinity: backward makes the last layer's first."""
+        """Raise FloatingPointError if this rank has NaN or infinity: backward makes the last layer's first."""
         bad = sorted(i for b in buckets if not b.finite for i in b.indices if not is_finite(params[i].grad))
         if bad:
-            self.refuse(bad[-1], "NaN" if torch.isnan(params[bad[-1]].grad).any() else "infinity", len(bad) - 1)
+            last = params[bad[-1]].grad
+            self.refuse(bad[-1], "NaN" if last is not None and torch.isnan(last).any() else "infinity", len(bad) - 1)
 
     def refuse(self, index: int, word: str, later: int) -> None:
         """Raise FloatingPointError for `word`, NaN or infinity, of parameter `index` and in `later` more gradients."""
@@ -303,7 +319,7 @@ class Verdict:
         )
 
     def require_no_overflow(self, index: int | None) -> None:
-        """Raise FloatingPointError where a sum is beyond float16's 65504; index: of its parameter, by `overflowed`."""
+        """Raise FloatingPointError if a sum is beyond float16's 65504; index: of its parameter, by `overflowed`."""
         if index is not None:
             raise FloatingPointError(
                 f"the sum of all ranks overflows float16 in the gradient of {self.names[index]}, though it is finite "
@@ -324,7 +340,7 @@ class Verdict:
 
 
 def overflowed(buckets: Sequence[Bucket], totals: Sequence[Tensor]) -> int | None:
-    """Return the index of the last parameter whose sum is not finite in float16; None where all are finite.
+    """Return the index of the last parameter whose sum is not finite in float16; None if all are finite.
 
     Only float16 is looked at, whose range gradients reach: a look at all costs wide dtypes a pass over memory.
     """
@@ -353,18 +369,18 @@ def loss_of_all(
 
     Args:    losses: {micro_batch: scalar tensor} of this rank; params: {name: parameter} of this rank; checksum: of the
              batch, 16 bits, which must be the same on every rank; None: not looked at.
-    Raises:  FloatingPointError on every rank where a loss, or a gradient, has NaN or infinity: which rank, what;
-             ValueError on every rank where their checksums differ.
-    Steps: one all_reduce.   Bytes per rank: those of all_reduce for 16 bytes, 32 with a checksum.
+    Raises:  FloatingPointError on every rank if a loss, or a gradient, has NaN or infinity: which rank, what;
+             ValueError on every rank if their checksums differ.
+    Steps: one all_reduce.   Bytes per rank: as in an all_reduce of 16 bytes, 32 with a checksum.
     """
     total = torch.zeros((), dtype=torch.float64, device=comm.device)
-    flag = total.clone()  # 0, or NaN where a gradient is not finite
+    flag = total.clone()  # 0, or NaN if a gradient is not finite
     for loss in losses.values():
         total += loss
     for param in params.values():
         if param.grad is not None:
             flag += 0 * param.grad.sum(dtype=torch.float64 if param.dtype == torch.float64 else torch.float32)
-    both = [] if checksum is None else [checksum, checksum**2]  # of variance 0 where all ranks have the same
+    both = [] if checksum is None else [checksum, checksum**2]  # of variance 0 if all ranks have the same
     total, flag, *sums = comm.all_reduce(torch.stack([total, flag, *map(total.new_tensor, both)])).tolist()
     if sums and comm.size * sums[1] != sums[0] ** 2:
         require_same(comm, "batch", f"checksum {checksum:04x}: give every rank the same x and y, the whole batch")
@@ -374,7 +390,7 @@ def loss_of_all(
             ("parameter", params),
             ("loss of micro-batch", losses),
             ("gradient of", grads),
-        ):  # first where it must have come from
+        ):  # first the likeliest source of all
             with together(comm):
                 bad = [str(name) for name, tensor in tensors.items() if not is_finite(tensor)]
                 if bad:
@@ -389,7 +405,7 @@ def loss_of_all(
 def require_answers(output: Sequence[int], y: Tensor, classes: int) -> None:
     """Raise ValueError unless cross-entropy can compare `y` with what the model makes of the batch.
 
-    Args:    output: the shape of its output for the whole batch; classes: the dimension of that which holds classes.
+    Args:    output: the shape of its output for the whole batch; classes: its dimension that holds classes.
     """
     wanted = tuple(size for dim, size in enumerate(output) if dim != classes % len(output))
     if tuple(y.shape) != wanted or y.dtype != torch.int64:

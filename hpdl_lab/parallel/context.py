@@ -1,13 +1,13 @@
-"""Context parallel: one long sequence, of which every rank holds some positions; attention goes around a ring of ranks.
+"""Context parallel: one long sequence, cut by positions over ranks; attention goes around a ring of ranks.
 
     positions 0 1 2 3 4 5 6 7, two ranks        contiguous: 0 1 2 3 | 4 5 6 7        zigzag: 0 1 6 7 | 2 3 4 5
 
 Everything else in a transformer works on each position by itself. Attention needs the keys and values of all of them:
 
-    ring     keys and values go around, p - 1 hops; a rank merges what its queries hear from each part
+    ring     keys and values go around, p - 1 hops; a rank merges what its queries get from each part
     Ulysses  all-to-all: from some positions of all heads to all positions of some heads, and back
 
-A causal query hears only what lies before it, so with contiguous parts the last rank works in every step, and the first
+A causal query sees only what lies before it, so with contiguous parts the last rank works in every step, and the first
 one in its own: P/(2P-1) of the time is used. With zigzag rank r holds chunks r and 2P-1-r, an early and a late one, and
 all ranks compute as much.
 
@@ -21,9 +21,9 @@ Jacobs et al. 2023 (DeepSpeed-Ulysses), arXiv:2309.14509.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,20 @@ from ..comm.base import Comm, Work
 from ..models.attention import Attend, Causal, Full, attentions_of, require_groups
 from .tensor.linear import conjugate, require_divisible
 
-Part = tuple[Tensor, Tensor]  # out (b, h, s, d_v) and the logarithm of what its weights were divided by, (b, h, s)
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    class RingContext(FunctionCtx):
+        """The state that forward of `Ring` leaves to its backward."""
+
+        comm: Comm
+        causal: bool
+        scale: float | None
+        holds: Callable[[int], tuple[int, ...]]
+        saved_tensors: tuple[Tensor, ...]
+
+
+Part: TypeAlias = tuple[Tensor, Tensor]  # out (b, h, s, d_v), logarithm of what its weights were divided by (b, h, s)
 HOWS = ("ring", "zigzag", "ulysses")
 
 
@@ -41,19 +54,19 @@ HOWS = ("ring", "zigzag", "ulysses")
 
 
 def chunks_of(rank: int, ranks: int, zigzag: bool) -> tuple[int, ...]:
-    """The chunks that a rank holds: of `ranks` chunks its own; zigzag: of 2 `ranks` chunks one from each end."""
+    """Return the chunks that a rank holds: of `ranks` chunks its own; zigzag: of 2 `ranks` chunks one from each end."""
     return (rank, 2 * ranks - 1 - rank) if zigzag else (rank,)
 
 
 def positions_of(rank: int, ranks: int, s: int, zigzag: bool) -> Tensor:
-    """Where in the whole sequence the s positions of a rank lie: (s,) int64."""
+    """Return the s positions of a rank in the whole sequence: (s,) int64."""
     mine = chunks_of(rank, ranks, zigzag)
     n = s // len(mine)
     return torch.cat([torch.arange(c * n, (c + 1) * n) for c in mine])
 
 
 def sequence_part(comm: Comm, x: Tensor, dim: int = 1, zigzag: bool = False) -> Tensor:
-    """This rank's positions of `x`, which is the same on every rank: (..., s, ...) -> (..., s/p, ...).
+    """Return this rank's positions of `x`, which is the same on every rank: (..., s, ...) -> (..., s/p, ...).
 
     Raises:  ValueError unless the ranks (zigzag: twice as many) divide s.
     """
@@ -64,7 +77,7 @@ def sequence_part(comm: Comm, x: Tensor, dim: int = 1, zigzag: bool = False) -> 
 
 
 def work(rank: int, ranks: int, zigzag: bool) -> list[float]:
-    """What causal attention costs a rank in each step of the ring, in blocks of s/p queries by s/p keys.
+    """Return what causal attention costs a rank in each step of the ring, in blocks of s/p queries by s/p keys.
 
     A block on the diagonal is half a block. work(0, 4, False) -> [0.5, 0, 0, 0]; zigzag: [0.5, 0.5, 0.5, 0.5].
     """
@@ -78,7 +91,7 @@ def work(rank: int, ranks: int, zigzag: bool) -> list[float]:
 
 
 def utilization(ranks: int, zigzag: bool) -> float:
-    """The share of time in which a rank computes, if each waits for the slowest: P/(2P-1) contiguous, 1 zigzag."""
+    """Return the share of time that a rank computes, if each waits for the slowest: P/(2P-1) contiguous, 1 zigzag."""
     steps = [work(rank, ranks, zigzag) for rank in range(ranks)]
     return sum(map(sum, steps)) / ranks / sum(map(max, zip(*steps, strict=True)))
 
@@ -87,7 +100,7 @@ def utilization(ranks: int, zigzag: bool) -> float:
 
 
 def scores_of(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> Tensor:
-    """(b, h, s, d), (b, h_kv, t, d) -> (b, h_kv, h/h_kv, s, t); causal: keys lie at the queries' positions, t = s."""
+    """Map (b, h, s, d), (b, h_kv, t, d) to (b, h_kv, h/h_kv, s, t); causal: keys have the queries' positions, t = s."""
     grouped = q.unflatten(1, (k.shape[1], -1)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = grouped @ k.unsqueeze(2).mT
     if not causal:
@@ -96,9 +109,9 @@ def scores_of(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> Tensor
 
 
 def partial_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> Part:
-    """Attention to some of the keys, and what it takes to merge it with attention to others.
+    """Compute attention to some of the keys, and what it takes to merge it with attention to others.
 
-    Args:    q: (b, h, s, d); k: (b, h_kv, t, d), v: (b, h_kv, t, d_v), where h_kv divides h; causal: query i hears only
+    Args:    q: (b, h, s, d); k: (b, h_kv, t, d), v: (b, h_kv, t, d_v), h_kv divides h; causal: query i sees only
              keys up to i, and t = s; scale: of the scores, 1/sqrt(d) by default.
     Returns: out (b, h, s, d_v); lse (b, h, s), the log of the sum of exp(scores), by which its weights were divided.
     """
@@ -112,27 +125,31 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
 
 
 def attention_around_ring(
-    comm: Comm, read: Callable, attend: Callable, causal: bool = True, holds: Callable | None = None
+    comm: Comm,
+    read: Callable[[int], Sequence[Tensor]],
+    attend: Callable[[Tensor, Tensor, Tensor, bool], Part],
+    causal: bool = True,
+    holds: Callable[[int], tuple[int, ...]] | None = None,
 ) -> dict[int, Part]:
-    """Compute attention in a sequence of 2p chunks, of which this rank reads two: keys and values go around the ring.
+    """Compute attention in a sequence of 2p chunks; this rank reads two of them: keys and values go around the ring.
 
         rank r - 1           rank r                   rank r + 1          p steps, p - 1 hops
         k, v of r - 1  -->   k, v of r         -->    k, v of r + 1       the next k, v come while these are computed
-                             hears them, merges
+                             attends, merges
 
-    A chunk of queries hears its own chunk of keys causally, all of each earlier chunk, and nothing of a later one.
+    A chunk of queries sees its own chunk of keys causally, all of each earlier chunk, and nothing of a later one.
     Share the chunks so that all ranks compute equally many blocks, and merge parts as they come (online softmax), with
     exponents that cannot overflow, however large the scores are. pass_on(comm, x) -> (arrives, works) starts a hop,
     which has ended when its works have.
 
     Args:    read: read(c) -> (q, k, v) of chunk c, each (b, h, n, d); a rank has room for its own two chunks.
-             attend: attend(q, k, v, causal) -> (out, lse): what q hears from these keys alone, (b, h, n, d), and the
+             attend: attend(q, k, v, causal) -> (out, lse): what q gets from these keys alone, (b, h, n, d), and the
              logarithm of the sum of exp(scores) that its weights were divided by, (b, h, n). It is all of the work:
-             not for blocks that nobody hears.
+             not for blocks that no query sees.
              causal, holds: for other uses of the ring, which leave them as they are here. causal=False: every chunk
-             hears all; holds(rank): the chunks of a rank, where not you choose them.
-    Returns: {c: (out, lse)} of this rank's chunks: as attend would for all keys that c hears.
-    Steps: p - 1 hops.   Bytes per rank: (p - 1) times those of its k and v.
+             sees all; holds(rank): the chunks of a rank, if the choice is not yours.
+    Returns: {c: (out, lse)} of this rank's chunks: as attend would for all keys that c sees.
+    Steps: p - 1 hops.   Bytes per rank: (p - 1) times the bytes of its k and v.
     Ref: Liu, Zaharia, Abbeel 2023, arXiv:2310.01889; Milakov, Gimelshein 2018, arXiv:1805.02867.
     """
     ### BEGIN SOLUTION
@@ -146,7 +163,8 @@ def attention_around_ring(
         for c, (q, k, v) in mine.items():
             for other, theirs in zip(holds((comm.rank - step) % p), kv, strict=True):
                 if other <= c or not causal:
-                    more, weight = attend(q, *theirs.split([k.shape[-1], v.shape[-1]], -1), causal and other == c)
+                    keys, values = theirs.split([k.shape[-1], v.shape[-1]], -1)
+                    more, weight = attend(q, keys, values, causal and other == c)
                     out, lse = heard[c]
                     both = torch.logaddexp(lse, weight)  # no exponent below is positive
                     out = out * (lse - both).exp().unsqueeze(-1) + more * (weight - both).exp().unsqueeze(-1)
@@ -170,7 +188,7 @@ class Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, comm: Comm, q: Tensor, k: Tensor, v: Tensor, causal: bool, zigzag: bool, scale: Any
+        ctx: RingContext, comm: Comm, q: Tensor, k: Tensor, v: Tensor, causal: bool, zigzag: bool, scale: float | None
     ) -> Tensor:
         def holds(rank: int) -> tuple[int, ...]:
             return chunks_of(rank, comm.size, zigzag)
@@ -187,18 +205,18 @@ class Ring(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: RingContext, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         q, k, v, out, lse = ctx.saved_tensors
         comm, p, mine = ctx.comm, ctx.comm.size, ctx.holds(ctx.comm.rank)
         queries = (q, grad, lse, (grad * out).sum(-1))  # the last: what softmax takes from the gradient of each score
         rows = list(zip(*(x.chunk(len(mine), 2) for x in queries), strict=True))
         dq, widths = [torch.zeros_like(row[0]) for row in rows], [k.shape[-1], v.shape[-1]]
         kv = torch.stack(torch.cat([k, v], -1).chunk(len(mine), 2))  # (chunks, b, h_kv, n, d + d_v)
-        sums = torch.zeros_like(kv)  # what the ranks before have said about the keys and values that come next
-        on_the_way: list[Work] = []
+        sums = torch.zeros_like(kv)  # what the ranks before contribute to the keys and values that come next
+        own, on_the_way = sums, []
         for step in range(p):
             following, works = pass_on(comm, kv) if step < p - 1 else (kv, [])
-            dkv = torch.zeros_like(kv)  # what this rank's queries say about these keys and values
+            dkv = torch.zeros_like(kv)  # what this rank's queries contribute to these keys and values
             for i, c in enumerate(mine):
                 for j, other in enumerate(ctx.holds((comm.rank - step) % p)):
                     if other <= c or not ctx.causal:
@@ -225,7 +243,7 @@ def wait_for(works: list[Work]) -> None:
 def attention_grads(
     queries: tuple[Tensor, ...], k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """What some keys contribute to the gradient of q (b, h, s, d); and that of k and v, side by side.
+    """Return what some keys contribute to the gradient of q (b, h, s, d), and the gradient of k and v, side by side.
 
     queries: q, and of the output for all keys: its gradient, its lse, and the sums of gradient times output, (b, h, s).
     """
@@ -246,9 +264,9 @@ def ring_attention(
     zigzag: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute attention between all positions, of which every rank holds some.
+    """Compute attention between all positions; every rank holds some of them.
 
-    Args:    q: (b, h, s/p, d); k: (b, h_kv, s/p, d), v: (b, h_kv, s/p, d_v), where h_kv divides h: this rank's
+    Args:    q: (b, h, s/p, d); k: (b, h_kv, s/p, d), v: (b, h_kv, s/p, d_v), h_kv divides h: this rank's
              positions, as `sequence_part` gives them. zigzag: how they were cut. scale: 1/sqrt(d) by default.
     Returns: (b, h, s/p, d_v), this rank's positions. After backward the gradients of q, k and v are complete.
     Raises:  ValueError, before the first message, if shapes do not fit.
@@ -263,7 +281,7 @@ def ring_attention(
 
 
 def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError unless q, k, v are (b, h, s, d), (b, h_kv, s, d), (b, h_kv, s, d_v), where h_kv divides h."""
+    """Raise ValueError unless q, k, v are (b, h, s, d), (b, h_kv, s, d), (b, h_kv, s, d_v), and h_kv divides h."""
     shapes = [tuple(x.shape) for x in (q, k, v)]
     fit = all(len(shape) == 4 for shape in shapes) and shapes[1][:3] == shapes[2][:3]
     if not fit or (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
@@ -275,10 +293,10 @@ def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def to_heads(comm: Comm, x: Tensor) -> Tensor:
-    """From some positions of all heads to all positions of some: (b, h, s/p, d) -> (b, h/p, s, d), contiguous parts.
+    """Bring x from some positions of all heads to all positions of some: (b, h, s/p, d) -> (b, h/p, s, d).
 
-    A function of plain tensors, whose transposed and inverse is to_positions.
-    Bytes per rank: (p - 1)/p of those of x.
+    Parts are contiguous. A function of plain tensors, whose transposed and inverse is to_positions.
+    Bytes per rank: (p - 1)/p of the bytes of x.
     """
     if comm.size == 1:
         return x.clone()
@@ -287,7 +305,7 @@ def to_heads(comm: Comm, x: Tensor) -> Tensor:
 
 
 def to_positions(comm: Comm, x: Tensor) -> Tensor:
-    """From all positions of some heads to some positions of all: (b, h/p, s, d) -> (b, h, s/p, d)."""
+    """Bring x from all positions of some heads to some positions of all: (b, h/p, s, d) -> (b, h, s/p, d)."""
     if comm.size == 1:
         return x.clone()
     rows = x.unflatten(2, (comm.size, -1)).movedim(2, 0)  # (p, b, h/p, s/p, d): positions of rank r
@@ -295,11 +313,11 @@ def to_positions(comm: Comm, x: Tensor) -> Tensor:
 
 
 def ulysses_attention(
-    comm: Comm, q: Tensor, k: Tensor, v: Tensor, attend: Callable, scale: float | None = None
+    comm: Comm, q: Tensor, k: Tensor, v: Tensor, attend: Attend, scale: float | None = None
 ) -> Tensor:
-    """Compute attention between all positions, of which every rank holds some: as a rank's heads would.
+    """Compute attention between all positions, head by head: every rank holds some positions, and gets some heads.
 
-    Args:    q, k, v: as of ring_attention, contiguous parts; attend: what queries hear, Causal() or Full().
+    Args:    q, k, v: as of ring_attention, contiguous parts; attend: what queries see, Causal() or Full().
     Returns: (b, h, s/p, d_v), this rank's positions. After backward the gradients of q, k and v are complete.
     Raises:  ValueError, before the first message, if the ranks do not divide the heads of q and of k.
     Steps: 4 all_to_all forward, 4 backward.
@@ -313,16 +331,16 @@ def ulysses_attention(
     return conjugate(attend(*(conjugate(x, there, back) for x in (q, k, v)), scale=scale), back, there)
 
 
-# -- what queries hear, for models -------------------------------------------------------------------------------------
+# -- what queries see, for models --------------------------------------------------------------------------------------
 
 
 class RingAttention(Attend):
-    """Attention around a ring of ranks, each of which has the positions of `sequence_part`."""
+    """Attention around a ring of ranks, each with the positions of `sequence_part`."""
 
     def __init__(self, comm: Comm, zigzag: bool = True, causal: bool = True) -> None:
         self.comm, self.zigzag, self.causal, self.parts = comm, zigzag, causal, comm.size
 
-    def positions(self, s: int, device: Any = None) -> Tensor:
+    def positions(self, s: int, device: torch.device | None = None) -> Tensor:
         return positions_of(self.comm.rank, self.comm.size, s, self.zigzag).to(device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
@@ -335,7 +353,7 @@ class Ulysses(Attend):
     def __init__(self, comm: Comm, causal: bool = True) -> None:
         self.comm, self.attend, self.parts = comm, Causal() if causal else Full(), comm.size
 
-    def positions(self, s: int, device: Any = None) -> Tensor:
+    def positions(self, s: int, device: torch.device | None = None) -> Tensor:
         return positions_of(self.comm.rank, self.comm.size, s, zigzag=False).to(device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:

@@ -5,15 +5,17 @@
     rank 2: model, shard 2 -> gradient g2 --+      (all_reduce)      +--> g --> the same update
 
 The loss on a rank is the sum over its shard divided by the *global* batch. So gradients add up to the gradient of the
-mean over the global batch, whatever the sizes of the shards. Where every rank takes the mean over its own shard, and
+mean over the global batch, whatever the sizes of the shards. If every rank takes the mean over its own shard, and
 all shards are of one size, the mean over ranks is the same: that is `average_all_gradients`, as Horovod and DDP do it.
 """
 
+from __future__ import annotations
+
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +26,12 @@ from ..comm.buffers import DTYPES, dtype_name
 from ..units import MIB
 from .checkpoint import Stateful
 from .consensus import Verdict, is_finite, overflowed, require_same_model, require_sums_of
-from .precision import MasterOptimizer, OptimizerOf, Precision
+from .precision import MasterOptimizer, OptimizerLike, OptimizerOf, Precision
 from .reducer import (
+    AllReduce,
+    AssignBuckets,
     Bucket,
+    GradientReady,
     Reducer,
     assign_buckets,
     by_dtype,
@@ -37,6 +42,9 @@ from .reducer import (
     result_of,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
 
 def broadcast_parameters(comm: Comm, model: nn.Module) -> None:
     """Give every rank the parameters and buffers of rank 0: replicas that start apart stay apart.
@@ -46,7 +54,7 @@ def broadcast_parameters(comm: Comm, model: nn.Module) -> None:
 
     Args:    model: nn.Module, of the same structure on every rank, overwritten in place.
     Returns: None.
-    Raises:  Mismatch where the ranks' sizes or dtypes differ; CommTimeout if a rank does not answer.
+    Raises:  Mismatch if the ranks' sizes or dtypes differ; CommTimeout if a rank does not answer.
     Steps: one broadcast per tensor.   Bytes: rank 0 sends every parameter and buffer, the others send what the
     algorithm of the broadcast lets them pass on.
     """
@@ -55,7 +63,7 @@ def broadcast_parameters(comm: Comm, model: nn.Module) -> None:
 
 
 def replicate(comm: Comm, model: nn.Module) -> None:
-    """`broadcast_parameters` of tensors of any dtype and any order in memory."""
+    """Give every rank the parameters and buffers of rank 0: tensors of any dtype and any order in memory."""
     for tensor in (*model.parameters(), *model.buffers()):
         flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
         comm.broadcast(as_sent(flat))
@@ -75,7 +83,7 @@ def as_sent(flat: Tensor) -> Tensor:
     return flat if dtype_name(flat.dtype) in DTYPES else flat.view(torch.uint8)
 
 
-def average_all_gradients(comm: Comm, params: Iterable[nn.Parameter], all_reduce: Callable) -> None:
+def average_all_gradients(comm: Comm, params: Iterable[nn.Parameter], all_reduce: AllReduce) -> None:
     """Replace every gradient by its mean over ranks, with a single all_reduce: one message per hop, not one per tensor.
 
         w1.grad (64, 128)   b1.grad (128,)   w2.grad (128, 10)   ...     of this rank
@@ -85,9 +93,9 @@ def average_all_gradients(comm: Comm, params: Iterable[nn.Parameter], all_reduce
     Args:    params: parameters of one dtype, in the same order on every rank. One without a gradient counts as zeros:
              another rank may have one for it, and all must send the same N.
              all_reduce: f(comm, x), which replaces the flat tensor x by its sum over ranks.
-    Returns: None; every p.grad is overwritten, bitwise the same on every rank where all_reduce is.
-    Raises:  ValueError where the ranks' sizes differ; CommTimeout if a rank does not answer.
-    Steps: one all_reduce.   Bytes per rank: those of all_reduce for N elements.
+    Returns: None; every p.grad is overwritten, bitwise the same on every rank if all_reduce is.
+    Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
+    Steps: one all_reduce.   Bytes per rank: as in an all_reduce of N elements.
     Ref: Sergeev & Del Balso 2018 (Horovod), tensor fusion; Li et al. 2020 (PyTorch DDP), section 3.2.
     """
     params = list(params)
@@ -103,7 +111,7 @@ def average_all_gradients(comm: Comm, params: Iterable[nn.Parameter], all_reduce
 
 
 class Strategy(ABC):
-    """Adds the gradients of all ranks; a subclass says which parameters travel together.
+    """The way in which gradients are added over ranks; a subclass says which parameters travel together.
 
         strategy.start(comm, model)
         optimizer = strategy.optimizer(model, lambda params: torch.optim.AdamW(params, lr=1e-3))
@@ -119,7 +127,7 @@ class Strategy(ABC):
 
     all_reduce: f(comm, x), replaces the flat tensor x by its sum over ranks; by default the communicator's own.
     precision: "bfloat16" ("bf16"), "float16" ("fp16") or a Precision: the model computes in it and gradients travel in
-    it, while the optimizer updates float32 masters, and takes no step where any rank has infinity or NaN in a scaled
+    it, while the optimizer updates float32 masters, and takes no step if any rank has infinity or NaN in a scaled
     gradient. model.state_dict() holds the masters. "float32" ("fp32") is the same as None.
     A parameter that is used twice (tied weights) is one parameter, one that needs no gradient is left alone, and one
     that no rank has a gradient for keeps none, as on a single rank.
@@ -130,19 +138,19 @@ class Strategy(ABC):
     synchronous = True  # every rank takes the same step at the same time
     background = False  # are buckets sent by comm.background?
 
-    def __init__(self, all_reduce: Callable | None = None, precision: str | Precision | None = None) -> None:
+    def __init__(self, all_reduce: AllReduce | None = None, precision: str | Precision | None = None) -> None:
         self.precision = Precision.of(precision)
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
-        self.reducer: Reducer | None = None  # between start and stop
+        self.reducer: Reducer[Bucket] | None = None  # between start and stop
         self.owner: tuple[int, int] | None = None  # (this object, which no copy is; the rank that has started it)
         self.adds_up = False  # inside accumulating()?
         self.hooks = ExitStack()  # removes them when it is closed
-        self.saves = ExitStack()  # the same for those of `save_whole`
+        self.saves = ExitStack()  # the same for the hooks of `save_whole`
         self.pairs: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # (parameter, in 16 bits, what it is in float32)
 
     @property
     def talks_in_backward(self) -> bool:
-        """May a hook of it wait for messages, so that simulated ranks have to be threads?"""
+        """True if a hook of it may wait for messages, so that simulated ranks have to be threads."""
         return False
 
     def __repr__(self) -> str:
@@ -159,7 +167,7 @@ class Strategy(ABC):
     def start(self, comm: Comm, model: nn.Module) -> None:
         """Begin with equal replicas: rank 0's parameters and buffers. Collective, before the first step.
 
-        Raises:  ValueError on every rank where their models differ in more than values: which rank, what it has.
+        Raises:  ValueError on every rank if their models differ in more than values: which rank, what it has.
         """
         self.require_own(comm)
         self.stop()
@@ -205,11 +213,11 @@ class Strategy(ABC):
         """
         opened = ExitStack()
 
-        def begin(*_: Any) -> None:
+        def begin(*_: object) -> None:
             self.widen()
             opened.callback(self.narrow)
 
-        def end(*_: Any) -> None:
+        def end(*_: object) -> None:
             opened.close()
 
         def begin_to_save(module: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -225,7 +233,7 @@ class Strategy(ABC):
             self.saves.callback(handle.remove)
 
     def widen(self) -> None:
-        """Give the model its whole parameters in the dtype in which it came. Collective where ranks have shards."""
+        """Give the model its whole parameters in the dtype in which it came. Collective if ranks have shards."""
         for param, _, whole in self.pairs:
             param.data = whole
 
@@ -238,7 +246,7 @@ class Strategy(ABC):
         """Return what this rank keeps of the parameters in the dtype in which they came."""
         return [whole for *_, whole in self.pairs]
 
-    def optimizer(self, model: nn.Module, make: OptimizerOf) -> Any:
+    def optimizer(self, model: nn.Module, make: OptimizerOf) -> OptimizerLike:
         """Return what make(parameters), a torch optimizer, is here; after `start`, which decides on the parameters."""
         self.require_begun()
         if self.precision is None:
@@ -274,8 +282,8 @@ class Strategy(ABC):
     def add_gradients(self, comm: Comm, model: nn.Module) -> None:
         """Replace every parameter's gradient by its sum over ranks. Collective, after the last backward of a step.
 
-        Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which layer;
-                 or where the sum overflows float16: which layer.
+        Raises:  FloatingPointError on every rank if one has NaN or infinity in a gradient: which rank, which layer;
+                 or if the sum overflows float16: which layer.
         """
         reducer = self.require_started(model)
         reducer.begin()
@@ -284,7 +292,7 @@ class Strategy(ABC):
         totals = [self.reduce_bucket(comm, bucket) for bucket in reducer.buckets]
         self.hand_back(comm, reducer, totals)
 
-    def hand_back(self, comm: Comm, reducer: Reducer, totals: Sequence[Tensor]) -> None:
+    def hand_back(self, comm: Comm, reducer: Reducer[Bucket], totals: Sequence[Tensor]) -> None:
         """Make the sums of all buckets the gradients, of the masters if there are any. Collective."""
         skips = self.precision is not None and self.precision.scaler is not None
         hand_back(comm, self.verdict, self.params, reducer.buckets, totals, skips)
@@ -296,12 +304,12 @@ class Strategy(ABC):
         return result_of(self.all_reduce, comm, bucket.packed())
 
     def after_step(self, comm: Comm, model: nn.Module) -> None:
-        """After the optimizer's step: for strategies whose replicas differ for a while. See local_sgd.py."""
+        """Do what follows the optimizer's step, in strategies whose replicas differ for a while. See local_sgd.py."""
         return None
 
     @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        """Inside, backward only adds up on this rank: gradients travel once, after the last micro-batch."""
+    def accumulating(self) -> Generator[None]:
+        """Let backward, inside, only add up on this rank: gradients travel once, after the last micro-batch."""
         self.adds_up = True
         try:
             yield
@@ -309,15 +317,15 @@ class Strategy(ABC):
             self.adds_up = False
 
     def require_own(self, comm: Comm) -> None:
-        """Raise ValueError where simulated ranks, whose memory is one, use one strategy together."""
+        """Raise ValueError if simulated ranks, whose memory is one, use one strategy together."""
         started, rank = self.owner or (None, None)
         if started == id(self) and rank != comm.rank:
             raise ValueError(
                 f"rank {comm.rank} starts the {type(self).__name__} of rank {rank}: every simulated rank needs its "
-                "own, made inside the function, or given to sim.run as an argument, of which each rank gets a copy"
+                "own, made inside the function, or given to sim.run as an argument, which each rank gets a copy of"
             )
 
-    def require_begun(self) -> Reducer:
+    def require_begun(self) -> Reducer[Bucket]:
         """Return the reducer. Raises ValueError outside start ... stop."""
         if self.reducer is None:
             raise ValueError(
@@ -325,7 +333,7 @@ class Strategy(ABC):
             )
         return self.reducer
 
-    def require_started(self, model: nn.Module) -> Reducer:
+    def require_started(self, model: nn.Module) -> Reducer[Bucket]:
         """Return the reducer. Raises ValueError unless `model` is what was started, and its gradients are complete."""
         reducer = self.require_begun()
         if self.adds_up:
@@ -339,11 +347,11 @@ class Strategy(ABC):
         return reducer
 
     def finish(self, comm: Comm, model: nn.Module) -> None:
-        """After the last step, before the model is used: make it one model. Collective.
+        """Make all replicas one model, after the last step and before the model is used. Collective.
 
-        Parameters are equal by now. Buffers are not where each rank has kept the running mean of its own shards: all
+        Parameters are equal by now. Buffers are not if each rank has kept the running mean of its own shards: all
         take rank 0's.
-        Raises:  ValueError where the strategy was not started.
+        Raises:  ValueError if the strategy was not started.
         """
         self.require_begun()
         broadcast_buffers(comm, model)
@@ -356,15 +364,15 @@ class Strategy(ABC):
         """Return the parameters and the gradients that this rank holds now."""
         params = list(model.parameters())
         buckets = [] if self.reducer is None else [bucket.flat for bucket in self.reducer.buckets]
-        return {"parameters": params, "gradients": [*buckets, *(p.grad for p in params if p.grad is not None)]}
+        return {"parameters": [*params], "gradients": [*buckets, *(p.grad for p in params if p.grad is not None)]}
 
-    def held(self, model: nn.Module, optimizer: Any) -> dict[str, int]:
+    def held(self, model: nn.Module, optimizer: OptimizerLike) -> dict[str, int]:
         """Return the bytes of "parameters", "gradients" and "optimizer" that this rank holds now; after `start`.
 
         Memory is counted, whatever tensors look at it: once, and whole. optimizer: of `self.optimizer`; its part are
         its states, and what is in float32 of parameters in 16 bits: masters, and frozen ones.
         """
-        inner = getattr(optimizer, "optimizer", optimizer)
+        inner: Any = getattr(optimizer, "optimizer", optimizer)  # torch's own
         states = [value for row in inner.state.values() for value in row.values() if isinstance(value, Tensor)]
         updated = [p for group in inner.param_groups for p in group["params"]]
         seen: set[int] = set()
@@ -406,9 +414,9 @@ def hand_back(
 
 
 class DataParallelNaive(Strategy):
-    """One all-reduce per parameter: right, and slow where latency counts (a message per tensor, however small).
+    """An all-reduce per parameter: right, and slow if latency counts (a message per tensor, however small).
 
-    Steps: one all_reduce per parameter tensor.   Bytes per rank: those of all_reduce for N + 1 elements each.
+    Steps: one all_reduce per parameter tensor.   Bytes per rank: as in an all_reduce of N + 1 elements each.
     """
 
     def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:
@@ -416,11 +424,11 @@ class DataParallelNaive(Strategy):
 
 
 class DataParallel(Strategy):
-    """One all-reduce for all gradients together, packed into one flat vector.
+    """A single all-reduce for all gradients together, packed into one flat vector.
 
         [ w1 ........ | b1 | w2 .... | ... | flag ]  (N + 1,)   one message per hop, so latency is paid once
 
-    Steps: one all_reduce per dtype.   Bytes per rank: those of all_reduce for N + 1 elements.
+    Steps: one all_reduce per dtype.   Bytes per rank: as in an all_reduce of N + 1 elements.
     Ref: Sergeev & Del Balso 2018 (tensor fusion); Li et al. 2020.
     """
 
@@ -429,21 +437,21 @@ class DataParallel(Strategy):
 
 
 class DataParallelBucketed(Strategy):
-    """One all-reduce per bucket, after backward: the sizes of DataParallelOverlapped, without its overlap.
+    """An all-reduce per bucket, after backward: the sizes of DataParallelOverlapped, without its overlap.
 
     bucket_nbytes, first_nbytes: see assign_buckets, in whose place another function can cut them. Parameters of
     different dtypes share no bucket.
-    The defaults are those of DDP, for networks between hosts: for small models, or in the memory of one machine, try a
+    The defaults are DDP's, for networks between hosts: for small models, or in the memory of one machine, try a
     tenth of them.
-    Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
+    Steps: one all_reduce per bucket.   Bytes per rank: as in an all_reduce of N + 1 elements of each bucket.
     """
 
     def __init__(
         self,
-        all_reduce: Callable | None = None,
+        all_reduce: AllReduce | None = None,
         bucket_nbytes: float = 25 * MIB,
         first_nbytes: float = 1 * MIB,
-        assign_buckets: Callable = assign_buckets,
+        assign_buckets: AssignBuckets = assign_buckets,
         precision: str | Precision | None = None,
     ) -> None:
         super().__init__(all_reduce, precision)
@@ -465,18 +473,18 @@ class DataParallelOverlapped(DataParallelBucketed):
     Every trainable parameter has a hook that autograd calls when its gradient is complete. A parameter that backward
     does not reach keeps its bucket, and those behind it, back until add_gradients, which counts it as zeros.
     gradient_ready: what the hook does.
-    Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for N + 1 elements of each bucket.
+    Steps: one all_reduce per bucket.   Bytes per rank: as in an all_reduce of N + 1 elements of each bucket.
     """
 
     background = True
 
     def __init__(
         self,
-        all_reduce: Callable | None = None,
+        all_reduce: AllReduce | None = None,
         bucket_nbytes: float = 25 * MIB,
         first_nbytes: float = 1 * MIB,
-        assign_buckets: Callable = assign_buckets,
-        gradient_ready: Callable = gradient_ready,
+        assign_buckets: AssignBuckets = assign_buckets,
+        gradient_ready: GradientReady = gradient_ready,
         precision: str | Precision | None = None,
     ) -> None:
         super().__init__(all_reduce, bucket_nbytes, first_nbytes, assign_buckets, precision)
@@ -484,14 +492,14 @@ class DataParallelOverlapped(DataParallelBucketed):
 
     @property
     def talks_in_backward(self) -> bool:
-        return self.gradient_ready is not gradient_ready  # that of somebody else may do anything
+        return self.gradient_ready is not gradient_ready  # somebody else's may do anything
 
     def start(self, comm: Comm, model: nn.Module) -> None:
         super().start(comm, model)
 
         def ready(index: int) -> None:
             if not self.adds_up:
-                self.gradient_ready(comm, self.reducer, index)
+                self.gradient_ready(comm, self.require_begun(), index)
 
         for index, param in enumerate(self.params):
             self.hook(param.register_post_accumulate_grad_hook(lambda _, index=index: ready(index)))

@@ -14,32 +14,36 @@ on the engines.
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
+from torch.distributed import GradBucket
+from torch.futures import Future
 
 from ..comm.base import Comm, best_all_reduce
 from ..comm.torch.backward import before_backward_ends
 from ..units import require_int
 from .compression import Compressor
-from .reducer import checked, require_function, result_of
+from .reducer import AllReduce, checked, require_function, result_of
 
 
 class Communication(NamedTuple):
-    """What the hooks get as their state: a communicator, and the all_reduce(comm, x) that adds the flat x."""
+    """The state that the hooks get: a communicator, and the all_reduce(comm, x) that adds the flat x."""
 
     comm: Comm
-    all_reduce: Callable = best_all_reduce
+    all_reduce: AllReduce = best_all_reduce
 
 
-def ddp_hook(state, bucket):
+# DDP reads these annotations, and takes none but its own types, as types: no `from __future__ import annotations`
+def ddp_hook(state: Communication, bucket: GradBucket) -> Future[Tensor]:
     """Average one bucket of gradients over all ranks, with any all_reduce that works in place.
 
     Backward stands still meanwhile: what `ddp_hook_async` changes.
 
     Args:    state: Communication. bucket: dist.GradBucket, whose buffer() is (n,), this rank's gradients, flat.
     Returns: torch.futures.Future with the (n,) average, the same on every rank.
-    Steps: one all_reduce per bucket.   Bytes per rank: those of all_reduce for n elements.   Ref: Li et al. 2020.
+    Steps: one all_reduce per bucket.   Bytes per rank: as in an all_reduce of n elements.   Ref: Li et al. 2020.
     """
     ### BEGIN SOLUTION
     flat = bucket.buffer()  # (n,)
@@ -51,13 +55,13 @@ def ddp_hook(state, bucket):
     ### END SOLUTION
 
 
-def ddp_hook_async(state, bucket):
-    """`ddp_hook`, but the bucket is added in the background while backward goes on.
+def ddp_hook_async(state: Communication, bucket: GradBucket) -> Future[Tensor]:
+    """Average one bucket as `ddp_hook` does, but add it in the background while backward goes on.
 
         main thread   grad 9 .. grad 6 | grad 5 .. grad 3 | .. grad 0 | finish 0, 1, 2 | DDP takes the futures
         background                     [all_reduce 0 ..] [all_reduce 1 ..] [2]
 
-    DDP waits for futures in C++, where no interrupt would reach the rank. So the background is waited for in Python, at
+    DDP waits for futures in C++, which no interrupt would reach. So the background is waited for in Python, at
     the end of backward and before DDP does, and the future is fulfilled (comm/torch/backward.py).
     """
     work = state.comm.background(state.all_reduce, bucket.buffer())
@@ -80,14 +84,14 @@ class Compression:
     """
 
     def __init__(
-        self, comm: Comm, compressor: Compressor, dense_steps: int = 2, all_reduce: Callable = best_all_reduce
+        self, comm: Comm, compressor: Compressor, dense_steps: int = 2, all_reduce: AllReduce = best_all_reduce
     ) -> None:
         self.comm, self.compressor, self.all_reduce = comm, compressor, all_reduce
         self.dense_steps, self.taken = require_int("dense_steps", dense_steps, 2), 0
         self.compressors: dict[int, Compressor] = {}
 
 
-def compressed_hook(state, bucket):
+def compressed_hook(state: Compression, bucket: GradBucket) -> Future[Tensor]:
     """Average one bucket of gradients over all ranks in fewer bytes. As `ddp_hook`, but for the compressor."""
     flat = bucket.buffer()
     if state.taken < state.dense_steps:
@@ -101,10 +105,13 @@ def compressed_hook(state, bucket):
     return future
 
 
-def guarded(hook: Callable) -> Callable:
-    """`hook`, whose mistakes end in a sentence: what it returns DDP takes in C++, which crashes, or waits forever."""
+Hook: TypeAlias = Callable[[Any, Any], Future[Tensor]]  # f(state, bucket), as an attendee writes it
 
-    def guard(state, bucket):
+
+def guarded(hook: Hook) -> Hook:
+    """Return `hook` with checks: what it returns DDP takes in C++, which crashes, or waits forever, at a mistake."""
+
+    def guard(state: Communication | Compression, bucket: GradBucket) -> Future[Tensor]:
         future = require_function("hook(state, bucket)", hook)(state, bucket)
         if not isinstance(future, torch.futures.Future):
             kind = type(future).__name__
@@ -115,7 +122,7 @@ def guarded(hook: Callable) -> Callable:
     return guard
 
 
-def require_average(comm: Comm, future: torch.futures.Future, shape: torch.Size) -> None:
+def require_average(comm: Comm, future: Future[Tensor], shape: torch.Size) -> None:
     """Raise ValueError unless `future` has a tensor of this shape."""
     value = future.value() if future.done() else None
     if not isinstance(value, torch.Tensor) or value.shape != shape:

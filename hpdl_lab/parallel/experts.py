@@ -4,7 +4,7 @@
                                                    +-- all-to-all --+                  +-- all-to-all --+
     rank 1: tokens -> router -> copies by expert --+   (dispatch)   +--> experts 2 3 --+   (combine)    +--> weigh, add
 
-The batch is dealt over the same ranks: each has tokens of its own, and the loss is divided by those of all. Backward
+The batch is dealt over the same ranks: each has tokens of its own, and the loss is divided by all tokens. Backward
 goes the same way back, so an expert gets the gradient of every token that came to it, of whatever rank.
 
 | parameters                                        | backward leaves             | is added over                     |
@@ -37,18 +37,18 @@ from .tensor.linear import conjugate
 
 
 def dispatch(comm: Comm, copies: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-    """Bring copies of tokens to where their experts are: all-to-all in forward, combine in backward.
+    """Bring copies of tokens to the ranks of their experts: all-to-all in forward, combine in backward.
 
     Args:    copies: (sum of sent, d), different per rank, those for rank 0 first; sent[r], received[r]: how many copies
              go to rank r, and come from there.
-    Returns: (sum of received, d), those of rank 0 first.
-    Bytes per rank: of the copies for others, forward; of those from others, backward.
+    Returns: (sum of received, d), the copies from rank 0 first.
+    Bytes per rank: of the copies for others, forward; of the copies from others, backward.
     """
     return conjugate(copies, partial(moved, comm, sent, received), partial(moved, comm, received, sent))
 
 
 def combine(comm: Comm, made: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-    """Bring what experts have made back to where dispatch, with the same sizes, took it from: dispatch in backward.
+    """Bring back what experts have made of what dispatch, with the same sizes, has brought: dispatch in backward.
 
     Args:    made: (sum of received, d), in the order in which dispatch returned the copies.
     Returns: (sum of sent, d), in the order of dispatch's copies.
@@ -60,8 +60,8 @@ def moved(comm: Comm, sent: Sequence[int], received: Sequence[int], x: Tensor) -
     return all_to_all_v(comm, x.detach().contiguous(), sent, received)
 
 
-def expert_layer(comm: Comm, x: Tensor, chosen: Tensor, weights: Tensor, mine: Callable) -> Tensor:
-    """Send each token to its k experts, of which each rank has one, and add up what comes back.
+def expert_layer(comm: Comm, x: Tensor, chosen: Tensor, weights: Tensor, mine: Callable[[Tensor], Tensor]) -> Tensor:
+    """Send each token to its k experts, one of them on each rank, and add up what comes back.
 
         p = 2, k = 1   rank 0: tokens a b, chosen 1 0       rank 1: tokens c d e, chosen 0 0 1
         by expert              [ b | a ]                            [ c d | e ]
@@ -73,7 +73,7 @@ def expert_layer(comm: Comm, x: Tensor, chosen: Tensor, weights: Tensor, mine: C
              experts, k different ones; weights: (n, k), how much each of them counts.
              mine: f((m, d)) -> (m, d), the expert of this rank, for any m; called once.
     Returns: (n, d): for each token the sum over its experts of weight * expert(token). After backward the gradients of
-             x and weights are complete, and those of every expert.
+             x, weights and every expert are complete.
     Steps: sizes first, then an all-to-all there and one back; the last two again in backward.
     Bytes per rank: in each direction d * itemsize for each copy for another rank; 8 for each rank's size.
     Ref: Lepikhin et al. 2020 (GShard), arXiv:2006.16668, section 3.2.
@@ -119,7 +119,7 @@ class ExpertParallel:
         return combine(self.comm, made[order.argsort()], sent, received)
 
     def ways(self, loads: Tensor) -> tuple[list[int], list[int], Tensor, Tensor]:
-        """loads (p, E) -> copies for each rank, and from each; the order of these by expert, and counts of them."""
+        """Return, of loads (p, E), the copies for each rank and from each, their order by expert, and their counts."""
         by_rank = loads.unflatten(1, (self.comm.size, -1))  # (p, E) -> (from, to, E/p)
         mine = by_rank[:, self.rank]  # (from, E/p): what comes here
         sent, received = by_rank[self.rank].sum(1).tolist(), mine.sum(1).tolist()
@@ -128,21 +128,21 @@ class ExpertParallel:
 
 
 def expert_parallel(comm: Comm, model: nn.Module, capacity: float | None = None) -> nn.Module:
-    """This rank's part of `model`, which stays as it is: 1/p of each layer's experts, and all the rest. Collective.
+    """Return this rank's part of `model`, left as it is: 1/p of each layer's experts, and all the rest. Collective.
 
         model = expert_parallel(mesh["ep"], model)
         loss = cross_entropy(model(x), y, reduction="sum") / examples of all ranks      x, y: this rank's
         loss.backward()                                     waits for the other ranks, as forward does
         add_partial_gradients(mesh["ep"], model)            of what every rank holds; over dp all: see the table above
         optimizer.step()
-        update_biases(mesh["dp"], model)                    of replicas; loads are those of all ep ranks already
+        update_biases(mesh["dp"], model)                    of replicas; loads count all ep ranks already
 
     Args:    comm: of the ranks that share the experts, mesh["ep"]; model: of the same structure on every rank, with
              MixtureOfExperts in it; rank 0's values are taken.
              capacity: None: dropless. Else an expert takes at most ceil(capacity * copies / E) of a layer's copies.
     Returns: nn.Module, called as `model` is; parameters have the names of the whole model's. cuts_of says how each is
              cut, gather_parameters puts them together.
-    Raises:  ValueError on every rank where the ranks do not divide the experts, there are none, or the models differ.
+    Raises:  ValueError on every rank if the ranks do not divide the experts, there are none, or the models differ.
     """
     if capacity is not None:
         require_number("capacity, times the mean load,", capacity, above=0)
@@ -150,7 +150,8 @@ def expert_parallel(comm: Comm, model: nn.Module, capacity: float | None = None)
     require_same_model(comm, model, f"expert_parallel(capacity={capacity})")
     whole = copy.deepcopy(model)
     replicate(comm, whole)
-    whole.cuts = {name: PARTIAL for name, _ in whole.named_parameters()}  # but for what LocalExperts.cuts says
+    # but for what LocalExperts.cuts says
+    whole.cuts = {name: PARTIAL for name, _ in whole.named_parameters()}  # pyrefly: ignore[bad-argument-type]
     shard_experts(comm, whole)
     for layer in mixtures_of(whole):
         layer.capacity = capacity
@@ -171,15 +172,15 @@ def shard_experts(comm: Comm, whole: nn.Module) -> nn.Module:
 
 
 def mixtures_of(model: nn.Module) -> Iterator[MixtureOfExperts]:
-    """The layers with experts, in their order."""
+    """Return the layers with experts, in their order."""
     return (module for module in model.modules() if isinstance(module, MixtureOfExperts))
 
 
 def update_biases(comm: Comm, model: nn.Module, gamma: float = GAMMA) -> None:
     """Move the router biases of all layers against the loads since the last call: at the end of a step. Collective.
 
-    Args:    comm: of the ranks that hold the same experts, mesh["dp"]: those of ep have counted each other's already.
-    Steps: one all_reduce of the (layers, E) counts where comm has several ranks.
+    Args:    comm: of the ranks that hold the same experts, mesh["dp"]: ep ranks have counted each other's already.
+    Steps: one all_reduce of the (layers, E) counts if comm has several ranks.
     """
     layers = [*mixtures_of(model)]
     counts = torch.stack([layer.counts for layer in layers])
@@ -193,7 +194,7 @@ def update_biases(comm: Comm, model: nn.Module, gamma: float = GAMMA) -> None:
 
 
 def bytes_per_token(top_k: int, width: int, dispatch: float = 1, combine: float = 2) -> float:
-    """k d (dispatch + combine): what a token sends and gets back in a layer if all its experts are on other ranks.
+    """Return k d (dispatch + combine): what a token sends and gets in a layer if all its experts are on other ranks.
 
     Args:    dispatch, combine: bytes of a number on its way there and back. DeepSeek-V3 dispatches in fp8 and combines
              in bf16: 8 * 7168 * (1 + 2) = 172,032.
@@ -204,7 +205,7 @@ def bytes_per_token(top_k: int, width: int, dispatch: float = 1, combine: float 
 
 @dataclass(frozen=True)
 class Routing:
-    """Which experts tokens have chosen, and on which rank of `ranks` each token and each expert is: for lab.show.
+    """The experts that tokens have chosen, and the rank, of `ranks`, of each token and expert: for lab.show.
 
     chosen: (n, k) int64, of the tokens of all ranks, dealt out in order, as the `experts` are.
     """
@@ -231,7 +232,7 @@ class Routing:
         return hit.scatter(1, self.chosen // (self.experts // self.ranks), 1).sum(1)
 
     def rows(self) -> list[dict[str, int]]:
-        """A dict for each copy: token, source (the rank of the token), expert, rank (of the expert)."""
+        """Return a dict for each copy: token, source (the rank of the token), expert, rank (of the expert)."""
         source = torch.arange(self.ranks).repeat_interleave(self.loads.sum(1) // self.chosen.shape[1])
         copies = zip(source.tolist(), self.chosen.tolist(), strict=True)
         return [
@@ -251,9 +252,9 @@ class Routing:
 
 
 def routing(layer: MixtureOfExperts, x: Tensor, ranks: int = 1) -> Routing:
-    """What the layer's router does with tokens x (..., d), which `ranks` share as they share the experts.
+    """Return what the layer's router does with tokens x (..., d), which `ranks` share as they share the experts.
 
-    Raises:  ValueError where the ranks do not divide the experts.
+    Raises:  ValueError if the ranks do not divide the experts.
     """
     experts = len(layer.router.bias)
     if experts % require_int("ranks", ranks, 1):
@@ -264,13 +265,13 @@ def routing(layer: MixtureOfExperts, x: Tensor, ranks: int = 1) -> Routing:
 
 @dataclass(frozen=True)
 class Balance:
-    """How the load changed while a bias was updated: loads (steps + 1, E), copies of each expert, for lab.show."""
+    """The course of the load while a bias was updated: loads (steps + 1, E), copies of each expert, for lab.show."""
 
     loads: Tensor
 
     @property
     def imbalances(self) -> list[float]:
-        """Of each step: the largest load over the mean."""
+        """The largest load over the mean, of each step."""
         return [imbalance(load) for load in self.loads]
 
     def __str__(self) -> str:

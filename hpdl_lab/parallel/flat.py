@@ -1,12 +1,12 @@
 """Parameters in one vector that the ranks share out: each owns a chunk, with the parts of parameters that lie in it.
 
-What ZeRO (zero.py) and hybrid parallelism (hybrid/gradients.py) have in common.
+The common part of ZeRO (zero.py) and hybrid parallelism (hybrid/gradients.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,15 @@ def own_reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
 
 
 def own_all_gather(comm: Comm, x: Tensor) -> Tensor:
-    """Give every rank every chunk of flat `x`, of which rank r holds chunk r, by the communicator's own all-gather."""
+    """Give every rank every chunk of flat `x`, whose chunk r rank r holds, by the communicator's own all-gather."""
     rows = x.view(comm.size, -1)
     rows.copy_(comm.all_gather(rows[comm.rank]))
     return x
 
 
 def grad_of(param: Tensor) -> Tensor | None:
-    """The whole gradient of a parameter on this rank, if there is one."""
-    return torch.Tensor.grad.__get__(param)
+    """Return the whole gradient of a parameter on this rank, if there is one."""
+    return torch.Tensor.grad.__get__(param)  # pyrefly: ignore[missing-attribute]
 
 
 class Flat:
@@ -52,7 +52,7 @@ class Flat:
             for param, view in zip(params, self.views, strict=True):
                 view.copy_(param)
         self.shard = self.own(self.full).clone() if sharded else self.own(self.full)
-        self.pieces = []
+        self.pieces: list[tuple[int, int, int, int]] = []
         first, place = comm.rank * self.n, 0
         for i, size in enumerate(self.sizes):
             begin, end = (min(max(edge - place, 0), size) for edge in (first, first + self.n))
@@ -68,7 +68,7 @@ class Flat:
             self.attach()
 
     def own(self, full: Tensor) -> Tensor:
-        """The chunk of this rank."""
+        """Return the chunk of this rank."""
         return full[self.comm.rank * self.n : (self.comm.rank + 1) * self.n]
 
     def views_of(self, full: Tensor) -> list[Tensor]:
@@ -80,12 +80,12 @@ class Flat:
         """Cut a vector (n,) into this rank's pieces."""
         return [shard[place : place + end - begin] for _, begin, end, place in self.pieces]
 
-    def whole(self, values: Sequence[Any], dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Return tensors in the shapes of the parameters, of which `values` are this rank's pieces. Collective.
+    def whole(self, values: Sequence[Tensor | float | None], dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Return tensors in the shapes of the parameters, put together from all ranks' pieces. Collective.
 
-        Args:    values: of each piece a tensor like it, a number, or None, which counts as zeros; dtype: of what is
-                 returned, by default that of the parameters.
-        Steps: one all_gather.   Bytes per rank: those of it for these parameters.
+        Args:    values: for each piece of this rank a tensor like it, a number, or None for zeros; dtype: of what is
+                 returned, by default the parameters' own.
+        Steps: one all_gather.   Bytes per rank: as in an all_gather of these parameters.
         """
         mine = self.shard.new_zeros(self.n, dtype=dtype or self.shard.dtype)
         for part, value in zip(self.slices(mine), values, strict=True):

@@ -1,4 +1,4 @@
-"""Who gossips with whom: graphs over ranks, the weights of their averages, and how fast these bring agreement.
+"""Partners of gossip: graphs over ranks, the weights of their averages, and how fast these bring agreement.
 
 Gossip: ranks average with their neighbors only, and agree in the end without any all-reduce.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..comm.base import Comm
 from ..comm.buffers import copy_of, new_like
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
     from torch import Tensor
 
 
@@ -23,25 +24,25 @@ Edge = tuple[int, int]
 
 
 class Graph(NamedTuple):
-    """neighbors[i]: the ranks that rank i talks to, in rising order; whoever talks to i is talked to by i."""
+    """neighbors[i]: the ranks that rank i exchanges messages with, in rising order; i is a neighbor of each."""
 
     name: str
     neighbors: tuple[tuple[int, ...], ...]
 
     @property
     def n(self) -> int:
-        """How many ranks."""
+        """The number of ranks."""
         return len(self.neighbors)
 
 
 def connected_at_random(n: int, seed: int) -> list[Edge]:
-    """A random tree, so that everybody hears of everybody in the end, and half as many edges again."""
+    """Return a random tree, so that every rank reaches every other in the end, and half as many edges again."""
     chance = random.Random(seed)
     tree = [(chance.randrange(i), i) for i in range(1, n)]
     return tree + [(chance.randrange(n), chance.randrange(n)) for _ in range(n // 2)]
 
 
-GRAPHS: dict[str, Callable[[int, int], list[Edge]]] = {  # name: f(n, seed) -> pairs of ranks that know each other
+GRAPHS: dict[str, Callable[[int, int], list[Edge]]] = {  # name: f(n, seed) -> pairs of ranks that are neighbors
     "ring": lambda n, _: [(i, (i + 1) % n) for i in range(n)],
     "wheel": lambda n, _: [(0, i) for i in range(1, n)] + [(1 + i, 1 + (i + 1) % (n - 1)) for i in range(n - 1)],
     "star": lambda n, _: [(0, i) for i in range(1, n)],
@@ -52,7 +53,10 @@ GRAPHS: dict[str, Callable[[int, int], list[Edge]]] = {  # name: f(n, seed) -> p
 
 
 def graph(name: str, n: int, seed: int = 0) -> Graph:
-    """The Graph of this name over n ranks; `seed` chooses among the random ones. Raises ValueError, LookupError."""
+    """Return the Graph of this name over n ranks; `seed` chooses among the random ones.
+
+    Raises:  ValueError, LookupError.
+    """
     if name not in GRAPHS:
         raise LookupError(f"no graph is called {name!r}: {', '.join(GRAPHS)}")
     if n < 1:
@@ -66,7 +70,7 @@ def graph(name: str, n: int, seed: int = 0) -> Graph:
 
 
 def metropolis(graph: Graph) -> np.ndarray:
-    """The (n, n) matrix W of one gossip step, x <- W x: rank i gives weight W[i, j] to what rank j says.
+    """Return the (n, n) matrix W of one gossip step, x <- W x: rank i gives weight W[i, j] to rank j's x.
 
         W[i, j] = 1 / (1 + max(neighbors of i, neighbors of j))     for neighbors
         W[i, i] = what is left to 1
@@ -82,27 +86,27 @@ def metropolis(graph: Graph) -> np.ndarray:
 
 
 def lambda2(weights: np.ndarray) -> float:
-    """The second largest absolute eigenvalue of a symmetric W: disagreement shrinks by it, or more, in each step."""
+    """Return the second largest absolute eigenvalue of a symmetric W: a step shrinks disagreement by it, or more."""
     if len(weights) == 1:
         return 0.0
     return float(np.sort(np.abs(np.linalg.eigvalsh(weights)))[-2])
 
 
 def spectral_gap(weights: np.ndarray) -> float:
-    """1 - lambda2: 1 means agreement after one step, 0 never."""
+    """Return 1 - lambda2: 1 means agreement after one step, 0 never."""
     return 1 - lambda2(weights)
 
 
 def one_peer_hop(n: int, step: int) -> int:
-    """1, 2, 4, ... below n, over and over: how far away the one peer of step number `step` is. 0 for one rank."""
+    """Return how far away the peer of step number `step` is: 1, 2, 4, ... below n, again and again; 0 for one rank."""
     hops = (n - 1).bit_length()
     return 1 << step % hops if hops else 0
 
 
-def disagreement(x: Any) -> float:
-    """How far ranks are apart: the norm of x minus its mean over ranks. x: (ranks, ...) array, row i of rank i."""
-    x = np.asarray(x, dtype=np.float64)
-    return float(np.linalg.norm(x - x.mean(axis=0)))
+def disagreement(x: ArrayLike) -> float:
+    """Return how far ranks are apart: the norm of x minus its mean over ranks. x: (ranks, ...), row i of rank i."""
+    rows = np.asarray(x, dtype=np.float64)
+    return float(np.linalg.norm(rows - rows.mean(axis=0)))
 
 
 @adds_in_float32

@@ -20,11 +20,11 @@ from ..optim.gradient_descent import gradient
 
 
 def own_gradient(comm: Comm, w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The gradient of the loss on this rank's share of the examples: the rank-th of comm.size equal parts.
+    """Return the gradient of the loss on this rank's share of the examples: the rank-th of comm.size equal parts.
 
     Args:    w: (d,), x: (n, d), y: (n,): the same on every rank.
     Returns: (d,) array, different per rank.
-    Raises:  ValueError where comm.size does not divide n, because then the mean over ranks is not the mean over
+    Raises:  ValueError if comm.size does not divide n, because then the mean over ranks is not the mean over
     examples.
     """
     n, rest = divmod(len(y), comm.size)
@@ -40,7 +40,7 @@ def average_gradients(comm: Comm, g: np.ndarray) -> np.ndarray:
     Args:    g: (d,) float array, different per rank, overwritten with the mean. (hpdl_lab's own takes tensors too.)
     Returns: g, bitwise the same on every rank.
     Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
-    Steps: one all_reduce.   Bytes per rank: those of the communicator's all_reduce for d elements.
+    Steps: one all_reduce.   Bytes per rank: as in the communicator's all_reduce of d elements.
     """
     comm.all_reduce(g)  # now the sum
     g /= comm.size
@@ -48,9 +48,14 @@ def average_gradients(comm: Comm, g: np.ndarray) -> np.ndarray:
 
 
 def step_together(
-    comm: Comm, w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float, average: Callable = average_gradients
+    comm: Comm,
+    w: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    rate: float,
+    average: Callable[[Comm, np.ndarray], np.ndarray] = average_gradients,
 ) -> np.ndarray:
-    """The weights after one step along the mean of the ranks' gradients.
+    """Return the weights after one step along the mean of the ranks' gradients.
 
     Args:    w: (d,), x: (n, d), y: (n,): the same on every rank; average: average_gradients(comm, g).
     Returns: (d,) new array, the same on every rank.
@@ -63,7 +68,7 @@ def server_step(comm: Comm, w: np.ndarray, g: np.ndarray, rate: float) -> np.nda
 
     Args:    w: (d,) float array: on rank 0 the weights, on the workers overwritten with the new ones. (hpdl_lab's own
              takes tensors too.)
-             g: (d,) like w, the gradient of a worker, left as it is. That of rank 0 does not count: it has no examples.
+             g: (d,) like w, the gradient of a worker, left as it is. Rank 0's does not count: it has no examples.
              rate: the learning rate.
     Returns: w, the new weights, bitwise the same on every rank.
     Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
@@ -85,13 +90,18 @@ def server_step(comm: Comm, w: np.ndarray, g: np.ndarray, rate: float) -> np.nda
 
 
 def step_with_server(
-    comm: Comm, w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float, step: Callable = server_step
+    comm: Comm,
+    w: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    rate: float,
+    step: Callable[[Comm, np.ndarray, np.ndarray, float], np.ndarray] = server_step,
 ) -> np.ndarray:
-    """The weights after one step in which rank 0 serves and each of the others has its share of the examples.
+    """Return the weights after one step in which rank 0 serves and each of the others has its share of the examples.
 
     Args:    w: (d,), x: (n, d), y: (n,): the same on every rank; step: server_step(comm, w, g, rate).
     Returns: (d,) new array, the same on every rank.
-    Raises:  ValueError where comm.size - 1 workers cannot share n examples equally, or there is no worker.
+    Raises:  ValueError if comm.size - 1 workers cannot share n examples equally, or there is no worker.
     """
     workers = comm.size - 1
     if workers < 1 or len(y) % workers:

@@ -4,8 +4,8 @@
     broadcast_parameters(comm, model)                         # 2  all ranks start from the same model
     optimizer = DistributedOptimizer(optimizer, comm)         # 3  step() averages the gradients first
 
-Autograd may finish gradients in another order on another rank. So in every cycle of the first step each rank tells rank
-0 what it has, and rank 0 answers with one order for all; what fits the threshold travels together:
+Autograd may finish gradients in another order on another rank. So in every cycle of the first step each rank reports
+to rank 0 what it has, and rank 0 answers with one order for all; what fits the threshold travels together:
 
     rank 0  ready: w3, w2        --+                          +--> [w3 w2]
     rank 1  ready: w2, w3        --+--> rank 0: ready on all --+--> [w3 w2]
@@ -23,10 +23,12 @@ The timeline has one row per gradient, in a file that Chrome and Perfetto open:
 Ref: Sergeev & Del Balso 2018, arXiv:1802.05799; Horovod's docs/timeline.rst.
 """
 
+from __future__ import annotations
+
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +38,10 @@ from ..trace import Event
 from ..units import require_int, require_number
 from .consensus import Verdict, require_same_parameters, require_same_values, require_sums_of
 from .data_parallel import hand_back
-from .reducer import Bucket, Reducer, gradient_ready, name_of, require_function, result_of
+from .reducer import AllReduce, Bucket, Reducer, gradient_ready, name_of, require_function, result_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 THRESHOLD = 128 * 2**20  # bytes, as HOROVOD_FUSION_THRESHOLD
 CYCLE = 1e-3  # s, as HOROVOD_CYCLE_TIME
@@ -47,7 +52,7 @@ RANK_READY = "RANK_READY"
 DEPTH = {NEGOTIATE: 0, ALLREDUCE: 0, MEMCPY_IN: 1, MPI_ALLREDUCE: 1, MEMCPY_OUT: 1}  # what is drawn inside of what
 
 
-def fuse(order: Sequence[int], nbytes: Any, dtypes: Any, threshold: float) -> list[list[int]]:
+def fuse(order: Sequence[int], nbytes: Sequence[int], dtypes: Sequence[object], threshold: float) -> list[list[int]]:
     """Cut `order` into batches of one dtype each: greedy first fit, up to `threshold` bytes.
 
         order a b c d, of 3, 4, 2, 1 bytes, threshold 6:   a + c + d | b        b does not fit any more, c and d do
@@ -90,13 +95,13 @@ def negotiate(comm: Comm, ready: Sequence[int], n: int) -> list[int]:
 
 
 def pause(comm: Comm, seconds: float) -> None:
-    """Let `seconds` pass: of virtual time on simulated ranks, where `compute` spends it, else of real time."""
+    """Let `seconds` pass: of virtual time on simulated ranks, by `compute`, else of real time."""
     end = comm.trace.clock() + round(seconds * 1e9)
     comm.compute(seconds)
     time.sleep(max(0, end - comm.trace.clock()) / 1e9)
 
 
-Span = tuple[int, int]  # ns
+Span: TypeAlias = tuple[int, int]  # ns
 
 
 class FusionBuffer(Bucket):
@@ -115,20 +120,20 @@ class FusionBuffer(Bucket):
 
     def packed(self) -> Tensor:
         super().packed()
-        if self.divisor != 1:  # before the sum, which may exceed float16 where the average does not
+        if self.divisor != 1:  # before the sum, which may exceed float16 when the average does not
             self.flat[:-1] /= self.divisor
         return self.flat
 
 
 class Fusion:
-    """Averages (or adds) the gradients of `params` over ranks while backward goes on.
+    """The average (or sum) of the gradients of `params` over ranks, made while backward goes on.
 
     Args:    params: list of trainable parameters, in the same order on every rank; names: theirs, for messages.
              all_reduce: f(comm, x); threshold: bytes of a bucket; cycle: s between two negotiations.
              average: divide by the number of ranks; passes: backward passes that add up before a gradient is ready.
              timeline: record Horovod's activities for every gradient, see `to_horovod`.
     Use:     after backward, before the optimizer's step: `synchronize()`. Collective, as is the constructor.
-    Raises:  ValueError on every rank where their parameters or options differ: which rank, what it has; or where
+    Raises:  ValueError on every rank if their parameters or options differ: which rank, what it has; or if
              all_reduce does not add up.
     Messages: in the first step a gather and a broadcast of 4n bytes per cycle, for n parameters, and a comparison of
     parameters' values; then none but the all-reduces, of N + buckets elements together for N elements of gradients.
@@ -140,7 +145,7 @@ class Fusion:
         params: Sequence[nn.Parameter],
         names: Sequence[str],
         *,
-        all_reduce: Callable | None = None,
+        all_reduce: AllReduce | None = None,
         threshold: float = THRESHOLD,
         cycle: float = CYCLE,
         average: bool = True,
@@ -154,7 +159,8 @@ class Fusion:
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
         self.threshold, self.cycle, self.passes, self.timeline = threshold, cycle, passes, timeline
         self.divisor = comm.size if average else 1
-        self.reducer: Reducer | None = None  # the response cache: the buckets that the first step has found
+        self.reducer: Reducer[FusionBuffer] | None = None  # the response cache: the first step's buckets
+        self.buckets: list[FusionBuffer] = []  # its own
         self.averaged = False  # has there been no backward since `synchronize`?
         self.verdict = Verdict(self.names)
         plan = f"fusion of {name_of(self.all_reduce)}, {threshold=}, {average=}, {passes=}"
@@ -203,22 +209,22 @@ class Fusion:
         A parameter without gradient on some ranks counts as zeros there, and is named in a warning; one that has none
         on any rank keeps none. Every rank calls this once per step, also one whose shard was empty or whose backward
         failed. Whatever it raises, the next step begins anew.
-        Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which
-                 parameter; or where a sum overflows float16. ValueError on every rank, in the first step, where ranks
+        Raises:  FloatingPointError on every rank if one has NaN or infinity in a gradient: which rank, which
+                 parameter; or if a sum overflows float16. ValueError on every rank, in the first step, if ranks
                  began with other parameters than rank 0. What an all_reduce in the background has raised.
         """
         try:
             for index in sorted(set(range(len(self.params))) - set(self._ready)):
                 self._on_ready(index)
             if self.reducer is not None:
-                buckets, totals = self.reducer.buckets, self.reducer.end(self.comm)
+                buckets, totals = self.buckets, self.reducer.end(self.comm)
             else:
                 buckets, totals = (self._negotiation or self.comm.background(self._negotiate)).wait()
                 remedy = (
                     "averaged gradients keep equal replicas equal, no more: broadcast_parameters(comm, model) first"
                 )
                 require_same_values(self.comm, dict(zip(self.names, self.params, strict=True)), remedy)
-                self.reducer = Reducer(buckets, self._reduce)
+                self.buckets, self.reducer = buckets, Reducer(buckets, self._reduce)
             begun = self.comm.trace.clock()
             hand_back(self.comm, self.verdict, self.params, buckets, totals)
             if self.timeline:
@@ -250,13 +256,13 @@ class Fusion:
     def _reduce(self, comm: Comm, flat: Tensor, bucket: FusionBuffer | None = None) -> Tensor:
         """Add the flat tensor of a bucket over ranks, and note when."""
         if bucket is None:
-            bucket = next(b for b in self.reducer.buckets if b.flat is flat)
+            bucket = next(b for b in self.buckets if b.flat is flat)
         begun = comm.trace.clock()
         total = result_of(self.all_reduce, comm, flat)
         bucket.travelled = begun, comm.trace.clock()
         return total
 
-    def _record(self, buckets: Sequence[Any], out: int) -> None:
+    def _record(self, buckets: Sequence[FusionBuffer], out: int) -> None:
         """Record the activities of this step, gradient by gradient: what lies inside before what is around it."""
         trace, end = self.comm.trace, self.comm.trace.clock()
         for span, waiting in self._cycles:
@@ -264,13 +270,13 @@ class Fusion:
                 trace.add(trace.step(), f"{NEGOTIATE} {self.names[i]}", *span)
         for bucket in buckets:
             for i, came_in in zip(bucket.indices, bucket.came_in, strict=True):
-                for activity, span in (
+                for activity, (t0_ns, t1_ns) in (
                     (MEMCPY_IN, came_in),
                     (MPI_ALLREDUCE, bucket.travelled),
                     (MEMCPY_OUT, (out, end)),
                     (ALLREDUCE, (came_in[0], end)),
                 ):
-                    trace.add(trace.step(), f"{activity} {self.names[i]}", *span)
+                    trace.add(trace.step(), f"{activity} {self.names[i]}", t0_ns, t1_ns)
 
     def close(self) -> None:
         """Remove the hooks: gradients stay on their rank from now on."""
@@ -279,12 +285,21 @@ class Fusion:
         self.hooks = []
 
 
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
+
 def DistributedOptimizer(
-    optimizer: torch.optim.Optimizer,
+    optimizer: OptimizerT,
     comm: Comm,
     named_parameters: Iterable[tuple[str, nn.Parameter]] | None = None,
-    **fusion: Any,
-) -> torch.optim.Optimizer:
+    *,
+    all_reduce: AllReduce | None = None,
+    threshold: float = THRESHOLD,
+    cycle: float = CYCLE,
+    average: bool = True,
+    passes: int = 1,
+    timeline: bool = False,
+) -> OptimizerT:
     """Let `optimizer.step()` average the gradients over ranks first; returns the same optimizer. Collective.
 
     Reduction starts while backward goes on. It stays the optimizer that it was, with `synchronize()` besides: learning
@@ -293,9 +308,9 @@ def DistributedOptimizer(
 
     Args:    optimizer: any torch.optim.Optimizer; its parameters in the same order on every rank.
              named_parameters: (name, parameter) pairs, for messages: model.named_parameters(); else "parameter 0", ...
-             fusion: all_reduce, threshold, cycle, average, passes, timeline: see Fusion.
-    Raises:  ValueError where the optimizer has nothing to train, names are missing, or ranks differ in the number,
-             names, shapes or dtypes of their parameters. Later, backward: ValueError where it comes to a parameter more
+             all_reduce, threshold, cycle, average, passes, timeline: see Fusion.
+    Raises:  ValueError if the optimizer has nothing to train, names are missing, or ranks differ in the number,
+             names, shapes or dtypes of their parameters. Later, backward: ValueError if it comes to a parameter more
              than `passes` times in one step; `step` and `synchronize`: see Fusion.synchronize.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -307,14 +322,24 @@ def DistributedOptimizer(
     if not params:
         raise ValueError("this optimizer has no parameter that requires a gradient: nothing to average")
     names = names_of(params, named_parameters)
-    fused = Fusion(comm, params, names, **fusion)
-    optimizer.synchronize = fused.synchronize
-    optimizer._step_supports_amp_scaling = True  # GradScaler then calls `step` on every rank, where it is refused
+    fused = Fusion(
+        comm,
+        params,
+        names,
+        all_reduce=all_reduce,
+        threshold=threshold,
+        cycle=cycle,
+        average=average,
+        passes=passes,
+        timeline=timeline,
+    )
+    optimizer.synchronize = fused.synchronize  # pyrefly: ignore[missing-attribute]
+    optimizer._step_supports_amp_scaling = True  # pyrefly: ignore[missing-attribute]
     optimizer.register_step_pre_hook(lambda _, args, kwargs: before_step(optimizer, fused, *args[1:], **kwargs))
     return optimizer
 
 
-def before_step(optimizer: torch.optim.Optimizer, fused: Fusion, closure: Callable | None = None) -> None:
+def before_step(optimizer: torch.optim.Optimizer, fused: Fusion, closure: Callable[[], object] | None = None) -> None:
     """Average the gradients, unless `synchronize` has done it since the last backward."""
     if closure is not None:
         raise ValueError(
@@ -331,8 +356,10 @@ def before_step(optimizer: torch.optim.Optimizer, fused: Fusion, closure: Callab
     fused.averaged = False
 
 
-def names_of(params: Sequence[nn.Parameter], named_parameters: Iterable | None = None) -> list[str]:
-    """Return the names of `params`, in their order; "parameter 0", "parameter 1", ... where none are given."""
+def names_of(
+    params: Sequence[nn.Parameter], named_parameters: Iterable[tuple[str, nn.Parameter]] | None = None
+) -> list[str]:
+    """Return the names of `params`, in their order; "parameter 0", "parameter 1", ... if none are given."""
     if named_parameters is None:
         return [f"parameter {i}" for i in range(len(params))]
     pairs = list(named_parameters)
@@ -346,7 +373,18 @@ def names_of(params: Sequence[nn.Parameter], named_parameters: Iterable | None =
     return [known[id(param)] for param in params]
 
 
-def to_horovod(events: Iterable[Event], rank: int = 0) -> list[dict[str, Any]]:
+class TraceRow(TypedDict, total=False):
+    """An event of Chrome's trace format: ph says which kind, ts and dur are in us."""
+
+    ph: str
+    name: str
+    pid: int
+    ts: float
+    dur: float
+    args: dict[str, object]
+
+
+def to_horovod(events: Iterable[Event], rank: int = 0) -> list[TraceRow]:
     """Return events as Horovod's trace: list of dicts, begins and ends balanced for every gradient, times in us.
 
     Args:    events: trace.Event of all ranks; rank: whose activities are shown, as Horovod shows the coordinator's.
@@ -356,7 +394,7 @@ def to_horovod(events: Iterable[Event], rank: int = 0) -> list[dict[str, Any]]:
     by_tensor: dict[str, list[Event]] = {}
     for e in sorted(activities, key=lambda e: (e.t0_ns, e.step)):
         by_tensor.setdefault(e.op.partition(" ")[2], []).append(e)
-    rows = []
+    rows: list[TraceRow] = []
     for pid, (name, of_tensor) in enumerate(by_tensor.items(), 1):
         rows.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}})
         rows.append({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
@@ -367,15 +405,15 @@ def to_horovod(events: Iterable[Event], rank: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def nested(activities: Sequence[Event], pid: int, origin: int) -> Iterator[dict[str, Any]]:
-    """Yield begins and ends of one gradient's activities: those of depth 1 lie within the next one of depth 0.
+def nested(activities: Sequence[Event], pid: int, origin: int) -> Iterator[TraceRow]:
+    """Yield begins and ends of one gradient's activities: each of depth 1 lies within the next one of depth 0.
 
     An event is recorded when it ends, so what lies inside comes before what is around it.
     """
-    inside = []
+    inside: list[TraceRow] = []
     for e in sorted(activities, key=lambda e: e.step):
-        begin = {"ph": "B", "name": activity(e), "pid": pid, "ts": (e.t0_ns - origin) / 1e3}
-        end = {"ph": "E", "pid": pid, "ts": (e.t1_ns - origin) / 1e3}
+        begin: TraceRow = {"ph": "B", "name": activity(e), "pid": pid, "ts": (e.t0_ns - origin) / 1e3}
+        end: TraceRow = {"ph": "E", "pid": pid, "ts": (e.t1_ns - origin) / 1e3}
         if DEPTH[activity(e)]:
             inside += [begin, end]
         else:

@@ -1,8 +1,10 @@
-"""One training after another with different batches: a sweep, of which every rank takes whole trainings of its own.
+"""Trainings with different batches, one after another: a sweep, in which every rank takes whole trainings of its own.
 
 rank 0   | batch 32, seed 0 ................. | batch 1024, seed 0 |
 rank 1   | batch 32, seed 1 ................. | batch 1024, seed 1 |       no message between them
 """
+
+from __future__ import annotations
 
 import copy
 import math
@@ -10,26 +12,37 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from .. import models
-from ..comm.base import Comm
+from ..comm.base import Comm, Row
 from ..data.dataset import Dataset
 from ..data.loading import batches, shard
-from ..optim.large_batch import LAMB, LARS, Job, Noise, learning_rate, noise_of_ranks, schedule, trust_ratio
+from ..optim.large_batch import (
+    LAMB,
+    LARS,
+    Job,
+    Noise,
+    Rate,
+    Ratio,
+    learning_rate,
+    noise_of_ranks,
+    schedule,
+    trust_ratio,
+)
 
 WARMUP = 0.5  # of all steps: with the largest batch there are 28 in 20 epochs of the digits
 TESTED = 512  # examples
 
 
 class Method(NamedTuple):
-    """How a training answers to a larger batch.
+    """The answer of a training to a larger batch.
 
-    optimizer: "sgd", "adamw", "lars" or "lamb"; rate: that of the base batch; power: of the batch, in the rate.
+    optimizer: "sgd", "adamw", "lars" or "lamb"; rate: for the base batch; power: of the batch, in the rate.
     warmup: the share of the steps until the full rate.
     """
 
@@ -40,7 +53,7 @@ class Method(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """What the trainings of a sweep have in common: the model, the batch that the rates are for, epochs, methods."""
+    """The common part of the trainings of a sweep: the model, the batch that the rates are for, epochs, methods."""
 
     model: str
     batches: tuple[int, ...]
@@ -85,11 +98,20 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Training(NamedTuple):
-    """One training of a sweep."""
+    """A training of a sweep."""
 
     name: str
     batch: int
     seed: int
+
+
+class SweepRow(TypedDict):
+    """The result of one training; accuracy and loss are of the test set."""
+
+    steps: int
+    seconds: float
+    accuracy: float
+    loss: float
 
 
 def train_all(
@@ -97,16 +119,16 @@ def train_all(
     sweep: Sweep,
     data: Dataset,
     trainings: Sequence[Training],
-    rate: Callable = learning_rate,
-    ratio: Callable = trust_ratio,
+    rate: Rate = learning_rate,
+    ratio: Ratio = trust_ratio,
 ) -> None:
     """Report {name, batch, seed, steps, seconds, accuracy, loss} of every training, each made by one rank."""
     for training in trainings[comm.rank :: comm.size]:
         comm.report(**training._asdict(), **train_one(sweep, data, training, rate, ratio))
 
 
-def train_one(sweep: Sweep, data: Dataset, training: Training, rate: Callable, ratio: Callable) -> dict[str, Any]:
-    """{steps, seconds, accuracy, loss}, the last two of the test set; the rate falls to 0 as a cosine."""
+def train_one(sweep: Sweep, data: Dataset, training: Training, rate: Rate, ratio: Ratio) -> SweepRow:
+    """Return {steps, seconds, accuracy, loss}, the last two of the test set; the rate falls to 0 as a cosine."""
     method, batch, n = sweep.methods[training.name], training.batch, len(data.train_y)
     steps = max(1, round(sweep.epochs * n / batch))
     model = models.build_for(data, sweep.model, seed=training.seed)
@@ -130,7 +152,7 @@ def train_one(sweep: Sweep, data: Dataset, training: Training, rate: Callable, r
 
 
 def cosine(share: float) -> float:
-    """1 at the start, 0 at the end. Ref: Loshchilov & Hutter 2016, arXiv:1608.03983, without restarts."""
+    """Return 1 at the start, 0 at the end. Ref: Loshchilov & Hutter 2016, arXiv:1608.03983, without restarts."""
     return 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
 
 
@@ -140,7 +162,7 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def judged(model: nn.Module, data: Dataset) -> tuple[float, float]:
-    """(share of right answers, mean cross-entropy) on the test set, or the first TESTED examples of it."""
+    """Return (share of right answers, mean cross-entropy) on the test set, or the first TESTED examples of it."""
     x, y = data.test_x[:TESTED], data.test_y[:TESTED].flatten()
     logits = model(x).flatten(0, -2)
     return float((logits.argmax(1) == y).double().mean()), float(cross_entropy(logits, y))
@@ -195,7 +217,7 @@ def train_until(
 
 
 def until(comm: Comm, model: nn.Module, data: Dataset, target: float, batch: int, seed: int) -> tuple[int, float]:
-    """(steps, s) until the target. Raises ValueError where it is not reached in MOST_EPOCHS."""
+    """Return (steps, s) until the target. Raises ValueError if it is not reached in MOST_EPOCHS."""
     n, params, seconds = len(data.train_y), list(model.parameters()), 0.0
     optimizer = torch.optim.SGD(params, lr=RATES[batch])
     every, most = max(1, LOOK_EVERY // batch), MOST_EPOCHS * n // batch
@@ -214,11 +236,11 @@ def until(comm: Comm, model: nn.Module, data: Dataset, target: float, batch: int
     raise ValueError(f"batch {batch:,} has not reached {target:.0%} in {most:,} steps: take a lower target")
 
 
-def fitted(rows: Sequence[dict[str, Any]]) -> Job:
-    """The Job that fits rows of `train_until`, some of them with 1 rank, by least squares of relative differences."""
+def fitted(rows: Sequence[Row]) -> Job:
+    """Return the Job that fits rows of `train_until`, some of 1 rank, by least squares of relative differences."""
 
     def line(points: list[tuple[float, float]]) -> tuple[float, float]:
-        """(a, b), both at least 0, of a + b x."""
+        """Return (a, b), both at least 0, of a + b x."""
         x, y = (torch.tensor(column, dtype=torch.float64) for column in zip(*points, strict=True))
         a, b = torch.linalg.lstsq(torch.stack([1 / y, x / y], 1), torch.ones_like(y)).solution.tolist()
         return max(a, 0.0), max(b, 0.0)

@@ -6,7 +6,7 @@
     gossip          step ~ step ~ step ~ step ~        ~  a rank averages with its neighbors
     tournament      step   step   step   step x        x  two ranks exchange models, and each keeps the better one
 
-A rank's gradient is that of its own shard. Replicas differ between the meetings; `finish` makes them one model. The
+A rank's gradient is its own shard's. Replicas differ between the meetings; `finish` makes them one model. The
 optimizer's own state, such as momentum, never travels. A checkpoint holds the replica of rank 0.
 """
 
@@ -25,23 +25,23 @@ from ..units import require_int, require_number
 from .consensus import is_finite
 from .data_parallel import DataParallel, broadcast_buffers
 from .gossip import GRAPHS, gossip_step, graph, one_peer_step
-from .reducer import result_of
+from .reducer import AllReduce, result_of
 
-ONE_PEER = "one_peer"  # the exponential graph, of which every step uses one neighbor
+ONE_PEER = "one_peer"  # the exponential graph, one neighbor in each step
 
 
-def local_sgd(comm: Comm, w: Tensor, gradient: Callable, steps: int, lr: float, every: int) -> Tensor:
+def local_sgd(comm: Comm, w: Tensor, gradient: Callable[[Tensor], Tensor], steps: int, lr: float, every: int) -> Tensor:
     """Take `steps` steps of SGD on this rank alone, and average the parameters over ranks after each `every` of them.
 
         every = 3, 7 steps     step step step *  step step step *  step *          * average
 
-    After the last step all ranks have the same parameters, also where the last block is shorter.
+    After the last step all ranks have the same parameters, also if the last block is shorter.
 
     Args:    w: (N,) float tensor, the same on every rank, overwritten.
              gradient: f(w) -> (N,) the gradient of this rank's next batch, different per rank; one call per step.
              steps, every: ints, at least 1; lr: the learning rate.
     Returns: w, the same on every rank.
-    Steps: ceil(steps / every) all_reduces.   Bytes per rank: those of an all_reduce of N numbers, as often: with
+    Steps: ceil(steps / every) all_reduces.   Bytes per rank: as in an all_reduce of N numbers, as often: with
     every = H a share of 1/H of what data parallelism sends.   Ref: Stich 2019; McMahan et al. 2017 (FedAvg).
     """
     ### BEGIN SOLUTION
@@ -63,7 +63,7 @@ class LocalSteps(DataParallel):
 
     synchronous = False
 
-    def __init__(self, every: int = 1, all_reduce: Callable | None = None) -> None:
+    def __init__(self, every: int = 1, all_reduce: AllReduce | None = None) -> None:
         super().__init__(all_reduce)
         self.every = require_int("every", every, 1)
 
@@ -73,10 +73,10 @@ class LocalSteps(DataParallel):
 
     @abstractmethod
     def meet(self, comm: Comm, model: nn.Module) -> None:
-        """What ranks do after every `every` steps."""
+        """Do what ranks do together after every `every` steps."""
 
     def add_gradients(self, comm: Comm, model: nn.Module) -> None:
-        """Keep this rank's gradients. Raises FloatingPointError, on this rank only, where one has NaN or infinity."""
+        """Keep this rank's gradients. Raises FloatingPointError, on this rank only, if one has NaN or infinity."""
         self.require_started(model)
         for name, param in zip(self.names, self.params, strict=True):
             if not is_finite(param.grad):
@@ -97,7 +97,7 @@ class LocalSteps(DataParallel):
             broadcast_buffers(comm, model)
 
     def packed(self) -> list[Tensor]:
-        """The parameters of this rank, (N,) for each dtype, in memory that the ranks share where they can."""
+        """Return the parameters of this rank, (N,) for each dtype, in memory that the ranks share if they can."""
         for bucket in self.require_begun().buckets:
             for param, view in zip(bucket.params, bucket.views, strict=True):
                 view.copy_(param.detach())
@@ -111,18 +111,18 @@ class LocalSteps(DataParallel):
                 param.copy_(part.view(param.shape))
 
     def means(self, comm: Comm) -> list[Tensor]:
-        """The means over ranks of what `packed` returns."""
+        """Return the means over ranks of what `packed` returns."""
         return [result_of(self.all_reduce, comm, flat) / comm.size for flat in self.packed()]
 
 
 class LocalSGD(LocalSteps):
-    """All ranks average their parameters after every `every` steps. With every=1 and SGD it is data parallelism.
+    """An average of all ranks' parameters after every `every` steps. With every=1 and SGD it is data parallelism.
 
-    Steps: one all-reduce per dtype and meeting.   Bytes per rank: those of all_reduce for N elements, 1/every as often.
+    Steps: one all-reduce per dtype and meeting.   Bytes per rank: as in an all_reduce of N elements, 1/every as often.
     Ref: Stich 2019; Lin et al. 2020.
     """
 
-    def __init__(self, every: int = 10, all_reduce: Callable | None = None) -> None:
+    def __init__(self, every: int = 10, all_reduce: AllReduce | None = None) -> None:
         super().__init__(every, all_reduce)
 
     def meet(self, comm: Comm, model: nn.Module) -> None:
@@ -135,7 +135,7 @@ class DiLoCo(LocalSGD):
         outer gradient = parameters after the last meeting - mean over ranks of the parameters now
 
     The inner optimizer is the one of the training, AdamW in the paper. outer_lr=1, outer_momentum=0: LocalSGD.
-    Bytes: those of LocalSGD.   Ref: Douillard et al. 2023: every=500, outer_lr=0.7, outer_momentum=0.9.
+    Bytes: as LocalSGD.   Ref: Douillard et al. 2023: every=500, outer_lr=0.7, outer_momentum=0.9.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class DiLoCo(LocalSGD):
         every: int = 10,
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
-        all_reduce: Callable | None = None,
+        all_reduce: AllReduce | None = None,
     ) -> None:
         super().__init__(every, all_reduce)
         self.outer_lr = require_number("outer_lr", outer_lr, above=0)
@@ -169,10 +169,10 @@ class DiLoCo(LocalSGD):
 
 
 class Gossip(LocalSteps):
-    """Decentralized SGD: after each step a rank averages its parameters with those of its neighbors on a graph.
+    """Decentralized SGD: after each step a rank averages its parameters with its neighbors' on a graph.
 
     graph: a name of gossip.GRAPHS, or "one_peer": one rank only, 1, 2, 4, ... places further on, in turn.
-    Steps and bytes: those of gossip.gossip_step, or of gossip.one_peer_step, for N elements.
+    Steps and bytes: as gossip.gossip_step, or gossip.one_peer_step, of N elements.
     Ref: Lian et al. 2017 (D-PSGD); Assran et al. 2019; Ying et al. 2021.
     """
 
@@ -195,10 +195,10 @@ class Gossip(LocalSteps):
 class Tournament(LocalSteps):
     """LBANN's LTFB: now and then ranks meet in pairs, exchange models, and each keeps what is better on its own data.
 
-    Pairs are drawn anew each time; where ranks are odd in number, one has no partner. `finish` takes the model that is
+    Pairs are drawn anew each time; if ranks are odd in number, one has no partner. `finish` takes the model that is
     best on all held-out examples.
 
-    x, y: held-out examples, the same on every rank, of which each judges by its share: no batch may contain them.
+    x, y: held-out examples, the same on every rank; each rank judges by its share: no batch may contain them.
     Bytes per rank: N elements to one rank, once per meeting.   Ref: Jacobs et al. 2017 and 2019 (LBANN).
     """
 
@@ -239,7 +239,7 @@ class Tournament(LocalSteps):
 
     @torch.no_grad()
     def loss(self, model: nn.Module, indices: Tensor) -> float:
-        """Mean cross-entropy per answer on these held-out examples."""
+        """Return the mean cross-entropy per answer on these held-out examples."""
         model.eval()
         logits = model(self.x[indices]).flatten(0, -2)
         model.train()

@@ -39,7 +39,7 @@ def ping_pong(comm: Comm, x: Tensor) -> Tensor:
         rank 0 --x--> rank 1      half a round is the time of one message: alpha + beta * bytes
         rank 0 <--x-- rank 1      ranks 2, 3, ... only look on
 
-    Args:    x: (n,) tensor or array of any dtype, different per rank; rank 1's is overwritten with that of rank 0.
+    Args:    x: (n,) tensor or array of any dtype, different per rank; rank 1's is overwritten with rank 0's.
     Returns: x, on every rank.
     Raises:  ValueError on a communicator of one rank, which has no rank 1; CommTimeout if the other does not answer.
     Steps: 2.   Bytes per rank: n * itemsize on ranks 0 and 1, none on the others.

@@ -1,4 +1,4 @@
-"""Optimizer states in a file that is mapped into memory, updated in blocks: memory holds those of one block.
+"""Optimizer states in a file that is mapped into memory, updated in blocks: memory holds one block's.
 
     parameters, gradients   [ block 0 | block 1 | block 2 | ... ]    memory
                                          ^ |
@@ -7,7 +7,7 @@
     states                  [ m v 0   | m v 1   | m v 2   | ... ]    file, which has no name and so goes away by itself
 
 An update computes each element from that element's states alone, so blocks change no bit of it. That holds for SGD,
-Adam, AdamW and all others of torch that know no norm of a parameter.
+Adam, AdamW and all others of torch that use no norm of a parameter.
 Ref: Ren et al. 2021 (ZeRO-Offload), arXiv:2101.06840; Rajbhandari et al. 2021 (ZeRO-Infinity), arXiv:2104.07857.
 """
 
@@ -18,18 +18,21 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..units import require_int
+from .precision import OptimizerOf
+
+if TYPE_CHECKING:
+    from .checkpoint import StateDict
 
 BLOCK = 1 << 20  # elements
-OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Bandwidth(NamedTuple):
@@ -56,7 +59,7 @@ class Mapped:
         self.map = mmap.mmap(self.file.fileno(), 0)
 
     def tensor(self, offset: int, n: int, dtype: torch.dtype) -> Tensor:
-        """The n numbers at these bytes."""
+        """Return the n numbers at these bytes."""
         return torch.frombuffer(self.map, dtype=dtype, count=n, offset=offset)
 
     def release(self, begin: int, end: int) -> None:
@@ -69,7 +72,7 @@ class Mapped:
 def measure_bandwidth(directory: str | None = None, blocks: int = 8) -> Bandwidth:
     """Read and write `blocks` of AdamW's states of BLOCK elements, one after the other as `Offloaded` does.
 
-    Past the cache of the operating system, where it lets us.
+    Past the cache of the operating system, if it can be avoided.
     """
     n, seconds = 2 * BLOCK, {"read": 0.0, "write": 0.0}
     file, values, clock = Mapped(4 * n * blocks, directory), torch.rand(n), time.perf_counter
@@ -87,12 +90,12 @@ def measure_bandwidth(directory: str | None = None, blocks: int = 8) -> Bandwidt
 
 
 class Offloaded:
-    """Any elementwise torch optimizer, whose states live in a file: Offloaded(params, torch.optim.AdamW).
+    """An elementwise torch optimizer, whose states live in a file: Offloaded(params, torch.optim.AdamW).
 
     params:    parameters, on the CPU; make: f(parameters) -> torch optimizer, called once for each block.
-    directory: of the file, on the storage that is meant; default that of temporary files.
+    directory: of the file, on the storage that is meant; by default for temporary files.
     block:     elements that are updated at once.
-    state_nbytes: bytes of states in the file, all of which a step reads and writes.
+    state_nbytes: bytes of states in the file, read and written by every step.
     Raises:    ValueError for a parameter that is not contiguous, or not on the CPU.
     """
 
@@ -120,7 +123,7 @@ class Offloaded:
         self.file = Mapped(ends[-1], directory)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[StateDict]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def zero_grad(self) -> None:
@@ -147,10 +150,10 @@ class Offloaded:
         if end > begin:
             self.file.release(begin, end)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"blocks": [optimizer.state_dict() for optimizer in self.optimizers]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Take the states of another run, with the same parameters and blocks, into the file."""
         for i, (optimizer, block) in enumerate(zip(self.optimizers, state["blocks"], strict=True)):
             optimizer.load_state_dict(block)

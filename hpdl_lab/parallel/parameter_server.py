@@ -24,9 +24,9 @@ END = -1.0  # a flag: no more gradients come from this rank
 
 
 class StaleSynchronous(DataParallel):
-    """Each step adds this rank's gradients and all those of others that have come, waiting only for too old ones.
+    """Steps along this rank's gradients and all that have come from others: a rank waits for too old ones only.
 
-    staleness: how many steps a rank may be ahead of the gradients that it knows; the same on every rank.
+    staleness: how many steps a rank may be ahead of the gradients that it has; the same on every rank.
     Replicas differ while it runs; `finish` gives every rank their mean. The losses and the parameters depend on who was
     how fast, except for staleness 0, which equals the synchronous strategies. A learning rate that is just stable
     there may be too large here. A rank may make more steps than another.
@@ -43,7 +43,7 @@ class StaleSynchronous(DataParallel):
 
     def start(self, comm: Comm, model: torch.nn.Module) -> None:
         super().start(comm, model)
-        buckets = self.reducer.buckets
+        buckets = self.require_begun().buckets
         if len(buckets) != 1:
             raise ValueError(f"{self} sends one message per step: gradients of one dtype, not of {len(buckets)}")
         self.clock = 0
@@ -54,8 +54,8 @@ class StaleSynchronous(DataParallel):
     def add_gradients(self, comm: Comm, model: torch.nn.Module) -> None:
         """Send this rank's gradients; replace them by their sum with what has come. See the class.
 
-        Raises:  FloatingPointError on this rank only: before anything is sent, where a gradient has NaN or infinity;
-                 and where the sum with what has come overflows float16.
+        Raises:  FloatingPointError on this rank only: before anything is sent, if a gradient has NaN or infinity;
+                 and if the sum with what has come overflows float16.
         """
         (bucket,) = self.require_started(model).buckets
         for i in range(len(bucket.params)):
@@ -72,7 +72,7 @@ class StaleSynchronous(DataParallel):
         too_large = overflowed([bucket], [total])
         if too_large is not None:
             raise FloatingPointError(
-                f"rank {comm.rank}: the sum with the gradients of other ranks overflows float16 in that of "
+                f"rank {comm.rank}: the sum with the gradients of other ranks overflows float16 in the gradient of "
                 f"{self.names[too_large]}, though each is finite: scale the loss down"
             )
         bucket.flat.copy_(total)
@@ -123,13 +123,13 @@ class Inbox:
                 total += self.arriving_then_next()
 
     def take(self) -> bool:
-        """Wait for the next gradients; false where there are none, because the other rank has ended."""
+        """Wait for the next gradients; return False if there are none, because the other rank has ended."""
         self.work.wait()
         self.ended = float(self.arriving[-1]) == END
         return not self.ended
 
     def arriving_then_next(self) -> Tensor:
-        """What has come; the next may come into other memory."""
+        """Return what has come; the next may come into other memory."""
         arrived, self.arriving = self.arriving, new_like(self.arriving, self.arriving.shape)
         self.known += 1
         self.work = self.comm.irecv(self.arriving, self.source)
@@ -143,7 +143,7 @@ class Inbox:
 
 
 def has_ended(work: Work) -> bool:
-    """True where `work` would not have to be waited for; it is then over."""
+    """Return True if `work` would not have to be waited for; it is then over."""
     ended = work.test()
     if ended:
         work.wait()

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from torch.utils.hooks import RemovableHandle
 from ..comm.base import Comm
 from ..comm.buffers import dtype_name
 from ..units import require_int, require_number
+
+if TYPE_CHECKING:
+    from .checkpoint import StateDict
 
 SIXTEEN_BITS = {
     "fp16": torch.float16,
@@ -49,11 +52,29 @@ def dtype_called(name: str, option: str = "precision", known: Mapping[str, torch
     return known[name]
 
 
+OptimizerOf: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class OptimizerLike(Protocol):
+    """An optimizer of torch, or what stands in its place."""
+
+    @property
+    def param_groups(self) -> list[StateDict]: ...
+
+    def zero_grad(self) -> None: ...
+
+    def step(self) -> object: ...
+
+    def state_dict(self) -> StateDict: ...
+
+    def load_state_dict(self, state: StateDict, /) -> object: ...
+
+
 @dataclass
 class LossScale:
-    """What the loss is multiplied by, and how it changes: halved at infinity, doubled after `interval` good steps.
+    """The factor of the loss, and its changes: halved at infinity, doubled after `interval` good steps.
 
-    good_steps: taken since it last changed. The defaults are those of torch.amp.GradScaler.
+    good_steps: taken since it last changed. The defaults are torch.amp.GradScaler's.
     """
 
     scale: float = 2.0**16
@@ -119,7 +140,7 @@ class Precision:
     def masters(self, tensors: Iterable[Tensor]) -> list[nn.Parameter]:
         """Copy float32 parameters, or flat shards of them, before `lower` rounds them: what the optimizer updates.
 
-        Raises:  ValueError where one has another dtype: of that there is no more to keep.
+        Raises:  ValueError if one has another dtype: there is no more of it to keep.
         """
         copies = [nn.Parameter(tensor.detach().clone()) for tensor in tensors]
         for copy in copies:
@@ -157,8 +178,8 @@ class Precision:
         """Give the masters their gradients, in float32 and without the scale; say whether to take the step.
 
         Args:    grads: of the same shapes as `masters`; None: that parameter has none.
-        Returns: False on every rank where one has infinity or NaN. Collective where the loss is scaled.
-        Raises:  FloatingPointError on every rank where the scale has come down to 1 in vain.
+        Returns: False on every rank if one has infinity or NaN. Collective if the loss is scaled.
+        Raises:  FloatingPointError on every rank if the scale has come down to 1 in vain.
         """
         for master, grad in zip(masters, grads, strict=True):
             master.grad = None if grad is None else grad.to(torch.float32, copy=True)
@@ -178,10 +199,10 @@ class Precision:
             master.grad = None
             tensor.data.copy_(master.data)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, float]:
         return {"scale": self.scaler.scale, "good_steps": self.scaler.good_steps} if self.scaler else {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, float]) -> None:
         for name, value in state.items():
             setattr(self.scaler, name, value)
 
@@ -203,7 +224,7 @@ class MasterOptimizer:
         self.precision, self.optimizer, self.masters, self.params = precision, optimizer, masters, params
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[StateDict]:
         return self.optimizer.param_groups
 
     def zero_grad(self) -> None:
@@ -215,19 +236,16 @@ class MasterOptimizer:
             self.optimizer.step()
             self.precision.publish(self.masters, self.params)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         return {"inner": self.optimizer.state_dict(), "precision": self.precision.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self.optimizer.load_state_dict(state["inner"])
         self.precision.load_state_dict(state["precision"])
 
 
-def cast(values: Any, dtype: torch.dtype) -> Any:
+def cast(values: object, dtype: torch.dtype) -> object:
     """Return `values`, a tensor or a tuple of them, in `dtype`; integers, such as tokens, stay what they are."""
     if isinstance(values, tuple):
         return tuple(cast(value, dtype) for value in values)
     return values.to(dtype) if isinstance(values, Tensor) and values.is_floating_point() else values
-
-
-OptimizerOf = Callable[[Iterable[Tensor]], Any]  # list of parameters -> torch optimizer

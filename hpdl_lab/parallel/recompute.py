@@ -13,9 +13,9 @@ Ref: Chen et al. 2016, arXiv:1604.06174; Korthikanti et al. 2022, arXiv:2205.051
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
-def recomputed(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Run a block so that of all that it computes only its input is kept for its backward.
+    class AgainContext(FunctionCtx):
+        """The state that forward of `Again` leaves to its backward."""
 
-        forward    x  --> [ block, without a graph ] --> y                   kept: x, and where random numbers were
+        backward_of_block: Callable[[Tensor], Tensor | None]
+
+
+Recomputed: TypeAlias = Callable[[nn.Module, Tensor], tuple[Tensor, Callable[[Tensor], Tensor | None]]]
+
+
+def recomputed(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor | None]]:
+    """Run a block so that nothing is kept for its backward but its input.
+
+        forward    x  --> [ block, without a graph ] --> y                   kept: x, and the state of random numbers
         backward   dy --> [ block again, with its graph, and back ] --> dx   the graph is gone when this returns
 
     Dropout must draw the same numbers again, and what is drawn afterwards must not notice that it did.
@@ -44,7 +55,7 @@ def recomputed(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], 
     with torch.no_grad():
         y = block(x)
 
-    def backward(dy: torch.Tensor) -> torch.Tensor:
+    def backward(dy: torch.Tensor) -> torch.Tensor | None:
         again = x.detach().requires_grad_()
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.set_rng_state(random)
@@ -59,22 +70,22 @@ def recomputed(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], 
 class Again(torch.autograd.Function):
     """`recomputed`, or another function like it, as one operation of autograd: (by, block, x, anchor) -> y.
 
-    anchor: a tensor without numbers, through which the output needs a gradient even where x needs none. A parameter
+    anchor: a tensor without numbers, through which the output needs a gradient even if x needs none. A parameter
     would do, but the hooks that say that its gradient is complete would run twice.
     """
 
     @staticmethod
-    def forward(ctx: Any, by: Callable, block: nn.Module, x: Tensor, anchor: Tensor) -> Tensor:
+    def forward(ctx: AgainContext, by: Recomputed, block: nn.Module, x: Tensor, anchor: Tensor) -> Tensor:
         y, ctx.backward_of_block = by(block, x)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, Tensor, None]:
+    def backward(ctx: AgainContext, dy: Tensor) -> tuple[None, None, Tensor | None, None]:  # pyrefly: ignore[bad-override]
         return None, None, ctx.backward_of_block(dy), None
 
 
 class Inner(nn.Module):
-    """What a module computes, though its `forward` is another by now; its parameters are those of the module."""
+    """The computation of a module whose `forward` is another by now, with the module's parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -84,7 +95,7 @@ class Inner(nn.Module):
         return self.run(*inputs)
 
 
-def recompute(model: nn.Module, *kinds: type[nn.Module], by: Callable | None = None) -> int:
+def recompute(model: nn.Module, *kinds: type[nn.Module], by: Recomputed | None = None) -> int:
     """Let every module of these classes keep only its inputs; returns how many modules that are.
 
         recompute(gpt, Block)                    whole blocks
@@ -95,7 +106,7 @@ def recompute(model: nn.Module, *kinds: type[nn.Module], by: Callable | None = N
     stops the second forward at the last tensor that backward needs, so it costs less than a whole forward.
     What wraps the call of a module, such as the gather of ZeRO-3, happens once in backward: the second forward begins
     inside it.
-    Raises:  ValueError where `model` has no such module, one inside another, or one with a batch norm, whose running
+    Raises:  ValueError if `model` has no such module, one inside another, or one with a batch norm, whose running
              statistics a second forward would change again.
     """
     modules = [module for module in model.modules() if isinstance(module, kinds)]
@@ -114,16 +125,16 @@ def recompute(model: nn.Module, *kinds: type[nn.Module], by: Callable | None = N
         else:
             inner, anchor = Inner(module), torch.zeros(0, requires_grad=True)
             forward = partial(applied, by, inner, anchor)
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
     return len(modules)
 
 
-def applied(by: Callable, block: nn.Module, anchor: Tensor, x: Tensor) -> Tensor:
+def applied(by: Recomputed, block: nn.Module, anchor: Tensor, x: Tensor) -> Tensor:
     return Again.apply(by, block, x, anchor)
 
 
 class Watch(TorchDispatchMode):
-    """Sees every operation of torch within it, in forward and in backward.
+    """A watch over every operation of torch within it, in forward and in backward.
 
     flops:  of all of them, as torch.utils.flop_counter counts; most: bytes of what they have computed and is held.
     course: [(flops so far, bytes held)] after each.   keep: tensors that are not counted, such as parameters.
@@ -136,7 +147,9 @@ class Watch(TorchDispatchMode):
         self.known = {tensor.untyped_storage()._cdata for tensor in keep}
         self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         if func._overloadpacket in flop_registry:
             self.flops += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
@@ -149,7 +162,7 @@ class Watch(TorchDispatchMode):
         return out
 
     def held(self, *but: Tensor) -> int:
-        """Bytes of what was computed and still exists, without that of the tensors `but`."""
+        """Return bytes of what was computed and still exists, without the tensors `but`."""
         self.storages = {key: (ref, n) for key, (ref, n) in self.storages.items() if not ref.expired()}
         left_out = {tensor.untyped_storage()._cdata for tensor in but}
         return sum(n for key, (_, n) in self.storages.items() if key not in left_out)
@@ -159,7 +172,7 @@ class Costs(dict[str, Watch]):
     """{what is recomputed: the Watch of a forward and a backward}; `lab.show` draws it."""
 
 
-def compare(model: nn.Module, x: Tensor, choices: dict[str, Any]) -> Costs:
+def compare(model: nn.Module, x: Tensor, choices: dict[str, Sequence[type[nn.Module] | Recomputed]]) -> Costs:
     """Watch one step of the model for each choice of what is recomputed; the loss is the sum of what it returns.
 
         compare(gpt, tokens, {"all kept": (), "attention again": (Attention,), "blocks again": (Block,)})

@@ -8,15 +8,17 @@
                                                      ^^^^^ only what is left after backward is exposed
 
 Buckets are large enough that latency is paid seldom, and small enough that the first can leave early. The flag is 0 if
-all is well on a rank, so it costs one element and no message to know that all is well everywhere: see consensus.py.
+all is well on a rank, so one element and no message says that all is well everywhere: see consensus.py.
 
 Data parallelism, Horovod, S-Caffe and hybrid parallelism differ in which gradients share a bucket, over whom it is
 added and when a gradient is complete. What is here is the same for all of them.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +27,31 @@ from ..comm.base import Comm, Work
 from ..comm.buffers import dtype_name
 from ..comm.errors import CommError
 
+AllReduce: TypeAlias = Callable[[Comm, Tensor], Tensor | None]  # in place, or what it returns is the sum
+AssignBuckets: TypeAlias = Callable[[Sequence[int], float, float], list[list[int]]]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
+
+
+class GradientBuffer(Protocol):
+    """Gradients of one dtype that travel together: a Bucket, or a Flat, whose ranks keep a chunk of the sum each."""
+
+    @property
+    def indices(self) -> Sequence[int]: ...
+
+    def put(self, i: int) -> None:
+        """Copy the gradient of its i-th parameter into its place."""
+        ...
+
+    def packed(self) -> Tensor:
+        """Return the flat tensor that travels, once every gradient has been put."""
+        ...
+
+
+BufferT = TypeVar("BufferT", bound=GradientBuffer, covariant=True)
+
 
 class Bucket:
-    """The gradients of `params`, of one dtype, in one flat tensor that the ranks of a node share where they can.
+    """The gradients of `params`, of one dtype, in one flat tensor that the ranks of a node share if they can.
 
     indices: which parameters of the model these are; flat: (N + 1,); views[i]: the part of params[i], in its shape.
     finite: whether all of this rank's gradients were, once packed.
@@ -41,7 +65,7 @@ class Bucket:
         background: bool = False,
         flag: bool = True,
     ) -> None:
-        """Collective: every rank packs the same parameters. background: is the bucket sent by comm.background?"""
+        """Make room for the gradients. Collective. background: is the bucket sent by comm.background?"""
         self.params, self.indices, self.flag = params, indices, flag
         n = sum(p.numel() for p in params) + flag
         self.flat = (allocate_in_background if background else allocate)(comm, n, params[0].dtype)
@@ -91,7 +115,7 @@ class Bucket:
 
 
 def allocate(comm: Comm, n: int, dtype: torch.dtype) -> Tensor:
-    """Return (n,) zeros, in memory that the ranks of a node share where they can: all_reduce on it copies nothing."""
+    """Return (n,) zeros, in memory that the ranks of a node share if they can: all_reduce on it copies nothing."""
     return comm.allocate((n,), dtype_name(dtype))
 
 
@@ -119,7 +143,7 @@ def assign_buckets(nbytes: Sequence[int], limit: float, first: float) -> list[li
     Args:    nbytes: [bytes of the gradient] of every parameter, in the order of registration.
              limit: bytes that a bucket holds at most; first: the same of the first bucket, which is sent first.
     Returns: list of buckets, each a list of indices into nbytes; every index once, in reverse order of registration.
-    Ref: Li et al. 2020 (PyTorch DDP), section 3.2.2: 25 MiB, of which the first bucket takes 1. PyTorch itself closes a
+    Ref: Li et al. 2020 (PyTorch DDP), section 3.2.2: 25 MiB, and 1 for the first bucket. PyTorch itself closes a
     bucket after the gradient that reaches the limit, so its buckets may be larger: lab.check accepts that rule, too.
     """
     ### BEGIN SOLUTION
@@ -135,13 +159,13 @@ def assign_buckets(nbytes: Sequence[int], limit: float, first: float) -> list[li
 
 
 def parts_of(
-    params: Sequence[Tensor], limit: float, first: float, assign: Callable = assign_buckets
+    params: Sequence[Tensor], limit: float, first: float, assign: AssignBuckets = assign_buckets
 ) -> list[list[int]]:
     """Say which of `params` share a bucket, as assign_buckets; parameters of different dtypes share none.
 
-    Raises:  ValueError where `assign`, which an attendee has written, leaves one out, or has one twice.
+    Raises:  ValueError if `assign`, which an attendee has written, leaves one out, or has one twice.
     """
-    parts = []
+    parts: list[list[int]] = []
     for indices in by_dtype(params).values():
         buckets, n = assign([params[i].nbytes for i in indices], limit, first), len(indices)
         if sorted(index for bucket in buckets for index in bucket) != list(range(n)) or not all(buckets):
@@ -151,17 +175,17 @@ def parts_of(
     return parts
 
 
-class Reducer:
-    """How far the buckets of one model are, in the step that is being made.
+class Reducer(Generic[BufferT]):
+    """The progress of the buckets of one model in the step that is being made.
 
-    buckets:    [Bucket], in the order in which every rank starts them.
+    buckets:    [Bucket], or [Flat], in the order in which every rank starts them.
     all_reduce: f(comm, x), what is done with them.
     bucket_of:  [number of its bucket] of every parameter.
     missing:    [how many gradients it still waits for] of every bucket.
     works:      [Work] of the buckets that have been started: bucket len(works) is the next.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], all_reduce: Callable) -> None:
+    def __init__(self, buckets: Sequence[BufferT], all_reduce: AllReduce) -> None:
         self.buckets, self.all_reduce = buckets, all_reduce
         self.place = {i: (b, k) for b, bucket in enumerate(buckets) for k, i in enumerate(bucket.indices)}
         self.bucket_of = [self.place[i][0] for i in range(len(self.place))]
@@ -175,7 +199,7 @@ class Reducer:
         self.works: list[Work] = []
 
     def collect(self, index: int) -> None:
-        """Copy the gradient of parameter `index` into its bucket. Raises ValueError where it was there already."""
+        """Copy the gradient of parameter `index` into its bucket. Raises ValueError if it was there already."""
         if self.collected[index]:
             self.abandoned += self.works
             self.begin()
@@ -187,10 +211,10 @@ class Reducer:
         bucket, k = self.place[index]
         self.buckets[bucket].put(k)
 
-    def end(self, comm: Comm) -> list[Tensor]:
+    def end(self: Reducer[Bucket], comm: Comm) -> list[Tensor]:
         """Wait for all buckets, and begin a new step. Returns [the flat sum over ranks] of every bucket.
 
-        Raises what results_of raises, and ValueError where all_reduce has returned something else than a sum: a step
+        Raises what results_of raises, and ValueError if all_reduce has returned something else than a sum: a step
         that failed leaves nothing under way, unless other ranks do not answer.
         """
         return [checked(out, comm, bucket.flat) for out, bucket in zip(self.results(), self.buckets, strict=True)]
@@ -208,7 +232,8 @@ def results_of(works: Iterable[Work]) -> list[Any]:
     Raises what the first of them raised, after all have ended: nothing is left under way. A CommError passes at once,
     because then other ranks do not answer.
     """
-    results, first = [], None
+    results: list[Any] = []
+    first: Exception | None = None
     for work in works:
         try:
             results.append(work.wait())
@@ -221,7 +246,7 @@ def results_of(works: Iterable[Work]) -> list[Any]:
     return results
 
 
-def gradient_ready(comm: Comm, reducer: Reducer, index: int) -> None:
+def gradient_ready(comm: Comm, reducer: Reducer[GradientBuffer], index: int) -> None:
     """Send what can be sent, now that backward has made the gradient of parameter `index`: what its hook does.
 
     It counts the gradient in its bucket. Then it starts every bucket that is complete *and* next in order, in the
@@ -247,7 +272,10 @@ def gradient_ready(comm: Comm, reducer: Reducer, index: int) -> None:
     ### END SOLUTION
 
 
-def require_function(signature: str, value: Any) -> Callable:
+GradientReady: TypeAlias = Callable[[Comm, Reducer[GradientBuffer], int], object]
+
+
+def require_function(signature: str, value: FunctionT) -> FunctionT:
     """Return `value`, which an attendee has given. Raises TypeError unless it can be called."""
     if not callable(value):
         name = signature.partition("(")[0]
@@ -255,27 +283,27 @@ def require_function(signature: str, value: Any) -> Callable:
     return value
 
 
-def result_of(all_reduce: Callable, comm: Comm, flat: Tensor) -> Tensor:
+def result_of(all_reduce: AllReduce, comm: Comm, flat: Tensor) -> Tensor:
     """Return `flat` after `all_reduce`: what it returned, or `flat` itself if it works in place and returns None."""
     return checked(all_reduce(comm, flat), comm, flat)
 
 
-def checked(out: Any, comm: Comm, flat: Tensor) -> Tensor:
-    """Return `out`, which an all_reduce of the tensor `flat` has returned; ValueError where that is something else."""
+def checked(out: object, comm: Comm, flat: Tensor) -> Tensor:
+    """Return `out`, which an all_reduce of the tensor `flat` has returned; ValueError if that is something else."""
     if out is None:
         return flat
+    if isinstance(out, torch.Tensor) and out.shape == flat.shape and out.dtype == flat.dtype:
+        return out
     if not isinstance(out, torch.Tensor):
         given, got = f"shape {tuple(flat.shape)}", type(out).__name__
     elif out.shape != flat.shape:
         given, got = f"shape {tuple(flat.shape)}", f"shape {tuple(out.shape)}"
     else:
         given, got = dtype_name(flat.dtype), dtype_name(out.dtype)
-    if given != got:
-        raise ValueError(f"rank {comm.rank}: all_reduce was given {given} and returned {got}")
-    return out
+    raise ValueError(f"rank {comm.rank}: all_reduce was given {given} and returned {got}")
 
 
-def name_of(value: Any) -> str:
+def name_of(value: object) -> str:
     """Return how an attendee writes `value`, the same on every rank: "ring.all_reduce" for a function of this package.
 
     A partial is written with its function, an object whose repr would be its address in memory as its class.
@@ -283,8 +311,9 @@ def name_of(value: Any) -> str:
     if isinstance(value, functools.partial):
         given = [name_of(a) for a in value.args] + [f"{name}={name_of(a)}" for name, a in value.keywords.items()]
         return f"partial({', '.join([name_of(value.func), *given])})"
-    if not hasattr(value, "__qualname__") and type(value).__repr__ is not object.__repr__:
+    qualname = getattr(value, "__qualname__", None)
+    if qualname is None and type(value).__repr__ is not object.__repr__:
         return repr(value)
-    named = value if hasattr(value, "__qualname__") else type(value)
-    module = getattr(named, "__module__", "") or ""
-    return f"{module.rpartition('.')[2]}.{named.__qualname__}" if module.startswith("hpdl_lab.") else named.__qualname__
+    module = getattr(type(value) if qualname is None else value, "__module__", "") or ""
+    qualname = qualname or type(value).__qualname__
+    return f"{module.rpartition('.')[2]}.{qualname}" if module.startswith("hpdl_lab.") else qualname

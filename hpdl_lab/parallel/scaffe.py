@@ -52,7 +52,7 @@ class SCaffe(Strategy):
         self.layers = layers_of(model)
         super().start(comm, model)
         self.comm = comm
-        self.reducer = Reducer(self.reducer.buckets, reduce_layer)
+        self.reducer = Reducer(self.require_begun().buckets, reduce_layer)
         self.layer_of = {id(p): i for i, layer in enumerate(self.layers) for p in layer}
         self._begin_step()
         # Before all other hooks: such a one may compute a weight from parameters, as weight_norm does.
@@ -74,7 +74,7 @@ class SCaffe(Strategy):
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Forget what came before the step of this model's optimizer. Every rank calls it, rank 0 changes."""
         params = (p for group in optimizer.param_groups for p in group["params"])
-        if not self.reducer.works and any(id(p) in self.layer_of for p in params):
+        if not self.require_begun().works and any(id(p) in self.layer_of for p in params):
             self._begin_step()
 
     def _propagate(self) -> None:
@@ -110,7 +110,7 @@ class SCaffe(Strategy):
         if self.layer_of[id(self.params[index])] not in self.awaited:
             raise ValueError(
                 f"{self.names[index]} was used before it came from rank 0, for which {self} waits when modules are "
-                "called: call the model as a whole, and in it the module of this parameter; or use SCaffe(), where "
+                "called: call the model as a whole, and in it the module of this parameter; or use SCaffe(), in which "
                 "only the first counts"
             )
         if self.overlaps_reduction and not self.adds_up:
@@ -119,8 +119,8 @@ class SCaffe(Strategy):
     def add_gradients(self, comm: Comm, model: nn.Module) -> None:
         """Leave on rank 0 the sum over ranks; elsewhere no gradient: the new parameters come with the next forward.
 
-        Raises:  FloatingPointError on every rank where one has NaN or infinity in a gradient: which rank, which layer;
-                 or where the sum overflows float16: which layer.
+        Raises:  FloatingPointError on every rank if one has NaN or infinity in a gradient: which rank, which layer;
+                 or if the sum overflows float16: which layer.
         """
         reducer = self.require_started(model)
         self._propagate()  # on a rank that had nothing to compute
@@ -133,7 +133,7 @@ class SCaffe(Strategy):
         self._hand_back(comm, reducer, totals)
 
     def _hand_back(self, comm: Comm, reducer: Reducer, totals: Sequence[Tensor]) -> None:
-        """Let all ranks know whether all is well, which only rank 0 sees, then as everywhere. totals: of rank 0."""
+        """Send all ranks the verdict, which only rank 0 can see, then hand back as everywhere. totals: of rank 0."""
         news = [0.0, NOTHING]
         if comm.rank == 0:
             too_large = overflowed(reducer.buckets, totals)
@@ -161,7 +161,7 @@ class SCaffe(Strategy):
 class SCaffeOverlappedPropagation(SCaffe):
     """SC-OB: a layer's forward waits for its own parameters only.
 
-    A module that has parameters of its own may use those of its children, too, without a call (MultiheadAttention
+    A module that has parameters of its own may use its children's, too, without a call (MultiheadAttention
     does): it waits for all of them. Other modules wait for nothing, and may only call theirs: the gradient of a
     parameter that nobody has waited for is a ValueError. Until they come, parameters are NaN on all ranks but 0, so
     that a use before the call is NaN in a gradient, and found as such. A forward without gradients waits for all.
@@ -184,7 +184,7 @@ class SCaffeOverlappedReduction(SCaffeOverlappedPropagation):
 def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
     """Return the trainable parameters of each module that has some, in order of registration; tied ones with the first.
 
-    Those of one module are one layer, or one for each dtype.
+    The parameters of one module are one layer, or one for each dtype.
     """
     seen, layers = set(), []
     for module in model.modules():
@@ -218,7 +218,7 @@ def step_seconds(
     reductions: Sequence[float],
     update: float = 0.0,
 ) -> float:
-    """The formula of a design, in seconds: SCaffe or one of its two kin.
+    """Compute the seconds of a step by the formula of a design: SCaffe or one of its two kin.
 
     Args:    broadcasts, forwards, backwards, reductions: seconds of each layer, the first layer first.
     """
@@ -227,6 +227,7 @@ def step_seconds(
     for f, need in zip(forwards, arrived, strict=True):
         graph.add(f, [Need(need if design.overlaps_propagation else arrived[-1])], row="computing")
     computed = [graph.add(back, row="computing") for back in reversed(backwards)]
+    last = computed[-1]
     for r, need in zip(reversed(reductions), computed, strict=True):
         last = graph.add(r, [Need(need if design.overlaps_reduction else computed[-1])], row="messages")
     end = graph.add(update, [Need(last), Need(computed[-1])])

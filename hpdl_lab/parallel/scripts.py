@@ -1,6 +1,6 @@
 """The training scripts that notebooks 06, 09, 11 and 12 run on their ranks: all are functions of a communicator.
 
-Notebooks hold those of 06 and 11 as they are here, in cells of their own.
+Notebooks hold the scripts of 06 and 11 as they are here, in cells of their own.
 
 horovod_script, ddp_script     06    a GPT as people write it elsewhere, for Horovod and for PyTorch's DDP
 train_gpt, convolve_strips     09    a GPT whose layers are shared, an image whose rows are
@@ -9,11 +9,13 @@ route_tokens, train_experts    12    tokens that travel to experts, a DeepSeek-V
 attend_chunks                  12    attention of a sequence that ranks share
 """
 
-from collections.abc import Callable, Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +30,9 @@ from ..models.attention import Causal
 from ..models.experts import GAMMA, MixtureOfExperts
 from . import checkpoint
 from .consensus import require_sums_of
-from .context import partial_attention
+from .context import Part, partial_attention
 from .data_parallel import broadcast_parameters
-from .ddp import Communication, ddp_hook, guarded
+from .ddp import Communication, Hook, ddp_hook, guarded
 from .experts import LocalExperts, expert_parallel, mixtures_of, update_biases
 from .grid.machine import EFFICIENCY, MACHINES, grid_of
 from .grid.model import Prediction, predict
@@ -39,12 +41,16 @@ from .grid.simulation import simulate
 from .grid.spec import SPECS
 from .horovod import DistributedOptimizer
 from .hybrid.model import HybridParallel, WholeOptimizer
+from .reducer import AllReduce
 from .tensor.cuts import add_partial_gradients
 from .tensor.model import tensor_parallel
 from .tensor.spatial import edges_of
 from .tensor.ways import Plugged
 
 LR = 3e-3
+HaloExchange: TypeAlias = Callable[[Comm, Tensor, Sequence[tuple[int, int]]], Tensor]
+ExpertLayer: TypeAlias = Callable[[Comm, Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], Tensor]
+RingOf: TypeAlias = Callable[..., dict[int, Part]]  # as context.attention_around_ring
 
 
 def horovod_script(comm: Comm, data: Dataset, steps: int = 10, timeline: bool = False) -> list[float]:
@@ -63,12 +69,12 @@ def horovod_script(comm: Comm, data: Dataset, steps: int = 10, timeline: bool = 
 
 
 def ddp_script(
-    comm: Comm, data: Dataset, steps: int = 10, all_reduce: Callable | None = None, hook: Callable = ddp_hook
+    comm: Comm, data: Dataset, steps: int = 10, all_reduce: AllReduce | None = None, hook: Hook = ddp_hook
 ) -> list[float]:
     """Train a tiny GPT by PyTorch's DistributedDataParallel, which sends its gradients by `hook` and `all_reduce`.
 
     Args:    data, steps: as above; all_reduce: f(comm, x), default the communicator's own; hook: of parallel/ddp.py.
-    Raises:  ValueError on simulated ranks, because PyTorch's process groups need processes; where all_reduce does not
+    Raises:  ValueError on simulated ranks, because PyTorch's process groups need processes; if all_reduce does not
              add up.
     """
     from torch.nn.parallel import DistributedDataParallel  # takes torch.distributed along
@@ -92,7 +98,7 @@ def shares(comm: Comm, data: Dataset, steps: int) -> Iterator[tuple[Tensor, Tens
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
-    """One step on the mean loss of this rank's share; returns that loss."""
+    """Take one step on the mean loss of this rank's share; returns that loss."""
     optimizer.zero_grad()
     loss = cross_entropy(model(x).flatten(0, -2), y.flatten())
     loss.backward()
@@ -101,7 +107,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tenso
 
 
 class TensorTrained(NamedTuple):
-    """One rank after training.
+    """A rank after training.
 
     losses:  of the whole batch, one per step.
     held, whole: numbers in the parameters of this rank, and of the whole model.
@@ -116,19 +122,19 @@ class TensorTrained(NamedTuple):
 
 
 def train_gpt(comm: Comm, data: Dataset, steps: int = 3, heads: int = 4, sequence: bool = False) -> TensorTrained:
-    """Train a tiny GPT in float64, every layer of which is shared by all ranks; returns TensorTrained.
+    """Train a tiny GPT in float64, whose layers are all shared by all ranks; returns TensorTrained.
 
     Args:    data: a data.dataset.Dataset of tokens, the same on every rank: all ranks see the whole batch.
              heads: of each layer, which the ranks must divide; sequence: sequence parallel.
     """
-    calls = []
+    calls: list[int] = []
 
     def noted(comm: Comm, x: Tensor) -> Tensor:
         calls.append(x.numel())
         return comm.all_reduce(x)
 
     whole = build_for(data, "gpt", heads=heads, dtype="float64")
-    plugged: Any = Plugged(comm, all_reduce=noted)
+    plugged = cast(Comm, Plugged(comm, all_reduce=noted))
     model = tensor_parallel(plugged, whole, sequence=sequence)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     losses, forward, backward = [], [], []
@@ -159,8 +165,8 @@ class Convolved(NamedTuple):
     nbytes: int
 
 
-def convolve_strips(comm: Comm, halo_exchange: Callable, images: Tensor, kernel: Tensor) -> Convolved:
-    """Convolve images of which this rank has a strip, with an attendee's halo_exchange; returns Convolved.
+def convolve_strips(comm: Comm, halo_exchange: HaloExchange, images: Tensor, kernel: Tensor) -> Convolved:
+    """Convolve images, one strip on each rank, with an attendee's halo_exchange; returns Convolved.
 
     Args:    images: (b, c, h, w), kernel: (c_out, c, k, k) with an odd k, both the same on every rank.
     """
@@ -183,11 +189,11 @@ class Routed(NamedTuple):
 
 
 @torch.no_grad()
-def route_tokens(comm: Comm, expert_layer: Callable, layer: MixtureOfExperts, x: Tensor) -> Routed:
+def route_tokens(comm: Comm, expert_layer: ExpertLayer, layer: MixtureOfExperts, x: Tensor) -> Routed:
     """Send this rank's share of the tokens x (n, d) to the experts of `layer`, one per rank; returns Routed.
 
     Args:    expert_layer: an attendee's; layer: without shared expert, x: both the same on every rank.
-    Raises:  ValueError where there are not as many experts as ranks.
+    Raises:  ValueError if there are not as many experts as ranks.
     """
     if len(layer.router.bias) != comm.size:
         raise ValueError(f"{len(layer.router.bias)} experts on {comm.size} ranks: one for each rank is needed")
@@ -201,7 +207,7 @@ def route_tokens(comm: Comm, expert_layer: Callable, layer: MixtureOfExperts, x:
 
 
 class ExpertsTrained(NamedTuple):
-    """One rank after training.
+    """A rank after training.
 
     losses: of the whole batch, one per step; held, whole: numbers in the parameters of this rank, of the whole model.
     loads:  [(E,) copies of each expert, of all ranks] in the first layer that has experts, one per step.
@@ -239,7 +245,7 @@ def train_experts(comm: Comm, data: Dataset, steps: int = 3, gamma: float = GAMM
 
 
 class Attended(NamedTuple):
-    """One rank. off: largest difference from full attention; nbytes: that it has sent.
+    """The result of one rank. off: largest difference from full attention; nbytes: that it has sent.
 
     work: what it computed, in blocks of as many scores as two chunks have; a causal block is half.
     """
@@ -249,8 +255,8 @@ class Attended(NamedTuple):
     work: float
 
 
-def attend_chunks(comm: Comm, ring: Callable, contiguous: bool = False, n: int = 32) -> Attended:
-    """Causal attention in a sequence of 2p chunks by `ring`, an attendee's; a block takes a virtual second.
+def attend_chunks(comm: Comm, ring: RingOf, contiguous: bool = False, n: int = 32) -> Attended:
+    """Compute causal attention in a sequence of 2p chunks by `ring`, an attendee's; a block takes a virtual second.
 
     Args:    ring: as parallel.context.attention_around_ring; n: tokens of a chunk.
              contiguous: give each rank two chunks that follow each other, and not those that the ring chooses.
@@ -276,7 +282,7 @@ def attend_chunks(comm: Comm, ring: Callable, contiguous: bool = False, n: int =
 
 
 class Trained(NamedTuple):
-    """One rank after training. losses: of the whole batch, one per step; held: numbers in this rank's parameters.
+    """A rank after training. losses: of the whole batch, one per step; held: numbers in this rank's parameters.
 
     seconds: median of a step, without the first; 0 for a single step.
     """
@@ -301,9 +307,9 @@ def script(comm: Comm, data: Dataset, steps: int = 3) -> Trained:
 
 
 def hybrid_script(
-    comm: Comm, data: Dataset, grid: dict[str, Any], steps: int = 3, load: str | None = None, save: str | None = None
+    comm: Comm, data: Dataset, grid: dict[str, int], steps: int = 3, load: str | None = None, save: str | None = None
 ) -> Trained:
-    """The same on a mesh: lines 1 to 3 are new, and in the place of forward, loss and backward; returns Trained.
+    """Train the same GPT on a mesh: lines 1 to 3 are new, and in place of forward, loss and backward; returns Trained.
 
     Args:    data: a data.dataset.Dataset of tokens, the same on every rank; grid: {"dp": 2, "pp": 2} for four ranks.
              load, save: paths of checkpoints, of any grid, to go on from and to leave behind; None for neither.
@@ -326,7 +332,7 @@ def hybrid_script(
 
 
 def steps_of(data: Dataset, begun: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (x, y) of so many batches, behind those of the steps that have been taken."""
+    """Yield (x, y) of so many batches, behind the batches of the steps that have been taken."""
     for indices in islice(batches(len(data.train_y), 16), begun, begun + steps):
         yield data.train_x[indices], data.train_y[indices]
 
@@ -341,12 +347,12 @@ def price(
     recompute: bool = True,
     of_peak: float = EFFICIENCY,
 ) -> Prediction:
-    """What a step of a published model costs on a grid of GPUs: a grid.model.Prediction, .seconds and .nbytes.
+    """Predict what a step of a published model costs on a grid of GPUs: a grid.model.Prediction, .seconds and .nbytes.
 
     Micro-batches of one sequence, 1F1B. of_peak: the one number that is assumed, the share of a GPU's peak that layers
-    reach if they neither wait nor send; the speeds of MACHINES are those of 0.5.
+    reach if they neither wait nor send; the speeds of MACHINES are for 0.5.
 
-    Raises:  ValueError where the grid cannot be, or `of_peak` is not in (0, 1]; LookupError for a name that is none.
+    Raises:  ValueError if the grid cannot be, or `of_peak` is not in (0, 1]; LookupError for a name that is none.
     """
     require_known(model, machine)
     if not 0 < of_peak <= 1:
@@ -354,21 +360,20 @@ def price(
     m = count_of_micro_batches(batch, dp, 1)
     grid, of = grid_of(dp, pp, tp), MACHINES[machine]
     if of_peak != EFFICIENCY:
-        network: Any = of.network
-        of = replace(of, network=replace(network, flops_per_s=network.flops_per_s * of_peak / EFFICIENCY))
+        network = of.network
+        faster = network.flops_per_s * of_peak / EFFICIENCY
+        of = replace(of, network=replace(network, flops_per_s=faster))  # pyrefly: ignore[bad-specialization]
     return predict(SPECS[model], grid, "1f1b", m, recompute, machine=of, batch=batch)
 
 
 def simulated_step(
     dp: int, pp: int, tp: int, micro_batches: int, model: str = "gpt3", machine: str = "dgx_a100"
 ) -> tuple[float, float]:
-    """(s with every message, s by the model) of one step with micro-batches of one example each, recomputed."""
+    """Return (s with every message, s by the model) of one step with micro-batches of one example each, recomputed."""
     require_known(model, machine)
-    spec, grid, machine = SPECS[model], grid_of(dp, pp, tp), MACHINES[machine]
-    asked: dict[str, Any] = {"recompute": True, "machine": machine, "batch": dp * micro_batches}
-    return simulate(spec, grid, "1f1b", micro_batches, **asked), predict(
-        spec, grid, "1f1b", micro_batches, **asked
-    ).seconds
+    spec, grid, of, batch = SPECS[model], grid_of(dp, pp, tp), MACHINES[machine], dp * micro_batches
+    predicted = predict(spec, grid, "1f1b", micro_batches, recompute=True, machine=of, batch=batch)
+    return simulate(spec, grid, "1f1b", micro_batches, recompute=True, machine=of, batch=batch), predicted.seconds
 
 
 def require_known(model: str, machine: str) -> None:

@@ -8,7 +8,7 @@ zero.py has the strategies, for any module and optimizer, and what each stage ho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..collectives.chunks import chunk
 from ..collectives.ring import all_gather, reduce_scatter
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def sharded_step(comm: Comm, params: Tensor, grad: Tensor, state: dict[str, Any], update: Callable[..., Any]) -> None:
+def sharded_step(
+    comm: Comm,
+    params: Tensor,
+    grad: Tensor,
+    state: dict[str, Tensor],
+    update: Callable[[Tensor, Tensor, dict[str, Tensor]], object],
+) -> None:
     """Take a step with the mean gradient, and keep 1/p of the optimizer state on each rank (ZeRO-1).
 
         p = 3        rank 0           rank 1           rank 2
@@ -44,7 +50,7 @@ def sharded_step(comm: Comm, params: Tensor, grad: Tensor, state: dict[str, Any]
 
 
 class ShardedLayer:
-    """The parameters of a layer as one flat vector of n elements, of which this rank keeps a chunk.
+    """The parameters of a layer as one flat vector of n elements; this rank keeps a chunk of it.
 
     shard: this rank's chunk, (ceil(n/p),) at most; whole: (n,) tensor from `allocate` to `release`, else None.
     """
@@ -66,7 +72,7 @@ class ShardedLayer:
         self.whole = None
 
 
-def gather_and_release(comm: Comm, layers: Sequence[ShardedLayer], use: Callable[[ShardedLayer], Any]) -> None:
+def gather_and_release(comm: Comm, layers: Sequence[ShardedLayer], use: Callable[[ShardedLayer], object]) -> None:
     """Call use(layer) for one layer after the other, each of them whole no longer than it has to be (ZeRO-3).
 
         background   gather 0 | gather 1 | gather 2 |

@@ -11,7 +11,8 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields
 from itertools import islice
 from numbers import Integral, Real
-from typing import Any, cast
+from types import UnionType
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,19 +25,27 @@ from ..models.batch_norm import synchronized
 from ..optim.large_batch import LAMB, LARS
 from ..units import require_int, require_number
 from . import checkpoint
+from .checkpoint import Facts
 from .consensus import require_same
 from .data_parallel import Strategy
+from .precision import OptimizerLike
 from .reducer import name_of
 
 LAYERWISE = ("lars", "lamb")  # which take the length of whole tensors
 OPTIMIZERS = ("sgd", "adamw", *LAYERWISE)
 SEEDS = 1 << 40  # times the million that data/loading.py multiplies a seed by: what torch can take
-TYPES: dict[Any, tuple[Any, str]] = {  # of an option: what it may be, and the same in words
+TYPES: dict[object, tuple[type | UnionType, str]] = {  # of an option: what it may be, and the same in words
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
     str: (str | os.PathLike, "a text or the name of a file"),
     bool: (bool, "True or False"),
 }
+
+
+class Trainable(Protocol):
+    """A model, on one rank or over many."""
+
+    def parameters(self) -> Iterable[torch.nn.Parameter]: ...
 
 
 @dataclass(frozen=True)
@@ -61,12 +70,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            value, kind = getattr(self, option.name), cast(Any, option.type)
-            types, words = TYPES[kind]
+            value = getattr(self, option.name)
+            types, words = TYPES[option.type]
             if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
                 raise TypeError(f"{option.name}={value!r}: {words} is needed")
             if types in (Integral, Real):  # NumPy's numbers are no plain ones in a checkpoint
-                object.__setattr__(self, option.name, kind(value))
+                object.__setattr__(self, option.name, (int if types is Integral else float)(value))
         for name in ("lr", "momentum"):
             require_number(name, getattr(self, name), 0)
         for name in ("steps", "batch", "micro_batches"):
@@ -79,13 +88,13 @@ class Recipe:
             every, resume = self.checkpoint_every, self.resume
             raise ValueError(f"checkpoint_every={every}, resume={resume}: both need checkpoint, the name of a file")
 
-    def optimizer_for(self, model: torch.nn.Module) -> Any:
-        """The torch optimizer of all parameters of `model`. Raises ValueError where none of them can be trained."""
+    def optimizer_for(self, model: Trainable) -> torch.optim.Optimizer:
+        """Return the torch optimizer of all parameters of `model`. Raises ValueError if none of them can be trained."""
         require_trainable(model)
         return self.optimizer_of(model.parameters())
 
     def optimizer_of(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """The torch optimizer of these parameters."""
+        """Return the torch optimizer of these parameters."""
         if self.optimizer == "adamw":
             return torch.optim.AdamW(params, lr=self.lr)
         if self.optimizer == "lamb":
@@ -95,13 +104,13 @@ class Recipe:
         return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum)
 
     def require_elementwise(self, sharded: str) -> None:
-        """Raise ValueError if the optimizer needs whole tensors, of which `sharded` gives each rank a part."""
+        """Raise ValueError if the optimizer needs whole tensors: with `sharded` each rank has parts of them."""
         if self.optimizer in LAYERWISE:
             got = f"optimizer={self.optimizer!r} takes the length of whole tensors"
             raise ValueError(f"{got}, and with {sharded} each rank has parts of them: sgd or adamw is needed")
 
-    def facts(self) -> dict[str, Any]:
-        """What of it a step depends on, so that a checkpoint and a run that goes on from it must have it in common.
+    def facts(self) -> Facts:
+        """Return the options that a step depends on, which a checkpoint and a run that goes on from it must share.
 
         The rest, which is of the data set, the model and the reader, comes from checkpoint.facts_of and training.train.
         """
@@ -109,7 +118,7 @@ class Recipe:
         return {name: getattr(self, name) for name in names}
 
 
-def require_trainable(model: torch.nn.Module) -> None:
+def require_trainable(model: Trainable) -> None:
     """Raise ValueError unless a parameter of `model` needs a gradient."""
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no parameter that needs a gradient: nothing to train")
@@ -121,7 +130,7 @@ TESTED = 2**15  # answers that are evaluated: of a long text more would take lon
 
 @dataclass(frozen=True)
 class Trained:
-    """What a rank returns: losses of every step; seconds and samples of all steps; the flat parameters (N,).
+    """The result of a rank: losses of every step; seconds and samples of all steps; the flat parameters (N,).
 
     test_loss: mean cross-entropy per answer on the test set; test_accuracy: share of its answers that are right.
     """
@@ -139,14 +148,14 @@ def train(
 ) -> Trained:
     """Train `model` on this rank's shards and report {step, loss, samples_per_s} of every step from rank 0.
 
-    Args:    model: nn.Module, overwritten; rank 0's parameters are where all ranks start.
+    Args:    model: nn.Module, overwritten; all ranks start from rank 0's parameters.
              strategy: a parallel.data_parallel.Strategy, which adds gradients over ranks.
              data: a data.dataset.Dataset, recipe: a Recipe: the same on every rank.
              reader: a data.loading.Reader; by default examples are there when they are asked for.
     Returns: Trained. The losses are of the global batch, the same on every rank.
-    Raises:  ValueError on every rank where ranks differ in recipe, data or model, or outnumber the examples of a batch,
-             or where the strategy's all_reduce does not add up;
-             OSError and ValueError on every rank where the recipe's checkpoint cannot be used: see checkpoint.py.
+    Raises:  ValueError on every rank if ranks differ in recipe, data or model, or outnumber the examples of a batch,
+             or if the strategy's all_reduce does not add up;
+             OSError and ValueError on every rank if the recipe's checkpoint cannot be used: see checkpoint.py.
     """
     n = len(data.train_y)
     require_same(comm, "recipe", f"{recipe} for {n:,} examples of shape {tuple(data.train_x.shape[1:])}")
@@ -192,9 +201,9 @@ def train(
 
 
 def steps_taken(
-    comm: Comm, model: checkpoint.Stateful, optimizer: checkpoint.Stateful, recipe: Recipe, facts: checkpoint.Facts
+    comm: Comm, model: checkpoint.Stateful, optimizer: checkpoint.Stateful, recipe: Recipe, facts: Facts
 ) -> int:
-    """How many steps have been taken before this run: those of the checkpoint that it goes on from, else none."""
+    """Return how many steps have been taken before this run, by the checkpoint that it goes on from; else 0."""
     if not recipe.resume:
         return 0
     first = checkpoint.restore(comm, recipe.checkpoint, model, optimizer, facts)
@@ -203,16 +212,25 @@ def steps_taken(
     return first
 
 
+Step: TypeAlias = Callable[[], tuple[float, float, int]]
+
+
 def run_steps(
-    comm: Comm, recipe: Recipe, first: int, step: Callable, save: Callable, more: Callable = dict
+    comm: Comm,
+    recipe: Recipe,
+    first: int,
+    step: Step,
+    save: Callable[[int], None],
+    more: Callable[[], dict[str, float]] = dict,
 ) -> tuple[list[float], int, float]:
     """Take the steps of `recipe` from number `first` on, report each from rank 0, and save checkpoints.
 
-    Args:    step: f() -> (loss, the loss as this rank knows it, examples); save: f(steps taken).
+    Args:    step: f() -> (loss, the loss as far as this rank has it, examples); save: f(steps taken).
              more: f() -> {name: number} to report as well.
     Returns: losses, samples, and seconds of all steps.
     """
-    losses, samples, clock = [], 0, comm.trace.clock
+    losses: list[float] = []
+    samples, clock = 0, comm.trace.clock
     begin = before = clock()
     for number in range(first, recipe.steps):
         loss, seen, batch = step()
@@ -232,13 +250,13 @@ def train_step(
     comm: Comm,
     model: torch.nn.Module,
     strategy: Strategy,
-    optimizer: torch.optim.Optimizer,
+    optimizer: OptimizerLike,
     x: Tensor,
     y: Tensor,
     batch: int,
     micro_batches: int = 1,
 ) -> float:
-    """One step on this rank's shard; returns this rank's part of the loss: added over ranks it is the mean loss.
+    """Take one step on this rank's shard; returns this rank's part of the loss: added over ranks it is the mean loss.
 
     Args:    x: (b, ...): this rank's shard, which may be empty; y: (b,) or (b, positions) int64.
              batch: examples over all ranks; micro_batches: parts of the shard that go through the model one by one.
@@ -266,10 +284,10 @@ def train_step(
 
 @torch.no_grad()
 def evaluate(comm: Comm, model: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[float, ...]:
-    """(mean cross-entropy per answer, share of right answers) of x (n, ...), y (n,) or (n, positions).
+    """Return (mean cross-entropy per answer, share of right answers) of x (n, ...), y (n,) or (n, positions).
 
     Of the first of them, TESTED answers in all. Each rank does its share of these.
-    Steps: one all_reduce.   Bytes per rank: those of all_reduce for 24 bytes.
+    Steps: one all_reduce.   Bytes per rank: as in an all_reduce of 24 bytes.
     """
     some = min(len(y), max(1, TESTED // max(1, y[:1].numel())))
     mine = shard(torch.arange(some, device=y.device), comm.rank, comm.size)
@@ -291,7 +309,7 @@ def train_steps(
     strategy: Strategy,
     optimizer: torch.optim.Optimizer,
     steps: list[list[tuple[Tensor, ...]]],
-    loss_of: Callable,
+    loss_of: Callable[[torch.nn.Module, Tensor, Tensor], Tensor],
 ) -> None:
     """Train on this rank's micro-batches, in as many steps as the rank with most: the same steps on every rank.
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..comm.base import Comm, Work
-from .checkpoint import shard_of
+from .checkpoint import StateDict, shard_of
 from .consensus import Verdict, gather_integers, gather_items, require_same_model
 from .data_parallel import Strategy, replicate
 from .flat import Flat, grad_of, own_all_gather, own_reduce_scatter
@@ -55,6 +55,10 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     return [unit for child in model.children() for unit in units_of(child)]
 
 
+OnFlat: TypeAlias = Callable[[Comm, Tensor], Tensor]  # a reduce-scatter or an all-gather
+Units: TypeAlias = Callable[[nn.Module], Iterable[nn.Module]]
+
+
 class Unit:
     """A module whose parameters are gathered and released together. waiting: for gradients of this many of them."""
 
@@ -67,7 +71,7 @@ class Unit:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing of a backward pass has come yet."""
+        """Begin a backward pass: nothing of it has come yet."""
         self.waiting, self.calls = self.trainable, 0  # calls of forward whose inputs have no gradient yet
 
     def release(self) -> None:
@@ -85,7 +89,7 @@ class ShardedParameter(nn.Parameter):
     """A parameter whose gradient may be in shards: then reading `.grad` raises ValueError instead of giving None."""
 
     @property
-    def grad(self) -> Tensor | None:  # type: ignore[override]
+    def grad(self) -> Tensor | None:
         where = self.__dict__.get("gradient_is")
         if where:
             raise ValueError(where)
@@ -93,16 +97,16 @@ class ShardedParameter(nn.Parameter):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        torch.Tensor.grad.__set__(self, value)
+        torch.Tensor.grad.__set__(self, value)  # pyrefly: ignore[missing-attribute]
 
 
 # -- the strategies ----------------------------------------------------------------------------------------------------
 
 
 class ZeRO1(Strategy):
-    """Shards the optimizer states: every rank updates its chunk of the parameters, and all gather what became of them.
+    """Optimizer states in shards: every rank updates its chunk of the parameters, and all gather what became of them.
 
-    reduce_scatter, all_gather: f(comm, x) of a flat x, of which rank r's chunk r is the result, or the input, as those
+    reduce_scatter, all_gather: f(comm, x) of a flat x, whose chunk r on rank r is the result, or the input, as those
     of collectives/ring.py; by default the communicator's own.
     precision: see Strategy. units: f(model) -> modules, whose parameters travel together; by default `units_of`.
 
@@ -117,17 +121,17 @@ class ZeRO1(Strategy):
 
     The optimizer gets pieces of parameters, flat, so it has to be one that works element by element: SGD, Adam and the
     like; one that looks at a whole layer, as LAMB does, would see a part of it.
-    Steps: one reduce_scatter and one all_gather per unit.   Bytes per rank: those of both for all parameters.
+    Steps: one reduce_scatter and one all_gather per unit.   Bytes per rank: as both of all parameters.
     """
 
     sharded = False  # are parameters?
 
     def __init__(
         self,
-        reduce_scatter: Callable = own_reduce_scatter,
-        all_gather: Callable = own_all_gather,
+        reduce_scatter: OnFlat = own_reduce_scatter,
+        all_gather: OnFlat = own_all_gather,
         precision: str | Precision | None = None,
-        units: Callable = units_of,
+        units: Units = units_of,
     ) -> None:
         super().__init__(precision=precision)
         self.reduce_scatter = require_function("reduce_scatter(comm, x)", reduce_scatter)
@@ -166,7 +170,7 @@ class ZeRO1(Strategy):
         self.trainable = [f for unit in self.parts for f in unit.flats if f.params[0].requires_grad]
         self.pieces_of = {id(f): self.cut(f, wide) for unit in self.parts for f in unit.flats}
         self.pieces = [piece for flat in self.trainable for piece in self.pieces_of[id(flat)]]
-        self.reducer = Reducer(cast(Any, self.trainable[::-1]), self.scatter)
+        self.reducer = Reducer(self.trainable[::-1], self.scatter)  # pyrefly: ignore[bad-assignment]
         self.version = {id(p): p._version for p in model.parameters()}
         for param in self.params:
             if type(param) is nn.Parameter:
@@ -185,7 +189,7 @@ class ZeRO1(Strategy):
         """Hang what a stage does during forward and backward on the model."""
 
     def groups(self, model: nn.Module) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:
-        """[(name, module, its parameters)] of the units; what is in none, or in several, is in that of the model."""
+        """Return [(name, module, its parameters)] of the units; what is in none, or in several, is in the model's."""
         names = {id(module): name for name, module in model.named_modules()}
         units = [model, *(unit for unit in self.units(model) if unit is not model)]
         for unit in units[1:]:
@@ -211,11 +215,11 @@ class ZeRO1(Strategy):
         return [(names[id(u)] or "the model", u, own) for u, own in zip(units, found, strict=True) if own or u is model]
 
     def flats_of(self, comm: Comm, params: list[nn.Parameter]) -> list[Flat]:
-        """The vectors of one unit: parameters of one dtype that all need gradients, or none of which does.
+        """Return the vectors of one unit: parameters of one dtype that all need gradients, or all need none.
 
-        Frozen parameters are in vectors, too, where they are sharded, or where what they were in float32 is.
+        Frozen parameters are in vectors, too, if they are sharded, or if what they were in float32 is.
         """
-        kinds: dict[Any, list[nn.Parameter]] = {}
+        kinds: dict[tuple[torch.dtype, torch.dtype, bool], list[nn.Parameter]] = {}
         for param in params:
             if param.requires_grad or self.sharded or self.precision is not None:
                 kind = self.dtypes[id(param)], param.dtype, param.requires_grad
@@ -223,7 +227,7 @@ class ZeRO1(Strategy):
         return [Flat(comm, own, [self.index_of.get(id(p), -1) for p in own], self.sharded) for own in kinds.values()]
 
     def cut(self, flat: Flat, wide: dict[int, Tensor]) -> list[nn.Parameter]:
-        """This rank's parts of the parameters in `flat`, or of what they were before they were rounded: its masters.
+        """Return this rank's parts of the parameters in `flat`, or of what they were before rounding: its masters.
 
         wide: {id of a parameter: what it was before it was rounded}.
         """
@@ -240,9 +244,9 @@ class ZeRO1(Strategy):
         return ShardedOptimizer(self, make(self.pieces or [nn.Parameter(torch.zeros(0))]))
 
     def require_sums(self, comm: Comm) -> None:
-        """Nothing is added by `all_reduce` here."""
+        """Check nothing: `all_reduce` adds nothing here."""
 
-    def require_not_before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def require_not_before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Raise ValueError for an optimizer of the model's own parameters, which have no gradients here."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         names = [name for name, p in zip(self.names, self.params, strict=True) if id(p) in held]
@@ -253,7 +257,7 @@ class ZeRO1(Strategy):
             )
 
     def require_unchanged(self, *units: Unit) -> None:
-        """Raise ValueError where somebody else has changed a parameter of these units, or of any."""
+        """Raise ValueError if somebody else has changed a parameter of these units, or of any."""
         for unit in units or self.parts:
             for flat in unit.flats:
                 for param, view in zip(flat.params, flat.views, strict=True):
@@ -262,8 +266,8 @@ class ZeRO1(Strategy):
                         name = next(name for name, p in self.model.named_parameters() if p is param)
                         how = "in place" if param.data_ptr() == shown.data_ptr() else "its tensor was replaced"
                         raise ValueError(
-                            f"{name} was changed behind the back of {type(self).__name__} ({how}), and its shards do "
-                            "not know: give it its values before strategy.start, or by strategy.load_state_dict"
+                            f"{name} was changed behind the back of {type(self).__name__} ({how}), and its shards have "
+                            "other values: give it its values before strategy.start, or by strategy.load_state_dict"
                         )
 
     # -- a step ---------------------------------------------------------------------------------------------------
@@ -274,7 +278,7 @@ class ZeRO1(Strategy):
         self.require_unchanged()
         reducer.begin()
         totals = []
-        for flat in cast(list[Flat], reducer.buckets):
+        for flat in self.trainable[::-1]:  # the reducer's buckets
             for k in reversed(range(len(flat.indices))):
                 flat.put(k)
             totals.append(self.reduce_scatter(comm, flat.packed()))
@@ -305,7 +309,7 @@ class ZeRO1(Strategy):
         """Let nobody read the gradient of parameter `index` as None, which is in shards now."""
         self.params[index].__dict__["gradient_is"] = (
             f"the gradient of {self.names[index]} is in shards from backward to optimizer.step(): clip by "
-            "strategy.clip_gradients(max_norm), which knows all of them"
+            "strategy.clip_gradients(max_norm), which has all of them"
         )
 
     def take(self) -> None:
@@ -341,7 +345,7 @@ class ZeRO1(Strategy):
 
     @torch.no_grad()
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update this rank's pieces, and let all ranks know. Collective."""
+        """Update this rank's pieces, and give them to all ranks. Collective."""
         self.require_begun()
         self.require_unchanged()
         self.take()
@@ -393,17 +397,17 @@ class ZeRO1(Strategy):
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of the whole model's state_dict(), {name: tensor}, on every rank. Collective."""
+        """Return a copy of the whole model's state_dict(), {name: tensor}, on every rank. Collective."""
         return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
-    def shards(self) -> dict[str, Any]:
-        """This rank's shards of `state_dict`, as checkpoint.save_shards writes them; rank 0 has the buffers as well."""
+    def shards(self) -> StateDict:
+        """Return this rank's shards of `state_dict`, as checkpoint.save_shards writes them; rank 0 has the buffers."""
         mine: dict[int, list[tuple[int, Tensor]]] = {}
         for flat in (flat for unit in self.parts for flat in unit.flats):
             mine |= {id(param): [] for param in flat.params}
             for (i, begin, *_), piece in zip(flat.pieces, self.pieces_of[id(flat)], strict=True):
                 mine[id(flat.params[i])] = [(begin, piece)]
-        found: dict[str, Any] = {}
+        found: StateDict = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             if id(tensor) in mine:
                 found[name] = shard_of(tensor.shape, mine[id(tensor)])
@@ -443,17 +447,17 @@ class ZeRO1(Strategy):
         return [piece for own in self.pieces_of.values() for piece in own]
 
     def places(self) -> list[Tensor]:
-        """The parts of the parameters that the pieces are, or are masters of."""
+        """Return the parts of the parameters that the pieces are, or are masters of."""
         return [part for flat in self.trainable for part in flat.slices(flat.shard)]
 
     def pieces_in(self) -> list[tuple[int, int, int]]:
-        """[(index of the parameter, begin, end)] of every piece."""
+        """Return [(index of the parameter, begin, end)] of every piece."""
         return [(flat.indices[i], begin, end) for flat in self.trainable for i, begin, end, _ in flat.pieces]
 
-    def whole(self, values: Sequence[Any], dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Return the whole tensors of which all ranks' `values` are pieces, in the order of the parameters: Flat.whole.
+    def whole(self, values: Sequence[Tensor | float | None], dtype: torch.dtype | None = None) -> list[Tensor]:
+        """Return the whole tensors from all ranks' pieces, `values`, in the order of the parameters: see Flat.whole.
 
-        dtype: by default that of the pieces. Collective: an all_gather per unit.
+        dtype: by default the pieces'. Collective: an all_gather per unit.
         """
         found: dict[int, Tensor] = {}
         rest = iter(values)
@@ -470,12 +474,12 @@ class ZeRO1(Strategy):
             self.drop_gradients()
             for param in self.params:
                 if type(param) is ShardedParameter:
-                    param.__class__ = nn.Parameter
+                    param.__class__ = nn.Parameter  # pyrefly: ignore[bad-argument-type]
         super().stop()
 
 
 class ZeRO2(ZeRO1):
-    """Shards gradients as well: those of a unit are added and freed as soon as backward has made them.
+    """Gradients in shards as well: a unit's are added and freed as soon as backward has made them.
 
     Whole gradients of this rank are there for the unit that backward is in and those whose reduce-scatter is under way;
     inside accumulating() they all are, as they travel once.
@@ -487,7 +491,7 @@ class ZeRO2(ZeRO1):
             self.hook(param.register_post_accumulate_grad_hook(lambda _, index=index: self.ready(index)))
 
     def ready(self, index: int) -> None:
-        """Autograd has made the gradient of parameter `index`."""
+        """Send what can be sent, now that autograd has made the gradient of parameter `index`."""
         if not self.adds_up:
             gradient_ready(self.comm, self.require_begun(), index)
             self.mark(index)
@@ -504,24 +508,24 @@ class ZeRO2(ZeRO1):
 
 
 class ZeRO3(ZeRO2):
-    """Shards parameters as well: a unit gathers them before it is used, in forward and in backward, and releases them.
+    """Parameters in shards as well: a unit gathers them before it is used, forward and backward, then releases them.
 
     While a unit computes, the next one, in the order of the forward pass before, is gathered in the background.
     reshard_after_forward: True releases every unit after its forward, 3 Psi bytes in a step; None, all but the last and
-    that of the model itself, which backward needs at once; False none, 2 Psi. A unit that is computed again during
+    the model itself, which backward needs at once; False none, 2 Psi. A unit that is computed again during
     backward (recomputation) is gathered once there. All ranks have to compute the same units in the same order.
     On simulated ranks backward waits inside autograd: sim.run(..., threads=True).
-    Steps: per unit two all_gathers, or one, and one reduce_scatter.   Bytes per rank: those of each for its parameters.
+    Steps: per unit two all_gathers, or one, and one reduce_scatter.   Bytes per rank: as each of its parameters.
     """
 
     sharded = True
 
     def __init__(
         self,
-        reduce_scatter: Callable = own_reduce_scatter,
-        all_gather: Callable = own_all_gather,
+        reduce_scatter: OnFlat = own_reduce_scatter,
+        all_gather: OnFlat = own_all_gather,
         precision: str | Precision | None = None,
-        units: Callable = units_of,
+        units: Units = units_of,
         reshard_after_forward: bool | None = None,
     ) -> None:
         super().__init__(reduce_scatter, all_gather, precision, units)
@@ -550,7 +554,7 @@ class ZeRO3(ZeRO2):
             unit.works = [self.comm.background(self.all_gather, flat.full) for flat in unit.flats]
 
     def need(self, unit: Unit, following: Unit | None) -> None:
-        """Make the parameters of a unit whole, and begin to gather those of the `following` one."""
+        """Make the parameters of a unit whole, and begin to gather the `following` one's."""
         self.gather(unit)
         works, unit.works = unit.works, []
         if following is not None:
@@ -562,7 +566,7 @@ class ZeRO3(ZeRO2):
             for flat in unit.flats:
                 flat.attach()
 
-    def before_forward(self, unit: Unit, *_: Any) -> None:
+    def before_forward(self, unit: Unit, *_: object) -> None:
         if in_backward():  # it is computed again
             place = max((k for k, other in enumerate(self.trail) if other is unit), default=0)
             self.need(unit, self.trail[place - 1] if place else None)
@@ -577,7 +581,7 @@ class ZeRO3(ZeRO2):
         known = self.expected[place + 1 : place + 2] if self.expected[place : place + 1] == [unit] else []
         self.need(unit, known[0] if known else None)
 
-    def after_forward(self, unit: Unit, _: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def after_forward(self, unit: Unit, _: nn.Module, args: object, kwargs: object, out: object) -> None:
         if in_backward():
             return
         keeps = self.reshard_after_forward is False
@@ -593,7 +597,7 @@ class ZeRO3(ZeRO2):
             register_multi_grad_hook(tensors, lambda _: self.behind(unit))
 
     def behind(self, unit: Unit) -> None:
-        """Backward has come through one call of a unit, to all of its inputs."""
+        """Count one call of a unit as done: backward has come through it, to all of its inputs."""
         unit.calls -= 1
         self.release_if_done(unit)
 
@@ -604,7 +608,7 @@ class ZeRO3(ZeRO2):
         self.release_if_done(unit)
 
     def release_if_done(self, unit: Unit) -> None:
-        """Release a unit that has all gradients; where parameters are frozen, those of its inputs, too."""
+        """Release a unit that has all gradients; if parameters are frozen, its inputs', too."""
         if unit.waiting <= 0 and unit.calls <= 0:
             unit.begin()
             unit.release()
@@ -612,11 +616,11 @@ class ZeRO3(ZeRO2):
     def add_gradients(self, comm: Comm, model: nn.Module) -> None:
         for unit in self.parts:
             unit.begin()
-            unit.release()  # where backward has not reached all
+            unit.release()  # if backward has not reached all
         super().add_gradients(comm, model)
 
     def spread(self) -> None:
-        """Nothing travels yet: what is needed is gathered when it is."""
+        """Send nothing yet: what is needed is gathered when it is."""
         self.release()
 
     def release(self) -> None:
@@ -629,16 +633,17 @@ class ZeRO3(ZeRO2):
 
 
 def in_backward() -> bool:
-    """Is autograd at work in this thread?"""
+    """Return True if autograd is at work in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
-def with_gradient(values: Any) -> list[Tensor]:
-    """The tensors in `values`, nested tuples, lists and dicts, that need a gradient."""
+def with_gradient(values: object) -> list[Tensor]:
+    """Return the tensors in `values`, nested tuples, lists and dicts, that need a gradient."""
     if isinstance(values, Tensor):
         return [values] if values.requires_grad else []
-    nested: Iterable[Any] = values.values() if isinstance(values, dict) else values
-    return [t for v in nested for t in with_gradient(v)] if isinstance(values, dict | list | tuple) else []
+    if isinstance(values, dict):
+        return [t for v in values.values() for t in with_gradient(v)]
+    return [t for v in values for t in with_gradient(v)] if isinstance(values, list | tuple) else []
 
 
 # -- what is saved -----------------------------------------------------------------------------------------------------
@@ -660,7 +665,7 @@ class ShardedOptimizer:
         self.count, self.numbers = len(place), [place[id(p)] for p in strategy.params]  # as DataParallel's counts them
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[StateDict]:
         return self.optimizer.param_groups
 
     def zero_grad(self) -> None:
@@ -670,8 +675,8 @@ class ShardedOptimizer:
         """Update the parameters of all ranks, and drop the gradients. Collective."""
         self.strategy.update(self.optimizer)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state_dict() of the optimizer that DataParallel would have, on every rank. Collective.
+    def state_dict(self) -> StateDict:
+        """Return the state_dict() of the optimizer that DataParallel would have, on every rank. Collective.
 
         Raises:  ValueError on every rank for a state that is neither like a piece nor one number.
         """
@@ -684,7 +689,7 @@ class ShardedOptimizer:
         for key, kind in sorted({(pair[0], pair[1]) for table in tables for pair in table if len(pair) == 2}):
             if kind not in (LIKE, NUMBER):
                 raise ValueError(
-                    f"a checkpoint knows no optimizer whose {key} is {kind}: SGD, Adam and the like are known"
+                    f"no checkpoint can hold an optimizer whose {key} is {kind}: SGD, Adam and the like can be saved"
                 )
             values = [row.get(key) for row in rows]
             known = {place[0] for place, v in zip(strategy.pieces_in(), values, strict=True) if v is not None}
@@ -699,10 +704,10 @@ class ShardedOptimizer:
             return inner
         return {"inner": inner, "precision": strategy.precision.state_dict()}
 
-    def shards(self) -> dict[str, Any]:
-        """This rank's shards of `state_dict`, as checkpoint.save_shards writes them. No messages."""
+    def shards(self) -> StateDict:
+        """Return this rank's shards of `state_dict`, as checkpoint.save_shards writes them. No messages."""
         strategy = self.strategy
-        state: dict[int, dict[str, Any]] = {}
+        state: dict[int, StateDict] = {}
         for piece, (index, begin, _) in zip(strategy.pieces, strategy.pieces_in(), strict=True):
             shape = strategy.params[index].shape
             for key, value in self.optimizer.state.get(piece, {}).items():
@@ -714,7 +719,7 @@ class ShardedOptimizer:
             return inner
         return {"inner": inner, "precision": strategy.precision.state_dict()}
 
-    def load_state_dict(self, whole: dict[str, Any]) -> None:
+    def load_state_dict(self, whole: StateDict) -> None:
         """Take this rank's pieces of the state of the whole model's optimizer, from any number of ranks. Collective.
 
         Raises:  ValueError that says what does not fit.
@@ -734,19 +739,19 @@ class ShardedOptimizer:
         if precision is not None:
             precision.load_state_dict(whole["precision"])
 
-    def group(self) -> dict[str, Any]:
-        """The options of the one group of parameters. Raises ValueError where there are several."""
+    def group(self) -> StateDict:
+        """Return the options of the one group of parameters. Raises ValueError if there are several."""
         groups = self.optimizer.state_dict()["param_groups"]
         if len(groups) > 1:
             raise ValueError(f"a checkpoint needs an optimizer of one group of parameters: this one has {len(groups)}")
         return groups[0]
 
 
-def kind_of(value: Any, piece: Tensor) -> str:
-    """Whether a value of an optimizer's state is LIKE the piece or a NUMBER, or what else."""
+def kind_of(value: object, piece: Tensor) -> str:
+    """Return LIKE if a value of an optimizer's state is like the piece, NUMBER if it is one, else its shape."""
     shape = shape_of(value)
     return NUMBER if shape == () else LIKE if shape == piece.shape else f"of shape {tuple(shape)}"
 
 
-def shape_of(value: Any) -> Sequence[int]:
+def shape_of(value: object) -> Sequence[int]:
     return value.shape if isinstance(value, Tensor) else ()

@@ -1,1 +1,1 @@
-"""Where the time of a training step goes: processors as data, their bounds, and the share of them that is used."""
+"""The time of a training step: processors as data, their bounds, and the share of them that is used."""

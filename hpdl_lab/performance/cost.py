@@ -7,7 +7,7 @@ from .machines import PROCESSORS
 
 PETAFLOP_S_DAY = 1e15 * 86_400  # FLOPs
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022 (Chinchilla), arXiv:2203.15556: 1.4e12 tokens for 70e9 parameters
-PUE = 1.1  # an assumption for sources that state none: 1.10 is that of GPT-3's data center
+PUE = 1.1  # an assumption for sources that state none: GPT-3's data center has 1.10
 H100 = PROCESSORS["H100 SXM"].peak["bfloat16"]  # the H800 has the same peak
 
 
@@ -21,7 +21,7 @@ class Training(NamedTuple):
     hours: float  # of all devices together, with pauses
     peak: float  # dense FLOP/s of one device
     watts: float  # of one device; for GPT-3 and PaLM measured with its share of the host
-    pue: float = PUE  # power usage effectiveness: the power of a whole data center over that of its computers
+    pue: float = PUE  # power usage effectiveness: the power of a whole data center over the power of its computers
     parameters: float = 0  # that a token uses
     tokens: float = 0
 

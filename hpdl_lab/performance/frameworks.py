@@ -1,18 +1,27 @@
-"""Frameworks as data, and when they know the graph: one net as a static graph, in eager mode, and in torch.compile."""
+"""Frameworks as data, and one net as a static graph, in eager mode, and in torch.compile."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
-import torch
 
-from .static_graph import Node
+class Operand(Protocol):
+    """Anything that a net computes with: a tensor, or a node of a static graph."""
 
-Value = TypeVar("Value", torch.Tensor, Node)
+    def __matmul__(self, other: Self, /) -> Self: ...
+    def __add__(self, other: Self, /) -> Self: ...
+    def __sub__(self, other: Self, /) -> Self: ...
+    def __gt__(self, other: float, /) -> Self: ...
+    def relu(self) -> Self: ...
+    def square(self) -> Self: ...
+    def mean(self) -> Self: ...
+
+
+Value = TypeVar("Value", bound=Operand)
 
 
 class Framework(NamedTuple):
-    """year: of the first public release; graph: when it is known; libraries: which compute."""
+    """A framework. year: of the first public release; graph: when it is known; libraries: they compute."""
 
     name: str
     year: int

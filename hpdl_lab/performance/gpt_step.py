@@ -1,4 +1,4 @@
-"""A small GPT whose training step is slow for six reasons, each of which can be removed by its name."""
+"""A small GPT whose training step is slow for six reasons; each can be removed by its name."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Files(Dataset[Tensor]):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, i: int) -> Tensor:
+    def __getitem__(self, index: int) -> Tensor:
         time.sleep(OPEN_S)
-        return self.files[i]
+        return self.files[index]
 
 
 class GPT(nn.Module):
-    """A transformer that predicts the next token. fused: whether its GELU is one operation, not eight."""
+    """A transformer that predicts the next token. fused: its GELU is one operation, not eight."""
 
     def __init__(self, fused: bool) -> None:
         super().__init__()
@@ -72,18 +72,18 @@ def gpt_step(comm: Comm, *repaired: str) -> Callable[[], float]:
                  communication: DDP sends buckets during backward, not one gradient after the other at its end.
                  optimizer: AdamW is one operation (fused), not a loop over parameters.
                  imbalance: all ranks get EXAMPLES sequences; else rank 0 gets half more, and the last rank half less.
-    Returns: a function that makes one step and returns this rank's loss; their mean is that of the whole batch.
+    Returns: a function that makes one step and returns this rank's loss; their mean is the loss of the whole batch.
     Raises:  ValueError if a repair is not known.
     """
     unknown = set(repaired) - set(REPAIRS)
     if unknown:
         raise ValueError(f"no repair is called {sorted(unknown)[0]!r}: there are {', '.join(REPAIRS)}")
     torch.manual_seed(0)
-    model: nn.Module = GPT("memory" in repaired)
-    if "communication" in repaired:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    way = {"fused": True} if "optimizer" in repaired else {"foreach": False}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **way)
+    model = GPT("memory" in repaired)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True) if "communication" in repaired else None
+    forward: nn.Module = model if ddp is None else ddp
+    fused, foreach = (True, None) if "optimizer" in repaired else (None, False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused, foreach=foreach)
     reader = read(comm, "input" in repaired, "imbalance" in repaired)
 
     def step() -> float:
@@ -92,17 +92,17 @@ def gpt_step(comm: Comm, *repaired: str) -> Callable[[], float]:
         optimizer.zero_grad()
         parts = [tokens] if "dispatch" in repaired else tokens.split(1)
         for part in parts:
-            sends = part is parts[-1] or not isinstance(model, DistributedDataParallel)
-            with nullcontext() if sends else model.no_sync():
-                logits = model(part[:, :-1])
+            with nullcontext() if ddp is None or part is parts[-1] else ddp.no_sync():
+                logits = forward(part[:, :-1])
                 total = cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
                 mean = total / (EXAMPLES * LENGTH)  # of the whole batch, after the mean over ranks
                 mean.backward()
             loss += mean.detach()
-        if not isinstance(model, DistributedDataParallel):
+        if ddp is None:
             for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= comm.size
+                if (gradient := parameter.grad) is not None:
+                    dist.all_reduce(gradient)
+                    gradient /= comm.size
         optimizer.step()
         return loss.item()
 
@@ -110,7 +110,7 @@ def gpt_step(comm: Comm, *repaired: str) -> Callable[[], float]:
 
 
 def read(comm: Comm, shards: bool, balanced: bool) -> Iterator[Tensor]:
-    """Yield this rank's sequences of each step, which are those of all ranks together at any share."""
+    """Yield this rank's sequences of each step. All ranks together read the same ones at any share."""
     shares = [EXAMPLES] * comm.size
     if not balanced and comm.size > 1:
         shares[0] += EXAMPLES // 2

@@ -1,7 +1,7 @@
 """Links as data, from a GPU's memory to Ethernet, and the cheapest one that is fast enough.
 
-What comm/network/presets.py has is used; what it lacks is added here, with the same kind of sources. All bandwidths are
-those of one direction. The latency of memory is that of one read, on an H100 PCIe at 1.755 GHz.
+Links of comm/network/presets.py are used; others are added here, with the same kind of sources. All bandwidths are
+of one direction. The latency of memory is the time of one read, on an H100 PCIe at 1.755 GHz.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ADDED = (
 )
 LINKS = PRESETS | {link.name: link for link in ADDED}
 INSIDE = ("hbm3", "nvlink_5", "nvlink_4", "pcie_5")  # a GPU or a node, or a rack with nvlink_5
-# This order is an assumption and no list of prices: faster costs more, and Ethernet less than what only HPC buys.
+# This order is an assumption and no list of prices: faster costs more, and Ethernet less than links for HPC alone.
 CHEAPEST_FIRST = (
     *("ethernet_1", "ethernet_10", "roce_100", "omni_path_100"),
     *("slingshot_11", "infiniband_hdr", "roce_400", "infiniband_ndr"),

@@ -52,7 +52,7 @@ GENOA = {"float32": 64 * 3.1e9 * 32}  # cores, base clock, and 16 multiplication
 GRACE = {"float32": 7.1e12}  # twice what is stated for float64: a vector holds twice as many numbers
 
 H100_SOURCE = "NVIDIA, H100 Tensor Core GPU Architecture; 2022; bandwidth: its data sheet; 2023"
-H200_SOURCE = "NVIDIA, H200 Tensor Core GPU data sheet; 2024; the peaks are those of the H100"
+H200_SOURCE = "NVIDIA, H200 Tensor Core GPU data sheet; 2024; with the peaks of the H100"
 B200_SOURCE = "NVIDIA, HGX B200 and DGX B200 data sheets, an eighth of what they state for 8 GPUs; 2024"
 GRACE_SOURCE = "NVIDIA, Grace CPU Superchip data sheet, half of what it states for 2 CPUs; 2023"
 EPYC_SOURCE = "AMD, EPYC 9004 Series data sheet, with 12 channels of DDR5-4800; 2022"

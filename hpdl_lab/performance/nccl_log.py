@@ -1,4 +1,4 @@
-"""Logs of NCCL: read one to find which setting makes a job slow, and write some to practice on.
+"""Logs of NCCL: one is read to find the setting that makes a job slow, others are written to practice on.
 
 No GPU ran for the logs here: `write` makes them in the format of NCCL 2.26.2 with NCCL_DEBUG=INFO and
 NCCL_DEBUG_SUBSYS=INIT,ENV,NET (source: github.com/NVIDIA/nccl, tag v2.26.2-1). Their tables have the format of
@@ -76,7 +76,7 @@ class Job:
 
     @property
     def cause(self) -> str:
-        """Return what `diagnose_log` has to find: no setting does harm to messages that the job does not send."""
+        """Cause that `diagnose_log` has to find: no setting does harm to messages that the job does not send."""
         cause = FAULTS[self.setting][0] if self.setting else "none"
         return "none" if (self.gpus if cause == "shm" else len(self.hosts)) == 1 else cause
 
@@ -97,7 +97,7 @@ def write(job: Job, seed: int = 0) -> str:
 
 
 def messages(job: Job, rank: int) -> Iterator[str]:
-    """Yield what NCCL prints on a rank."""
+    """Yield the lines that NCCL prints on a rank."""
     (host, gpu), ranks = divmod(rank, job.gpus), len(job.hosts) * job.gpus
     here = job.setting if host in job.on else ""
     ethernet, far, gdr = here == "NCCL_IB_DISABLE", here == "NCCL_IB_HCA", not here or FAULTS[here][0] != "gdr"
@@ -156,7 +156,7 @@ def busbw(log: str) -> float:
 
 
 def excerpt(log: str, than: str = "") -> str:
-    """Return rank 0's lines and the table, numbered, without host and process, and without what `than` has as well."""
+    """Return rank 0's lines and the table, numbered, without host and process, and without the lines of `than`."""
     found = re.search(r"^\S+ \[0\](?=.* rank 0 nranks)", log, re.M)
     known = {line.partition("] ")[2] or line for line in than.splitlines()}
     rows = []

@@ -1,4 +1,4 @@
-"""Show where the time of a training step goes, for any script that torchrun starts. Needs torch and nothing else.
+"""A profile of the steps of a training, for any script that torchrun starts. It needs torch and nothing else.
 
     torchrun --standalone --nproc-per-node 2 profile_step.py train.py --its own arguments
 
@@ -49,7 +49,7 @@ OPTIMIZERS_ON_GPU = re.compile(r"multi_tensor_apply|adam|sgd", re.I)
 
 
 class Span(NamedTuple):
-    """begin, end: in ns of the system's clock, which ranks of one host share."""
+    """A named piece of time. begin, end: in ns of the system's clock, which ranks of one host share."""
 
     begin: int
     end: int
@@ -76,7 +76,7 @@ class Recording(NamedTuple):
 
 
 class Recorder:
-    """Times and records the steps between calls of `boundary`, which says when it has what it needs."""
+    """Times and profiles of the steps between calls of `boundary`, which returns True when there are enough."""
 
     def __init__(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch's profiler prints a line at every start and end
@@ -89,7 +89,7 @@ class Recorder:
         self._began = time.perf_counter()
 
     def boundary(self) -> bool:
-        """End a step and begin the next one. Returns whether all has been recorded."""
+        """End a step and begin the next one. Return True if all has been recorded."""
         seconds = time.perf_counter() - self._began
         self.steps += 1
         place = (self.steps - SKIPPED - 1) % (TIMED + WARMED + RECORDED)
@@ -143,17 +143,17 @@ def cost_of_recording(operations: int = 500) -> tuple[float, float]:
     alone = min(run() for _ in range(3))
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         recorded = min(run() for _ in range(3))
-    times = [event.time_range.elapsed_us() for event in profiler.events() if event.name == "aten::add_"]
+    times = [event.time_range.elapsed_us() for event in profiler.events() or () if event.name == "aten::add_"]
     return max(0.0, recorded - alone) / operations, 1e3 * statistics.median(times)
 
 
 def read(profiler: profile, cost: tuple[float, float]) -> Recording:
-    """Sort what the profiler has recorded by threads, and find the bars."""
+    """Sort the events of the profiler by threads, and find the bars."""
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     start = profiler.profiler.kineto_results.trace_start_ns()
     threads: dict[int, list[Span]] = {}
     device, communication = [], []
-    for event in profiler.events():
+    for event in profiler.events() or ():
         begin, end = (start + int(1e3 * at) for at in (event.time_range.start, event.time_range.end))
         span = Span(begin, end, event.name)
         if event.device_type == DeviceType.CUDA:
@@ -174,8 +174,8 @@ def analyze(
 ) -> Recording:
     """Divide the time of the recorded steps among the bars.
 
-    Every moment belongs to one bar: to a kernel if the GPU computes; else to what the innermost open operation of the
-    thread `main` does. Between operations it belongs to a communication that ends before the next one begins.
+    Every moment belongs to one bar: to a kernel if the GPU computes; else to the innermost open operation of the
+    thread `main`. Between operations it belongs to a communication that ends before the next one begins.
     """
     recorded_ns, dispatch_ns = cost
     steps = [span for span in main if span.name.startswith(STEP_REGION)]
@@ -228,7 +228,7 @@ def innermost(spans: Sequence[Span], begin: int, end: int) -> Iterator[tuple[int
 
 
 def bar_of(stack: Sequence[Span]) -> str:
-    """Return the bar of what a thread does: the region that it is in counts, then its innermost operation."""
+    """Return the bar of a moment of a thread: its region counts, then its innermost operation."""
     for span in stack:
         if span.name.startswith(INPUT_REGION):
             return INPUT
@@ -241,7 +241,7 @@ def bar_of(stack: Sequence[Span]) -> str:
 
 
 def kernels(device: Sequence[Span]) -> list[tuple[int, int, str]]:
-    """Return [(begin, end, bar)] of a GPU's kernels in order; the time of two that overlap is that of the first."""
+    """Return [(begin, end, bar)] of a GPU's kernels in order; time in which two overlap belongs to the first."""
     found, now = [], 0
     for span in sorted(device):
         begin = max(span.begin, now)
@@ -267,12 +267,15 @@ def covered(begin: int, end: int, busy: Sequence[tuple[int, int, str]]) -> Itera
 
 
 def waiting_in(begin: int, end: int, communication: Sequence[Span]) -> tuple[int, int, int] | None:
-    """Return (since when, until when, for which communication) a thread waits between begin and end, or None.
+    """Return (begin, end, index of the communication) of a thread's wait between begin and end, or None.
 
-    Who waits goes on when the communication ends. So one that goes on after `end` is not waited for.
+    A thread that waits goes on when the communication ends. So none waits for one that goes on after `end`.
     """
     ended = [(span.end, max(begin, span.begin), i) for i, span in enumerate(communication) if begin < span.end <= end]
-    return (min(since for _, since, _ in ended), *max(ended)[::2]) if ended else None
+    if not ended:
+        return None
+    until, _, which = max(ended)
+    return min(since for _, since, _ in ended), until, which
 
 
 def mean_bars(ranks: Sequence[Recording]) -> dict[str, float]:
@@ -335,18 +338,19 @@ def main() -> None:
         raise SystemExit("usage: torchrun --standalone --nproc-per-node 2 profile_step.py train.py [its arguments]")
     recorder = Recorder()
 
-    def follow(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def follow(optimizer: torch.optim.Optimizer, *_: object) -> None:
         hook.remove()
         step = optimizer.step
 
         @functools.wraps(step)
-        def followed(*args: Any, **kwargs: Any) -> Any:
+        def followed(*args: Any, **kwargs: Any) -> object:
             result = step(*args, **kwargs)
             if recorder.steps < STEPS and recorder.boundary():
                 show(recorder.result())
             return result
 
-        optimizer.step = followed  # type: ignore[method-assign]  # a step ends outside what the profiler calls a step
+        # A step ends outside the region that the profiler calls a step.
+        optimizer.step = followed  # pyrefly: ignore[bad-assignment]
 
     hook = register_optimizer_step_post_hook(follow)
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
@@ -357,11 +361,11 @@ def main() -> None:
 
 def show(mine: Recording) -> None:
     """Print the report of all ranks on rank 0."""
-    ranks: list[Any] = [mine]
+    ranks = [mine]
     if dist.is_initialized():
-        ranks *= dist.get_world_size()
-        dist.all_gather_object(ranks, tuple(mine))
-        ranks = [Recording(*rank) for rank in ranks]
+        rows: list[tuple[Any, ...]] = [()] * dist.get_world_size()
+        dist.all_gather_object(rows, tuple(mine))
+        ranks = [Recording(*row) for row in rows]
     if os.environ.get("RANK", "0") == "0":
         print(report(ranks), flush=True)
 

@@ -1,4 +1,4 @@
-"""The input of a training: storages as data, a throttled reader, and how many workers and batches a step needs."""
+"""The input of a training: storages as data, a throttled reader, and the workers and batches that a step needs."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class Played(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Return the time from the first batch to the last."""
+        """Time from the first batch to the last."""
         return self.taken[-1] - self.taken[0]
 
     def waiting(self, step: float) -> float:
-        """Return how much the waits after the first batch add to the time of the steps, as a share of it."""
+        """Return the waits after the first batch as a share of the time of the steps."""
         return max(0.0, self.seconds / (step * (len(self.taken) - 1)) - 1)
 
 
@@ -137,7 +137,7 @@ def workers_and_prefetch(reads: Sequence[float], step: float, cores: int, room: 
     return None
 
 
-class Throttled(Dataset):
+class Throttled(Dataset[torch.Tensor]):
     """Batches of `nbytes` bytes of a file; reading batch i takes reads[i] seconds, if the real storage is faster."""
 
     def __init__(self, path: str, reads: Sequence[float], nbytes: int) -> None:
@@ -146,14 +146,14 @@ class Throttled(Dataset):
     def __len__(self) -> int:
         return len(self.reads)
 
-    def __getitem__(self, i: int) -> torch.Tensor:
-        """Read batch i piece by piece; a token bucket lets no more through than its bytes/s allow."""
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Read a batch piece by piece; a token bucket lets no more through than its bytes/s allow."""
         start, data, file = time.perf_counter(), bytearray(), os.open(self.path, os.O_RDONLY)
         while len(data) < self.nbytes:
-            data += os.pread(file, min(PIECE, self.nbytes - len(data)), i * self.nbytes + len(data))
-            time.sleep(max(0, start + self.reads[i] * len(data) / self.nbytes - time.perf_counter()))
+            data += os.pread(file, min(PIECE, self.nbytes - len(data)), index * self.nbytes + len(data))
+            time.sleep(max(0, start + self.reads[index] * len(data) / self.nbytes - time.perf_counter()))
         if hasattr(os, "posix_fadvise"):  # macOS has none, and reads the next epoch from memory
-            os.posix_fadvise(file, i * self.nbytes, self.nbytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(file, index * self.nbytes, self.nbytes, os.POSIX_FADV_DONTNEED)
         os.close(file)
         return torch.frombuffer(data, dtype=torch.uint8)
 

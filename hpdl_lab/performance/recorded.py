@@ -1,4 +1,4 @@
-"""A table of what `make frameworks` has recorded: one training by several frameworks on emulated hosts."""
+"""A table of the recording of `make frameworks`: one training by several frameworks on emulated hosts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lines(recording: recorded.Recording) -> list[str]:
 
 
 def cells(row: recorded.Recording) -> tuple[str, ...]:
-    """Return what a line says: of the first worker's link, and of the server's."""
+    """Return the cells of a line, with the bytes on the first worker's link, and on the server's."""
     ways = [*row["links"][0], *row["links"][2]]
     links = (f"{nbytes / 1e6:.1f}" if nbytes > QUIET else "-" for nbytes in ways)
     return row["name"], f"{row['seconds'] * 1e3:.0f}", f"{row['loss']:.5f}", *links

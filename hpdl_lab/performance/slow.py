@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,18 @@ FAULTS = {  # script: which counter, from 1, and why
     "F": (6, "each rank reads the whole batch, and drops what belongs to others"),
 }
 HEAD = ("script", "syncs", "graphs", "breaks", "threads", "cores", "bytes waited for", "texts read", "used")
+
+
+if TYPE_CHECKING:
+
+    class Weights(Tensor):
+        """A Tensor that has a gradient when it is read, which type checkers do not know of a Tensor."""
+
+        @property
+        def grad(self) -> Tensor: ...
+        @grad.setter
+        def grad(self, value: Tensor | None) -> None: ...
+        def __isub__(self, other: Tensor) -> Self: ...  # pyrefly: ignore[bad-override]
 
 
 @dataclass
@@ -51,8 +63,8 @@ class Job:
         numbers = random.Random(0).sample(range(STEPS * size), STEPS * size)
         return [numbers[step : step + size] for step in range(0, STEPS * size, size)]
 
-    def weights(self) -> Tensor:
-        return torch.full((WIDTH, WIDTH), 0.5, requires_grad=True)
+    def weights(self) -> Weights:
+        return cast("Weights", torch.full((WIDTH, WIDTH), 0.5, requires_grad=True))
 
     def read(self, numbers: Iterable[int]) -> list[Tensor]:
         """Read texts from the storage, (length, width) each."""
@@ -134,9 +146,9 @@ def train_quickly(job: Job) -> list[float]:
 
 
 class Counts(NamedTuple):
-    """The losses that a script returned, and what was counted while it ran."""
+    """The losses that a script returned, and the counts while it ran."""
 
-    losses: Any
+    losses: list[float]
     synchronizations: int
     graphs: int
     breaks: int
@@ -145,11 +157,17 @@ class Counts(NamedTuple):
 
 
 class Synchronizations(TorchFunctionMode):
-    """Count the calls by which Python reads a number from a tensor; with a GPU, each waits for all work before it."""
+    """A count of the calls by which Python reads a number from a tensor; on a GPU, each waits for all work before."""
 
     count = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         self.count += getattr(func, "__name__", "") in READING
         return func(*args, **(kwargs or {}))
 
@@ -164,11 +182,12 @@ def count(script: Callable[[Job], list[float]], job: Job) -> Counts:
     counters.clear()
     compiled = torch.compile
     try:
-        torch.compile = lambda fn=None, **how: compiled(fn, **how | {"backend": "eager"})  # whatever the script says
+        # whatever the script asks for
+        torch.compile = lambda fn=None, **how: compiled(fn, **how | {"backend": "eager"})  # pyrefly: ignore[bad-assignment]
         torch.set_num_threads(job.cores)  # PyTorch's own choice on such a node
         losses, threads = script(job), torch.get_num_threads()
         graphs = counters["stats"]["unique_graphs"]
-        breaks = max(sum(counters[kind].values()) for kind in ("graph_break", "resumes"))  # the first knows no `if`
+        breaks = max(sum(counters[kind].values()) for kind in ("graph_break", "resumes"))  # the first counts no `if`
         # set_stance is there since PyTorch 2.6; with `disable`, fullgraph=True raises
         new = hasattr(torch.compiler, "set_stance")
         eager = torch.compiler.set_stance("force_eager") if new else dynamo.config.patch(disable=True)

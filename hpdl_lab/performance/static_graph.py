@@ -12,7 +12,7 @@ COMPUTE: dict[str, Callable[..., torch.Tensor]] = {  # the value of a node, from
     **{"fold": lambda g, b: g.sum_to_size(b.shape), "mask": lambda g, out: g * (out > 0)},
     "spread": lambda g, a: g.expand_as(a) / a.numel(),
 }
-BACKWARD: dict[str, Callable[..., tuple[Node, ...]]] = {  # the gradients of its inputs, from that of its output
+BACKWARD: dict[str, Callable[..., tuple[Node, ...]]] = {  # the gradients of its inputs, from the gradient of its output
     "matmul": lambda g, out, a, b: (Node("g bT", g, b), Node("aT g", a, g)),
     "add": lambda g, out, a, b: (g, Node("fold", g, b)),  # b may be one row, which is added to every row of a
     "sub": lambda g, out, a, b: (g, Node("neg", g)),

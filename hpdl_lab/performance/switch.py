@@ -8,7 +8,7 @@ can do collectives while the host computes (Bayatpour et al. 2021, BluesMPI, for
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ..comm.network import PRESETS, Islands, Network, Route, Switch
 from ..units import amount_text
 
 NDR: Switch = Switch.of("infiniband_ndr")
+ring_all_reduce = cast("Callable[[Comm | Ring, np.ndarray], np.ndarray]", ring.all_reduce)  # takes these as well
 
 
 class AddingSwitch(Switch):
@@ -29,7 +30,7 @@ class AddingSwitch(Switch):
     one cable in place of two.
     """
 
-    def routes(self, source: Any, dest: Any, size: int) -> Route:
+    def routes(self, source: int | np.ndarray, dest: int | np.ndarray, size: int) -> Route:
         route, switch = super().routes(source, dest, size), size - 1
         out, into = route.links
         return route._replace(links=(np.where(source == switch, -1, out), np.where(dest == switch, -1, into)))
@@ -38,7 +39,7 @@ class AddingSwitch(Switch):
 class Reduction(NamedTuple):
     """An all-reduce on simulated ranks.
 
-    total: what rank 0 has in the end; sent: bytes that it sends; seconds: of virtual time, with what ranks compute;
+    total: of rank 0, in the end; sent: bytes that it sends; seconds: of virtual time, in which ranks also compute;
     hidden: share of the communication that is under way while they compute.
     """
 
@@ -57,7 +58,7 @@ def vector(nbytes: int, rank: int) -> np.ndarray:
 
 
 def simulated(size: int, fn: Callable[[Comm], np.ndarray], network: Network) -> Reduction:
-    """Run fn(comm) on `size` ranks, each of which returns the total."""
+    """Run fn(comm), which returns the total, on `size` ranks."""
     run = sim.run(size, fn, network=network)
     sent = sum(event.nbytes for event in run.events if event.op == "send" and event.rank == 0)
     return Reduction(run[0], sent, run.seconds)
@@ -65,7 +66,7 @@ def simulated(size: int, fn: Callable[[Comm], np.ndarray], network: Network) -> 
 
 def by_ring(ranks: int, nbytes: int, network: Switch = NDR) -> Reduction:
     """Simulate the ring of notebook 04."""
-    return simulated(ranks, lambda comm: ring.all_reduce(comm, vector(nbytes, comm.rank)), network)
+    return simulated(ranks, lambda comm: ring_all_reduce(comm, vector(nbytes, comm.rank)), network)
 
 
 def by_switch(ranks: int, nbytes: int, network: Switch = NDR) -> Reduction:
@@ -131,7 +132,7 @@ def by_hosts(hosts: int, nbytes: int, compute_s: float, calls: int = 1, network:
 
     def all_reduce(comm: Comm, seconds: float) -> np.ndarray:
         steps = Ring(comm, slices=[seconds / calls] * calls)
-        x = ring.all_reduce(steps, vector(nbytes, comm.rank))
+        x = ring_all_reduce(steps, vector(nbytes, comm.rank))
         comm.compute(sum(steps.slices))
         return x
 
@@ -148,7 +149,7 @@ def by_dpus(hosts: int, nbytes: int, compute_s: float) -> Reduction:
         x, total = (vector(nbytes, comm.rank // 2) for _ in range(2))
         if comm.rank % 2:
             comm.recv(x, comm.rank - 1)
-            comm.send(ring.all_reduce(Ring(comm, every=2), x), comm.rank - 1)
+            comm.send(ring_all_reduce(Ring(comm, every=2), x), comm.rank - 1)
             return x
         works = comm.isend(x, comm.rank + 1), comm.irecv(total, comm.rank + 1)
         comm.compute(seconds)

@@ -1,4 +1,4 @@
-"""How many ranks, with how many threads each, train fastest on the cores of one node."""
+"""The numbers of ranks and of their threads that train fastest on the cores of one node."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""One training step under two profilers: torch's, and the laboratory's own event log."""
+"""A training step under two profilers: torch's, and the laboratory's own event log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, LAYERS, ROWS = 1024, 4, 64
 
 
 class Exposed(NamedTuple):
-    """by_torch, by_lab: seconds of exposed communication per step; step: seconds; last: the last step, in ns."""
+    """Exposed communication by both, and a step, in s. last: begin and end of the last step, in ns."""
 
     by_torch: float
     by_lab: float
@@ -31,7 +31,7 @@ def ddp_step_seen_twice(comm: Comm) -> Exposed:
     with process_group(comm, "hpdl"):
         model = DistributedDataParallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))))
         x = torch.randn(ROWS, WIDTH)
-        cost = profile_step.cost_of_recording()
+        cost, ended = profile_step.cost_of_recording(), 0
         with profile_step.recorder() as profiler:
             for _ in range(profile_step.WARMED + profile_step.RECORDED):
                 with comm.trace.span("forward"):

@@ -3,13 +3,13 @@
 import base64
 import io
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image
 
 from .live import CRISP, page_size, pixels
-from .style import HEIGHT, look, new_figure
+from .style import HEIGHT, Draw, look, new_figure
 
 FRAME_MS = 900  # long enough to follow every arrow of a step
 COLORS = 128  # of all frames together
@@ -17,15 +17,21 @@ LAST_MS = 3500  # then it starts again
 RGB = 1 << 16, 1 << 8, 1  # a color as one number
 
 
-def html(draw: Any, frames: Any, alt: str = "animation", height: float = HEIGHT, frame_ms: int = FRAME_MS) -> str:
-    """`png` as an <img> element."""
+def html(
+    draw: Draw,
+    frames: Iterable[Iterable[object]],
+    alt: str = "animation",
+    height: float = HEIGHT,
+    frame_ms: int = FRAME_MS,
+) -> str:
+    """Return `png` as an <img> element."""
     data = base64.b64encode(png(draw, frames, height, frame_ms)).decode()
     width, _ = page_size(new_figure(height=height))
     return f'<img width="{width}" style="max-width: 100%" alt="{alt}" src="data:image/png;base64,{data}">'
 
 
-def png(draw: Any, frames: Any, height: float = HEIGHT, frame_ms: int = FRAME_MS) -> bytes:
-    """`draw(figure, *frame)` for each of `frames`, one after the other forever."""
+def png(draw: Draw, frames: Iterable[Iterable[object]], height: float = HEIGHT, frame_ms: int = FRAME_MS) -> bytes:
+    """Return a PNG that shows `draw(figure, *frame)` for each of `frames`, one after the other forever."""
     images = []
     for frame in frames:
         figure = new_figure(height=height)
@@ -39,12 +45,14 @@ def png(draw: Any, frames: Any, height: float = HEIGHT, frame_ms: int = FRAME_MS
     return file.getvalue()
 
 
-def in_one_palette(images: Any) -> Any:
-    """The frames with one byte per pixel, a third of the size: the most frequent colors of all frames are as they were,
-    and each other one is the nearest of these."""
-    counts = Counter()
+def in_one_palette(images: list[Image.Image]) -> list[Image.Image]:
+    """Return the frames with one byte per pixel, a third of the size.
+
+    The most frequent colors of all frames stay as they are; each other one becomes the nearest of these.
+    """
+    counts: Counter[tuple[int, ...] | float] = Counter()
     for image in images:
-        counts.update({color: count for count, color in image.getcolors(image.width * image.height)})
+        counts.update({color: count for count, color in image.getcolors(image.width * image.height) or ()})
     colors = np.array([color for color, _ in counts.most_common()])
     kept = colors[:COLORS]
     index = np.zeros(1 << 24, np.uint8)  # of every color; Pillow's own search confuses colors that are alike

@@ -2,14 +2,17 @@
 
 `held[r, c, q]` is how many times chunk c on rank r contains the data of rank q. All zeros: nothing that matters. A
 single one: a copy. Several: a sum. Columns are ranks, rows are chunks. Arrows run above the columns; cells that were
-sent have a dot, cells that have received a frame. A number counts the ranks in a sum; where nothing is added it names
+sent have a dot, cells that have received a frame. A number counts the ranks in a sum; if nothing is added it names
 the rank whose data it is.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from matplotlib.collections import PathCollection, PolyCollection
@@ -22,7 +25,10 @@ from ..collectives.steps import edges
 from ..trace import number_text
 from ..units import bytes_text, counted
 from .colors import FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import WIDTH, Axes, Figure, bare, heading, note, tile
+from .style import WIDTH, Axes, Figure, Look, bare, heading, note, tile
+
+if TYPE_CHECKING:
+    from ..collectives.steps import Round
 
 COLLECTIVES = (
     "broadcast", "scatter", "gather", "all_gather", "reduce", "reduce_scatter", "all_reduce", "all_to_all"
@@ -32,7 +38,7 @@ COLLECTIVES = (
 class Move(NamedTuple):
     """Chunks first .. last-1 of rank `source` go to `dest`, which adds or stores them at chunk `into` and those after.
 
-    first, into: -1 where unknown.
+    first, into: -1 if unknown.
     """
 
     source: int
@@ -47,7 +53,7 @@ class Move(NamedTuple):
 class Step(NamedTuple):
     """Moves that happen at the same time, and `held` (p, k, p) after them."""
 
-    moves: tuple
+    moves: tuple[Move, ...]
     held: np.ndarray
 
 
@@ -57,7 +63,7 @@ class Story:
 
     name: what the title says; nbytes: of a vector.
     starts: (k + 1,) first elements of the chunks, then the end.
-    held: (p, k, p) before the first step; wanted: (p, k, p) at the end of a right one, zeros where nothing is asked.
+    held: (p, k, p) before the first step; wanted: (p, k, p) at the end of a right one, zeros if nothing is asked.
     """
 
     name: str
@@ -65,7 +71,7 @@ class Story:
     starts: np.ndarray
     held: np.ndarray
     wanted: np.ndarray
-    steps: tuple
+    steps: tuple[Step, ...]
 
     @property
     def p(self) -> int:
@@ -77,35 +83,35 @@ class Story:
 
     @property
     def noun(self) -> str:
-        """What a row is called: a chunk is one of p equal ones."""
+        """Name of a row: "chunk" if they are p equal ones, else "part"."""
         return "chunk" if np.array_equal(self.starts, edges(self.starts[-1], self.p)) else "part"
 
     @property
     def adds(self) -> bool:
-        """Whether data of several ranks is added: then cells count contributions, else they name the rank."""
+        """True if data of several ranks is added: then cells count contributions, else they name the rank."""
         return bool((self.wanted.sum(axis=2) > 1).any())
 
     @property
     def reach(self) -> int:
-        """How many columns the longest arrow crosses."""
+        """Number of columns that the longest arrow crosses."""
         return max((abs(move.dest - move.source) for step in self.steps for move in step.moves), default=1)
 
     def vectors_sent(self) -> np.ndarray:
-        """(p,) bytes sent by each rank, over the bytes of a vector."""
+        """Return (p,) bytes sent by each rank, over the bytes of a vector."""
         sent = np.zeros(self.p)
         for move in (move for step in self.steps for move in step.moves):
             sent[move.source] += move.nbytes
         return sent / self.nbytes
 
     def state(self, i: int) -> np.ndarray:
-        """`held` after `i` steps."""
+        """Return `held` after `i` steps."""
         return self.steps[i - 1].held if i else self.held
 
 
 def before_and_after(collective: str, p: int, root: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """What a collective is: two (p, p, p) arrays of whose data is where, over the p chunks of every rank.
+    """Return whose data is where before and after a collective: two (p, p, p) arrays over p chunks of every rank.
 
-    Raises:  ValueError for a name that is none of COLLECTIVES.
+    Raises:  ValueError if the name is none of COLLECTIVES.
     """
     if collective not in COLLECTIVES:
         raise ValueError(f"no collective is called {collective!r}: there are {', '.join(COLLECTIVES)}")
@@ -131,8 +137,8 @@ def before_and_after(collective: str, p: int, root: int = 0) -> tuple[np.ndarray
     }[collective]
 
 
-def of_rounds(name: str, collective: str, rounds: Any, p: int, n: int, itemsize: int = 4) -> Story:
-    """The Story of a schedule, an iterable of collectives.steps.Round, on vectors of n elements."""
+def of_rounds(name: str, collective: str, rounds: Iterable[Round], p: int, n: int, itemsize: int = 4) -> Story:
+    """Return the Story of a schedule on vectors of n elements."""
     rounds = list(rounds)
     before, after = before_and_after(collective, p)
     starts = starts_of(n, rounds, edges(n, p) if differ_by_chunk(before) or differ_by_chunk(after) else ())
@@ -155,15 +161,15 @@ def of_rounds(name: str, collective: str, rounds: Any, p: int, n: int, itemsize:
     return Story(name, n * itemsize, starts, start, after[:, chunk_of], tuple(steps))
 
 
-def messages_of(round_: Any) -> Any:
-    """The rows of a Round as (source, dest, first, last, into) of ints."""
+def messages_of(round_: Round) -> Iterator[tuple[int, int, int, int, int]]:
+    """Return the rows of a Round as (source, dest, first, last, into) of ints."""
     into = round_.first if round_.into is None else round_.into
     columns = (round_.source, round_.dest, round_.first, round_.last, into)
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def starts_of(n: int, rounds: Any, more: Any = ()) -> np.ndarray:
-    """Sorted first elements of the parts that n elements fall into where messages begin and end, and the end."""
+def starts_of(n: int, rounds: Iterable[Round], more: Iterable[int] = ()) -> np.ndarray:
+    """Return the sorted elements at which messages, or `more` parts, begin and end, with 0 and n."""
     found = {0, n, *(int(e) for e in more)}
     for _, _, first, last, into in (row for round_ in rounds for row in messages_of(round_)):
         found |= {first, last, into, into + last - first}
@@ -171,7 +177,7 @@ def starts_of(n: int, rounds: Any, more: Any = ()) -> np.ndarray:
 
 
 def differ_by_chunk(held: np.ndarray) -> bool:
-    """Whether the chunks of some rank hold different things, so that their borders must be seen."""
+    """Return True if the chunks of some rank hold different things, so that their borders must be seen."""
     return bool((held != held[:, :1]).any())
 
 
@@ -199,21 +205,21 @@ class Cells(NamedTuple):
 
 
 def small_grid(story: Story) -> Cells:
-    """The grid of one of many panels."""
+    """Return the grid of one of many panels."""
     p, k = story.p, story.k
     cell = 0.31 if p <= 4 else 0.215 if p <= 8 else 0.15
     return Cells(cell, min(cell, 2.4 / k), 0.28 + 0.035 * story.reach, 9 if p <= 4 else 7.5 if p <= 8 else 6.2)
 
 
 def large_grid(story: Story) -> Cells:
-    """The grid of one step that has a page for itself."""
+    """Return the grid of one step that has a page for itself."""
     p, k = story.p, story.k
     cell = min(0.62, 5.2 / p)
     return Cells(cell, min(0.36, 3.8 / k), 0.4 + 0.045 * story.reach, 9.5 if p <= 8 else 8.5)
 
 
 class Sheet:
-    """How the panels of a story lie on a page. shown: the steps that have one, 0 for the start."""
+    """Places of the panels of a story on a page. shown: the steps that have one, 0 for the start."""
 
     def __init__(self, story: Story) -> None:
         self.grid = grid = small_grid(story)
@@ -227,7 +233,7 @@ class Sheet:
         self.height = HEAD + FOOT + rows * self.panel_height
 
     def box(self, place: int) -> tuple[float, float, float, float]:
-        """(left, bottom, width, height) of the panel at `place`, as shares of the page."""
+        """Return (left, bottom, width, height) of the panel at `place`, as shares of the page."""
         row, column = divmod(place, self.columns)
         bottom = self.height - HEAD - row * self.panel_height - ABOVE - self.inner
         left = LEFT + column * self.pitch
@@ -235,7 +241,7 @@ class Sheet:
 
 
 def spared(panels: int, room: int) -> list[int]:
-    """Which of `panels` are drawn where there is room for `room`: all, or the first ones and the last two."""
+    """Return which of `panels` are drawn if there is room for `room`: all, or the first ones and the last two."""
     if panels <= room:
         return list(range(panels))
     tail = 2 if room > 3 else 1
@@ -274,14 +280,14 @@ def draw_step(figure: Figure, story: Story, i: int) -> None:
 
 
 def step_height(story: Story) -> float:
-    """Inches of a figure for `draw_step`."""
+    """Return inches of a figure for `draw_step`."""
     grid = large_grid(story)
     listed = min(MOST_LISTED, max((len(step.moves) for step in story.steps), default=1))
     return HEAD + ABOVE + max(grid.strip + story.k * grid.cell_height, 0.165 * listed) + BELOW + FOOT
 
 
 def title_of(story: Story) -> str:
-    """What is drawn: the name, the steps, what is sent."""
+    """Return what is drawn: the name, the steps, what is sent."""
     sent = story.vectors_sent()
     low, high = number_text(sent.min()), number_text(sent.max())
     share = low if low == high else f"{low} to {high}"
@@ -290,7 +296,7 @@ def title_of(story: Story) -> str:
 
 
 def titles(figure: Figure, story: Story, left_out: str = "") -> None:
-    """What is drawn, above; how to read it, below."""
+    """Write what is drawn, above; how to read it, below."""
     heading(figure, title_of(story))
     numbers = "Number: ranks in the sum" if story.adds else "Number: whose data"
     arrows = "Orange arrows add, blue copy." if story.adds else ""
@@ -298,14 +304,14 @@ def titles(figure: Figure, story: Story, left_out: str = "") -> None:
 
 
 def messages(story: Story, i: int) -> list[str]:
-    """The messages of step `i`, one line each: "0 → 1   chunk 2"."""
+    """Return the messages of step `i`, one line each: "0 → 1   chunk 2"."""
     if not i:
         return [f"each rank has {'a vector' if story.held.any(axis=2).all() else 'its part'}"]
     return [f"{m.source} → {m.dest}   {cargo(story, m)}" for m in sorted(story.steps[i - 1].moves)]
 
 
 def cargo(story: Story, move: Move) -> str:
-    """What a message carries, in words."""
+    """Return what a message carries, in words."""
     if move.first < 0:
         return bytes_text(move.nbytes)
     if (move.first, move.last) == (0, story.k):
@@ -315,14 +321,17 @@ def cargo(story: Story, move: Move) -> str:
 
 
 def panel(ax: Axes, story: Story, i: int, grid: Cells, named: bool) -> None:
-    """The state after `i` steps, with the arrows of the step that led to it; `named`: with the names of the chunks."""
+    """Draw the state after `i` steps, with the arrows of the last one; `named`: with the names of the chunks."""
     p, k = story.p, story.k
     ax.set_xlim(-0.5, p - 0.5)
     ax.set_ylim(k - 0.5, -0.5 - grid.strip / grid.cell_height)
     ax.set_xticks(range(p), [str(r) for r in range(p)])
     every = max(1, round(0.16 / grid.cell_height))
     names = [(c, f"{story.noun} {c}") for c in range(0, k, every)] if k > 1 else [(0, "vector")]
-    ax.set_yticks(*(zip(*names, strict=True) if named else ([],)))
+    if named:
+        ax.set_yticks([c for c, _ in names], [name for _, name in names])
+    else:
+        ax.set_yticks([])
     ax.tick_params(length=0, labelsize=8 if p <= 8 else 7.5, pad=1)
     bare(ax)
     cells(ax, story, i, grid)
@@ -336,7 +345,7 @@ def panel(ax: Axes, story: Story, i: int, grid: Cells, named: bool) -> None:
 
 
 def cells(ax: Axes, story: Story, i: int, grid: Cells) -> None:
-    """Every chunk of every rank, shaded by how far its sum has come."""
+    """Draw every chunk of every rank, shaded by how far its sum has come."""
     held, corners, faces, numbers = story.state(i), [], [], {}
     for r, c in itertools.product(range(story.p), range(story.k)):
         text, face, color = cell(held[r, c], story.wanted[r, c], story.adds)
@@ -350,17 +359,17 @@ def cells(ax: Axes, story: Story, i: int, grid: Cells) -> None:
 
 
 def write(ax: Axes, text: str, places: list[tuple[float, float]], points: float, color: str) -> None:
-    """The same short text at many (x, y), as one shape: hundreds of texts of their own would take a second."""
+    """Write the same short text at many (x, y), as one shape: hundreds of texts of their own would take a second."""
     shape = TextPath((0, 0), text, size=points)
     middle = shape.get_extents().get_points().mean(axis=0)
     shape = Path(shape.vertices - middle, shape.codes)
     inches = Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans
-    look: dict[str, Any] = {"facecolors": color, "linewidths": 0, "transform": inches, "zorder": 2}
+    look: Look = {"facecolors": color, "linewidths": 0, "transform": inches, "zorder": 2}
     ax.add_collection(PathCollection([shape], offsets=places, offset_transform=ax.transData, **look), autolim=False)
 
 
 def cell(held: np.ndarray, wanted: np.ndarray, adds: bool) -> tuple[str, str, str]:
-    """(text, face, color of the text) of one cell, from (p,) how often it holds each rank's data."""
+    """Return (text, face, color of the text) of one cell, from (p,) how often it holds each rank's data."""
     if (held < 0).any():
         return "?", UNKNOWN, INK
     if not held.any():
@@ -379,9 +388,9 @@ def cell(held: np.ndarray, wanted: np.ndarray, adds: bool) -> tuple[str, str, st
 
 
 def mark(ax: Axes, move: Move, grid: Cells, color: str) -> None:
-    """A dot in the cells that were sent, a frame around those that have received."""
+    """Draw a dot in the cells that were sent, a frame around those that have received."""
     for c in range(move.first, move.last):
-        look: dict[str, Any] = {"markersize": grid.points * 0.47, "markeredgecolor": "white", "markeredgewidth": 0.6}
+        look: Look = {"markersize": grid.points * 0.47, "markeredgecolor": "white", "markeredgewidth": 0.6}
         ax.plot(move.source + 0.3, c - 0.27, "o", color=color, zorder=4, **look)
     height = move.last - move.first - 0.1
     box = Rectangle((move.dest - 0.47, move.into - 0.45), 0.94, height, fill=False, edgecolor=color, linewidth=1.5)
@@ -389,7 +398,7 @@ def mark(ax: Axes, move: Move, grid: Cells, color: str) -> None:
 
 
 def arrow(move: Move, reach: int, grid: Cells, color: str) -> FancyArrowPatch:
-    """From column to column above the cells: the farther, the higher; to the right inside, to the left outside."""
+    """Return an arrow from column to column above the cells: the farther, the higher; inside if to the right."""
     right = move.dest > move.source
     inset = 0.22 if right else -0.05
     x0, x1 = move.source + inset, move.dest - inset
@@ -398,7 +407,7 @@ def arrow(move: Move, reach: int, grid: Cells, color: str) -> FancyArrowPatch:
     bottom = -0.56
     peak = bottom - (rows - 0.1) * (0.3 + 0.7 * far) / 0.75 * (0.86 if right else 1.0)
     path = Path([(x0, bottom), (x0, peak), (x1, peak), (x1, bottom)], [Path.MOVETO, *[Path.CURVE4] * 3])
-    look: dict[str, Any] = {
+    look: Look = {
         "arrowstyle": "-|>",
         "mutation_scale": grid.points * 0.85,
         "color": color,
@@ -416,12 +425,12 @@ EIGHT_LEFT, EIGHT_TOP, EIGHT_ROW, COLUMNS = 0.32, 0.62, 0.54, 2  # inches; colle
 
 
 def height_of_eight(p: int) -> float:
-    """Inches of a figure for p ranks."""
+    """Return inches of a figure for p ranks."""
     return EIGHT_TOP + 0.3 - (-len(COLLECTIVES) // COLUMNS) * (EIGHT_ROW + p * 0.2)
 
 
 def draw_eight(figure: Figure, p: int) -> None:
-    """What the eight collectives are for: whose data every rank holds, before and after. Letters are ranks."""
+    """Draw whose data every rank holds before and after each of the eight collectives. Letters are ranks."""
     inches, width = figure.get_figheight(), (WIDTH - EIGHT_LEFT) / COLUMNS
     for i, name in enumerate(COLLECTIVES):
         row, column = divmod(i, COLUMNS)
@@ -435,7 +444,7 @@ def draw_eight(figure: Figure, p: int) -> None:
             eight_panel(ax, held, moved=k == 1 and name == "all_to_all")
         middle = top - 0.06 - p * 0.1
         ends = [((left + half + dx) / WIDTH, middle / inches) for dx in (0.08, 0.34)]
-        look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "color": GRAY, "linewidth": 1.6}
+        look: Look = {"arrowstyle": "-|>", "mutation_scale": 14, "color": GRAY, "linewidth": 1.6}
         figure.add_artist(FancyArrowPatch(*ends, transform=figure.transFigure, **look))
     heading(figure, f"Eight collectives on {p} ranks: before and after")
     letters = ", ".join(f"{chr(ord('A') + r)} from rank {r}" for r in range(min(p, 3)))
@@ -443,7 +452,7 @@ def draw_eight(figure: Figure, p: int) -> None:
 
 
 def eight_panel(ax: Axes, held: np.ndarray, moved: bool = False) -> None:
-    """One state. held: (p, p, p) whose data every rank holds in every chunk; `moved`: chunk r of everybody is at r."""
+    """Draw one state. held: (p, p, p) whose data each rank's chunks hold; moved: chunk r of everybody is at r."""
     p = len(held)
     corners, faces = [], []
     for r in range(p):

@@ -1,20 +1,39 @@
 """Strategies beside each other: the loss against steps, and the test accuracy against the bytes that were sent."""
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .colors import GRAY, INK, SERIES
-from .style import Figure, amounts, heading, log_axis, spread, x_label
+from .style import Axes, Figure, amounts, heading, log_axis, spread, x_label
 
 SMOOTH = 10  # steps over which losses are averaged
 MARKS = "osD^v"
 
 
-def draw(figure: Figure, rows: list[Any], steps: int, title: str = "", guesses: dict[str, float] | None = None) -> None:
-    """Fill `figure` from rows with name, nbytes, losses and test_accuracy; guesses: {name: test accuracy}."""
+class Scored(Protocol):
+    """A strategy. nbytes: sent by a rank in all steps; losses: one per step."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def nbytes(self) -> float: ...
+
+    @property
+    def losses(self) -> Sequence[float]: ...
+
+    @property
+    def test_accuracy(self) -> float: ...
+
+
+def draw(
+    figure: Figure, rows: Sequence[Scored], steps: int, title: str = "", guesses: dict[str, float] | None = None
+) -> None:
+    """Fill `figure`. guesses: {name: test accuracy}."""
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.35))
     figure.subplots_adjust(left=0.07, right=0.82, bottom=0.15, top=0.8, wspace=0.2)
     looks = list(itertools.islice(((c, m) for m in MARKS for c in SERIES), len(rows)))
@@ -48,12 +67,12 @@ def draw(figure: Figure, rows: list[Any], steps: int, title: str = "", guesses: 
     for name, accuracy in (guesses or {}).items():
         if name in known:
             right.plot([known[name][0]], [accuracy], "*", color=known[name][1], mec=INK, markersize=13, clip_on=False)
-    names(figure, right, rows, looks)
+    names(right, rows, looks)
     heading(figure, title, "Up and to the left is better." + " Stars: your guess." * bool(guesses))
 
 
-def names(figure: Figure, ax: Any, rows: list[Any], looks: list[tuple[str, str]]) -> None:
-    """A column with the mark and the name of each strategy, in the order of their accuracy, each beside its height."""
+def names(ax: Axes, rows: Sequence[Scored], looks: Sequence[tuple[str, str]]) -> None:
+    """Write a column with the mark and the name of each strategy, in the order of accuracy, each beside its height."""
     order = sorted(range(len(rows)), key=lambda i: rows[i].test_accuracy)
     at = [ax.transData.transform((1, rows[i].test_accuracy))[1] for i in order]
     for height, i in zip(spread(at, 15.0, ax.bbox.y0, ax.bbox.y1), order, strict=True):

@@ -1,4 +1,4 @@
-"""What one more token takes, against how many there are already."""
+"""The time of one more token, against how many there are already."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ COLORS = (VERMILION, BLUE)
 
 
 def draw(figure: Figure, times: dict[str, dict[int, Measured]], guess: Sequence[float] | None = None) -> None:
-    """Time of the newest token for each way, with the quartiles.
+    """Draw the time of the newest token for each way, with the quartiles.
 
     Args:    guess: for each way, how many times as long as the first token the last one takes: stars.
     """

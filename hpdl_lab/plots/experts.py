@@ -1,15 +1,14 @@
-"""Which token goes to which expert on which rank, as a heat map; and how a bias evens the load out."""
+"""A heat map of the tokens that go to each expert on each rank; and how a bias evens the load out."""
 
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from .colors import BLUE, GRAY, INK, SERIES, VERMILION
-from .style import Axes, Figure, Rows, heading, legend, note
+from .style import Axes, Entry, Figure, Rows, heading, legend, note
 
 HEIGHT = 4.6  # inches
 MOST_LINES = 96  # of the heat map: with more tokens, neighbors share one
@@ -46,7 +45,7 @@ def draw(figure: Figure, rows: Rows, experts: int, title: str = "", subtitle: st
 
 
 def draw_loads(ax: Axes, load: np.ndarray, rank_of: np.ndarray) -> None:
-    """A bar for each expert, in the color of its rank, over which stands the rank's sum."""
+    """Draw a bar for each expert, in the color of its rank, over which stands the rank's sum."""
     colors = [color for _, color in zip(range(1 + rank_of.max()), cycle(SERIES), strict=False)]
     ax.bar(range(len(load)), load, 0.8, color=[colors[rank] for rank in rank_of])
     ax.axhline(load.mean(), color=INK, linewidth=1, linestyle="--")
@@ -72,6 +71,6 @@ def draw_balance(figure: Figure, loads: Sequence[Sequence[int]], imbalances: Seq
     course.axhline(1, color=VERMILION, linewidth=1.4)
     course.set(xlabel="updates of the bias", ylabel="largest load / mean load", ylim=(0, 1.1 * max(imbalances)))
     heading(figure, title)
-    entries: list[tuple[Any, str]] = [(GRAY, "before"), (BLUE, "after")]
+    entries: list[Entry] = [(GRAY, "before"), (BLUE, "after")]
     entries.append((Line2D([], [], color=VERMILION, linewidth=1.4), "the mean"))
     legend(figure, entries, 0.08, 0.83)

@@ -1,7 +1,9 @@
-"""Pictures behind sliders: small, and drawn in less than a tenth of a second, most of which is text and ticks."""
+"""Pictures behind sliders: small, and drawn in less than a tenth of a second, mostly for text and ticks."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.collections import PolyCollection
@@ -20,14 +22,17 @@ from .landscape import Bowl
 from .measure import DOTS
 from .style import Axes, Figure, amounts, heading, label_ends, legend, log_axis, rows_only, size_axis, x_label
 
+if TYPE_CHECKING:
+    from ..parallel.grid.memory import Memory
+
 HEIGHT = 3.3  # inches
 DAY, YEAR = 86400.0, 365.25 * 86400
 LINES = {"an hour": 3600.0, "a day": DAY, "a month": YEAR / 12, "a year": YEAR, "a century": 100 * YEAR}
 
 
-def panels(figure: Figure, titles: Sequence[str], **grid: Any) -> list[Axes]:
-    """Axes side by side, with their titles and room for a heading."""
-    axes = figure.subplots(1, len(titles), squeeze=False, **grid)[0]
+def panels(figure: Figure, titles: Sequence[str], width_ratios: Sequence[float] | None = None) -> list[Axes]:
+    """Return axes side by side, with their titles and room for a heading."""
+    axes = figure.subplots(1, len(titles), squeeze=False, width_ratios=width_ratios)[0]
     figure.subplots_adjust(left=0.085, right=0.975, bottom=0.185, top=0.79, wspace=0.24)
     for ax, title in zip(axes, titles, strict=True):
         ax.set_title(title)
@@ -35,7 +40,7 @@ def panels(figure: Figure, titles: Sequence[str], **grid: Any) -> list[Axes]:
 
 
 def decades(ax: Axes, low: float, high: float, unit: str = "") -> None:
-    """A logarithmic x axis."""
+    """Make the x axis logarithmic."""
     ax.set_xscale("log")
     ax.set_xlim(low, high)
     ax.xaxis.set_minor_locator(NullLocator())
@@ -43,13 +48,13 @@ def decades(ax: Axes, low: float, high: float, unit: str = "") -> None:
 
 
 def mark(ax: Axes, points: Sequence[tuple[float, float]]) -> None:
-    """Stars at what the attendee has guessed, for which the y axis makes room."""
+    """Draw stars at what the attendee has guessed, for which the y axis makes room."""
     low, high = ax.get_ylim()
     for x, y in points:
         ax.plot([x], [y], "*", color=INK, markersize=12, zorder=6, clip_on=False)
         low, high = min(low, y / 1.1), max(high, y * 1.1)
     ax.set_ylim(low, high)
-    right = ax.transLimits.transform(ax.transScale.transform(points[0]))[0] > 0.6  # where the text has no room
+    right = ax.transLimits.transform(ax.transScale.transform(points[0]))[0] > 0.6  # so the text has no room
     ax.annotate(
         "your guess",
         points[0],
@@ -65,7 +70,10 @@ def mark(ax: Axes, points: Sequence[tuple[float, float]]) -> None:
 
 
 def days(figure: Figure, counts: np.ndarray, seconds: np.ndarray, count: int, least: int, title: str) -> None:
-    """Training time against accelerators. count: those that are asked; least: those whose memories hold the model."""
+    """Draw training time against accelerators.
+
+    count: as asked; least: the fewest whose memories hold the model.
+    """
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.975, bottom=0.185, top=0.85)
     decades(ax, counts[0], counts[-1])
@@ -120,7 +128,7 @@ def descent(
 
 
 def gossip(figure: Figure, name: str, weights: np.ndarray, curves: dict[str, np.ndarray]) -> None:
-    """A graph, and how far its ranks are apart after each step; in gray on other graphs."""
+    """Draw a graph, and how far its ranks are apart after each step; in gray on other graphs."""
     left, right = panels(figure, ("", "differences left, on this graph and on others"), width_ratios=(1, 1.5))
     figure.subplots_adjust(left=0.02, right=0.85, top=0.88, wspace=0.16)
     joined(left, weights)
@@ -137,7 +145,7 @@ def gossip(figure: Figure, name: str, weights: np.ndarray, curves: dict[str, np.
 
 
 def message(figure: Figure, points: Sequence[tuple[int, float]], size: int, alpha: float, beta: float) -> None:
-    """alpha + beta n over measured points (bytes, s); the size that is asked and the one where both parts are equal."""
+    """Draw alpha + beta n over measured points (bytes, s); the size as asked, and the one at which both are equal."""
     left, right = panels(figure, ("time of a message", "bytes / time, GB/s"))
     figure.subplots_adjust(top=0.86)
     n = np.geomspace(8, 2**26, 70)
@@ -166,7 +174,7 @@ def algorithms(
     p: int,
     size: int,
 ) -> None:
-    """Times of algorithms against size, and which of them is fastest for which size and number of ranks.
+    """Draw times of algorithms against size, and which of them is fastest for which size and number of ranks.
 
     Args:    here: (names, sizes) s among p ranks; winners: (ranks, sizes) index of the fastest; p, size: those asked.
     """
@@ -203,7 +211,7 @@ def segments(
     best: int,
     least: float,
 ) -> None:
-    """A chain broadcast over time: when each rank receives which segment; and its time for any number of segments."""
+    """Draw when each rank receives which segment of a chain broadcast, and its time for any number of segments."""
     left, right = panels(figure, ("when each rank receives a segment", "time for any number of segments"))
     figure.subplots_adjust(top=0.88)
     each = took / (count + ranks - 2)
@@ -245,7 +253,10 @@ def buckets(
     limit: int,
     exposed: float,
 ) -> None:
-    """A step with buckets over time, and the exposed communication for any bucket size. sent: (begin, end) of each."""
+    """Draw a step with buckets over time, and the exposed communication for any bucket size.
+
+    sent: (begin, end) of each bucket.
+    """
     left, right = panels(figure, ("a step", "exposed communication"), width_ratios=(1.7, 1))
     figure.subplots_adjust(left=0.12, right=0.96, top=0.88, wspace=0.22)
     begin, each = profile.forward, (profile.backward - profile.forward) / layers
@@ -281,7 +292,7 @@ def memory_bytes(
     linked: list[float],
     ranks: int,
 ) -> None:
-    """What all-reduces read and write, and their least time on more and more ranks that share a memory.
+    """Draw the bytes that all-reduces read and write, and their least time on ranks that share a memory.
 
     Args:    moved: {name: (read, written)} per byte of a tensor, on each rank; curves: {name: s for each of counts}.
              linked: s of a ring over links for each of counts; ranks: one of counts.
@@ -313,7 +324,7 @@ def memory_bytes(
 def tensor(
     figure: Figure, counts: Sequence[int], times: np.ndarray, tp: int, node: int, links: tuple[str, str], title: str
 ) -> None:
-    """What one layer takes on more and more ranks, and what each rank is still worth. times: (counts, 2) s."""
+    """Draw the time of one layer on more and more ranks, and what each is still worth. times: (counts, 2) s."""
     left, right = panels(figure, ("forward and backward", "how much of one GPU each rank is worth"))
     places = np.arange(len(counts))
     edges = [INK if n == tp else "none" for n in counts]
@@ -343,7 +354,7 @@ def tensor(
 
 def ledger(
     figure: Figure,
-    stages: Sequence[Any],
+    stages: Sequence[Memory],
     stage: int,
     counts: Sequence[int],
     curves: Sequence[Sequence[float]],
@@ -351,9 +362,9 @@ def ledger(
     memory: float,
     title: str,
 ) -> None:
-    """What a rank holds at each stage of ZeRO, and how that falls with the ranks, against the memory of a GPU.
+    """Draw what a rank holds at each stage of ZeRO, and how that falls with the ranks, against the memory of a GPU.
 
-    Args:    stages: a grid.memory.Memory for each; stage: the one that is asked.
+    Args:    stages: what a rank holds at each; stage: the one that is asked.
              curves: for each stage, bytes of a rank for each of `counts` ranks; memory: GB.
     """
     left, right = panels(figure, ("a rank holds", "and with more ranks"), width_ratios=(1, 1.1))
@@ -394,7 +405,7 @@ PIPELINE_HEIGHT = 4.9
 def pipeline(
     figure: Figure, schedule: Schedule, times: Evaluation, curves: dict[str, list[tuple[int, float]]], now: int
 ) -> None:
-    """A schedule over time with what it holds, and the bubbles of several schedules against micro-batches."""
+    """Draw a schedule over time with what it holds, and the bubbles of several schedules against micro-batches."""
     ax = figure.add_axes((bars.LEFT, 0.465, bars.MIDDLE - bars.LEFT, 0.37))
     held = figure.add_axes((bars.MIDDLE + 0.075, 0.465, bars.RIGHT - bars.MIDDLE - 0.1, 0.37))
     bars.axis(ax, schedule, times.makespan)
@@ -428,7 +439,7 @@ def pipeline(
 def share(
     figure: Figure, shares: np.ndarray, curves: dict[str, Sequence[float]], now: float, published: float, title: str
 ) -> None:
-    """s of a step against the share of the peak that layers reach, per grid; the first grid is the published one."""
+    """Draw s of a step against the share of the peak that layers reach, per grid; the first is the published one."""
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.78, bottom=0.185, top=0.87)
     ax.axhspan(0.85 * published, 1.15 * published, color=GREEN, alpha=0.15, linewidth=0)
@@ -448,7 +459,7 @@ def share(
 
 
 def copies(figure: Figure, memory: Sequence[float], shares: Sequence[float], now: int, title: str) -> None:
-    """Goodput against GB of a host: memory[n] and shares[n] are those with n copies. now: the number that is chosen."""
+    """Draw goodput against GB of a host: memory[n] and shares[n] with n copies. now: the number that is chosen."""
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.975, bottom=0.185, top=0.87)
     percents = [100 * share for share in shares]

@@ -12,7 +12,7 @@ from .style import Axes, Figure, amounts, heading, legend, log_axis, x_label
 
 
 def in_doublings(ax: Axes, counts: Sequence[int]) -> None:
-    """A logarithmic x axis with every other doubling named."""
+    """Make the x axis logarithmic, with every other doubling named."""
     ax.set_xscale("log", base=2)
     ax.set_xlim(counts[0] / 1.5, counts[-1] * 1.5)
     ax.xaxis.set_major_locator(FixedLocator(counts[:: 2 if len(counts) > 8 else 1]))
@@ -31,7 +31,7 @@ def kv_cache(
     batch: int,
     title: str,
 ) -> None:
-    """What cache and weights take for more and more sequences, and what decoding makes of it.
+    """Draw the bytes of cache and weights for more and more sequences, and throughput against latency of decoding.
 
     Args:    sizes: bytes of the cache for each of `batches`; weights, room: bytes of the model, and of the memories.
              points: (s of a token, tokens/s of all) for each of `batches`; most: sequences that fit; batch: as asked.
@@ -81,7 +81,7 @@ def speculation(
     acceptance: float,
     title: str,
 ) -> None:
-    """Speed-up against tokens that are drafted, and against the share of them that is accepted."""
+    """Draw the speed-up against tokens that are drafted, and against the share of them that is accepted."""
     left, right = panels(figure, ("this acceptance, any γ", "this γ, any acceptance"))
     best = max(by_gamma)
     left.bar(
@@ -114,10 +114,10 @@ def rollouts(
     in_turn: float,
     title: str,
 ) -> None:
-    """Tokens/s against GPUs that generate, and against staleness.
+    """Draw tokens/s against GPUs that generate, and against staleness.
 
     Args:    by_ranks: tokens/s for 1, 2, ... GPUs that generate.
-             points: (mean staleness, tokens/s), of which `now` is shown; in_turn: tokens/s of all GPUs in turn.
+             points: (mean staleness, tokens/s); now: the one that is shown; in_turn: tokens/s of all GPUs in turn.
     """
     left, right = panels(figure, ("who generates", "tokens/s against staleness"))
     figure.subplots_adjust(left=0.095, top=0.74)

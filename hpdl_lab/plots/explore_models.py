@@ -10,7 +10,7 @@ from .explore import decades, panels
 from .grid import OVER
 from .style import Figure, amounts, heading, label_ends, log_axis, rows_only, x_label
 
-LEAST_ROWS = 6  # in whose height a bar is drawn
+LEAST_ROWS = 6  # a bar is as tall as with so many
 
 
 def published(
@@ -24,7 +24,7 @@ def published(
     positions: int,
     title: str,
 ) -> None:
-    """How far a model is cut until it fits into the memory of a GPU, and what caches take for longer and longer texts.
+    """Draw how far a model is cut until it fits into the memory of a GPU, and the bytes of caches for longer texts.
 
     Args:    grids: names; held: bytes of the fullest rank of each; limit: bytes of a GPU.
              curves: {model: bytes of the cache of one sequence of each of `lengths` tokens}.

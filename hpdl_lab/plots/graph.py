@@ -2,12 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.collections import LineCollection
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
@@ -15,7 +14,7 @@ from ..parallel.gossip import lambda2
 from ..trace import Event, number_text
 from ..units import amount_text, counted
 from .colors import BLUE, FAINT, GRAY, INK, SERIES, SKY, VERMILION
-from .style import Axes, Figure, bare, heading, label_ends, log_axis, x_label
+from .style import Axes, Figure, Look, bare, heading, label_ends, log_axis, x_label
 
 MOST_RANKS = 32  # of the picture of one graph
 MOST_NUMBERED = 8  # ranks up to which every cell says its number
@@ -24,8 +23,15 @@ FLOOR = 1e-15  # relative disagreement that is rounding, not gossip
 SHADES = LinearSegmentedColormap.from_list("traffic", ["#FFFFFF", "#9CC8E3", BLUE, "#00324F"])
 
 
-def cells(ax: Axes, values: np.ndarray, shades: Any, most: float, text_of: Any, points: float) -> None:
-    """A matrix over ranks as shaded cells, with numbers where they fit."""
+def cells(
+    ax: Axes,
+    values: np.ndarray,
+    shades: Colormap | str,
+    most: float,
+    text_of: Callable[[float], str],
+    points: float,
+) -> None:
+    """Draw a matrix over ranks as shaded cells, with numbers if they fit."""
     n = len(values)
     edges = np.arange(n + 1) - 0.5
     ax.pcolormesh(edges, edges, values, cmap=shades, vmin=0, vmax=most, edgecolors=FAINT, linewidth=0.7)
@@ -37,7 +43,7 @@ def cells(ax: Axes, values: np.ndarray, shades: Any, most: float, text_of: Any, 
     for (row, column), value in np.ndenumerate(values) if n <= MOST_NUMBERED else ():
         if value > 1e-12:
             color = "white" if shades is SHADES and value > 0.45 * most else INK
-            look: dict[str, Any] = {
+            look: Look = {
                 "ha": "center",
                 "va": "center",
                 "fontsize": points,
@@ -65,7 +71,7 @@ def draw(figure: Figure, name: str, weights: np.ndarray) -> None:
 
 
 def joined(ax: Axes, weights: np.ndarray) -> None:
-    """Ranks and lines between neighbors; the wider a line, the larger the weight."""
+    """Draw ranks and lines between neighbors; the wider a line, the larger the weight."""
     n, places = len(weights), on_page(weights)
     ax.set_aspect("equal")
     ax.axis("off")
@@ -83,12 +89,12 @@ def joined(ax: Axes, weights: np.ndarray) -> None:
 
 
 def degrees(weights: np.ndarray) -> np.ndarray:
-    """How many neighbors each rank has."""
+    """Return how many neighbors each rank has."""
     return (weights > 0).sum(axis=1) - (np.diag(weights) > 0)
 
 
 def on_page(weights: np.ndarray) -> list[tuple[float, float]]:
-    """(x, y) of every rank: on a circle, but for a hub that knows everybody while the others do not."""
+    """Return (x, y) of every rank: on a circle, or in its center for a hub that alone is everybody's neighbor."""
     n, known = len(weights), degrees(weights)
     hub = n > 3 and known[0] == n - 1 and known[1:].max() < n - 1
     rim = n - 1 if hub else n
@@ -97,7 +103,7 @@ def on_page(weights: np.ndarray) -> list[tuple[float, float]]:
 
 
 def mixing(second: float) -> str:
-    """What the second eigenvalue means, in words."""
+    """Return what the second eigenvalue means, in words."""
     if second < 1e-9:
         return "spectral gap 1 - λ₂ = 1: all agree after one step"
     text = f"spectral gap 1 - λ₂ = {1 - second:.6f}: differences shrink by λ₂ = {second:.6f} per step"
@@ -108,7 +114,7 @@ def mixing(second: float) -> str:
 
 def draw_gossip(
     figure: Figure,
-    errors: dict[str, Any],
+    errors: dict[str, Sequence[float]],
     promises: dict[str, float | None],
     steps: int,
     title: str = "",
@@ -117,7 +123,7 @@ def draw_gossip(
     """Fill `figure` with the disagreement of ranks against steps, one curve per graph.
 
     Args:    errors: {name: (k + 1,) disagreement so far, before the first step and after each}.
-             promises: {name: lambda2, or None where weights change from step to step}; steps: how many there will be.
+             promises: {name: lambda2, or None if weights change from step to step}; steps: how many there will be.
              guesses: {name: disagreement that the attendee expects after GUESSED steps}.
     """
     ax = figure.subplots()
@@ -148,7 +154,7 @@ def draw_gossip(
 
 
 def traffic_of(events: Sequence[Event], size: int) -> np.ndarray:
-    """(size, size) bytes: row = sender, column = receiver; counted from the "send" events."""
+    """Return (size, size) bytes: row = sender, column = receiver; counted from the "send" events."""
     out = np.zeros((size, size), dtype=np.int64)
     for e in events:
         if e.op == "send":
@@ -172,7 +178,7 @@ def draw_traffic(figure: Figure, got: np.ndarray, expected: np.ndarray | None = 
         ax.set_ylabel("from rank")
         ax.set_title(f"{name}: up to {amount_text(int(values.sum(axis=1).max()))} per rank")
     for row, column in np.argwhere(got != expected) if expected is not None else ():
-        look: dict[str, Any] = {"fill": False, "edgecolor": VERMILION, "linewidth": 2}
+        look: Look = {"fill": False, "edgecolor": VERMILION, "linewidth": 2}
         axes[0].add_patch(Rectangle((column - 0.47, row - 0.45), 0.94, 0.9, **look))
     heading(figure, title)
 

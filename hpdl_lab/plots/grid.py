@@ -1,36 +1,70 @@
-"""One hybrid grid as a picture: what a rank holds, how long a step takes and why, what goes over each axis; a search
-over all of them: step time against memory.
+"""A hybrid grid as a picture, and a search over all of them: step time against memory.
+
+The picture of one says what a rank holds, how long a step takes and why, and what goes over each axis.
 
 Every bar is predicted; below it, once the grid has run, the measured one, dotted. Bytes are decimal: 1 MB is 10^6.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from matplotlib.lines import Line2D
 
 from ..trace import seconds_text
 from ..units import amount_text, counted
 from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import Axes, Figure, amounts, heading, legend, log_axis, note, rows_only, x_label
+from .style import Axes, Entry, Figure, Look, amounts, heading, legend, log_axis, note, rows_only, x_label
+
+if TYPE_CHECKING:
+    from ..parallel.grid.memory import Memory
+    from ..parallel.grid.model import Prediction
 
 HEIGHT = 4.7  # inches
 MEMORY = {"parameters": BLUE, "gradients": SKY, "optimizer": ORANGE, "activations": GREEN, "temporaries": PURPLE}
 AXES = {"tp": PURPLE, "pp": SKY, "dp": ORANGE}
-MORE = {"cp": BLUE, "ep": VERMILION}  # axes that are drawn where there are several ranks along them
+MORE = {"cp": BLUE, "ep": VERMILION}  # axes that are drawn if there are several ranks along them
 TIME = {"compute": GREEN, "tp": PURPLE, **MORE, "pp": SKY, "dp": ORANGE, "bubble": "#9AA7B4", "cores": FAINT}
 NAMES = {"tp": "tp messages", "pp": "pp messages", "dp": "dp left over", "bubble": "waiting for stages"}
-MEASURED: dict[str, Any] = {"hatch": "....", "edgecolor": INK, "linewidth": 0.8}
+MEASURED: Look = {"hatch": "....", "edgecolor": INK, "linewidth": 0.8}
 OVER = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 FAR = 8  # times the bar: a limit beyond it is said in words
 
 
-def draw(figure: Figure, row: Any, measured: Any = None, why: str = "", title: str = "", optimizer: str = "") -> None:
+class StepRun(Protocol):
+    """A step as it was run. kind: "measured" or "simulated"; how: in words; the others as of a Prediction."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def how(self) -> str: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def bubble(self) -> float | None: ...
+
+    @property
+    def memory(self) -> Memory | None: ...
+
+    @property
+    def links(self) -> Mapping[str, float] | None: ...
+
+
+def draw(
+    figure: Figure,
+    row: Prediction | None,
+    measured: StepRun | None = None,
+    why: str = "",
+    title: str = "",
+    optimizer: str = "",
+) -> None:
     """Fill `figure`, HEIGHT inches tall.
 
-    Args:    row: a grid.model.Prediction, or None where the grid cannot be. measured: record with seconds, bubble,
-             memory (parameters, gradients, optimizer, activations, total), links, how; or None; memory and links may
-             be None. why: the sentence about what cannot be; optimizer: what it is, such as "momentum".
+    Args:    row: None if the grid cannot be; why: the sentence about that; optimizer: its name, such as "momentum".
     """
     heading(figure, title, "" if row is None else subtitle(row))
     if row is None:
@@ -47,16 +81,16 @@ def draw(figure: Figure, row: Any, measured: Any = None, why: str = "", title: s
         note(figure, "It needs more than a rank may hold: another grid, recomputation or more micro-batches need less.")
 
 
-def subtitle(row: Any) -> str:
-    """The line below the title."""
+def subtitle(row: Prediction) -> str:
+    """Return the line below the title."""
     batches = counted(row.micro_batches, "micro-batch", "micro-batches")
     more = f"{batches} of {row.micro_batch}, {row.schedule}"
     return f"{more}{', activations recomputed' if row.recompute else ''}: {seconds_text(row.seconds)} a step"
 
 
-def memory(ax: Axes, row: Any, measured: Any, optimizer: str) -> None:
-    """A stacked bar of what the fullest rank holds, and the limit."""
-    bars: list[tuple[Any, dict[str, Any]]] = [(row.memory, {})]
+def memory(ax: Axes, row: Prediction, measured: StepRun | None, optimizer: str) -> None:
+    """Draw a stacked bar of what the fullest rank holds, and the limit."""
+    bars: list[tuple[Memory, Look]] = [(row.memory, {})]
     if measured is not None and measured.memory is not None:
         bars.append((measured.memory, MEASURED))
     longest = max(held.total for held, _ in bars)
@@ -76,13 +110,13 @@ def memory(ax: Axes, row: Any, measured: Any, optimizer: str) -> None:
     ax.set_title(limit, loc="right", fontsize=9, pad=16, color=VERMILION)
     called = {"optimizer": f"optimizer ({optimizer})" if optimizer else "optimizer"}
     shown = {name: color for name, color in MEMORY.items() if name != "temporaries" or row.memory.temporaries}
-    held = [(c, f"{called.get(name, name)} {amount_text(getattr(row.memory, name))}") for name, c in shown.items()]
-    legend(ax, held, 0, 1.1, size=8.2)
+    parts = [(c, f"{called.get(name, name)} {amount_text(getattr(row.memory, name))}") for name, c in shown.items()]
+    legend(ax, parts, 0, 1.1, size=8.2)
     ax.xaxis.set_major_formatter(amounts("B"))
 
 
-def time(ax: Axes, row: Any, measured: Any) -> None:
-    """A stacked bar of what a step consists of."""
+def time(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
+    """Draw a stacked bar of the parts of a step."""
     bars = 1 if measured is None else 2
     left = 0.0
     for name, color in TIME.items():
@@ -106,8 +140,8 @@ def time(ax: Axes, row: Any, measured: Any) -> None:
     ax.xaxis.set_major_formatter(amounts("s"))
 
 
-def links(ax: Axes, row: Any, measured: Any) -> None:
-    """Bytes that the busiest rank sends along each axis; what is measured next to them, as text."""
+def links(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
+    """Draw the bytes that the busiest rank sends along each axis; what is measured next to them, as text."""
     sent = sent_over(row.links)
     most = max([*sent.values(), 1])
     axes = AXES | {axis: color for axis, color in MORE.items() if row.grid[axis] > 1}
@@ -122,13 +156,13 @@ def links(ax: Axes, row: Any, measured: Any) -> None:
     ax.set_title("bytes that a rank sends per step; tied weights count as dp", fontsize=9.5, pad=3)
 
 
-def sent_over(links: dict[str, int]) -> dict[str, int]:
-    """Bytes over each axis: gradients of tied weights, which two stages add up, count among those of dp."""
+def sent_over(links: dict[str, float]) -> dict[str, float]:
+    """Return bytes over each axis: gradients of tied weights, which two stages add up, count as dp."""
     return links | {"dp": links["dp"] + links.get("shared", 0)}
 
 
-def bubble(ax: Axes, row: Any, measured: Any) -> None:
-    """The share of the pipeline's time in which its ranks wait."""
+def bubble(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
+    """Draw the share of the pipeline's time in which its ranks wait."""
     shares = [row.bubble] + ([measured.bubble] if measured is not None and measured.bubble is not None else [])
     for y, (share, look) in enumerate(zip(shares, ({}, MEASURED), strict=False)):
         ax.barh(y, share, 0.72, color="#9AA7B4", **look)
@@ -138,13 +172,13 @@ def bubble(ax: Axes, row: Any, measured: Any) -> None:
     ax.set_title("bubble", fontsize=9.5, pad=3)
 
 
-def names(bars: int, measured: Any) -> list[str]:
-    """What the bars are called, the first of which is predicted."""
-    return ["predicted", measured.kind] if bars == 2 else ["predicted"]
+def names(bars: int, measured: StepRun | None) -> list[str]:
+    """Return the names of the bars; the first one is predicted."""
+    return ["predicted", measured.kind] if measured is not None and bars == 2 else ["predicted"]
 
 
 def frame(ax: Axes, right: float, names: Sequence[str]) -> None:
-    """Axes of a bar for each of `names`, from top to bottom."""
+    """Make axes of a bar for each of `names`, from top to bottom."""
     ax.set_xlim(0, right or 1)
     rows_only(ax, len(names), names)
     ax.locator_params(axis="x", nbins=6)
@@ -158,17 +192,17 @@ SHADES = (BLUE, SKY, GREEN, ORANGE, PURPLE)
 
 def draw_search(
     figure: Figure,
-    rows: list[Any],
-    best: Any = None,
-    guess: Any = None,
+    rows: Sequence[Prediction],
+    best: Prediction | None = None,
+    guess: Prediction | None = None,
     title: str = "",
     foot: str = "",
     seconds: float | None = None,
 ) -> None:
     """Fill `figure`.
 
-    Args:    rows: grid.model.Predictions; best: the one that is marked, or None; guess: the row that the attendee
-             expects to be the best, or None; seconds: of its step, as the attendee expects, or None.
+    Args:    best: the row that is marked; guess: the row that the attendee expects to be the best; seconds: of its
+             step, as the attendee expects.
     """
     ax = figure.add_axes((0.09, 0.16, 0.63, 0.66))
     stages = sorted({row.grid["pp"] for row in rows})
@@ -195,7 +229,7 @@ def draw_search(
         if row is not None:
             ax.plot(row.memory.total, row.seconds, "o", mfc="none", mec=color, mew=2, markersize=size, zorder=6)
     steps = sorted(shade)
-    entries: list[tuple[Any, str]] = []
+    entries: list[Entry] = []
     for pp, following in zip(steps, [*steps[1:], max(row.grid["pp"] for row in rows) + 1], strict=True):
         entries.append((shade[pp], f"pp {pp}" if following == pp + 1 else f"pp {pp} to {following - 1}"))
     entries += [(circle(INK), f"best: {name_of(best)}")] if best is not None else []
@@ -210,21 +244,21 @@ def draw_search(
 
 
 def grouped(stages: list[int]) -> list[int]:
-    """The numbers of stages that get a color of their own: all, or powers of about four."""
+    """Return the numbers of stages that get a color of their own: all, or powers of about four."""
     if len(stages) <= len(SHADES):
         return stages
     return sorted({stages[round(i * (len(stages) - 1) / (len(SHADES) - 1))] for i in range(len(SHADES))})
 
 
 def group_of(pp: int, shade: dict[int, str]) -> int:
-    """The largest number with a color that is no more than pp."""
+    """Return the largest number with a color that is no more than pp."""
     return max(key for key in shade if key <= pp)
 
 
-def circle(color: str) -> Any:
+def circle(color: str) -> Line2D:
     return Line2D([], [], marker="o", linestyle="", mfc="none", mec=color, mew=2, markersize=9)
 
 
-def name_of(row: Any) -> str:
+def name_of(row: Prediction) -> str:
     axes = ("dp", "pp", "tp", *(axis for axis in MORE if row.grid[axis] > 1))
     return " ".join(f"{axis} {row.grid[axis]}" for axis in axes)

@@ -1,4 +1,4 @@
-"""What one warp asks of the 32 banks of shared memory, access by access."""
+"""The words that one warp asks of the 32 banks of shared memory, access by access."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def height(rows: Sequence[tuple[str, Sequence[int]]]) -> float:
 
 
 def draw(figure: Figure, rows: Sequence[tuple[str, Sequence[int]]], title: str) -> None:
-    """rows: (what is done, such as "read sums", words asked for in each of the 32 banks) in the order of the warp."""
+    """Fill `figure`. rows: (such as "read sums", words asked for in each of the 32 banks) in the order of the warp."""
     tall = height(rows)
     ax = figure.add_axes((0.2, FOOT / tall, 0.77, 1 - (HEAD + FOOT) / tall))
     for y, (_, words) in enumerate(rows):

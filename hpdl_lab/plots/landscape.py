@@ -1,6 +1,6 @@
 """Gradient descent seen from above: contours of the loss, and the path of the weights for each learning rate."""
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -16,7 +16,7 @@ GOOD = 0.05  # of the loss above the least that may be left at the end
 
 
 def verdict(path: np.ndarray, above: np.ndarray) -> str:
-    """What one path looks like, in a word of COLORS.
+    """Return the word of COLORS that one path deserves.
 
     Args:    path: (k + 1, 2) weights before the first step and after each one; above: (k + 1,) loss above the least.
     """
@@ -31,17 +31,17 @@ def verdict(path: np.ndarray, above: np.ndarray) -> str:
 
 
 def height(rates: int) -> float:
-    """Inches of the figure of so many learning rates."""
+    """Return inches of a figure of so many learning rates."""
     return TALL if rates > 1 else HEIGHT
 
 
 class Bowl:
     """A loss of two weights, evaluated once on a grid around its lowest point.
 
-    loss: f(w) for w (2,); best: (2,) where it is least; reach: half the width of the picture, in weights.
+    loss: f(w) for w (2,); best: (2,) its lowest point; reach: half the width of the picture, in weights.
     """
 
-    def __init__(self, loss: Any, best: Any, reach: float) -> None:
+    def __init__(self, loss: Callable[[np.ndarray], float], best: np.ndarray, reach: float) -> None:
         self.loss, self.best, self.reach, self.least = loss, np.asarray(best), reach, loss(best)
         offsets = np.linspace(-reach, reach, 61)
         self.axes = best[0] + offsets, best[1] + offsets
@@ -50,7 +50,7 @@ class Bowl:
         self.levels = self.least + (self.grid.max() - self.least) * np.linspace(0, 1, 14)[1:] ** 2
 
     def above(self, path: np.ndarray) -> np.ndarray:
-        """(k + 1,) loss above the least along a path."""
+        """Return (k + 1,) loss above the least along a path."""
         with np.errstate(all="ignore"):  # a path that diverges overflows, and says so
             return np.array([self.loss(w) - self.least for w in path])
 
@@ -89,7 +89,7 @@ def draw(
 
 
 def losses(ax: Axes, bowl: Bowl, paths: dict[float, np.ndarray], steps: int) -> None:
-    """The loss above the least against steps, logarithmic: a straight line loses the same share at every step."""
+    """Draw the loss above the least against steps, logarithmic: a straight line loses the same share at every step."""
     curves = {rate: bowl.above(path) for rate, path in paths.items()}
     start = next(iter(curves.values()))[0] or 1.0
     most, least = start * MOST, start * LEAST
@@ -108,7 +108,7 @@ def losses(ax: Axes, bowl: Bowl, paths: dict[float, np.ndarray], steps: int) -> 
 
 
 def walk(ax: Axes, bowl: Bowl, rate: float, path: np.ndarray, done: bool) -> None:
-    """The path so far in one panel, with its loss and, at the end, the verdict."""
+    """Draw the path so far in one panel, with its loss and, at the end, the verdict."""
     above = bowl.above(path)
     word = verdict(path, above) if done else ""
     color = COLORS[word] if done else BLUE

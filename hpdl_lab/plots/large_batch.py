@@ -1,7 +1,6 @@
-"""What a batch is worth: the test set after the same epochs with larger and larger batches."""
+"""The worth of a batch: the test set after the same epochs with larger and larger batches."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -9,11 +8,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ..optim.large_batch import Job, seconds_to_target
 from .colors import GRAY, INK, SERIES
 from .measure import DOTS
-from .style import Axes, Figure, Rows, heading, label_ends, log_axis, note, x_label
+from .style import Axes, Figure, Look, Rows, heading, label_ends, log_axis, note, x_label
 
 
 def batch_axis(ax: Axes, batches: Sequence[int], name: str = "batch (examples per step)") -> None:
-    """A logarithmic x axis, labelled at the batches that were measured."""
+    """Make the x axis logarithmic, labelled at the batches that were measured."""
     ax.set_xscale("log", base=2)
     ax.set_xlim(batches[0] / 1.15, batches[-1] * 1.15)
     ax.xaxis.set_major_locator(FixedLocator(batches))
@@ -82,7 +81,7 @@ def draw_target(
     subtitle: str = "",
     foot: str = "",
 ) -> None:
-    """The steps that each batch needs, and the seconds that they take on several numbers of ranks.
+    """Draw the steps that each batch needs, and the seconds that they take on several numbers of ranks.
 
     Args:    batches: ascending, of the axes; job: the model, or None as long as there is none; ranks: keys of its
              all_reduce_s; rows: dicts with batch, ranks, steps, seconds; asked, prediction: a batch and ranks.
@@ -131,7 +130,7 @@ def draw_target(
     note(figure, foot)
 
 
-AT: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8.5}
+AT: Look = {"textcoords": "offset points", "fontsize": 8.5}
 
 
 def pair(prediction: dict[str, int] | None) -> tuple[int, int] | None:

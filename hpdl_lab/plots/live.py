@@ -1,5 +1,7 @@
 """A picture that changes in place while ranks work: no flicker, no clear_output, and the last state is always drawn."""
 
+from __future__ import annotations
+
 import base64
 import contextlib
 import functools
@@ -11,9 +13,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -21,7 +24,10 @@ from PIL.PngImagePlugin import PngInfo
 from ..system import home, write_file
 from ..trace import number_text
 from .colors import BLUE, GREEN
-from .style import DPI, HEIGHT, Figure, Rows, heading, log_axis, look, new_figure, note, x_label
+from .style import DPI, HEIGHT, Draw, Figure, Rows, heading, log_axis, look, new_figure, note, x_label
+
+if TYPE_CHECKING:
+    from IPython.display import DisplayHandle
 
 CRISP = 2  # pixels of a final picture per pixel of the page: sharp on high-density screens
 CURVES = "curves"  # in the home folder
@@ -30,19 +36,20 @@ LEAST_PAUSE = 1.0  # times what the frame before took: at least half of a core i
 
 
 def pixels(figure: Figure, scale: float = CRISP) -> Image.Image:
-    """The figure as an RGB image, with `scale` pixels per pixel of the page."""
+    """Return the figure as an RGB image, with `scale` pixels per pixel of the page."""
     with look():
-        canvas: Any = figure.canvas
+        canvas = cast("FigureCanvasAgg", figure.canvas)
         figure.set_dpi(DPI * scale)
         canvas.draw()
         size = canvas.get_width_height(physical=True)
-        image = Image.frombuffer("RGBA", size, canvas.buffer_rgba(), "raw", "RGBA", 0, 1).convert("RGB")
+        rgba = canvas.buffer_rgba()
+        image = Image.frombuffer("RGBA", size, rgba, "raw", "RGBA", 0, 1).convert("RGB")  # pyrefly: ignore[bad-argument-type]
         figure.set_dpi(DPI)
     return image
 
 
 def png(figure: Figure, scale: float = CRISP) -> bytes:
-    """The figure as PNG bytes, with `scale` pixels per pixel of the page."""
+    """Return the figure as PNG bytes, with `scale` pixels per pixel of the page."""
     return encoded(pixels(figure, scale))
 
 
@@ -56,7 +63,7 @@ def encoded(image: Image.Image, alt: str = "") -> bytes:
 
 
 def html(figure: Figure, alt: str = "plot") -> str:
-    """The figure as an <img> element, for the HTML of a larger answer."""
+    """Return the figure as an <img> element, for the HTML of a larger answer."""
     width, _ = page_size(figure)
     data = base64.b64encode(png(figure)).decode()
     return f'<img width="{width}" style="max-width: 100%" alt="{alt}" src="data:image/png;base64,{data}">'
@@ -84,15 +91,15 @@ class Live:
     `draw(figure, *args)` fills an empty figure. In a plain script nothing is shown, and only the last state is drawn.
     """
 
-    def __init__(self, draw: Any, height: float = HEIGHT, alt: str = "live plot") -> None:
+    def __init__(self, draw: Draw, height: float = HEIGHT, alt: str = "live plot") -> None:
         self.draw, self.alt = draw, alt
         self.figure = new_figure(height=height)
         self.shown = in_notebook()
-        self.handle = None
+        self.handle: DisplayHandle | None = None
         self.frames = 0
         self._next = 0.0  # s, when a frame may be drawn
 
-    def update(self, *args: Any) -> None:
+    def update(self, *args: object) -> None:
         """Draw the present state, unless the last frame was a moment ago."""
         if self.shown and time.monotonic() >= self._next:
             self._frame(args, scale=1)
@@ -101,12 +108,12 @@ class Live:
         """Sleep until the next frame may be drawn, so that `update` leaves out none."""
         time.sleep(max(0.0, self._next - time.monotonic()))
 
-    def finish(self, *args: Any) -> Figure:
+    def finish(self, *args: object) -> Figure:
         """Draw the final state; returns the figure."""
         self._frame(args, scale=CRISP)
         return self.figure
 
-    def _frame(self, args: Any, scale: float) -> None:
+    def _frame(self, args: tuple[object, ...], scale: float) -> None:
         begin = time.monotonic()
         for ax in self.figure.axes:  # taken off as they are: clear() would empty each of them first
             self.figure.delaxes(ax)
@@ -121,37 +128,37 @@ class Live:
 
 
 def in_notebook() -> bool:
-    """True where a front end shows what is displayed."""
+    """Return True if a front end shows what is displayed."""
     ipython = sys.modules.get("IPython")  # a kernel has imported it; a script need not
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def shown_here(figure: Figure) -> bool:
-    """True where the figure has been displayed by the cell that runs now."""
+    """Return True if the figure has been displayed by the cell that runs now."""
     return getattr(figure, "cell", None) == cell()
 
 
-def cell() -> tuple[str, str, str]:
-    """The number of the cell that runs now."""
+def cell() -> int:
+    """Return the number of the cell that runs now."""
     from IPython import get_ipython
 
     return get_ipython().execution_count
 
 
 def page_size(figure: Figure) -> tuple[int, int]:
-    """Width and height of the figure on the page, in CSS pixels."""
+    """Return width and height of the figure on the page, in CSS pixels."""
     width, height = figure.get_size_inches() * DPI
     return round(width), round(height)
 
 
-def publish(figure: Figure, alt: str, scale: float, handle: Any = None) -> Any:
+def publish(figure: Figure, alt: str, scale: float, handle: DisplayHandle | None = None) -> DisplayHandle:
     """Display the figure, or replace what `handle` displays; returns the handle."""
     from IPython.display import DisplayHandle
 
     image, again = pixels(figure, scale), handle is None and hasattr(figure, "cell")
     if scale == CRISP and not again:
         curves().keep(encoded(image, alt), alt, title_of(figure))
-    figure.cell = cell()  # type: ignore[attr-defined]
+    figure.cell = cell()  # pyrefly: ignore[missing-attribute]
     width, height = page_size(figure)
     data = {"image/png": base64.b64encode(encoded(image)).decode(), "text/plain": f"<{alt}>"}
     # The size is fixed in advance, so that the page does not move while the browser decodes the next frame.
@@ -177,7 +184,7 @@ class Curves:
         self.writable = True
 
     def keep(self, picture: bytes, kind: str, title: str) -> None:
-        """Write the PNG file. kind: the alt text of the figure. Say so once if it cannot be written."""
+        """Write the PNG file; print once if it cannot be written. kind: the alt text of the figure."""
         if not self.writable:
             return
         title = re.sub(r"\d[\d.,]*", "#", title)  # numbers are what was measured
@@ -213,14 +220,14 @@ def draw(figure: Figure, rows: Rows, steps: int, title: str = "", foot: str = ""
     """Fill `figure` from the rows that a training reports: dicts with step, loss, samples_per_s; `steps` in all.
 
     Rows with a loss_scale show that in the place of samples per second.
-    lowest: a loss that is good to reach; the axis goes down to it from the beginning, so that it stands still.
+    lowest: a good loss; the axis goes down to it from the beginning, so that it stands still.
     """
     left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
     figure.subplots_adjust(left=0.075, right=0.975, bottom=0.19, top=0.78, wspace=0.24)
     x = [r["step"] for r in rows]
     losses = [r["loss"] for r in rows]
     left.plot(x, losses, color=BLUE, linewidth=1.4)
-    log_axis(left, [*losses, lowest, 3.0])  # 3: about where a training starts
+    log_axis(left, [*losses, lowest, 3.0])  # 3: about the loss at the start of a training
     left.set_title("loss of the global batch")
 
     rates = smoothed([r["samples_per_s"] for r in rows])
@@ -249,10 +256,10 @@ def draw(figure: Figure, rows: Rows, steps: int, title: str = "", foot: str = ""
 
 
 def smoothed(rates: Sequence[float]) -> np.ndarray:
-    """The rate over the last SMOOTH steps, at every step: n / sum(1 / rate), which is work over time."""
-    rates = np.asarray(rates, dtype=float)
-    timed = rates > 0
-    seconds = np.cumsum(np.divide(1, rates, out=np.zeros_like(rates), where=timed))
+    """Return the rate over the last SMOOTH steps, at every step: n / sum(1 / rate), which is work over time."""
+    single = np.asarray(rates, dtype=float)
+    timed = single > 0
+    seconds = np.cumsum(np.divide(1, single, out=np.zeros_like(single), where=timed))
     steps = np.cumsum(timed)
     seconds[SMOOTH:], steps[SMOOTH:] = seconds[SMOOTH:] - seconds[:-SMOOTH], steps[SMOOTH:] - steps[:-SMOOTH]
-    return np.divide(steps, seconds, out=np.zeros_like(rates), where=steps > 0)
+    return np.divide(steps, seconds, out=np.zeros_like(single), where=steps > 0)

@@ -1,19 +1,22 @@
 """Time and bandwidth against message size: of collectives, with peers, model and prediction; of single messages."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from ..trace import number_text, seconds_text
 from .colors import BLUE, FAINT, GRAY, INK, SERIES, VERMILION, YOURS
-from .style import Axes, Figure, Rows, heading, label_ends, log_axis, note, oversubscribed, size_axis
+from .style import Axes, Dash, Figure, Look, Row, Rows, heading, label_ends, log_axis, note, oversubscribed, size_axis
 
 LEAST_WIDE = 1024  # bytes
 DOTS, DASHES, DASHDOT = (0, (1, 1.2)), (0, (5, 2)), (0, (4, 1.5))  # the model, the prediction, simulated ranks
 SPARSE = (0, (1, 3))  # the model of what is measured alone
+
+
+Points: TypeAlias = list[tuple[float, float, float]]  # (size in bytes, seconds, GB/s)
 
 
 @dataclass(frozen=True)
@@ -21,17 +24,17 @@ class Reference:
     """A curve that was not measured: {size in bytes: seconds}, with the text that names it."""
 
     name: str
-    seconds: dict
+    seconds: Mapping[int, float] | Mapping[float, float]
 
-    def points(self, factor: float) -> list[tuple[float, float, float]]:
-        """[(size, seconds, bus bandwidth in GB/s)] in order of size; `factor` is busbw over algbw."""
+    def points(self, factor: float) -> Points:
+        """Return [(size, seconds, bus bandwidth in GB/s)] in order of size; `factor` is busbw over algbw."""
         return [(n, t, factor * n / t / 1e9) for n, t in sorted(self.seconds.items()) if t > 0]
 
 
 def two_panels(
-    figure: Figure, sizes: Iterable[float], points: list[tuple[float, float, float]], titles: Any, more: Any = ()
+    figure: Figure, sizes: Iterable[float], points: Points, titles: Sequence[str], more: Iterable[float] = ()
 ) -> tuple[Axes, Axes]:
-    """(left, right) axes over message sizes with room for `points` (size, seconds, GB/s) and `more` bandwidths.
+    """Return (left, right) axes over message sizes with room for `points` (size, seconds, GB/s) and `more` bandwidths.
 
     The bandwidth begins at LEAST_WIDE bytes: below, latency alone decides, and makes it 1e-5 GB/s.
     """
@@ -55,28 +58,28 @@ def draw(
     yours: str,
     factor: float,
     models: Sequence[Reference] = (),
-    prediction: Any = None,
+    prediction: Reference | None = None,
     title: str = "",
     foot: str = "",
     simulated: dict[str, dict[int, float]] | None = None,
     link_GBps: float | None = None,
     cross: float | None = None,
-) -> Any:
+) -> None:
     """Fill `figure` from the rows of a sweep; see `collectives.sweep.sweep`.
 
     Args:    rows: dicts with name, size (bytes), time_us (median), p25_us, p75_us, busbw_GBps, ranks, cores.
              Those with "recorded" are drawn dashed.
              yours: the name drawn in bold; factor: busbw over algbw, which turns times of references into bandwidths.
-             models: References, drawn dotted; prediction: one or None; title, foot: text above and below.
+             models: drawn dotted; title, foot: text above and below.
              simulated: {name: {size: seconds}}, drawn dashed with the measured curves of these names.
-             link_GBps: what a link carries, which no bus bandwidth can exceed; None where that is not known.
+             link_GBps: what a link carries, which no bus bandwidth can exceed; None if that is not known.
              cross: the size at which the attendee expects curves to cross, or None.
     """
-    references = [
+    asked: list[tuple[Reference | None, Dash, str]] = [
         *((model, dash, GRAY) for model, dash in zip(reversed(models), (DOTS, SPARSE), strict=False)),
         (prediction, DASHES, INK),
     ]
-    references = [(ref, dash, color) for ref, dash, color in references if ref and ref.points(factor)]
+    references = [(ref, dash, color) for ref, dash, color in asked if ref and ref.points(factor)]
     virtual = {name: Reference(name, seconds) for name, seconds in (simulated or {}).items()}
     points = [(r["size"], r["time_us"] / 1e6, r["busbw_GBps"]) for r in rows]
     points += [p for ref in (*virtual.values(), *(ref for ref, *_ in references)) for p in ref.points(factor)]
@@ -84,10 +87,11 @@ def draw(
     sizes = [*(p[0] for p in points), *([cross] if cross else [])]
     left, right = two_panels(figure, sizes, points, titles, [link_GBps] if link_GBps else [])
 
-    def dashed(found: Any, **look: Any) -> Any:
+    def dashed(found: Points, color: str, linestyle: Dash, linewidth: float, marker: str = "") -> float:
+        look: Look = {"color": color, "linestyle": linestyle, "linewidth": linewidth, "marker": marker, "zorder": 2}
         sizes, seconds, speeds = zip(*found, strict=True)
-        left.plot(sizes, seconds, zorder=2, **look)
-        right.plot(sizes, speeds, zorder=2, **look)
+        left.plot(sizes, seconds, **look)
+        right.plot(sizes, speeds, **look)
         return speeds[-1]
 
     ends = []  # height, name, color, bold
@@ -104,7 +108,7 @@ def draw(
         ends.append((link_GBps, "the link", INK, False))
     others = [name for name in dict.fromkeys(r["name"] for r in rows) if name != yours]
     colors = dict(zip(others, itertools.cycle(SERIES[1:]), strict=False)) | {yours: YOURS}
-    curves: dict[tuple[str, bool], Any] = {}
+    curves: dict[tuple[str, bool], list[Row]] = {}
     for row in sorted(rows, key=lambda r: r["size"]):
         curves.setdefault((row["name"], "recorded" in row), []).append(row)
     for name, color in colors.items():
@@ -122,9 +126,9 @@ def draw(
 
 
 def measured(left: Axes, right: Axes, curve: Rows, color: str, bold: bool, recorded: bool = False) -> None:
-    """One function's curve in both panels, with its quartiles as a band; gray points where ranks exceed cores."""
+    """Draw one function's curve in both panels, with its quartiles as a band; gray points if ranks exceed cores."""
     sizes = [r["size"] for r in curve]
-    look: dict[str, Any] = {
+    look: Look = {
         "color": color,
         "linewidth": 2.6 if bold else 1.5,
         "zorder": 4 if bold else 3,
@@ -144,16 +148,21 @@ def measured(left: Axes, right: Axes, curve: Rows, color: str, bold: bool, recor
 
 
 def draw_ping_pong(
-    figure: Figure, rows: Rows, fit: Any = None, prediction: Any = None, title: str = "", foot: str = ""
+    figure: Figure,
+    rows: Rows,
+    fit: tuple[float, float] | None = None,
+    prediction: dict[int, float] | None = None,
+    title: str = "",
+    foot: str = "",
 ) -> None:
     """Fill `figure` from rows: dicts with size (bytes), seconds (median, one way), p25, p75.
 
-    Args:    fit: (alpha s, beta s/byte), or None as long as there is none; prediction: {bytes: seconds} or None.
+    Args:    fit: (alpha s, beta s/byte), or None as long as there is none; prediction: {bytes: seconds}.
     """
     points = [(r["size"], r["seconds"], r["size"] / r["seconds"] / 1e9) for r in rows]
-    lines = []
+    lines: list[tuple[str, Points, Look]] = []
     if prediction:
-        look: dict[str, Any] = {"color": INK, "linestyle": DASHES, "marker": "*"}
+        look: Look = {"color": INK, "linestyle": DASHES, "marker": "*"}
         lines.append(("your guess", Reference("", prediction).points(1), look))
     sizes = sorted({p[0] for p in points} | set(prediction or ()))
     if fit:
@@ -170,7 +179,7 @@ def draw_ping_pong(
         left.plot([r["size"]] * 2, [r["p25"], r["p75"]], color=BLUE, linewidth=3, alpha=0.3)
     ends = [(line[-1][2], name, look["color"], False) for name, line, look in lines]
     label_ends(right, ends + [(p[2], "measured", BLUE, True) for p in sorted(points)[-1:]])
-    if fit:  # where latency decides, and where bandwidth does
+    if fit:  # the levels that latency alone, and bandwidth alone, would reach
         for ax, y, text, below in ((left, fit[0], "α", 3), (right, 1e-9 / fit[1] if fit[1] else 0, "1/β", -12)):
             if y > 0:
                 ax.axhline(y, color=GRAY, linewidth=1, linestyle=DOTS, zorder=1)
@@ -181,7 +190,7 @@ def draw_ping_pong(
 
 
 def sentence(alpha: float, beta: float) -> str:
-    """The two numbers, and the size at which both parts are equal."""
+    """Return the two numbers, and the size at which both parts are equal."""
     text = f"α = {seconds_text(alpha)} per message"
     if beta > 0:
         text += f", 1/β = {number_text(1e-9 / beta)} GB/s"

@@ -1,13 +1,12 @@
-"""What memory can do and what all-reduces make of it; how long a store waits for another core; what a step holds."""
+"""Memory: its bandwidth and how all-reduces use it, how long a store waits for another core, what a step holds."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..trace import number_text
 from ..units import bytes_text
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, VERMILION
 from .measure import DASHDOT, DASHES, DOTS
-from .style import Figure, Rows, amounts, heading, label_ends, log_axis, note, size_axis, x_label
+from .style import Figure, Look, Row, Rows, amounts, heading, label_ends, log_axis, note, size_axis, x_label
 
 COLORS = {"one pass": BLUE, "staged": VERMILION, "ring": ORANGE}
 STREAM = {"copy": DOTS, "add": DASHDOT, "in place": DASHES}
@@ -70,8 +69,8 @@ def draw_roofline(
     note(figure, "Gray: kernels as in STREAM, on all ranks at once. The ring: with one copy of each message, or two.")
 
 
-def rate(row: Any, moved: dict[str, tuple[float, float]]) -> float:
-    """GB/s of all ranks together; of a ring with one copy of each message."""
+def rate(row: Row, moved: dict[str, tuple[float, float]]) -> float:
+    """Return GB/s of all ranks together; of a ring with one copy of each message."""
     nbytes = row["ranks"] * row["stream"] or moved[row["name"]][0] * row["size"]
     return nbytes / row["time_us"] / 1e3
 
@@ -85,7 +84,7 @@ def draw_write_again(figure: Figure, rows: Rows, chunk: int, prediction: float |
     figure.subplots_adjust(left=LEFT, right=0.76, bottom=0.2, top=0.785)
     size_axis(ax, [r["memory"] for r in rows] or [chunk, 64 * chunk])
     x_label(ax, f"length of the buffer, which is written in chunks of {bytes_text(chunk)} in turn")
-    curves: dict[tuple[bool, bool], Any] = {(read, old): [] for read in (False, True) for old in (False, True)}
+    curves: dict[tuple[bool, bool], list[Row]] = {(read, old): [] for read in (False, True) for old in (False, True)}
     for r in rows:
         curves[r["read"], "recorded" in r].append(r)
     names = {False: "nobody has read it", True: "the other core has"}
@@ -95,7 +94,7 @@ def draw_write_again(figure: Figure, rows: Rows, chunk: int, prediction: float |
     for (read, recorded), curve in curves.items():
         if curve:
             at = [r["memory"] for r in curve]
-            look: dict[str, Any] = {"linestyle": DASHES, "markerfacecolor": "white"} if recorded else {}
+            look: Look = {"linestyle": DASHES, "markerfacecolor": "white"} if recorded else {}
             ax.plot(at, [r["write_us"] / 1e6 for r in curve], marker="o", color=looks[read], **look)
             low, high = ([r[key] / 1e6 for r in curve] for key in ("p25_us", "p75_us"))
             ax.fill_between(at, low, high, color=looks[read], alpha=0.18, linewidth=0)

@@ -2,14 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from matplotlib.patches import Rectangle
 
 from ..mesh import Grid
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import Axes, Figure, heading, note
+from .style import Axes, Figure, Look, heading, note
 
 TINTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, GRAY)
 WORDS = {
@@ -22,14 +21,14 @@ WORDS = {
 MOST_CELLS = 128  # that can be distinguished, with their numbers
 ACROSS = 17  # cells in a row on the width of a page
 TOP, FOOT, BETWEEN = 0.42, 0.36, 0.3  # inches: of the title, of the foot, above the groups
-TALL, FLAT, SMALL = 0.46, 0.3, 0.24  # inches: height of a cell where there are few rows, or many; of one below
+TALL, FLAT, SMALL = 0.46, 0.3, 0.24  # inches: height of a cell if there are few rows, or many; of one below
 FEW_ROWS = 6
 
 
 class Layout:
-    """Where cells stand: the last axis across, the one before it downwards, one table for each place along the others.
+    """Places of cells: the last axis across, the one before it downwards, one table for each place along the others.
 
-    Only the first tables are drawn where there are more than MOST_CELLS ranks; `left_out` counts the others.
+    Only the first tables are drawn if there are more than MOST_CELLS ranks; `left_out` counts the others.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -58,8 +57,8 @@ class Layout:
     def height(self) -> float:
         return self.table_rows * self.tall
 
-    def cells(self) -> Any:
-        """(x, y, rank) of every cell that is drawn, y downwards."""
+    def cells(self) -> Iterator[tuple[float, float, int]]:
+        """Yield (x, y, rank) of every cell that is drawn, y downwards."""
         for k, place in enumerate(self.places):
             left, top = (k % self.per_row) * self.step, (k // self.per_row) * self.tall
             where = dict(zip((axis for axis, _ in self.leading), place, strict=True))
@@ -67,8 +66,8 @@ class Layout:
                 here = where | {axis: n for axis, n in ((self.down[0], i), (self.across[0], j)) if axis}
                 yield left + j, top + i, self.grid.rank(**here)
 
-    def labels(self) -> Any:
-        """(x, y, text, align, bold) of the coordinates next to the cells: of tables, columns and rows."""
+    def labels(self) -> Iterator[tuple[float, float, str, str, bool]]:
+        """Yield (x, y, text, align, bold) of the coordinates next to the cells: of tables, columns and rows."""
         for k, place in enumerate(self.places):
             left, top = (k % self.per_row) * self.step, (k // self.per_row) * self.tall
             title = " ".join(f"{axis} {n}" for (axis, _), n in zip(self.leading, place, strict=True))
@@ -81,7 +80,7 @@ class Layout:
 
 
 def height(grid: Grid) -> float:
-    """Inches of the picture of a grid."""
+    """Return inches of the picture of a grid."""
     layout = Layout(grid)
     below = BETWEEN + SMALL * layout.height if layout.axes else 0
     return TOP + layout.cell * layout.height + below + FOOT
@@ -90,7 +89,7 @@ def height(grid: Grid) -> float:
 def draw(figure: Figure, grid: Grid, places: Sequence[str] = (), title: str = "", foot: str = "") -> None:
     """Fill `figure` with the grid.
 
-    Args:    grid: mesh.Grid. places: a short text for each rank, where it runs, such as "node1"; may be empty.
+    Args:    places: for each rank the host, such as "node1"; may be empty.
     """
     layout = Layout(grid)
     tall = figure.get_size_inches()[1]
@@ -100,7 +99,7 @@ def draw(figure: Figure, grid: Grid, places: Sequence[str] = (), title: str = ""
     for x, y, rank in layout.cells():
         box(ax, x, y, "#EEF3F8")
         where = places[rank] if rank < len(places) else ""
-        look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 11 if layout.cell == TALL else 9}
+        look: Look = {"ha": "center", "va": "center", "fontsize": 11 if layout.cell == TALL else 9}
         ax.text(x, y - (0.14 if where else 0), f"{rank}", fontweight="bold", **look)
         if where:
             ax.text(x, y + 0.24, where, ha="center", va="center", fontsize=6.8, color="#555555")
@@ -118,7 +117,7 @@ def draw(figure: Figure, grid: Grid, places: Sequence[str] = (), title: str = ""
 
 
 def groups_of(figure: Figure, layout: Layout, axis: str, k: int, share: float, bottom: float) -> None:
-    """The grid once more, small, in which the ranks of one group along `axis` have one color."""
+    """Draw the grid once more, small: the ranks of one group along `axis` have one color."""
     n = len(layout.axes)
     left = 0.07 + k * 0.91 / n
     ax = figure.add_axes((left, bottom, 0.91 / n - 0.04, share))
@@ -136,12 +135,12 @@ def groups_of(figure: Figure, layout: Layout, axis: str, k: int, share: float, b
 
 
 def table(ax: Axes, layout: Layout) -> None:
-    """An axes without frame in which a cell is 1 x 1, from the left."""
+    """Make axes without frame in which a cell is 1 x 1, from the left."""
     ax.set_xlim(-0.5, max(layout.width, 7.0) - 0.5)
     ax.set_ylim(layout.height - layout.head - 0.5, -layout.head - 0.5)
     ax.axis("off")
 
 
 def box(ax: Axes, x: float, y: float, color: str, alpha: float = 1.0) -> None:
-    look: dict[str, Any] = {"facecolor": color, "alpha": alpha, "edgecolor": "#AAB7C4", "linewidth": 0.8}
+    look: Look = {"facecolor": color, "alpha": alpha, "edgecolor": "#AAB7C4", "linewidth": 0.8}
     ax.add_patch(Rectangle((x - 0.46, y - 0.44), 0.92, 0.88, **look))

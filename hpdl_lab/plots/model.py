@@ -1,13 +1,12 @@
 """Models as pictures: each operation with its shapes, and three ways to share a model and its batch among ranks."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from ..models.shapes import Step
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, VERMILION
-from .style import Axes, Figure, bare, heading, legend, note
+from .style import Axes, Figure, Look, bare, heading, legend, note
 
 ROW, TOP, FOOT = 0.27, 0.45, 0.3  # inches: an operation, the titles, the note
 HUES = {"linear": BLUE, "convolution": BLUE, "embedding": GREEN, "attention": ORANGE}  # the others: GRAY
@@ -21,7 +20,7 @@ NOTHING = "#FFFFFF"
 
 
 def shapes_height(steps: Sequence[Step]) -> float:
-    """Inches of the picture of a model's operations."""
+    """Return inches of the picture of a model's operations."""
     return TOP + ROW * (len(steps) + 2) + FOOT
 
 
@@ -42,7 +41,7 @@ def draw_shapes(figure: Figure, steps: Sequence[Step], title: str) -> None:
     write(ax, ("operation", "module", "what goes out", "weight", "parameters"), y=-0.1, size=8.2, color="#555555")
     for y, (name, module, shape, weight, count) in enumerate(rows, 1):
         width = max(0.4, 22 * shape[-1] / widest)
-        look: dict[str, Any] = {"color": HUES.get(name, GRAY), "alpha": 0.85 if name in HUES else 0.4}
+        look: Look = {"color": HUES.get(name, GRAY), "alpha": 0.85 if name in HUES else 0.4}
         ax.add_patch(Rectangle((51 - width / 2, y - 0.36), width, 0.72, linewidth=0, **look))
         write(ax, (name, module, by(shape), weight, count), y=y, size=8.8, color=INK)
     heading(figure, title)
@@ -50,9 +49,9 @@ def draw_shapes(figure: Figure, steps: Sequence[Step], title: str) -> None:
 
 
 def write(ax: Axes, texts: Sequence[str], y: float, size: float, color: str) -> None:
-    """A row of texts, one in each column; the last one ends there."""
+    """Write a row of texts, one in each column; the last one ends there."""
     for x, text in zip(COLUMNS, texts, strict=True):
-        look: dict[str, Any] = {"ha": "right" if x == COLUMNS[-1] else "left", "va": "center"}
+        look: Look = {"ha": "right" if x == COLUMNS[-1] else "left", "va": "center"}
         ax.text(x, y, text, fontsize=size, color=color, **look)
 
 
@@ -90,23 +89,31 @@ def draw_parallelism(figure: Figure) -> None:
 
 
 def layer(ax: Axes, x: float, y: float, width: float, colors: Sequence[str], height: float = 1.05) -> None:
-    """A layer of the model as a bar from (x, y), cut into as many columns as there are colors."""
+    """Draw a layer of the model as a bar from (x, y), cut into as many columns as there are colors."""
     for k, color in enumerate(colors):
         each = width / len(colors)
-        look: dict[str, Any] = {"facecolor": color, "alpha": 0.75, "edgecolor": "white", "linewidth": 1.2}
+        look: Look = {"facecolor": color, "alpha": 0.75, "edgecolor": "white", "linewidth": 1.2}
         ax.add_patch(Rectangle((x + k * each, y), each, height, **look))
 
 
 def batch(ax: Axes, x: float, y: float, width: float, colors: Sequence[str]) -> None:
-    """The batch as a row of parts, hatched, each in the color of the rank that has it."""
+    """Draw the batch as a row of parts, hatched, each in the color of the rank that has it."""
     for k, color in enumerate(colors):
         each = width / len(colors)
-        look: dict[str, Any] = {"facecolor": NOTHING, "edgecolor": color, "hatch": "////", "linewidth": 1.1}
+        look: Look = {"facecolor": NOTHING, "edgecolor": color, "hatch": "////", "linewidth": 1.1}
         ax.add_patch(Rectangle((x + k * each + 0.06, y), each - 0.12, 0.9, **look))
 
 
-def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], style: str = "-|>", **look: Any) -> None:
-    ax.add_patch(FancyArrowPatch(start, end, arrowstyle=style, mutation_scale=8, shrinkA=0, shrinkB=0, **look))
+def arrow(
+    ax: Axes,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    style: str = "-|>",
+    color: str = INK,
+    linewidth: float | None = None,
+) -> None:
+    look: Look = {"color": color, "linewidth": linewidth, "mutation_scale": 8, "shrinkA": 0, "shrinkB": 0}
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle=style, **look))
 
 
 def one_rank(ax: Axes) -> None:

@@ -1,14 +1,20 @@
 """A network as a picture: ranks, switches, and the cables between them; cables that several ranks share stand out."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections import Counter
+from typing import TYPE_CHECKING, cast
 
 from ..comm.network import Network, Ring
 from ..comm.network.describe import bandwidth, shared_links, title
 from ..trace import seconds_text
 from .colors import BLUE, FAINT, GRAY, INK, SKY, VERMILION
 from .style import Axes, Figure, heading, note
+
+if TYPE_CHECKING:
+    from ..comm.network.links import Route
 
 MOST_RANKS = 64  # of a larger network the first ones are drawn
 ROWS = {"island": 0, "rank": 1, "leaf": 2, "adapter": 2, "spine": 3, "switch": 3}  # from the bottom
@@ -26,7 +32,7 @@ ROW_INCHES, EDGE_INCHES = 0.95, 1.35  # height of a row; of heading and foot tog
 
 
 def height(network: Network, size: int) -> float:
-    """Inches that a picture of this network needs."""
+    """Return inches that a picture of this network needs."""
     if isinstance(network, Ring):
         return 4.6
     return EDGE_INCHES + ROW_INCHES * len({ROWS[kind(name)] for name in nodes(network, min(size, MOST_RANKS))})
@@ -48,7 +54,8 @@ def draw(figure: Figure, network: Network, size: int) -> None:
     switches(ax, place)
     subtitle = f"{shown} ranks" if shown == size else f"the first {shown} of {size:,} ranks"
     if size > 1:
-        far = network.routes(0, size // 2 if isinstance(network, Ring) else size - 1, size)
+        to = size // 2 if isinstance(network, Ring) else size - 1
+        far = cast("Route", network.routes(0, to, size))  # None: without links, which cannot be drawn
         subtitle += f"; the farthest message takes {seconds_text(float(far.alpha))} + bytes / {bandwidth(far.beta)}"
     heading(figure, title(network), subtitle)
     if (shared_links(network, shown) > 1).any():
@@ -56,17 +63,17 @@ def draw(figure: Figure, network: Network, size: int) -> None:
 
 
 def kind(name: str) -> str:
-    """ "rank 3" -> "rank"."""
+    """Return the kind of a node: "rank 3" -> "rank"."""
     return name.split()[0]
 
 
 def nodes(network: Network, size: int) -> list[str]:
-    """The ends of all links, each once, ranks in order."""
+    """Return the ends of all links, each once, ranks in order."""
     return list(dict.fromkeys(end for link in network.links(size) for end in (link.source, link.dest)))
 
 
 def on_circle(size: int, width: float, tall: float) -> dict[str, tuple[float, float]]:
-    """{name: (x, y)} inches: rank 0 on top, the others clockwise."""
+    """Return {name: (x, y)} inches: rank 0 on top, the others clockwise."""
     radius = tall / 2 - 0.32
     turns = [2 * math.pi * r / size for r in range(size)]
     return {
@@ -76,7 +83,7 @@ def on_circle(size: int, width: float, tall: float) -> dict[str, tuple[float, fl
 
 
 def in_rows(network: Network, size: int, width: float, tall: float) -> dict[str, tuple[float, float]]:
-    """{name: (x, y)} inches: ranks in a row, a switch over the middle of its ranks, spines spread evenly."""
+    """Return {name: (x, y)} inches: ranks in a row, a switch over the middle of its ranks, spines spread evenly."""
     names = nodes(network, size)
     rows = sorted({ROWS[kind(name)] for name in names})
     level = {row: (i + 0.5) / len(rows) * tall for i, row in enumerate(rows)}
@@ -94,32 +101,32 @@ def in_rows(network: Network, size: int, width: float, tall: float) -> dict[str,
 
 
 def cables(ax: Axes, network: Network, size: int, place: dict[str, tuple[float, float]], width: float) -> None:
-    """Every cable once; to the right of each row what they join, how fast, and how many messages share one."""
-    seen = {}
+    """Draw every cable once; write at the right of each row what they join, how fast, how many messages share one."""
+    seen: dict[tuple[str, ...], tuple[float, int]] = {}
     for link, messages in zip(network.links(size), shared_links(network, size), strict=True):
-        ends = (name.replace("router", "rank") for name in (link.source, link.dest))  # a ring's: drawn as one
-        ends = tuple(sorted(ends, key=lambda name: (ROWS[kind(name)], name)))
+        names = (name.replace("router", "rank") for name in (link.source, link.dest))  # a ring's: drawn as one
+        ends = tuple(sorted(names, key=lambda name: (ROWS[kind(name)], name)))
         if ends[0] == ends[1] or ends[0] not in place:
             continue
         beta, most = seen.get(ends, (link.beta, 0))
         seen[ends] = beta, max(most, int(messages))
-    labels = {}
+    labels: dict[tuple[str, str], tuple[str, int, float]] = {}
     for (low, high), (beta, most) in seen.items():
         (x0, y0), (x1, y1) = place[low], place[high]
         color = VERMILION if most > 1 else GRAY
         ax.plot([x0, x1], [y0, y1], color=color, linewidth=1.6 if most > 1 else 0.9, zorder=2 if most > 1 else 1)
         middle = (y0 + y1) / 2 if kind(low) != kind(high) else ax.get_ylim()[1] / 2
-        known = labels.get((kind(low), kind(high)), (0, 0, 0))
-        labels[kind(low), kind(high)] = bandwidth(beta), max(known[1], most), middle
-    for ends, (speed, most, y) in labels.items():
-        text = f"{' - '.join(WORDS[end] for end in sorted(ends, key=lambda end: end != 'rank'))}\n{speed}"
+        _, known, _ = labels.get((kind(low), kind(high)), ("", 0, 0.0))
+        labels[kind(low), kind(high)] = bandwidth(beta), max(known, most), middle
+    for kinds, (speed, most, y) in labels.items():
+        text = f"{' - '.join(WORDS[end] for end in sorted(kinds, key=lambda end: end != 'rank'))}\n{speed}"
         text += f"\nshared by up to {most} messages" if most > 1 else ""
         color = VERMILION if most > 1 else INK
         ax.text(width - 0.05, y, text, ha="right", va="center", fontsize=9, color=color, linespacing=1.35)
 
 
 def ranks(ax: Axes, network: Network, place: dict[str, tuple[float, float]]) -> None:
-    """A disk with the number of each rank, or, if disks are small, a number outside every eighth of them."""
+    """Draw a disk with the number of each rank, or, if disks are small, a number outside every eighth of them."""
     centers = [place[name] for name in place if kind(name) == "rank"]
     gap = min((math.dist(a, b) for a, b in itertools.pairwise(centers)), default=1.0)
     small = gap < 0.22
@@ -135,7 +142,7 @@ def ranks(ax: Axes, network: Network, place: dict[str, tuple[float, float]]) -> 
 
 
 def switches(ax: Axes, place: dict[str, tuple[float, float]]) -> None:
-    """A box with the name of each switch; only its number if there are many of its kind."""
+    """Draw a box with the name of each switch; only its number if there are many of its kind."""
     counts = Counter(map(kind, place))
     for name, (x, y) in place.items():
         if kind(name) != "rank":

@@ -1,8 +1,10 @@
-"""What one rank of a pipeline computes, and under it the all-to-alls of its micro-batches: hidden or exposed."""
+"""The computing of one rank of a pipeline, and under it the all-to-alls of its micro-batches: hidden or exposed."""
+
+from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..trace import seconds_text
 from .collective import write
@@ -10,23 +12,26 @@ from .colors import VERMILION
 from .schedule import COLORS, DIGIT, NAMES, ink, shade
 from .style import Axes, Figure, heading, legend, note, rows_only
 
+if TYPE_CHECKING:
+    from ..parallel.pipeline.overlap import Bar
+
 LANE, TOP, BETWEEN, FOOT = 0.34, 0.95, 0.5, 0.72  # inches: of a lane; above, between and below the panels
 LEFT, RIGHT = 0.105, 0.985  # shares of the width
 TALL = 0.8  # of a bar in its lane
 
 
 class Panel(NamedTuple):
-    """computing, sending: lists of overlap.Bar; exposed: s of the latter under which there is none of the former."""
+    """A rank's computing and sending in one schedule. exposed: s of sending under which it computes nothing."""
 
     name: str
     seconds: float
     exposed: float
-    computing: Sequence[Any]
-    sending: Sequence[Any]
+    computing: Sequence[Bar]
+    sending: Sequence[Bar]
 
 
 def height(panels: Sequence[Panel]) -> float:
-    """Inches of a figure."""
+    """Return inches of a figure of `panels`."""
     return TOP + FOOT + len(panels) * (2 * LANE + BETWEEN) - BETWEEN
 
 
@@ -57,8 +62,8 @@ def draw(figure: Figure, panels: Sequence[Panel], title: str, guess: float | Non
     note(figure, "A number is a micro-batch, where there is room: compare those of the two lanes.")
 
 
-def uncovered(bar: Any, computing: Sequence[Any]) -> list[tuple[float, float]]:
-    """[(begin, end)] of `bar` in which there is nothing of `computing`, which is in order."""
+def uncovered(bar: Bar, computing: Sequence[Bar]) -> list[tuple[float, float]]:
+    """Return [(begin, end)] of `bar` in which there is nothing of `computing`, which is in order."""
     begins, ends = [bar.begin], []
     for other in computing:
         if other.end > bar.begin and other.begin < bar.end:
@@ -67,13 +72,13 @@ def uncovered(bar: Any, computing: Sequence[Any]) -> list[tuple[float, float]]:
     return [(a, b) for a, b in zip(begins, [*ends, bar.end], strict=True) if a < b]
 
 
-def draw_lane(ax: Axes, lane: int, bars: Sequence[Any]) -> None:
-    """A bar for each of `bars`; its number where it is wide enough."""
+def draw_lane(ax: Axes, lane: int, bars: Sequence[Bar]) -> None:
+    """Draw each of `bars`, with its number if it is wide enough."""
     scale = ax.get_window_extent().width / ax.figure.dpi / ax.get_xlim()[1]  # inches of a ms
     spans = [(1e3 * bar.begin, 1e3 * (bar.end - bar.begin)) for bar in bars]
     faces = [shade(bar.action) for bar in bars]
     ax.broken_barh(spans, (lane - TALL / 2, TALL), facecolors=faces, edgecolors="white", linewidth=0.5)
-    numbers = defaultdict(list)  # (text, color) -> where it stands
+    numbers: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)  # by (text, color)
     for (begin, wide), face, bar in zip(spans, faces, bars, strict=True):
         text = str(bar.action.micro_batch)
         if wide * scale >= DIGIT * len(text) + 0.012:

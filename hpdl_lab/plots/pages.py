@@ -14,14 +14,14 @@ TOP, FOOT, TALL = 0.95, 0.42, 0.42  # inches: above and below the rows, and of a
 
 
 def height(count: int) -> float:
-    """Inches of a figure of so many pages."""
+    """Return inches of a figure of so many pages."""
     return TOP + FOOT + TALL * -(-count // ROW)
 
 
 def draw(
     figure: Figure, requests: Sequence[tuple[str, Sequence[int], int]], count: int, size: int, kept: Sequence[int]
 ) -> None:
-    """A tile for each page, `height(count)` inches tall.
+    """Fill `figure`, `height(count)` inches tall, with a tile for each page.
 
     Args:    requests: (name, pages in order of tokens, tokens in them) of each; count, size: pages, and tokens of one.
              kept: free pages whose tokens can still be found.
@@ -55,7 +55,7 @@ def color_of(k: int) -> str:
 
 
 def tiles(ax: Axes, holders: dict[int, list[tuple[int, float]]], kept: set[int]) -> None:
-    """Each page as a box, filled from the left as far as its tokens go, with a stripe for each holder."""
+    """Draw each page as a box, filled from the left as far as its tokens go, with a stripe for each holder."""
     corners, faces = [], []
 
     def box(x: float, y: float, wide: float, high: float, face: str) -> None:

@@ -1,4 +1,4 @@
-"""A race as a picture: where the hours of a simulated plan go, or the losses of a real one, and what was expected."""
+"""A race as a picture: the parts of the hours of a simulated plan, or the losses of a real one, and the guess."""
 
 from __future__ import annotations
 

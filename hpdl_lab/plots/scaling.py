@@ -1,4 +1,4 @@
-"""How efficiency falls with ranks: strong and weak scaling, predicted, ideal, modelled, simulated and measured.
+"""Efficiency against ranks: strong and weak scaling, predicted, ideal, modelled, simulated and measured.
 
 Efficiency, the speedup over the number of ranks, because on it 2 ranks and 1,024 fit into one panel, the ideal is a
 level line, and a spread of 5% is seen. One kind of scaling alone leaves room for the speedup itself next to it, whose
@@ -7,7 +7,6 @@ ideal is the diagonal.
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -15,14 +14,14 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ..parallel.scaling.laws import Fit
 from ..trace import number_text
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE
-from .style import Axes, Figure, Rows, heading, note, oversubscribed
+from .style import Axes, Dash, Figure, Look, Row, Rows, heading, note, oversubscribed
 
 PANELS = {"strong": "strong: the same work on more ranks", "weak": "weak: the same work per rank"}
 HEIGHT = 4.3  # inches
 DOTS, DASHES, LONG = (0, (1, 1.2)), (0, (5, 2)), (0, (6, 3))
 MOST_TICKS = 9
 FOOT = 124  # letters of small print in a line
-TOP = 1.18  # of the efficiency axis, where nothing is higher
+TOP = 1.18  # of the efficiency axis, if nothing is higher
 HIGHEST = 2.0  # what is above, such as a prediction of 8 times on 2 ranks, is drawn at the edge
 
 
@@ -42,7 +41,7 @@ def draw(
     Args:    rows, simulated, model: dicts with kind ("strong" or "weak"), ranks, cores, rate (median, units per s),
              p25, p75, speedup, efficiency, exposed, overlap, imbalance; see verbs/scaling.py. Those with "recorded" are
              drawn dashed.
-             prediction: {ranks: speedup}; fits: parallel.scaling.laws.Fit, of any kind and source.
+             prediction: {ranks: speedup}; fits: of any kind and source.
              title, foot: text above and below.
     """
     kinds = [kind] if kind else [kind for kind in PANELS if any(r["kind"] == kind for r in (*rows, *simulated))]
@@ -64,7 +63,7 @@ def draw(
 def panel(
     ax: Axes, rows: Rows, simulated: Rows, model: Rows, predicted: dict[int, float] | None, fits: Sequence[Fit]
 ) -> None:
-    """One kind of scaling: efficiency against ranks."""
+    """Draw one kind of scaling: efficiency against ranks."""
     rows, simulated, model = (sorted(source, key=lambda r: r["ranks"]) for source in (rows, simulated, model))
     every = sorted({r["ranks"] for r in (*rows, *simulated, *model)} | set(predicted or ()))
     highest = [r["p75"] / r["rate"] * r["efficiency"] for r in rows] + [r["efficiency"] for r in (*simulated, *model)]
@@ -99,7 +98,7 @@ def panel(
 
 
 def speedup_panel(ax: Axes, rows: Rows, simulated: Rows, predicted: dict[int, float]) -> None:
-    """Speedup against ranks, both logarithmic; the ideal is the diagonal."""
+    """Draw speedup against ranks, both logarithmic; the ideal is the diagonal."""
     every = sorted({r["ranks"] for r in (*rows, *simulated)} | set(predicted))
     rank_axis(ax, every)
     ends = [min(every, default=1), max(every, default=2)]
@@ -118,7 +117,7 @@ def speedup_panel(ax: Axes, rows: Rows, simulated: Rows, predicted: dict[int, fl
 
 
 def rank_axis(ax: Axes, every: list[int]) -> None:
-    """Logarithmic x axis, labelled at as many of the numbers of ranks as fit."""
+    """Make the x axis logarithmic, labelled at as many of the numbers of ranks as fit."""
     ax.set_xscale("log", base=2)
     every = every or [1, 2]
     ax.set_xlim(every[0] / 1.25, every[-1] * (1.35 if every[-1] / every[0] < 16 else 3.4))
@@ -129,12 +128,12 @@ def rank_axis(ax: Axes, every: list[int]) -> None:
     ax.set_xlabel("ranks")
 
 
-def curve(ax: Axes, rows: Rows, color: str, dash: Any) -> None:
+def curve(ax: Axes, rows: Rows, color: str, dash: Dash) -> None:
     ax.plot([r["ranks"] for r in rows], [r["efficiency"] for r in rows], color=color, linestyle=dash, zorder=2)
 
 
-def measured_point(ax: Axes, row: dict[str, Any]) -> None:
-    """One measurement with its quartiles; gray where ranks share cores."""
+def measured_point(ax: Axes, row: Row) -> None:
+    """Draw one measurement with its quartiles; gray if ranks share cores."""
     y, low, high = (row[key] / row["rate"] * row["efficiency"] for key in ("rate", "p25", "p75"))
     color = GRAY if row["ranks"] > row["cores"] else BLUE
     bars = [[max(0, y - low)], [max(0, high - y)]]
@@ -143,7 +142,7 @@ def measured_point(ax: Axes, row: dict[str, Any]) -> None:
 
 
 def ends(ax: Axes, rows: Rows, simulated: Rows) -> None:
-    """The speedup at the last point of the measured and of the simulated curve, in bold."""
+    """Write the speedup at the last point of the measured and of the simulated curve, in bold."""
     for last, color in ((rows[-1:], BLUE), (simulated[-1:], GREEN)):
         for r in last:
             if color == BLUE and simulated and simulated[-1]["ranks"] == r["ranks"]:
@@ -158,12 +157,12 @@ def ends(ax: Axes, rows: Rows, simulated: Rows) -> None:
 def legend(
     figure: Figure, rows: Rows, simulated: Rows, model: Rows, prediction: dict[int, float] | None, fits: Sequence[Fit]
 ) -> None:
-    """One line of what is drawn."""
+    """Name in one line what is drawn."""
     hows = {r["how"] for r in simulated}
     fitted = {fit.source for fit in fits if fit.serial is not None}
-    square: dict[str, Any] = {"marker": "s", "color": GREEN, "markersize": 5}
-    point: dict[str, Any] = {"marker": "o", "color": BLUE, "linestyle": "", "markersize": 7}
-    entries: list[tuple[bool, str, dict[str, Any]]] = [
+    square: Look = {"marker": "s", "color": GREEN, "markersize": 5}
+    point: Look = {"marker": "o", "color": BLUE, "linestyle": "", "markersize": 7}
+    entries: list[tuple[bool, str, Look]] = [
         (bool(prediction), "your guess", {"marker": "*", "color": ORANGE, "linestyle": DASHES, "markersize": 9}),
         (True, "ideal", {"color": INK, "linestyle": LONG, "linewidth": 1.1}),
         (bool(model), "α-β-overlap model", {"color": INK, "linestyle": DOTS}),

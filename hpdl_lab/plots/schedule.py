@@ -1,37 +1,36 @@
-"""A pipeline schedule over time: a row per rank, a bar per action, hatched where a rank waits, and what it holds;
-the same as planned and as measured, one under the other.
+"""A pipeline schedule over time, also as planned and as measured, one under the other.
 
-What a rank waits is counted next to its row; so are the micro-batches whose activations it holds at most. Ranks with
-several stages have a lane for each. Shades tell micro-batches apart, numbers name them where there is room.
+A rank has a row and an action a bar; a row is hatched while its rank waits. What a rank waits is counted next to its
+row; so are the micro-batches whose activations it holds at most. Ranks with several stages have a lane for each.
+Shades tell micro-batches apart, numbers name them if there is room.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
-from ..schedules import Evaluation, Schedule, Timed
+from ..schedules import Action, Evaluation, Schedule, Timed
 from ..trace import number_text, seconds_text
 from ..units import counted
 from .collective import write
 from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE
-from .style import Axes, Figure, bare, heading, legend, note, rows_only
+from .style import Axes, Figure, Look, bare, heading, legend, note, rows_only
 
 COLORS = {"F": BLUE, "B": GREEN, "I": ORANGE, "W": PURPLE}
 NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 SHADES = (0.62, 0.42, 0.2, 0.0)  # how much white is in the color of micro-batches 0, 1, 2, 3, and so on again
 
 TOP, FOOT = 0.86, 0.74  # inches: above and below the rows
-ROW, LANE = 0.34, 0.24  # inches of a rank with one stage; of each stage where a rank has several
+ROW, LANE = 0.34, 0.24  # inches of a rank with one stage; of each stage if a rank has several
 LEFT, MIDDLE, RIGHT = 0.07, 0.775, 0.985  # shares of the width: rows begin and end, what is next to them ends
 DIGIT = 0.052  # inches of a digit of the numbers in bars
 TICKS = 10  # of the time axis, at most
 
 
 def height(schedule: Schedule) -> float:
-    """Inches of a figure for `schedule`."""
+    """Return inches of a figure for `schedule`."""
     return TOP + FOOT + schedule.ranks * row_height(schedule)
 
 
@@ -61,15 +60,15 @@ def draw(figure: Figure, schedule: Schedule, times: Evaluation, title: str = "",
 
 
 def of_schedule(schedule: Schedule) -> str:
-    """Its numbers in words."""
+    """Return the numbers of a schedule in words."""
     return f"{counted(schedule.ranks, 'rank')}, {counted(schedule.micro_batches, 'micro-batch', 'micro-batches')}"
 
 
 def subtitle(times: Evaluation, now: float | None) -> str:
-    """The line below the title."""
+    """Return the line below the title."""
     whole = number_text(float(times.makespan))
     if now is None:
-        return f"{whole} units of time, of which ranks wait {times.bubble:.1%}: the bubble"
+        return f"{whole} units of time; ranks wait for {times.bubble:.1%}: the bubble"
     return (
         f"at {number_text(float(now))} of {whole} units of time; in the end ranks will have waited {times.bubble:.1%}"
     )
@@ -87,7 +86,7 @@ def footnote(schedule: Schedule) -> str:
 
 
 def axis(ax: Axes, schedule: Schedule, makespan: float) -> None:
-    """Rows of ranks, rank 0 on top, over time."""
+    """Make rows of ranks, rank 0 on top, over time."""
     ax.set_xlim(0, makespan or 1)
     rows_only(ax, schedule.ranks, [f"rank {r}" for r in range(schedule.ranks)])
     ax.locator_params(axis="x", nbins=TICKS)
@@ -95,10 +94,11 @@ def axis(ax: Axes, schedule: Schedule, makespan: float) -> None:
 
 
 def bars(ax: Axes, schedule: Schedule, times: Evaluation, now: float | None = None) -> None:
-    """A bar for every action that has begun until `now`, in the row of its rank and the lane of its stage."""
+    """Draw a bar for every action that has begun until `now`, in the row of its rank and the lane of its stage."""
     width = ax.get_window_extent().width / ax.figure.dpi  # inches
     scale = width / (times.makespan or 1)
-    corners, faces, numbers = [], [], defaultdict(list)  # (text, color) -> where it stands
+    corners, faces = [], []
+    numbers: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)  # by (text, color)
     for rank, row in enumerate(times.rows):
         places = {stage: place for place, stage in enumerate(schedule.stages_of(rank))}
         for action, begin, end in row:
@@ -117,38 +117,38 @@ def bars(ax: Axes, schedule: Schedule, times: Evaluation, now: float | None = No
 
 
 def lane(rank: int, place: int, lanes: int) -> tuple[float, float]:
-    """(top, height) of the bars of a stage: `place` of `lanes` in the row of its rank, which is 1 tall."""
+    """Return (top, height) of the bars of a stage: `place` of `lanes` in the row of its rank, which is 1 tall."""
     tall = 0.88 / lanes
     return rank - 0.44 + place * tall, tall if lanes == 1 else tall * 0.92
 
 
-def shade(action: Any) -> tuple[float, ...]:
-    """(r, g, b): the color of the action's kind, with as much white as its micro-batch has."""
+def shade(action: Action) -> tuple[float, ...]:
+    """Return (r, g, b): the color of the action's kind, with as much white as its micro-batch has."""
     white = SHADES[action.micro_batch % len(SHADES)]
     return tuple(white + (1 - white) * part for part in to_rgb(COLORS[action.kind]))
 
 
-def ink(face: Any) -> str:
-    """The color of a number on `face` that can be read."""
+def ink(face: tuple[float, ...]) -> str:
+    """Return the color in which a number on `face` can be read."""
     red, green, blue = face
     return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
 
 
 def gaps(row: Sequence[Timed], until: float) -> list[tuple[float, float]]:
-    """[(begin, end)] of what a rank waits from 0 to `until`."""
+    """Return [(begin, end)] of what a rank waits from 0 to `until`."""
     begins, ends = [begin for _, begin, _ in row], [end for _, _, end in row]
     between = zip([0, *ends], [*begins, until], strict=True)
     return [(begin, min(end, until)) for begin, end in between if begin < min(end, until)]
 
 
 def waits(ax: Axes, times: Evaluation, now: float | None = None) -> None:
-    """Hatched where a rank waits."""
+    """Hatch each row while its rank waits."""
     until = times.makespan if now is None else now
     corners = []
     for rank, row in enumerate(times.rows):
         for begin, end in gaps(row, until):
             corners.append([(begin, rank - 0.44), (end, rank - 0.44), (end, rank + 0.44), (begin, rank + 0.44)])
-    look: dict[str, Any] = {
+    look: Look = {
         "facecolors": "#F7F7F7",
         "edgecolors": "#C9C9C9",
         "linewidths": 0,
@@ -161,7 +161,7 @@ def waits(ax: Axes, times: Evaluation, now: float | None = None) -> None:
 
 
 def activations(ax: Axes, times: Evaluation, now: float | None = None) -> None:
-    """Next to each row: at most so many micro-batches' activations at once; a darker part for those at `now`."""
+    """Draw next to each row how many micro-batches' activations are held at most; a darker part for `now`."""
     ranks, most = len(times.rows), max(times.peak, default=0)
     ax.set_xlim(0, (most or 1) * 1.3)
     ax.set_ylim(ranks - 0.5, -0.5)
@@ -191,17 +191,17 @@ def activations(ax: Axes, times: Evaluation, now: float | None = None) -> None:
 
 
 def waited(times: Evaluation, rank: int, until: float) -> float:
-    """The share of the time until `until` in which `rank` waits."""
+    """Return the share of the time until `until` in which `rank` waits."""
     return sum(end - begin for begin, end in gaps(times.rows[rank], until)) / until if until else 0
 
 
-def held_at(counts: Any, now: float | None) -> int:
-    """How many are live at `now`, from ((time, count), ...)."""
+def held_at(counts: Sequence[tuple[float, int]], now: float) -> int:
+    """Return how many are live at `now`, from ((time, count), ...)."""
     return next((count for time, count in reversed(counts) if time <= now), 0)
 
 
 def kinds_of(figure: Figure, schedule: Schedule, tall: float) -> None:
-    """The colors of the kinds of actions that there are, above the rows."""
+    """Draw the colors of the kinds of actions that there are, above the rows."""
     kinds = {action.kind for row in schedule.rows for action in row}
     legend(figure, [(color, NAMES[kind]) for kind, color in COLORS.items() if kind in kinds], LEFT, 1 - 0.68 / tall)
 
@@ -212,7 +212,7 @@ RUN_TOP, BETWEEN, RUN_FOOT = 1.02, 0.62, 0.66  # inches: above, between and belo
 
 
 def run_height(schedule: Schedule) -> float:
-    """Inches of a figure with both panels."""
+    """Return inches of a figure with both panels."""
     return RUN_TOP + BETWEEN + RUN_FOOT + 2 * schedule.ranks * row_height(schedule)
 
 
@@ -262,14 +262,14 @@ def draw_run(
 
 
 def outcome(times: Evaluation, unit: str) -> str:
-    """What stands at the right above a panel."""
+    """Return the text at the right above a panel."""
     if not times.makespan:
         return "waiting for the first action"
     return f"{number_text(float(times.makespan))} {unit}, bubble {times.bubble:.1%}"
 
 
 def in_unit(times: Evaluation, scale: float) -> Evaluation:
-    """An Evaluation with all times multiplied by `scale`."""
+    """Return an Evaluation with all times multiplied by `scale`."""
     return times._replace(
         rows=tuple(tuple(t._replace(begin=t.begin * scale, end=t.end * scale) for t in row) for row in times.rows),
         makespan=times.makespan * scale,

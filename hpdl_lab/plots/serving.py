@@ -1,8 +1,8 @@
 """Throughput against latency of an engine that serves requests: measured points, the model's line, and a prediction."""
 
 from collections.abc import Sequence
-from typing import Any
 
+import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from .colors import BLUE, GRAY, INK, ORANGE
@@ -55,8 +55,8 @@ def draw(
 
 
 def points(ax: Axes, rows: Rows, key: str, names: bool) -> None:
-    """Medians, with a line up to what 95% of the requests stay below. names: say the rates, where there is room."""
-    said: list[Any] = []  # (x, y) in pixels
+    """Draw medians, with a line up to what 95% of the requests stay below. names: write the rates if they fit."""
+    said: list[np.ndarray] = []  # (x, y) in pixels
     ax.plot([r["throughput"] for r in rows], [r[f"{key}_s"] for r in rows], color=GRAY, linewidth=0.8, zorder=2)
     for i, r in enumerate(rows):
         color = GRAY if r["ranks"] > r["cores"] else BLUE

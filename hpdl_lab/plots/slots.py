@@ -16,7 +16,7 @@ Steps = Sequence[dict[int, int]]  # {request: tokens read} of each step
 
 
 def draw(figure: Figure, schedules: dict[str, Steps], slots: int, least: int) -> None:
-    """One panel for each schedule of the same requests, on one time axis. least: steps that no schedule can beat."""
+    """Draw a panel for each schedule of the same requests, on one time axis. least: steps that no schedule can beat."""
     longest = max(map(len, schedules.values()))
     panels = figure.subplots(len(schedules), 1, sharex=True, squeeze=False)[:, 0]
     figure.subplots_adjust(left=0.075, right=0.985, bottom=0.165, top=0.79, hspace=0.46)
@@ -38,7 +38,7 @@ def draw(figure: Figure, schedules: dict[str, Steps], slots: int, least: int) ->
 
 
 def places(steps: Steps, slots: int) -> list[list[int | None]]:
-    """For each slot the request that has it in each step: from its first step to its last one, the lowest slot."""
+    """Return for each slot its request in each step. A request has one slot to its end: the lowest that is free."""
     last = {request: at for at, step in enumerate(steps) for request in step}
     rows: list[list[int | None]] = [[None] * len(steps) for _ in range(slots)]
     held: dict[int, int] = {}
@@ -52,7 +52,7 @@ def places(steps: Steps, slots: int) -> list[list[int | None]]:
 
 
 def boxes(ax: Axes, rows: list[list[int | None]], steps: Steps) -> None:
-    """A box for each slot and step, with the number of its request at its beginning."""
+    """Draw a box for each slot and step, with the number of its request at its beginning."""
     begun: set[int] = set()
     corners: list[list[tuple[float, float]]] = []
     faces: list[tuple[float, ...]] = []

@@ -19,7 +19,7 @@ Curve = Callable[[np.ndarray], list[float]]  # s for each size of a block
 
 
 def draw_stages(ax: Axes, times: Times, end: float = 0.0) -> None:
-    """The three stages of every block over time, one block in two shades after the other; the axis ends at `end` s."""
+    """Draw the three stages of every block over time, blocks in two shades in turn; the axis ends at `end` s."""
     boxes, faces, end = [], [], max(end, times[-1][1][-1])
     for row, (begins, ends) in enumerate(times):
         if len(begins) * len(times) > MOST_BARS:
@@ -37,7 +37,7 @@ def draw_stages(ax: Axes, times: Times, end: float = 0.0) -> None:
 
 
 def draw_curve(ax: Axes, sizes: Sequence[float], curve: Curve, best: float, more: Sequence[float] = ()) -> None:
-    """The model's time for blocks from the first to the last of `sizes`, and a star at its least. more: s to show."""
+    """Draw the model's time for blocks of any of the range of `sizes`, a star at its least. more: s to show."""
     grid = np.geomspace(min(sizes), max(sizes), 80)
     line = curve(grid)
     size_axis(ax, sizes)
@@ -101,7 +101,7 @@ def draw_model(
     took: float,
     end: float,
 ) -> None:
-    """The stages with blocks of one size, and that size among all. block: bytes; took: its time, s."""
+    """Draw the stages with blocks of one size, and that size among all. block: bytes; took: its time, s."""
     left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
     figure.subplots_adjust(left=0.085, right=0.975, bottom=0.185, top=0.88, wspace=0.24)
     left.set_title("when each block is in which stage")

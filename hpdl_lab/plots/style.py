@@ -1,15 +1,16 @@
-"""One look for all pictures: colors that color-blind people tell apart, sizes, ticks in bytes and seconds.
+"""The look of all pictures: colors that color-blind people tell apart, sizes, ticks in bytes and seconds.
 
 Figures are made without pyplot, so that importing this package chooses no backend and no picture is shown twice.
 """
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Concatenate, TypeAlias
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -20,7 +21,12 @@ from ..trace import number_text
 from ..units import bytes_text
 from .colors import FAINT, GRAY, INK, VERMILION
 
-Rows = Sequence[dict[str, Any]]  # what ranks reported, or a sweep measured
+Row: TypeAlias = dict[str, Any]  # numbers and words, by their names
+Rows: TypeAlias = Sequence[Row]  # reported by ranks, or measured by a sweep
+Look: TypeAlias = dict[str, Any]  # keywords of matplotlib
+Dash: TypeAlias = str | tuple[int, tuple[float, ...]]  # of a line, as matplotlib takes it
+Entry: TypeAlias = tuple[str | Artist, str]  # of a legend: a color, or what is drawn; and its name
+Draw: TypeAlias = Callable[Concatenate[Figure, ...], object]  # fills an empty figure
 OVERSUBSCRIBED = "oversubscribed: time-slicing, not scaling"
 
 WIDTH, HEIGHT = 8.4, 3.9  # inches; 840 x 390 pixels at DPI: fits JupyterLab's notebook column without scaling
@@ -58,14 +64,14 @@ LOOK = {
 
 
 @contextmanager
-def look() -> Iterator[None]:
-    """Inside, new matplotlib objects have this package's look; the caller's settings come back at the end."""
+def look() -> Generator[None]:
+    """Give new matplotlib objects this package's look; the caller's settings come back at the end."""
     with DRAWING, matplotlib.rc_context(LOOK):
         yield
 
 
 def new_figure(width: float = WIDTH, height: float = HEIGHT) -> Figure:
-    """An empty figure of `width` x `height` inches, known to no backend but Agg."""
+    """Return an empty figure of `width` x `height` inches, known to no backend but Agg."""
     with look():
         figure = Figure(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(figure)
@@ -73,7 +79,7 @@ def new_figure(width: float = WIDTH, height: float = HEIGHT) -> Figure:
 
 
 def size_axis(ax: Axes, sizes: Iterable[float]) -> None:
-    """Logarithmic x axis, labelled at measured sizes: the first, the last, and as many between as fit."""
+    """Make the x axis logarithmic and label measured sizes: the first, the last, and as many between as fit."""
     sizes = sorted(set(sizes))
     ax.set_xscale("log", base=2)
     room = math.log2(sizes[-1] / sizes[0]) / 4.2  # between two labels
@@ -95,7 +101,7 @@ def x_label(ax: Axes, text: str) -> None:
 
 
 def log_axis(ax: Axes, values: Iterable[float], unit: str = "") -> None:
-    """Logarithmic y axis over the positive `values`, with at most nine labelled powers of ten, in `unit` if given."""
+    """Make the y axis logarithmic over the positive `values`, with at most nine labels, in `unit` if given."""
     values = [v for v in values if v > 0]
     low, high = (min(values), max(values)) if values else (1.0, 10.0)
     ax.set_yscale("log")
@@ -109,12 +115,12 @@ def log_axis(ax: Axes, values: Iterable[float], unit: str = "") -> None:
 
 
 def amounts(unit: str) -> EngFormatter:
-    """The formatter of an axis: 1e-6 -> "1 µs", 2e6 -> "2 MB"."""
+    """Return the formatter of an axis: 1e-6 -> "1 µs", 2e6 -> "2 MB"."""
     return EngFormatter(unit)
 
 
 def label_ends(ax: Axes, labels: list[tuple[float, str, str, bool]], gap: float = 14.0) -> None:
-    """Write names in a column to the right of `ax`, at the heights where curves end, moved apart.
+    """Write names in a column to the right of `ax`, at the heights of the ends of curves, moved apart.
 
     Args:    labels: list of (y, text, color, bold), y in data coordinates; gap: least distance, in pixels.
     """
@@ -127,7 +133,7 @@ def label_ends(ax: Axes, labels: list[tuple[float, str, str, bool]], gap: float 
 
 
 def spread(heights: list[float], gap: float, bottom: float, top: float) -> list[float]:
-    """Ascending `heights` moved as little as needed to be `gap` apart, and into [bottom, top] where there is room."""
+    """Return ascending `heights`, moved as little as needed to be `gap` apart, and into [bottom, top] if they fit."""
     out = []
     for h in heights:
         out.append(max(h, bottom, out[-1] + gap if out else bottom))
@@ -139,7 +145,7 @@ def spread(heights: list[float], gap: float, bottom: float, top: float) -> list[
 
 
 def tile(x: float, y: float) -> list[tuple[float, float]]:
-    """The corners of a cell around (x, y) in a table whose cells are 1 apart."""
+    """Return the corners of a cell around (x, y) in a table whose cells are 1 apart."""
     return [(x - 0.44, y - 0.42), (x + 0.44, y - 0.42), (x + 0.44, y + 0.42), (x - 0.44, y + 0.42)]
 
 
@@ -151,7 +157,7 @@ def bare(ax: Axes) -> None:
 
 
 def rows_only(ax: Axes, n: int, names: Sequence[str]) -> None:
-    """Rows 0 to n - 1 from top to bottom, with their names at the left and no lines between them."""
+    """Make rows 0 to n - 1 from top to bottom, with their names at the left and no lines between them."""
     ax.set_ylim(n - 0.5, -0.5)
     ax.set_yticks(range(len(names)), names, fontsize=8.5)
     ax.tick_params(axis="y", length=0)
@@ -159,11 +165,11 @@ def rows_only(ax: Axes, n: int, names: Sequence[str]) -> None:
 
 
 def legend(
-    where: Figure | Axes, entries: Sequence[tuple[Any, str]], x: float, y: float, size: float = 8.5, columns: int = 0
+    where: Figure | Axes, entries: Sequence[Entry], x: float, y: float, size: float = 8.5, columns: int = 0
 ) -> None:
-    """Colors with their names in a line from (x, y), shares of the figure or axes. entries: (color or artist, text)."""
+    """Draw colors with their names in a line from (x, y), shares of the figure or axes."""
     handles = [Patch(color=look) if isinstance(look, str) else look for look, _ in entries]
-    look: dict[str, Any] = {
+    look: Look = {
         "frameon": False,
         "fontsize": size,
         "handlelength": 0.9,
@@ -177,13 +183,13 @@ def legend(
 
 
 def heading(figure: Figure, title: str, subtitle: str = "") -> None:
-    """The title of a picture, and a line below it in plain type."""
+    """Write the title of a picture, and a line below it in plain type."""
     figure.text(0.012, 0.975, title, fontsize=11, fontweight="bold", va="top")
     figure.text(0.012, 0.905, subtitle, va="top")
 
 
 def oversubscribed(rows: Rows) -> str:
-    """The line that belongs on every picture with points of more ranks than cores; empty where there are none."""
+    """Return the line that belongs on a picture with points of more ranks than cores; "" if it has none."""
     crowd = [r for r in rows if r["ranks"] > r["cores"]]
     if not crowd:
         return ""
@@ -192,7 +198,7 @@ def oversubscribed(rows: Rows) -> str:
 
 
 def stamp(figure: Figure, text: str) -> None:
-    """Say at the top right what was recorded, and where: beside the title, or a line lower where that is too long."""
+    """Write the place of a recording at the top right: beside the title, or a line lower if that is too long."""
     box = {"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": VERMILION, "linestyle": (0, (4, 2))}
     others = [other.get_window_extent() for other in figure.texts if other.get_text()]
     mark = figure.text(0.985, 0.965, text, fontsize=9, color=VERMILION, ha="right", va="top", bbox=box)
@@ -201,5 +207,5 @@ def stamp(figure: Figure, text: str) -> None:
 
 
 def note(figure: Figure, text: str) -> None:
-    """A line of small print at the foot of the figure."""
+    """Write a line of small print at the foot of the figure."""
     figure.text(0.012, 0.016, text, fontsize=8.5, color="#555555", ha="left", va="bottom")

@@ -1,20 +1,20 @@
 """Four ways to cut a layer, side by side: what a rank sends, keeps and takes; model and prediction over it."""
 
-from typing import Any
-
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION
-from .style import Axes, Figure, Rows, amounts, heading, legend, note, oversubscribed, rows_only
+from .style import Axes, Entry, Figure, Rows, amounts, heading, legend, note, oversubscribed, rows_only
 
 HEIGHT = 3.7  # inches
 BAR = 0.62
 
 
 def draw(figure: Figure, rows: Rows, prediction: float | None = None, title: str = "", foot: str = "") -> None:
-    """Fill `figure` from rows of lab.tensor: dicts with name, forward, backward, weights, kept (bytes), seconds, p25,
-    p75, model_forward, model_backward, model_seconds.
+    """Fill `figure` from rows of lab.tensor.
+
+    rows: dicts with name, forward, backward, weights, kept (bytes), seconds, p25, p75, model_forward, model_backward,
+    model_seconds.
 
     prediction: bytes sent as columns and rows, forward and backward together, or None.
     """
@@ -39,7 +39,7 @@ def draw(figure: Figure, rows: Rows, prediction: float | None = None, title: str
         ax.xaxis.set_major_locator(MaxNLocator(4))
         rows_only(ax, 4, [row["name"] for row in rows])
     heading(figure, title, oversubscribed(rows).replace("points", "bars"))
-    entries: list[tuple[Any, str]] = [
+    entries: list[Entry] = [
         (BLUE, "forward"),
         (SKY, "backward"),
         (GREEN, "weights"),
@@ -53,8 +53,8 @@ def draw(figure: Figure, rows: Rows, prediction: float | None = None, title: str
     note(figure, foot)
 
 
-def stacked(ax: Axes, rows: Rows, *parts: Any) -> None:
-    """One bar per row, of parts (key, color) one behind the other."""
+def stacked(ax: Axes, rows: Rows, *parts: tuple[str, str]) -> None:
+    """Draw one bar per row, of parts (key, color) one behind the other."""
     for y, row in enumerate(rows):
         left = 0
         for key, color in parts:
@@ -62,6 +62,6 @@ def stacked(ax: Axes, rows: Rows, *parts: Any) -> None:
             left += row[key]
 
 
-def mark(ax: Axes, value: Any, y: float) -> None:
-    """Where the model says the bar ends."""
+def mark(ax: Axes, value: float, y: float) -> None:
+    """Draw a line at which, by the model, the bar ends."""
     ax.plot([value, value], [y - 0.42, y + 0.42], color=VERMILION, linewidth=2, zorder=5)

@@ -1,12 +1,17 @@
-"""Who did what, when: a lane per rank; strategies one under the other; Horovod's rows of gradients."""
+"""Events over time: a lane per rank; strategies one under the other; Horovod's rows of gradients."""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from ..trace import Event, seconds_text
 from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import Axes, Figure, Rows, heading, legend, note, rows_only
+from .style import Axes, Figure, Look, heading, legend, note, rows_only
+
+if TYPE_CHECKING:
+    from ..parallel.horovod import TraceRow
 
 # The messages of one rank overlap (a sendrecv sends while it receives), so a lane has three rows.
 ROWS = {"send": 1, "recv": 2}
@@ -31,7 +36,7 @@ COLORS = {
 }
 STAGED = re.compile(r" \d+ stage \d+$")  # the micro-batch and the stage of an action of a pipeline
 SPARE = (INK, "#B15928", "#3B6B8C")  # of operations that somebody else has named
-ROW = 0.25  # height, where a lane has 1
+ROW = 0.25  # height, if a lane has 1
 TOPS = (-0.405, -0.135, 0.135)
 MOST_LABELLED = 16  # ranks: with more, a row is too thin for text
 MOST_EVENTS = 150  # per rank: what can be distinguished on the width of a page
@@ -46,9 +51,9 @@ def draw(
     guess: float | None = None,
     recorded: bool = False,
 ) -> None:
-    """Fill `figure` with the bars of `events`, a list of trace.Event of any number of ranks.
+    """Fill `figure` with the bars of `events`, of any number of ranks.
 
-    guess: the seconds that the attendee expects, or None. recorded: bars are pale, with dashed edges.
+    guess: the seconds that the attendee expects. recorded: bars are pale, with dashed edges.
     """
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
@@ -87,18 +92,18 @@ def draw(
     note(figure, foot)
 
 
-def dashed(color: str) -> dict[str, Any]:
-    """How bars look that were recorded."""
+def dashed(color: str) -> Look:
+    """Return the look of bars that were recorded."""
     return {"facecolors": (color, 0.45), "edgecolors": color, "linestyle": (0, (3, 2)), "linewidth": 1}
 
 
 def kind_of(op: str) -> str:
-    """What is drawn in one color: "forward" for "forward 3 stage 1"."""
+    """Return the kind that is drawn in one color: "forward" for "forward 3 stage 1"."""
     return STAGED.sub("", op)
 
 
 class TimeAxis:
-    """Where events lie in the picture: origin and span in ns, and `scale` ns per `unit` of the axis."""
+    """Places of events in the picture: origin and span in ns, and `scale` ns per `unit` of the axis."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.origin = min((e.t0_ns for e in events), default=0)
@@ -106,16 +111,16 @@ class TimeAxis:
         units = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1))
         self.unit, self.scale = next((unit, scale) for unit, scale in units if self.span >= scale)
 
-    def bar(self, event: Any) -> tuple[float, float]:
-        """(start, width): about a pixel narrower than the event, to part neighbors, and about a pixel wide at least."""
+    def bar(self, event: Event) -> tuple[float, float]:
+        """Return (start, width): a pixel narrower than the event, to part neighbors, and at least a pixel wide."""
         pixel = self.span / 900
         start = (event.t0_ns - self.origin) / self.scale
         return start, max(event.t1_ns - event.t0_ns - pixel, pixel) / self.scale
 
 
 def last_events(events: Sequence[Event]) -> list[Event]:
-    """The events since the moment at which no rank has more than MOST_EVENTS left, in order of time."""
-    by_rank = {}
+    """Return the events since the moment at which no rank has more than MOST_EVENTS left, in order of time."""
+    by_rank: dict[int, list[Event]] = {}
     for e in sorted(events, key=lambda e: e.t0_ns):
         by_rank.setdefault(e.rank, []).append(e)
     long = [row for row in by_rank.values() if len(row) > MOST_EVENTS]  # the others are drawn from their beginning
@@ -124,7 +129,7 @@ def last_events(events: Sequence[Event]) -> list[Event]:
 
 
 def colors_of(events: Sequence[Event]) -> dict[str, str]:
-    """{op: color} in the order of the rows of a lane; operations that COLORS does not know get what is left."""
+    """Return {op: color} in the order of the rows of a lane; operations that are not in COLORS get spare ones."""
     known = list(COLORS)
     place = {op: known.index(op) if op in COLORS else len(known) for op in {e.op for e in events}}
     ops = sorted(place, key=lambda op: (ROWS.get(op, 0), place[op], op))
@@ -132,8 +137,8 @@ def colors_of(events: Sequence[Event]) -> dict[str, str]:
     return {op: COLORS.get(op) or next(spare) for op in ops}
 
 
-def write_peers(ax: Axes, axis: Any, row: list[Event], y: float, op: str) -> None:
-    """The peer's rank in every bar of a message that is wide enough for it and not covered by another."""
+def write_peers(ax: Axes, axis: TimeAxis, row: list[Event], y: float, op: str) -> None:
+    """Write the peer's rank in every bar of a message that is wide enough for it and not covered by another."""
     arrow, color = ("→", "white") if op == "send" else ("←", INK)
     ends, starts = [0, *(e.t1_ns for e in row)], [*(e.t0_ns for e in row[1:]), float("inf")]
     for before, e, after in zip(ends, row, starts, strict=False):
@@ -143,7 +148,7 @@ def write_peers(ax: Axes, axis: Any, row: list[Event], y: float, op: str) -> Non
 
 
 def busy_ns(events: Sequence[Event]) -> int:
-    """Time covered by the events of one rank, counted once where they overlap."""
+    """Return the time covered by the events of one rank; time in which they overlap counts once."""
     total, end = 0, -1
     for e in sorted(events, key=lambda e: e.t0_ns):
         total += max(0, e.t1_ns - max(e.t0_ns, end))
@@ -160,16 +165,35 @@ FORMULAS = "b, f, B, r: broadcast, forward, backward and reduction of a layer; �
 BAR = 0.72  # of a lane's height
 
 
+class DesignShown(Protocol):
+    """A step with one strategy. events: of one rank; formula, predicted: its seconds in letters and by arithmetic."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def exposed(self) -> float: ...
+
+    @property
+    def formula(self) -> str: ...
+
+    @property
+    def predicted(self) -> float | None: ...
+
+    @property
+    def events(self) -> Sequence[Event]: ...
+
+
 def designs_height(n: int) -> float:
-    """Inches of a figure with n timelines."""
+    """Return inches of a figure with n timelines."""
     return MARGIN + n * PANEL
 
 
-def draw_designs(figure: Figure, found: Any, title: str, guess: float | None = None) -> None:
-    """Fill `figure` with `found`: records with name, seconds, exposed, formula, predicted, and events of one rank.
-
-    guess: the seconds of the last one that the attendee expects, or None.
-    """
+def draw_designs(figure: Figure, found: Sequence[DesignShown], title: str, guess: float | None = None) -> None:
+    """Fill `figure` with `found`. guess: the seconds of the last one that the attendee expects."""
     tall = figure.get_size_inches()[1]
     axes = figure.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
     figure.subplots_adjust(left=0.115, right=0.985, bottom=0.72 / tall, top=1 - 0.85 / tall, hspace=0.62)
@@ -194,7 +218,7 @@ def draw_designs(figure: Figure, found: Any, title: str, guess: float | None = N
 
 
 def two_lanes(ax: Axes, events: Sequence[Event]) -> None:
-    """The rank's own thread, in which it waits or computes, and below it the messages in its background."""
+    """Draw the rank's own thread, in which it waits or computes, and below it the messages in its background."""
     for op, color in STEP.items():
         for y, lane in enumerate(("", "background")):
             bars = [(e.t0_ns / 1e6, (e.t1_ns - e.t0_ns) / 1e6) for e in events if e.op == op and e.lane == lane]
@@ -215,18 +239,18 @@ ACTIVITIES = {
 }
 
 
-def horovod_height(rows: Rows) -> float:
-    """Inches of a figure of `rows`, as parallel.horovod.to_horovod makes them."""
+def horovod_height(rows: Sequence[TraceRow]) -> float:
+    """Return inches of a figure of `rows`, as parallel.horovod.to_horovod makes them."""
     return 1.55 + 0.155 * max(len(gradients_of(rows)), 6)
 
 
-def gradients_of(rows: Rows) -> dict[int, str]:
-    """{pid: name of the gradient}, in the order in which they are drawn."""
-    return {row["pid"]: row["args"]["name"] for row in rows if row.get("name") == "process_name"}
+def gradients_of(rows: Sequence[TraceRow]) -> dict[int, str]:
+    """Return {pid: name of the gradient}, in the order in which they are drawn."""
+    return {row["pid"]: str(row["args"]["name"]) for row in rows if row.get("name") == "process_name"}
 
 
-def draw_horovod(figure: Figure, rows: Rows, title: str, foot: str = "") -> None:
-    """Fill `figure` with `rows`, the dicts of a Chrome trace: a row per gradient, from its negotiation to its sum."""
+def draw_horovod(figure: Figure, rows: Sequence[TraceRow], title: str, foot: str = "") -> None:
+    """Fill `figure` with a row per gradient, from its negotiation to its sum."""
     names, tall = gradients_of(rows), figure.get_size_inches()[1]
     ax = figure.subplots()
     figure.subplots_adjust(left=0.24, right=0.985, bottom=0.68 / tall, top=1 - 0.8 / tall)
@@ -247,9 +271,10 @@ def draw_horovod(figure: Figure, rows: Rows, title: str, foot: str = "") -> None
     note(figure, foot)
 
 
-def activities(rows: Rows) -> Any:
-    """(activity, pid, begin, end) of every pair of begin and end, the outer ones first."""
-    open_, found = {}, []
+def activities(rows: Sequence[TraceRow]) -> list[tuple[str, int, float, float]]:
+    """Return (activity, pid, begin, end) of every pair of begin and end, the outer ones first."""
+    open_: dict[int, list[tuple[str, float]]] = {}
+    found = []
     for row in rows:
         stack = open_.setdefault(row["pid"], [])
         if row["ph"] == "B":

@@ -1,4 +1,4 @@
-"""Where the step of a watched script goes: a bar for each rank."""
+"""The parts of a step of a watched script: a bar for each rank."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""When every task of a graph begins and ends: arithmetic, without ranks.
+"""The begin and the end of every task of a graph: arithmetic, without ranks.
 
     row "rank 0"   |-- f0 --|-- f1 --|      |-- b1 --|-- b0 --|      a row does its tasks in order
     row "rank 1"            |-- f0' --|-- b0' --|
@@ -23,7 +23,7 @@ FIRST = -1  # the turn of what takes no link: before all messages that are ready
 class Need(NamedTuple):
     """A task that must have ended. far: and `delay` after that, see Graph.times.
 
-    turn: at equal times the task with the least one goes first. Its turn is that of the need that ends last.
+    turn: at equal times the task with the least one goes first. Its turn is the turn of the need that ends last.
     """
 
     task: int
@@ -32,22 +32,22 @@ class Need(NamedTuple):
 
 
 class Graph:
-    """Tasks, numbered in the order in which they are added. What they cost may be changed without a new graph."""
+    """Tasks, numbered in the order in which they are added. Their costs may be changed without a new graph."""
 
     def __init__(self) -> None:
-        self.seconds: list[Any] = []
-        self.latency: list[Any] = []
+        self.seconds: list[float] = []
+        self.latency: list[float] = []
         self.needs: list[tuple[Need, ...]] = []
         self.rows: list[Hashable] = []
         self.links: list[Sequence[int]] = []
 
     def add(
         self,
-        seconds: Any = 0,
+        seconds: float = 0,
         needs: Iterable[Need] = (),
         row: Hashable = None,
         links: Sequence[int] = (),
-        latency: Any = 0,
+        latency: float = 0,
     ) -> int:
         """Add a task that takes latency + seconds; returns its number.
 
@@ -64,7 +64,7 @@ class Graph:
 
     @cached_property
     def successors(self) -> list[list[tuple[int, bool, int]]]:
-        """Who waits for each task: (task, far, turn), those of its row included."""
+        """The tasks that wait for each task, also in its row: (task, far, turn)."""
         successors: list[list[tuple[int, bool, int]]] = [[] for _ in self.seconds]
         before: dict[Hashable, int] = {}
         for task, (needs, row) in enumerate(zip(self.needs, self.rows, strict=True)):
@@ -96,14 +96,14 @@ class Graph:
         return waiting
 
     def times(
-        self, seconds: Sequence[Any] | None = None, delay: Any = 0, speeds: Mapping[Any, float] | None = None
-    ) -> tuple[list[Any], list[Any]]:
-        """(begins, ends) of all tasks.
+        self, seconds: Sequence[float] | None = None, delay: float = 0, speeds: Mapping[Any, float] | None = None
+    ) -> tuple[list[float], list[float]]:
+        """Return (begins, ends) of all tasks.
 
-        Args:    seconds: of every task, default those that they were added with; delay: see Need.far.
+        Args:    seconds: of every task, default as they were added; delay: see Need.far.
                  speeds: {row: its speed while other rows are busy, too}, of rows that slow each other down; default 1.
                  A row with a speed of 0 stands still meanwhile, one below 0 loses what it has done; not all may.
-        Raises:  ValueError where tasks wait for each other.
+        Raises:  ValueError if tasks wait for each other.
         """
         if len(self.order) < len(self.seconds):
             raise ValueError(
@@ -114,14 +114,15 @@ class Graph:
             return self._side_by_side(seconds, speeds)
         return self._by_readiness(seconds, delay) if any(self.links) else self._in_order(seconds, delay)
 
-    def _in_order(self, seconds: Sequence[Any], delay: Any) -> tuple[list[Any], list[Any]]:
-        """Without links no task takes anything from another: each is done behind its needs."""
-        begins, ends = [0] * len(seconds), [0] * len(seconds)
-        clocks = dict.fromkeys(self.rows, 0)
+    def _in_order(self, seconds: Sequence[float], delay: float) -> tuple[list[float], list[float]]:
+        """Return the times of tasks without links, which take nothing from each other: each is behind its needs."""
+        begins: list[float] = [0] * len(seconds)
+        ends: list[float] = [0] * len(seconds)
+        clocks: dict[Hashable, float] = dict.fromkeys(self.rows, 0)
         needs, rows, latency = self.needs, self.rows, self.latency
         for task in self.order:
             row = rows[task]
-            begin = 0 if row is None else clocks[row]
+            begin: float = 0 if row is None else clocks[row]
             for need, far, _ in needs[task]:
                 there = ends[need] + delay if far else ends[need]
                 if there > begin:
@@ -130,14 +131,14 @@ class Graph:
             ends[task] = clocks[row] = begin + latency[task] + seconds[task]
         return begins, ends
 
-    def _by_readiness(self, seconds: Sequence[Any], delay: Any) -> tuple[list[Any], list[Any]]:
-        """Messages take their links in the order in which they become ready; at equal times in their turn."""
-        begins: list[Any] = [0] * len(seconds)
-        ends: list[Any] = [0] * len(seconds)
+    def _by_readiness(self, seconds: Sequence[float], delay: float) -> tuple[list[float], list[float]]:
+        """Return the times of messages that take links in the order in which they become ready; if equal, in turn."""
+        begins: list[float] = [0] * len(seconds)
+        ends: list[float] = [0] * len(seconds)
         waiting = self._waiting()
-        keys: list[Any] = [(0, FIRST)] * len(seconds)
-        free: defaultdict[int, Any] = defaultdict(int)
-        ready = [(0, FIRST, task) for task, count in enumerate(waiting) if not count]
+        keys: list[tuple[float, int]] = [(0, FIRST)] * len(seconds)
+        free: defaultdict[int, float] = defaultdict(int)
+        ready: list[tuple[float, int, int]] = [(0, FIRST, task) for task, count in enumerate(waiting) if not count]
         while ready:
             when, _, task = heapq.heappop(ready)
             begin, end = when, when + self.latency[task] + seconds[task]
@@ -153,8 +154,8 @@ class Graph:
                     heapq.heappush(ready, (*keys[successor], successor))
         return begins, ends
 
-    def _side_by_side(self, seconds: Sequence[Any], speeds: Mapping[Any, float]) -> tuple[list[Any], list[Any]]:
-        """Rows that slow each other down, from one end of a task to the next: without links, latencies and delays."""
+    def _side_by_side(self, seconds: Sequence[float], speeds: Mapping[Any, float]) -> tuple[list[float], list[float]]:
+        """Return the times of rows that slow each other down, without links, latencies and delays."""
         begins, ends, left = [0.0] * len(seconds), [0.0] * len(seconds), list(seconds)
         waiting, now = self._waiting(), 0.0
         running = [task for task, count in enumerate(waiting) if not count]

@@ -1,22 +1,27 @@
-"""How long a schedule takes on a network: the answer of simulated ranks, for 16,384 ranks in seconds.
+"""The time of a schedule on a network, as simulated ranks take it, for 16,384 ranks in seconds.
 
 `sim.run(p, steps.execute, x, rounds, network=network)` follows every message with a coroutine. Here a round of 16,384
 messages is a few vector operations: all are booked at once, on each link in the order in which they become ready. That
-is right as long as no message of a later round is ready before one that has booked the same link. Where one is, its
+is right as long as no message of a later round is ready before one that has booked the same link. If one is, its
 rounds become tasks of a graph (graph.py), which finds the order. Both make the same additions in the same order as
 simulated ranks, so their times are equal, bit by bit.
 """
+
+from __future__ import annotations
 
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 
 from ..comm.network import Network, Switch
 from .graph import Graph, Need
+
+if TYPE_CHECKING:
+    from ..comm.network.links import Route
 
 MOST_HELD = 8_000_000  # messages in memory, of rounds that may still turn out to be booked too early
 MOST_TASKS = 2_000_000  # messages of a graph, about 1 kB each
@@ -35,19 +40,34 @@ class Held(NamedTuple):
     last: float
     clocks: np.ndarray
     free: np.ndarray
-    pattern: "Pattern"
+    pattern: Pattern
     nbytes: np.ndarray
 
 
-def evaluate(rounds: Iterable[Any], p: int, itemsize: int, network: Network | None = None) -> Evaluation:
+class RoundLike(Protocol):
+    """The messages of a round (collectives.steps.Round): (T,) int64 each."""
+
+    @property
+    def source(self) -> np.ndarray: ...
+
+    @property
+    def dest(self) -> np.ndarray: ...
+
+    @property
+    def first(self) -> np.ndarray: ...
+
+    @property
+    def last(self) -> np.ndarray: ...
+
+
+def evaluate(rounds: Iterable[RoundLike], p: int, itemsize: int, network: Network | None = None) -> Evaluation:
     """Time a schedule on `p` ranks.
 
-    Args:    rounds: iterable of collectives.steps.Round; itemsize: bytes per element as it travels.
-             network: of comm.network, default Switch().
+    Args:    itemsize: bytes per element as it travels; network: default Switch().
     Returns: Evaluation, equal to `.seconds` of sim.run and to every rank's clock at the end of it.
     Raises:  ValueError for ranks that are not 0 to p - 1 or send to themselves; for messages that take no time but
              share links, whose order is not defined; for more than MOST_HELD messages of rounds that the first ranks
-             have passed and others have not begun; for more than MOST_TASKS messages of which each is a task.
+             have passed and others have not begun; for more than MOST_TASKS messages that become tasks.
     """
     if p < 1:
         raise ValueError(f"a schedule needs at least 1 rank, got {p}")
@@ -56,7 +76,7 @@ def evaluate(rounds: Iterable[Any], p: int, itemsize: int, network: Network | No
     booking = Booking(p, network)
     if network.eager_nbytes:  # a rank may be far ahead of its messages
         return ended(follow(batches, booking.clocks, booking.free, network))
-    shared = p > 1 and len(network.routes(0, 1, p).links) > 2  # links that are not a rank's own
+    shared = p > 1 and len(routes_between(network, 0, 1, p).links) > 2  # links that are not a rank's own
     held: deque[Held] = deque()
     count = 0  # messages in `held`
     for pattern, nbytes in batches:
@@ -76,14 +96,18 @@ def evaluate(rounds: Iterable[Any], p: int, itemsize: int, network: Network | No
     return ended(booking.clocks)
 
 
+def routes_between(network: Network, source: int | np.ndarray, dest: int | np.ndarray, p: int) -> Route:
+    return cast("Route", network.routes(source, dest, p))  # None: of a network that has no links
+
+
 def ended(clocks: np.ndarray) -> Evaluation:
     return Evaluation(float(clocks.max()), clocks)
 
 
 class Pattern:
-    """Who sends to whom in a round, and what each message meets on its way: the same for many rounds in a row.
+    """The senders and receivers of a round, and the routes of its messages: the same for many rounds in a row.
 
-    links: (width, T), one more than the network has where there is none.
+    links: (width, T), one more than the network has if there is none.
     crossed: the rows of it with a link that two messages take.
     """
 
@@ -92,7 +116,7 @@ class Pattern:
         low, high = min(source.min(), dest.min()), max(source.max(), dest.max())
         if low < 0 or high >= p or (source == dest).any():
             raise ValueError(f"a schedule for {p:,} ranks has ranks {low} to {high}, or one that sends to itself")
-        alpha, self.beta, links = network.routes(self.source, self.dest, p)
+        alpha, self.beta, links = routes_between(network, self.source, self.dest, p)
         self.alpha = alpha + np.zeros(len(source))
         self.links = np.stack([np.broadcast_to(link, source.shape) for link in links])
         self.nobody = network.link_count(p)
@@ -110,11 +134,11 @@ class Pattern:
         return np.array_equal(source, self.source) and np.array_equal(dest, self.dest)
 
 
-Batch = tuple[Pattern, np.ndarray]  # a round, and the bytes of each of its messages
+Batch: TypeAlias = tuple[Pattern, np.ndarray]  # a round, and the bytes of each of its messages
 
 
-def with_patterns(rounds: Iterable[Any], p: int, itemsize: float, network: Network) -> Iterator[Batch]:
-    """The Batch of every round that has messages."""
+def with_patterns(rounds: Iterable[RoundLike], p: int, itemsize: float, network: Network) -> Iterator[Batch]:
+    """Yield the Batch of every round that has messages."""
     pattern = None
     for round_ in rounds:
         if len(round_.source):
@@ -124,16 +148,16 @@ def with_patterns(rounds: Iterable[Any], p: int, itemsize: float, network: Netwo
 
 
 class Booking:
-    """When each rank and each link is free, and when the message that booked a link last was ready: s."""
+    """The times, in s, at which each rank and link is free, and at which the last message on a link was ready."""
 
     def __init__(self, p: int, network: Network) -> None:
         self.clocks = np.zeros(p)
-        self.free, self.latest = np.full((2, network.link_count(p) + 1), -np.inf)  # the last one is that of no link
+        self.free, self.latest = np.full((2, network.link_count(p) + 1), -np.inf)  # the last one stands for no link
 
     def book(self, pattern: Pattern, nbytes: np.ndarray, network: Network) -> float:
         """Book a round; returns when its last message was ready.
 
-        Infinity, and nothing is booked, where a message is ready before one that has booked its link.
+        If a message is ready before one that has booked its link, return infinity and book nothing.
         """
         source, dest, links, clocks = pattern.source, pattern.dest, pattern.links, self.clocks
         ready, seconds = np.maximum(clocks[source], clocks[dest]), nbytes * pattern.beta
@@ -163,10 +187,10 @@ class Booking:
         return end
 
     def waves(self, pattern: Pattern, ready: np.ndarray) -> Iterator[np.ndarray]:
-        """Messages whose links no message before them takes; then those behind these, and so on.
+        """Yield the messages whose links no message before them takes; then the ones behind these, and so on.
 
-        At equal times the message goes first whose later end has the lower rank; of one rank, what it posted first: its
-        receives, then its sends, in the order of the rows.
+        At equal times the message goes first whose later end has the lower rank; of one rank, the one that it posted
+        first: its receives, then its sends, in the order of the rows.
         """
         source, dest, count = pattern.source, pattern.dest, len(ready)
         ends = self.clocks[source], self.clocks[dest]
@@ -183,7 +207,7 @@ class Booking:
 
 
 def follow(batches: Iterable[Batch], clocks: np.ndarray, free: np.ndarray, network: Network) -> np.ndarray:
-    """(p,) s at which every rank ends that begins at `clocks`. Each message is a task of a graph."""
+    """Return (p,) s at which every rank ends if it begins at `clocks`. Each message is a task of a graph."""
     graph = Graph()
     for link in np.flatnonzero(free > 0).tolist():
         graph.add(float(free[link]), links=(link,))
@@ -203,20 +227,20 @@ class Exchange:
     """
 
     def __init__(self, graph: Graph, began: list[int], network: Network) -> None:
-        """began: per rank, the task behind which its round begins."""
+        """Begin with no round. began: per rank, the task behind which its round begins."""
         self.graph, self.began, self.network = graph, began, network
         self.pending: list[list[int]] = [[] for _ in began]  # per rank: messages for which it waits in its round
         self.posts, self.count = [0] * len(began), 0
 
     def end(self, rank: int, *others: int) -> int:
-        """The task with which the rank's round has ended, and these others; its next one begins behind it."""
+        """Return the task with which the rank's round has ended, and these others; its next one begins behind it."""
         if self.pending[rank] or others:
             needs = [Need(task) for task in (self.began[rank], *self.pending[rank], *others)]
             self.began[rank], self.pending[rank] = self.graph.add(0, needs), []
         return self.began[rank]
 
     def turns(self, ranks: list[int]) -> list[int]:
-        """The turns of what these ranks post next."""
+        """Return the turns of the next posts of these ranks."""
         turns = []
         for rank in ranks:
             self.end(rank)
@@ -225,7 +249,7 @@ class Exchange:
         return turns
 
     def add(self, pattern: Pattern, nbytes: np.ndarray) -> None:
-        """The next round. Every rank posts its receives, then its sends, each in the order of the rows."""
+        """Add the next round. Every rank posts its receives, then its sends, each in the order of the rows."""
         self.count += len(nbytes)
         require_few(self.count, MOST_TASKS, self.network)
         seconds = nbytes * pattern.beta

@@ -1,1 +1,1 @@
-"""The race at the end of the course: a plan of a training and the time it will take, against what it takes."""
+"""The race at the end of the course: a plan of a training and its expected time, against the time that it takes."""

@@ -82,12 +82,12 @@ class HerePlan:
 
     @property
     def on_mesh(self) -> bool:
-        """Say if the model itself is distributed, and not only the examples."""
+        """True if the model itself is distributed, and not only the examples."""
         return self.pp * self.tp > 1
 
     @property
     def strategy(self) -> Strategy:
-        """How the gradients of data parallelism travel."""
+        """Strategy that adds the gradients of data parallelism."""
         compressor = COMPRESSIONS[self.compression]
         if compressor is not None:
             return DataParallelCompressed(compressor, bucket_nbytes=self.bucket_bytes)

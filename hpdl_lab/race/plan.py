@@ -16,7 +16,7 @@ Plan = TypeVar("Plan")
 
 
 class Disqualified(ValueError):
-    """Says in one sentence why a plan cannot race."""
+    """The reason, in one sentence, why a plan cannot race."""
 
 
 def plan_of(kind: type[Plan], entries: Mapping[str, Entry]) -> Plan:
@@ -45,7 +45,7 @@ NAMES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": 
 
 
 def require_positive(**numbers: float) -> None:
-    """Raise Disqualified unless all are above 0, and such as a training can have."""
+    """Raise Disqualified unless all are above 0, and a training can have them."""
     for name, value in numbers.items():
         if not 1e-12 <= value <= 1e12:
             raise Disqualified(f"{name}: a number above 0 is needed, from 1e-12 to 1e12")

@@ -1,6 +1,6 @@
 """The simulated league: a GPT of 6.7 billion parameters on 64 GPUs, until its loss is 2.4. One GPU fails on the way.
 
-    seconds  =  steps x seconds of a step  +  checkpoints  +  what is computed twice  +  one restart
+    seconds  =  steps x seconds of a step  +  checkpoints  +  steps computed twice    +  one restart
                   |            |                    |                    |
                 the law    64 simulated ranks   your interval       a secret moment
 
@@ -11,8 +11,8 @@ Nothing is measured: the same plan and seed give the same seconds everywhere.
     Batch        S = S_min (1 + B_crit / B), B_crit = 2e8 tokens / L^(1 / 0.21), equations 1.4 and 5.1 there.
     Rate         The best rate is e_max / (1 + B_crit / B). At r times this rate, a step makes (2 - r) r times the
                  progress, and from r = 2 on the training diverges. McCandlish et al. 2018, arXiv:1812.06162, section
-                 2.2. e_max makes the best rate for a batch of 2 million tokens 1.2e-4, that of GPT-3 6.7B (Brown et al.
-                 2020, arXiv:2005.14165, table 2.1). The theory is that of SGD; the race takes it as its rule.
+                 2.2. e_max makes the best rate for a batch of 2 million tokens 1.2e-4, as for GPT-3 6.7B (Brown et al.
+                 2020, arXiv:2005.14165, table 2.1). It is a theory of SGD; the race takes it as its rule.
     Compression  Gradients are rounded at random to 8 or 4 bits. That adds noise: w times the square of a rank's
                  gradient, w = min(d / s^2, sqrt(d) / s) for d = 512 numbers with one scale, and s = 127 or 7 levels.
                  Alistarh et al. 2017 (QSGD), arXiv:1610.02132, lemma 3.1. Only the senders' rounding counts here.
@@ -44,7 +44,7 @@ BUCKET, LEVELS = 512, {16: 0, 8: 127, 4: 7}  # numbers with one scale; levels on
 
 
 class Precision(NamedTuple):
-    """training: a key of grid.spec.TRAININGS; peak: flop/s of an A100."""
+    """A precision of the race. training: a key of grid.spec.TRAININGS; peak: flop/s of an A100."""
 
     training: str
     peak: float
@@ -91,7 +91,7 @@ class SimulatedPlan:
 
 
 class Lap(NamedTuple):
-    """Hold what a plan took. seconds: in all; parts: {what: s}, which add up to it; steps: that the law asks for."""
+    """The times of a plan. seconds: in all; parts: {what: s}, which add up to it; steps: by the law."""
 
     seconds: float
     parts: dict[str, float]
@@ -136,7 +136,7 @@ def least_steps() -> float:
 
 
 def noise(plan: SimulatedPlan) -> float:
-    """Compute B_crit / B, the noise of a batch over its gradient, with that of compression."""
+    """Compute B_crit / B, the noise of a batch over its gradient, with the noise of compression."""
     scale = 2e8 / TARGET ** (1 / 0.21) / POSITIONS / plan.batch
     levels = LEVELS[plan.gradient_bits]
     more = min(BUCKET / levels**2, math.sqrt(BUCKET) / levels) if levels and plan.dp > 1 else 0.0
@@ -180,7 +180,7 @@ def drive(plan: SimulatedPlan, seed: int) -> Lap:
 
 
 def parts_of(found: Prediction, step_s: float) -> dict[str, float]:
-    """Divide a simulated step by its formula: what a rank computes stays, what it waits for is scaled to the rest."""
+    """Divide a simulated step by its formula: the rank's own work stays, its waits are scaled to the rest."""
     own = {name: found.parts[name] for name in ("compute", "tp")}
     waits = {name: seconds for name, seconds in found.parts.items() if name not in own and seconds > 0} or {"bubble": 1}
     rest = step_s - sum(own.values())

@@ -8,9 +8,9 @@ nbgrader generate_feedback 04_ring_all_reduce       what each check said, for th
 
 import os
 from pathlib import Path
-from typing import Any
 
 import nbformat
+from nbformat import NotebookNode
 
 from . import forms, update
 
@@ -26,20 +26,20 @@ c.Execute.timeout = 120
 """
 
 
-def write(folder: Any) -> list:
+def write(folder: str | os.PathLike[str]) -> list[str]:
     """Write the sources of all assignments into a course, or update them: returns and raises as `update.write`."""
     folder, stubs = Path(os.path.abspath(folder)), forms.exercises()
-    given = {} if (folder / CONFIG).exists() else {CONFIG: SETTINGS}
+    given: forms.Forms = {} if (folder / CONFIG).exists() else {CONFIG: SETTINGS}
     for name, solution in forms.solutions().items():
         stem = name.removesuffix(".ipynb")
         given[f"source/{stem}/{name}"] = source_form(update.parsed(solution), update.parsed(stubs[name]))
     return update.put(folder, given)
 
 
-def source_form(solution: Any, exercise: Any) -> bytes:
-    """The solution form, made ready for nbgrader, as bytes.
+def source_form(solution: NotebookNode, exercise: NotebookNode) -> bytes:
+    """Make the solution form ready for nbgrader, as bytes.
 
-    A check shows all that it has to say before it fails, for the feedback. Where an exercise has a broken program to be
+    A check shows all that it has to say before it fails, for the feedback. If an exercise has a broken program to be
     repaired, that stands behind the solution, where it is never reached; a student finds it below nbgrader's stub.
     Guesses are left to the student, and scripts are still to be converted.
     Cells behind the first exercise that only show something are not run when answers are graded.
@@ -62,7 +62,7 @@ def source_form(solution: Any, exercise: Any) -> bytes:
 
 
 def with_broken_program(solution: str, stub: str) -> str:
-    """The solution of an exercise; where its stub is no stub but a program to be repaired, with that behind it."""
+    """Return the solution of an exercise; if its stub is a program to be repaired, with that behind it."""
     if "raise NotImplementedError(" in stub:
         return solution
     head = solution.partition(BEGIN)[0]

@@ -5,15 +5,19 @@ import json
 import subprocess
 import sys
 import tempfile
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+Forms: TypeAlias = dict[str, bytes]  # by their paths in a folder
+Json: TypeAlias = dict[str, Any]  # a notebook, or a cell
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"  # of the clone that this package runs from
 NAMES = "[0-9][0-9]_*.ipynb"
 
 
-def exercises(folder: Any = NOTEBOOKS) -> dict:
-    """The exercise forms of a folder, {"00_engines.ipynb": its bytes}, in order.
+def exercises(folder: str | PathLike[str] = NOTEBOOKS) -> Forms:
+    """Return the exercise forms of a folder, {"00_engines.ipynb": its bytes}, in order.
 
     Notebooks of the clone in which somebody has worked, an instructor perhaps, are built again in a folder aside.
     Raises: RuntimeError, one sentence, if there are none, or if one is worked in and cannot be built.
@@ -21,13 +25,14 @@ def exercises(folder: Any = NOTEBOOKS) -> dict:
     return read(Path(folder), "exercise", Path(folder))
 
 
-def solutions(clone: Any = NOTEBOOKS) -> dict:
-    """The solution forms of a clone, as `exercises` has the exercise forms."""
+def solutions(clone: str | PathLike[str] = NOTEBOOKS) -> Forms:
+    """Return the solution forms of a clone, as `exercises` does the exercise forms."""
     return read(Path(clone, "solutions"), "solution", Path(clone))
 
 
-def read(folder: Any, form: str, clone: Any) -> dict:
-    found, again = {}, []
+def read(folder: Path, form: str, clone: Path) -> Forms:
+    found: Forms = {}
+    again: list[str] = []
     for path in sorted(folder.glob(NAMES)):
         found[path.name] = path.read_bytes()
         try:
@@ -43,8 +48,8 @@ def read(folder: Any, form: str, clone: Any) -> dict:
     return found | built(clone, folder, again) if again else found
 
 
-def built(clone: Any, folder: Any, names: list) -> dict:
-    """{name: its bytes} of forms of `folder`, built anew from clone/source in a folder aside; it takes some seconds."""
+def built(clone: Path, folder: Path, names: list[str]) -> Forms:
+    """Build forms of `folder` anew, from clone/source in a folder aside; it takes some seconds."""
     with tempfile.TemporaryDirectory(prefix="hpdl-") as aside:
         command = [sys.executable, clone / "build.py", "--into", aside]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -56,24 +61,24 @@ def built(clone: Any, folder: Any, names: list) -> dict:
         return {name: Path(aside, folder.relative_to(clone), name).read_bytes() for name in names}
 
 
-def made_as(notebook: dict) -> tuple:
-    """("00_engines.ipynb", "exercise") of what build.py has written; (None, None) of anything else."""
+def made_as(notebook: Json) -> tuple[str, str] | tuple[None, None]:
+    """Return ("00_engines.ipynb", "exercise") for what build.py has written; (None, None) for anything else."""
     made = notebook["metadata"].get("hpdl_lab")
     return (f"{made['source'].removesuffix('.py')}.ipynb", made["form"]) if made else (None, None)
 
 
-def worked_in(notebook: dict) -> bool:
-    """True for a notebook that differs from what was once built: somebody's answers or results are in it."""
+def worked_in(notebook: Json) -> bool:
+    """Return True for a notebook that differs from what was once built: somebody's answers or results are in it."""
     return changed(notebook) or any(cell.get("execution_count") for cell in notebook["cells"])
 
 
-def changed(notebook: dict) -> bool:
-    """True for a notebook whose cells say something else than when it was built."""
+def changed(notebook: Json) -> bool:
+    """Return True for a notebook whose cells say something else than when it was built."""
     made = notebook["metadata"].get("hpdl_lab")
     return not isinstance(made, dict) or made.get("digest") != digest(notebook["cells"])
 
 
-def digest(cells: list) -> str:
-    """What the cells say, in 16 hex digits."""
+def digest(cells: list[Json]) -> str:
+    """Return 16 hex digits for what the cells say."""
     text = "\0".join(f"{cell['cell_type']}\n{''.join(cell['source'])}" for cell in cells)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -12,6 +12,8 @@ Each attendee's server runs this as it starts, mostly with nothing to merge: nbf
 all the rest, comes in only if there is.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl
@@ -21,12 +23,15 @@ import os
 import secrets
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from . import forms
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 HIDDEN = ".hpdl-release"
 LARGEST = 64 << 20  # bytes of a notebook: reading one takes ten times its size
@@ -34,7 +39,9 @@ WHY = {errno.ELOOP: "is a symbolic link", errno.EISDIR: "is no file", errno.EACC
 NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, RecursionError)
 
 
-def write(folder: Any, source: Any = None, lock: Path | None = None) -> list:
+def write(
+    folder: str | os.PathLike[str], source: str | os.PathLike[str] | None = None, lock: Path | None = None
+) -> list[str]:
     """Write the exercise forms of `source` (None: of this clone) into `folder`, or update those that it holds.
 
     lock: the folder that two such runs lock in turn; None: one in `folder`, which anybody who may read it can lock.
@@ -49,7 +56,7 @@ def write(folder: Any, source: Any = None, lock: Path | None = None) -> list:
     return put(folder, forms.exercises(source), lock)
 
 
-def put(folder: Any, given: dict, lock: Path | None = None) -> list:
+def put(folder: Path, given: forms.Forms, lock: Path | None = None) -> list[str]:
     """Bring the files `given`, {path in the folder: bytes}, to an absolute folder, as `write` does."""
     try:
         account = somebody_else(folder)
@@ -61,17 +68,17 @@ def put(folder: Any, given: dict, lock: Path | None = None) -> list:
         ) from None
 
 
-def bring_all(folder: Any, given: dict, lock: Path | None = None) -> list:
+def bring_all(folder: Path, given: forms.Forms, lock: Path | None = None) -> list[str]:
     (folder / HIDDEN).mkdir(parents=True, exist_ok=True)
     with alone(lock or folder / HIDDEN, folder):
         return [said for name, form in given.items() if (said := bring(folder, name, form))]
 
 
 class LeftAlone(Exception):
-    """What is in the place of a notebook cannot be read as one."""
+    """Something in the place of a notebook that cannot be read as one."""
 
 
-def bring(folder: Any, name: str, form: bytes) -> str | None:
+def bring(folder: Path, name: str, form: bytes) -> str | None:
     """Bring one notebook up to date. Returns a sentence, or None if there is nothing to do."""
     path, given = folder / name, folder / HIDDEN / "given" / name
     try:
@@ -92,8 +99,8 @@ def bring(folder: Any, name: str, form: bytes) -> str | None:
     return said
 
 
-def contents(path: Any) -> bytes | None:
-    """The bytes of the file at `path`, None if there is nothing. Raises LeftAlone. Never waits, as for a pipe."""
+def contents(path: Path) -> bytes | None:
+    """Return the bytes of the file at `path`, or None. Raises LeftAlone. Never waits, as for a pipe."""
     try:
         with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -107,7 +114,7 @@ def contents(path: Any) -> bytes | None:
         raise LeftAlone(WHY.get(error.errno or 0, f"cannot be read ({error.strerror})")) from None
 
 
-def update(folder: Any, name: str, theirs: bytes, base: bytes | None, form: bytes) -> str | None:
+def update(folder: Path, name: str, theirs: bytes, base: bytes | None, form: bytes) -> str | None:
     """Merge the form into a notebook that the attendee has changed, or put it there under another name."""
     import nbformat
 
@@ -122,8 +129,7 @@ def update(folder: Any, name: str, theirs: bytes, base: bytes | None, form: byte
     if (start := started_from(base, mine)) is None:
         return f"{name} was here before: left alone; the one of the laboratory is {fresh(folder, name, form)}"
     merged, conflicts = merge(start, mine, parsed(form))
-    if conflicts:
-        there = fresh(folder, name, form)
+    there = fresh(folder, name, form) if conflicts else ""
     replace(folder / HIDDEN / "before" / name, theirs)
     replace(folder / name, (nbformat.writes(merged) + "\n").encode(), theirs)
     if conflicts:
@@ -134,15 +140,15 @@ def update(folder: Any, name: str, theirs: bytes, base: bytes | None, form: byte
     return f"{name}: updated, with all that you did in it"
 
 
-def started_from(base: bytes | None, mine: Any) -> Any:
-    """The form that the attendee started from; None where nobody knows, because what was kept of it is gone."""
+def started_from(base: bytes | None, mine: NotebookNode) -> NotebookNode | None:
+    """Return the form that the attendee started from; None if it is not known, because what was kept of it is gone."""
     with contextlib.suppress(ValueError):
         return parsed(base or b"")
     return None if forms.changed(mine) else mine
 
 
-def parsed(text: bytes) -> Any:
-    """The notebook of these bytes. Raises ValueError, with the reason, where it is none that Jupyter could open."""
+def parsed(text: bytes) -> NotebookNode:
+    """Return the notebook of these bytes. Raises ValueError, with the reason, if Jupyter could not open it."""
     import nbformat
 
     try:
@@ -155,7 +161,7 @@ def parsed(text: bytes) -> Any:
     return notebook
 
 
-def fresh(folder: Any, name: str, form: bytes) -> str:
+def fresh(folder: Path, name: str, form: bytes) -> str:
     """Put the form next to the attendee's notebook, over nothing. Returns its name."""
     number = 0
     while True:
@@ -169,7 +175,7 @@ def fresh(folder: Any, name: str, form: bytes) -> str:
         return there
 
 
-def replace(path: Any, text: bytes, theirs: bytes | None = None) -> None:
+def replace(path: Path, text: bytes, theirs: bytes | None = None) -> None:
     """Put `text` at `path`, wholly or not at all; not over a file that has become another than `theirs` meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -190,8 +196,8 @@ def replace(path: Any, text: bytes, theirs: bytes | None = None) -> None:
 
 
 @contextlib.contextmanager
-def alone(lock: Path, folder: Path) -> Iterator[None]:
-    """Two servers of one attendee may start at the same time: one of them does it. Raises RuntimeError in the other."""
+def alone(lock: Path, folder: Path) -> Generator[None]:
+    """Keep other processes out, as of a second server of the attendee. Raises RuntimeError if another one is in."""
     handle = os.open(lock, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
@@ -205,8 +211,8 @@ def alone(lock: Path, folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def somebody_else(folder: Any) -> Any:
-    """(user id, group id) of the account in whose folders, or behind whose link, `folder` is, when root acts for it.
+def somebody_else(folder: Path) -> tuple[int, int] | None:
+    """Return (user id, group id) of the account that owns `folder`, or a link on its way, if this process is root's.
 
     Raises: RuntimeError if it is root's own, but others may put links there.
     """
@@ -221,8 +227,8 @@ def somebody_else(folder: Any) -> Any:
     return None
 
 
-def as_account(account: tuple[int, int], folder: Any, given: dict) -> list:
-    """`bring_all` in a child process that is of this account: links that the account has laid lead root nowhere.
+def as_account(account: tuple[int, int], folder: Path, given: forms.Forms) -> list[str]:
+    """Call `bring_all` in a child process of this account: links that the account has laid lead root nowhere.
 
     The child is forked and starts no program: the account may not be allowed to read this Python.
     """
@@ -232,7 +238,7 @@ def as_account(account: tuple[int, int], folder: Any, given: dict) -> list:
         return pool.submit(as_child, *account, folder, given).result()
 
 
-def as_child(user: Any, group: Any, folder: Any, given: Any) -> Any:
+def as_child(user: int, group: int, folder: Path, given: forms.Forms) -> list[str]:
     os.setgroups([])
     os.setgid(group)
     os.setuid(user)

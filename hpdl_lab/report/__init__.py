@@ -1,4 +1,4 @@
-"""What one attendee did in the whole course: a record, collected from the rows of progress.jsonl; page.py shows it."""
+"""The work of an attendee in the whole course: a record, collected from progress.jsonl; page.py shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from PIL import Image
 
@@ -16,7 +16,7 @@ from ..checks.exercises import EXERCISES
 from ..checks.scripts.table import SCRIPTS
 from ..plots.live import CURVES
 
-FIELDS: dict[str, dict[str, type]] = {  # what the report reads of a row of each kind
+FIELDS: dict[str, dict[str, type]] = {  # of a row of each kind, as far as the report reads them
     "check": {"exercise": str, "passed": bool},
     "hint": {"exercise": str},
     "solution": {"exercise": str},
@@ -25,12 +25,12 @@ FIELDS: dict[str, dict[str, type]] = {  # what the report reads of a row of each
     "race": {"league": str, "plan": dict, "valid": bool},
 }
 TIMES = ("expected_s", "seconds", "score", "reference_s")
-Row = dict[str, Any]
+Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Exercised:
-    """checks: until it passed, or so far; hints: different ones that were opened; solution: whether it was seen."""
+    """An exercise. checks: until it passed, or so far; hints: different ones that were opened; solution: was seen."""
 
     id: str
     title: str
@@ -41,13 +41,13 @@ class Exercised:
 
     @property
     def tried(self) -> bool:
-        """Say if the attendee has done anything about it."""
+        """True if the attendee has done anything about it."""
         return bool(self.checks or self.hints or self.solution)
 
 
 @dataclass(frozen=True)
 class Guess:
-    """Hold one number. what: with its unit; truth: None as long as it has not been revealed."""
+    """A number that was guessed. what: with its unit; truth: None as long as it has not been revealed."""
 
     what: str
     guess: float
@@ -55,7 +55,7 @@ class Guess:
 
     @property
     def factor(self) -> float | None:
-        """How far off, at least 1: a guess of 2 or of 0.5 for 1 is off by 2. None where there is no such factor."""
+        """Factor by which it is off, at least 1: a guess of 2 or of 0.5 for 1 is off by 2. None if there is none."""
         if self.truth is None or self.guess == self.truth:
             return None if self.truth is None else 1.0
         return max(self.guess / self.truth, self.truth / self.guess) if self.guess * self.truth > 0 else None
@@ -63,10 +63,10 @@ class Guess:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A row of the race. expected_s, seconds, the score and that of the reference: s, None where the row has none."""
+    """A row of the race. expected_s, seconds, score, reference_s (the reference's score): s, None if it has none."""
 
     league: str
-    plan: dict[str, Any]
+    plan: dict[str, object]
     valid: bool
     why: str
     expected_s: float | None
@@ -87,7 +87,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Record:
-    """damaged: rows that were left out."""
+    """The work of an attendee. damaged: rows that were left out."""
 
     exercises: tuple[Exercised, ...]
     guesses: tuple[Guess, ...]
@@ -97,13 +97,13 @@ class Record:
 
     @property
     def median_factor(self) -> float | None:
-        """The median over the guesses whose truth is known; None where there is none."""
+        """Median over the guesses whose truth is known; None if there is none."""
         factors = [guess.factor for guess in self.guesses if guess.factor is not None]
         return statistics.median(factors) if factors else None
 
     @property
     def best(self) -> tuple[Attempt, ...]:
-        """The valid attempt with the least score, of each league: their scores measure different machines."""
+        """Valid attempt with the least score, of each league: their scores measure different machines."""
         least: dict[str, Attempt] = {}
         for a in sorted((a for a in self.attempts if a.valid and a.score is not None), key=lambda a: a.score or 0.0):
             least.setdefault(a.league, a)
@@ -111,7 +111,7 @@ class Record:
 
 
 def read_curves(home: Path) -> list[Curve]:
-    """The figures kept in `home`, in the order of time; what is no PNG is left out."""
+    """Return the figures kept in `home`, in the order of time; files that are no PNG are left out."""
     found = []
     for path in (home / CURVES).glob("*.png"):
         try:
@@ -119,13 +119,13 @@ def read_curves(home: Path) -> list[Curve]:
             with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
                 alt, day = image.info.get("Description", "a figure"), time.strftime("%Y-%m-%d", time.localtime(when))
                 found.append((when, Curve(data, str(alt), image.width // 2, day)))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # what Pillow says of a broken PNG
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # of a broken PNG, by Pillow
             continue
     return [curve for _, curve in sorted(found, key=lambda pair: pair[0])]
 
 
 def collect(rows: Iterable[object], curves: Iterable[Curve] = ()) -> Record:
-    """The record of these rows, in the order in which they were written; rows of other kinds are passed over."""
+    """Return the record of these rows, in the order in which they were written; rows of other kinds are passed over."""
     rows = list(rows)
     good = [row for row in rows if isinstance(row, dict) and sound(row)]
     return Record(
@@ -148,7 +148,7 @@ def collect(rows: Iterable[object], curves: Iterable[Curve] = ()) -> Record:
 
 
 def sound(row: Row) -> bool:
-    """Say if the row has what the report reads of its kind."""
+    """Return True if the row has all that the report reads of its kind."""
     kind = row.get("kind")
     if not isinstance(kind, str) or not all(isinstance(row.get(k), t) for k, t in FIELDS.get(kind, {}).items()):
         return False
@@ -156,7 +156,7 @@ def sound(row: Row) -> bool:
 
 
 def exercises_of(rows: Sequence[Row]) -> tuple[Exercised, ...]:
-    """All exercises of the course, scripts included, in its order."""
+    """Return all exercises of the course, scripts included, in its order."""
     found = []
     for exercise in sorted((*EXERCISES, *SCRIPTS), key=lambda e: tuple(map(int, e.id.split(".")))):
         own = [row for row in rows if row["exercise"] == exercise.id]
@@ -169,7 +169,7 @@ def exercises_of(rows: Sequence[Row]) -> tuple[Exercised, ...]:
 
 
 def guesses_of(rows: Sequence[Row]) -> tuple[Guess, ...]:
-    """Each guess with the truth that came after it: the last guess before the first truth counts."""
+    """Return each guess with the truth that came after it: the last guess before the first truth counts."""
     guesses: dict[str, dict[str, float]] = {}
     truths: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -185,12 +185,13 @@ def guesses_of(rows: Sequence[Row]) -> tuple[Guess, ...]:
 
 
 def parts(value: object) -> dict[str, float]:
-    """The numbers of a guess or a truth by name: 3 -> {"": 3.0}; what is no number is left out."""
+    """Return the numbers of a guess or a truth by name: 3 -> {"": 3.0}; other values are left out."""
     named = value if isinstance(value, dict) else {"": value}
     return {str(name): number for name, x in named.items() if (number := number_of(x)) is not None}
 
 
 def number_of(x: object) -> float | None:
-    """A finite number; None for anything else."""
-    number = isinstance(x, int | float) and not isinstance(x, bool) and -1e300 < x < 1e300
-    return float(x) if number else None  # type: ignore[arg-type]
+    """Return a finite number; None for anything else."""
+    if isinstance(x, int | float) and not isinstance(x, bool) and -1e300 < x < 1e300:
+        return float(x)
+    return None

@@ -35,7 +35,7 @@ START = "<p>Start with <code>make lab</code>, and open the notebook 00_why. Then
 
 
 def page(record: Record, day: str) -> str:
-    """The whole file. day: when it is written. All text of the record is escaped."""
+    """Return the whole file. day: when it is written. All text of the record is escaped."""
     lost = counted(record.damaged, "line of the progress file was", "lines of the progress file were")
     begun = record.guesses or record.curves or record.attempts or any(e.tried for e in record.exercises)
     return f"""<!DOCTYPE html>
@@ -60,7 +60,7 @@ def page(record: Record, day: str) -> str:
 
 
 def exercises(record: Record) -> str:
-    """All exercises by notebook, and their sum."""
+    """Return all exercises by notebook, and their sum."""
     all_, rows = record.exercises, []
     if not any(e.tried for e in all_):
         return section("Exercises", "You have checked no exercise yet: <code>lab.check(...)</code> below each does it.")
@@ -82,7 +82,7 @@ def exercise_row(e: Exercised) -> str:
 
 
 def guesses(record: Record) -> str:
-    """All guesses, and their picture if a truth is known."""
+    """Return all guesses, and their picture if a truth is known."""
     title, median = "Guesses against truth", record.median_factor
     if not record.guesses:
         return section(title, "You have guessed nothing yet: cells with <code>lab.guess(...)</code> wait for a number.")
@@ -107,12 +107,12 @@ def guess_row(g: Guess) -> str:
 
 
 def number(x: float) -> str:
-    """Three digits or all: "1,048,576"; from ten million on, with a prefix: "13.3 G"."""
+    """Return three digits or all: "1,048,576"; from ten million on, with a prefix: "13.3 G"."""
     return amount_text(x, "").strip() if abs(x) >= 1e7 else number_text(x)
 
 
 def scatter(guesses: Sequence[Guess], subtitle: str) -> Figure:
-    """Guess over truth, which are positive, on logarithmic axes of the same range, with the diagonal."""
+    """Draw guess over truth, which are positive, on logarithmic axes of the same range, with the diagonal."""
     figure = new_figure(*SIZE)
     truths, values = [g.truth or 0.0 for g in guesses], [g.guess for g in guesses]
     ends = [min(*truths, *values) / 2, max(*truths, *values) * 2]
@@ -129,7 +129,7 @@ def scatter(guesses: Sequence[Guess], subtitle: str) -> Figure:
 
 
 def curves(record: Record) -> str:
-    """The figures in the order of time."""
+    """Return the figures in the order of time."""
     if not record.curves:
         return section("Curves", "There is no figure yet: what verbs such as <code>lab.train()</code> draw is kept.")
     text = f"{counted(len(record.curves), 'figure')} in the order of time; of each kind and title, the last one."
@@ -137,11 +137,11 @@ def curves(record: Record) -> str:
 
 
 def race(record: Record) -> str:
-    """All attempts in their order, the best of each league marked."""
+    """Return all attempts in their order, the best of each league marked."""
     if not record.attempts:
         return section("The race", "You have not raced yet: <code>lab.race</code> takes a plan and an expected time.")
     rows = [attempt_row(i, a, any(a is b for b in record.best)) for i, a in enumerate(record.attempts, 1)]
-    text = "The least score is the best. The ratio is the score over that of the reference plan."
+    text = "The least score is the best. The ratio is the score over the reference plan's."
     return section("The race", text, table(["", "league and plan", "#expected", "#took", "#score", "#ratio"], rows))
 
 
@@ -166,18 +166,18 @@ def image(data: bytes, alt: str, width: int, caption: str = "") -> str:
 
 
 def section(title: str, text: str, body: str = "") -> str:
-    """text and body: HTML."""
+    """Return a section of text and body, which are HTML."""
     return f"<section><h2>{title}</h2><p>{text}</p>{body}</section>\n"
 
 
 def table(heads: Iterable[str], rows: Iterable[str]) -> str:
-    """heads: those that begin with # and go on stand over numbers; rows: HTML."""
+    """Return a table. heads: a name that begins with # stands over numbers; rows: HTML."""
     cells = "".join(f'<th class="n">{h[1:]}</th>' if h[1:] and h[0] == "#" else f"<th>{h}</th>" for h in heads)
     head = f"<thead><tr>{cells}</tr></thead>"
     return f'<div class="wide"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
 def row(cells: Sequence[object], numbers: Sequence[int], kind: str = "") -> str:
-    """cells: HTML; numbers: which of them are numbers, which stand at the right."""
+    """Return a row of cells, which are HTML; numbers: the columns of numbers, which stand at the right."""
     columns = (f'<td class="n">{cell}</td>' if i in numbers else f"<td>{cell}</td>" for i, cell in enumerate(cells))
     return f'<tr class="{kind}">{"".join(columns)}</tr>\n'

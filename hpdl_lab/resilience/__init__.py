@@ -1,1 +1,1 @@
-"""Failures: what they cost, and how a training goes on: checkpoints, stragglers, flipped bits."""
+"""Failures, their cost, and ways to go on with a training: checkpoints, stragglers, flipped bits."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import torch
 
@@ -18,6 +18,16 @@ from ..comm.base import Comm, Work
 if TYPE_CHECKING:
     from torch import Tensor
 
+ResultT = TypeVar("ResultT")
+
+
+class Summand(Protocol):
+    """A tensor, or a number."""
+
+    def __add__(self, other: Self, /) -> Self: ...
+
+
+NumberT = TypeVar("NumberT", bound=Summand)
 Node = tuple[int, int]  # (level, index): the sum of examples index * 2**level to (index + 1) * 2**level - 1
 
 
@@ -28,7 +38,7 @@ def checksums(c: Tensor) -> Tensor:
 
 
 def differ(a: Tensor, b: Tensor, tolerance: Tensor) -> bool:
-    """Return whether a and b, (k,), differ anywhere by more than tolerance, (k,), or only one of them is finite."""
+    """Return True if a and b, (k,), differ anywhere by more than tolerance, (k,), or only one of them is finite."""
     return bool((((a - b).abs() > tolerance) | (a.isfinite() != b.isfinite())).any())
 
 
@@ -36,13 +46,13 @@ def checked_all_reduce(comm: Comm, x: Tensor) -> list[tuple[int, int]]:
     """Add every rank's `x` around the ring, and note at which hops data went wrong.
 
         message     [elements of the chunk | sum | weighted sum]     chunk + 2 numbers
-        hop 0 to p-2, reduce-scatter       what arrives is added: elements and checksums
-        hop p-1 to 2p-3, all-gather        what arrives is copied: elements and checksums
+        hop 0 to p-2, reduce-scatter       the message is added: elements and checksums
+        hop p-1 to 2p-3, all-gather        the message is copied: elements and checksums
 
     The checksum of a sum is the sum of the checksums. So a rank needs no correct copy
     to compare with: at the start it computes the checksums of its own chunks. At each
     hop it adds (or copies) what arrives. Then it compares the checksums that it has
-    now with those of the elements that it has now.
+    now with the checksums of the elements that it has now.
 
     Rounding alone makes a difference of up to n * eps * sum|x|, for a chunk of n
     elements, and for the weighted sum of up to n * eps * sum of weight * |x|. The x
@@ -80,10 +90,10 @@ def checked_all_reduce(comm: Comm, x: Tensor) -> list[tuple[int, int]]:
 
 
 class Flips:
-    """A communicator some of whose messages go wrong on the way: what is sent is changed in a copy.
+    """A communicator with messages that go wrong on the way: a copy of the data is changed, and sent.
 
     faults: {(rank, hop): change}: change(message) is called for the message number `hop`, from 0, of this rank.
-    memory: a tensor: change(memory) is called in place of it, while the rank sends, and the message is left alone.
+    memory: a tensor: change(memory) is called instead, while the rank sends, and the message is left alone.
     """
 
     def __init__(
@@ -91,7 +101,7 @@ class Flips:
     ) -> None:
         self.comm, self.faults, self.memory, self.hops = comm, faults, memory, count()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.comm, name)
 
     def isend(self, x: Tensor, dst: int) -> Work:
@@ -104,7 +114,7 @@ class Flips:
         return self.comm.sendrecv(self.changed(x), dst, y, src)
 
     def changed(self, x: Tensor) -> Tensor:
-        """Return what leaves this rank in place of x."""
+        """Return the message that leaves this rank in place of x."""
         if change := self.faults.get((self.comm.rank, next(self.hops))):
             x = x.clone() if self.memory is None else x
             change(x if self.memory is None else self.memory)
@@ -117,30 +127,33 @@ def flip(x: Tensor, i: int, bit: int) -> None:
 
 
 def swap(x: Tensor, i: int, j: int) -> None:
-    """Let x[i] and x[j] change places."""
+    """Exchange x[i] and x[j]."""
     x[[i, j]] = x[[j, i]]
 
 
 def with_flips(
-    comm: Comm, x: Tensor, all_reduce: Callable[..., Any], faults: Mapping[tuple[int, int], Callable[[Tensor], object]]
-) -> tuple[Any, Tensor]:
-    """Run all_reduce(comm, x) while messages go wrong as Flips says; returns what it returned, and x."""
+    comm: Comm,
+    x: Tensor,
+    all_reduce: Callable[..., ResultT],
+    faults: Mapping[tuple[int, int], Callable[[Tensor], object]],
+) -> tuple[ResultT, Tensor]:
+    """Run all_reduce(comm, x) on Flips of `comm`, and return its result, and x."""
     return all_reduce(Flips(comm, faults), x), x
 
 
 def ring_of_shares(comm: Comm, examples: Tensor) -> Tensor:
-    """Add the rows of `examples`: each rank those of its share, and a ring the ranks. Returns (d,)."""
+    """Add the rows of `examples`: each rank adds its share, and a ring adds the sums of ranks. Returns (d,)."""
     return ring.all_reduce(comm, chunk(examples, comm.size, comm.rank).sum(0))
 
 
-def tree_sum(nodes: Mapping[Node, Any]) -> dict[Node, Any]:
+def tree_sum(nodes: Mapping[Node, NumberT]) -> dict[Node, NumberT]:
     """Add neighbors in a binary tree, as far as both are there, and return the nodes that are left.
 
         level 2            0           (1, 0) is examples 0 and 1, (2, 0) is 0 to 3
         level 1      0           1     examples 1, 2, 3 leave (0, 1) and (1, 1)
         level 0   0     1     2     3
 
-    Which two numbers are added depends on the indices only, and not on who has which examples.
+    The pairs that are added depend on the indices only, and not on the examples of each rank.
     Args: nodes: {(level, index): tensor}; an example is {(0, index): tensor}.
     """
     left, level = dict(nodes), 0
@@ -152,7 +165,7 @@ def tree_sum(nodes: Mapping[Node, Any]) -> dict[Node, Any]:
 
 
 def tree_all_reduce(comm: Comm, examples: Tensor) -> Tensor:
-    """Add the rows of `examples` in the tree of tree_sum; each rank adds its share, and all ranks add what is left.
+    """Add the rows of `examples` in the tree of tree_sum; each rank adds its share, and all ranks add the rest.
 
     Args:    examples: (n, d), n a power of 2; rank r reads the rows bounds(n, p, r), and no others.
     Returns: (d,), bitwise the same for each number of ranks.

@@ -36,7 +36,7 @@ class Task:
     eps: float = 1e-2
 
     def order(self, epoch: int) -> list[int]:
-        """Return the numbers of all examples in the order of an epoch, the same wherever it is drawn."""
+        """Return the numbers of all examples in the order of an epoch, the same on every rank."""
         return random.Random(epoch).sample(range(self.examples), self.examples)
 
     def gradient(self, weights: Tensor, ids: Sequence[int]) -> Tensor:
@@ -69,7 +69,7 @@ def train_elastic(comm: Comm, disk: Disk, task: Task, until: int, every: int) ->
     """Go on from the checkpoint on `disk` to step `until`, on any number of ranks.
 
     Without a checkpoint, begin with step 0 and `task.start`. The job may be killed at any
-    moment, and started again with fewer or more ranks. The weights have to be those of
+    moment, and started again with fewer or more ranks. The weights have to be as with
     one rank without a break, to 1e-10.
 
         place   0  1  2  3  4  5  6  7  8  9 ...     of all epochs, one after the other
@@ -117,7 +117,7 @@ def in_lives(train: Callable[..., Tensor], task: Task, ranks: Sequence[int], unt
     """Return each rank's weights of a job that is killed in all lives but the last; every fourth step is saved."""
     if not ranks:
         raise ValueError("ranks: the number of ranks of at least one life is needed, such as [4, 3]")
-    chance, disk = random.Random(seed), Disk()
+    chance, disk, returned = random.Random(seed), Disk(), list[Tensor]()
     for life, p in enumerate(ranks, 1):
         disk = Disk(disk.files, chance.randrange(20, 60) if life < len(ranks) else None)
         with suppress(Killed):

@@ -10,7 +10,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..comm.base import Comm
+from ..comm.base import Comm, Row
 from ..data.dataset import Dataset
-from ..data.loading import Reader
+from ..data.loading import Batch, Reader
 from ..parallel.data_parallel import DataParallel
 from ..parallel.training import Recipe, Trained, train
 from ..units import require_int, require_number
@@ -33,7 +33,7 @@ PARTS = ("useful", "write", "repeated", "notice", "restart")
 
 
 class Interval(NamedTuple):
-    """Steps with no checkpoint between them: number of the first one, when it began, and when each step ended."""
+    """Steps with no checkpoint between them: number of the first one, time of its begin, time of each step's end."""
 
     step: int
     begun: float
@@ -41,7 +41,7 @@ class Interval(NamedTuple):
 
 
 class Life(NamedTuple):
-    """Training from a start to a failure: when a rank died, and when the notebook knew; 0: it came to its end."""
+    """Training from a start to a failure: the time of a rank's death, and of its notice; 0: it came to its end."""
 
     intervals: list[Interval]
     died: float = 0.0
@@ -50,10 +50,10 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """Where the wall time went, from the first step to the last, in s; failures: how many; losses: of the kept steps.
+    """The parts of the wall time, from the first step to the last, in s; failures: how many; losses: of kept steps.
 
     useful_s: the kept steps; write_s: checkpoints; repeated_s: from the last checkpoint to a failure; notice_s: from a
-    failure until the notebook knows of it; restart_s: from then to the next step.
+    failure until the notebook notices it; restart_s: from then to the next step.
     """
 
     wall_s: float
@@ -77,14 +77,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Clocked(Reader):
-    """A reader whose rank 0 reports when the first step after a start, or after a checkpoint, begins."""
+    """A reader that reports, on rank 0, the begin of the first step after a start, or after a checkpoint."""
 
     every: int = 1  # steps from checkpoint to checkpoint
 
     def shards(
-        self, comm: Comm, x: Tensor, y: Tensor, schedule: Iterator, seed: int = 0
-    ) -> Generator[tuple[Tensor, Tensor, int], None, None]:
-        def reported() -> Iterator:
+        self, comm: Comm, x: Tensor, y: Tensor, schedule: Iterable[tuple[int, Tensor]], seed: int = 0
+    ) -> Generator[Batch]:
+        def reported() -> Iterator[tuple[int, Tensor]]:
             for step, indices in schedule:
                 if comm.rank == 0 and step % self.every == 0:
                     comm.report(first=step, begun=time.time())
@@ -94,7 +94,7 @@ class Clocked(Reader):
 
 
 class Timed(DataParallel):
-    """Data parallelism that reports when each step ends."""
+    """Data parallelism that reports the end of each step."""
 
     def facts(self) -> dict[str, float]:
         return super().facts() | {"ended": time.time()}
@@ -118,7 +118,7 @@ def account(lives: Sequence[Life], losses: Sequence[float] = ()) -> Measured:
     start = at = lives[0].intervals[0].begun  # the time from start to `at` is accounted for
     for number, life in enumerate(lives):
         goes_on = next((later.intervals[0].step for later in lives[number + 1 :] if later.intervals), math.inf)
-        last = "restart"  # what ends with a failure
+        last = "restart"  # the part that ends with a failure
         for step, begun, ended in life.intervals:
             spent["write" if last == "write" else "restart"] += begun - at
             at, last = begun, "repeated"
@@ -136,8 +136,8 @@ def account(lives: Sequence[Life], losses: Sequence[float] = ()) -> Measured:
 
 
 def measure(
-    run: Callable[..., Any],
-    restart: Callable[[], Any],
+    run: Callable[..., object],
+    restart: Callable[[], object],
     model: nn.Module,
     data: Dataset,
     *,
@@ -160,8 +160,8 @@ def measure(
              None: as many steps after the last failure as on average before each failure.
              rank: that is killed by signal 9, not 0; deadline: s, the longest that a rank may wait.
              recipe: batch, lr, optimizer, ...: other fields of parallel.training.Recipe.
-    Returns: Measured. Its moments are those of the clock of this machine.
-    Raises:  ValueError for what cannot be; if no rank was killed on purpose, what `run` raises.
+    Returns: Measured, by the clock of this machine.
+    Raises:  ValueError for numbers that cannot be; if no rank was killed on purpose, the error of `run`.
     """
     require_int("checkpoint_every", checkpoint_every, 1)
     require_int("failures", failures, 0)
@@ -177,10 +177,11 @@ def measure(
             killer = KillAt(rank, after_s=require_number("every_s", after_s, above=0) if left else math.inf)
             done = len(losses)
             until = ENDLESS if left else max(steps or done + done // failures, done + checkpoint_every)
-            saved: dict[str, Any] = {"checkpoint": str(file), "checkpoint_every": checkpoint_every}
-            work = train_timed, model, data, Recipe(until, resume=file.exists(), **saved, **recipe), killer
+            plan = Recipe(
+                until, resume=file.exists(), checkpoint=str(file), checkpoint_every=checkpoint_every, **recipe
+            )
             try:
-                run(*work, deadline=deadline, on_row=partial(note, intervals, losses))
+                run(train_timed, model, data, plan, killer, deadline=deadline, on_row=partial(note, intervals, losses))
                 lives.append(Life(intervals))
             except Exception:
                 noticed = time.time()
@@ -193,8 +194,8 @@ def measure(
     return account(lives, [losses[step] for step in range(len(losses))])
 
 
-def note(intervals: list[Interval], losses: dict[int, float], row: dict[str, Any]) -> None:
-    """Keep what a row says. The loss of a step that is repeated is that of the last time."""
+def note(intervals: list[Interval], losses: dict[int, float], row: Row) -> None:
+    """Keep the times and the loss of a row. A step that is repeated keeps its last loss."""
     if "begun" in row:
         intervals.append(Interval(row["first"], row["begun"], []))
     else:

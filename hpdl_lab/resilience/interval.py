@@ -1,4 +1,4 @@
-"""Checkpoints against failures: the best interval between them, and a simulated month that shows what it gains.
+"""Checkpoints against failures: the best interval between them, and a simulated month that shows its gain.
 
 The times between the failures of a job come from a Weibull distribution with shape 0.7: many are short, and a few are
 very long. Schroeder & Gibson 2006, "A large-scale study of failures in high-performance computing systems", found
@@ -29,7 +29,7 @@ def checkpoint_interval(write_s: float, rank_mtbf_s: float, ranks: int, slowdown
 
     Goodput is useful time over wall time. Training that is lost and repeated is not
     useful. A job ends as soon as one rank fails. Then all ranks restart from the last
-    checkpoint that is completely written: its state is that of the moment at which its
+    checkpoint that is completely written: its state is of the moment at which its
     write began. The interval is counted from the start of one write to the start of
     the next. It counts the seconds in which training goes on, at full speed or slower.
     So a synchronous write does not belong to it, and a background write does. One

@@ -27,7 +27,7 @@ class KillAt:
     def __init__(self, rank: int, call: int | None = None, after_s: float = math.inf) -> None:
         self.rank, self.call, self.after_s = rank, call, after_s
         self.calls, self.begun = 0, 0.0  # of a run: each rank has a copy of its own, which is new in each run
-        self.note = Path(tempfile.gettempdir(), f"hpdl-killed-{uuid.uuid4().hex}")  # when it was
+        self.note = Path(tempfile.gettempdir(), f"hpdl-killed-{uuid.uuid4().hex}")  # holds the time of the death
 
     def __call__(self, comm: Comm, x: Tensor) -> None:
         if comm.simulated:
@@ -43,7 +43,7 @@ class KillAt:
     def seconds_ago(self) -> float:
         """Return the seconds since the rank died, on this machine; once.
 
-        Raises:  RuntimeError if no rank has died, or somebody has asked before.
+        Raises:  RuntimeError if no rank has died, or this was asked before.
         """
         try:
             died = float(self.note.read_text())

@@ -32,9 +32,9 @@ def copy_to_next(comm: Comm, shard: Tensor, copies: int = 1) -> dict[int, Tensor
     """Send the shard of each rank to the next `copies` ranks. Collective.
 
     Args:    shard: this rank's, of the same shape and dtype on every rank; copies: the same on every rank.
-    Returns: what this rank keeps for others, {rank: its shard}.
+    Returns: the shards that this rank keeps for others, {rank: its shard}.
     Raises:  ValueError for more copies than there are other ranks.
-    Steps: copies.   Bytes per rank: copies times those of the shard.
+    Steps: copies.   Bytes per rank: copies times the bytes of the shard.
     """
     require_int("copies", copies, 0, comm.size - 1)
     kept = {}
@@ -120,8 +120,8 @@ class Job:
     def goodput(self, copies: int) -> float:
         """Return the goodput with so many copies, and with the best intervals between copies and between files.
 
-        Training stands still while a copy is sent. Failures that the memory repairs, and those that need the file, are
-        simulated apart, and their goodputs multiplied: each interval has the failures that it is for.
+        Training stands still while a copy is sent. Failures that the memory repairs are simulated apart from failures
+        that need the file, and their goodputs multiplied: each interval has the failures that it is for.
         """
         require_int("copies", copies, 0)
         lost, send_s, share = self.all_lost(copies), self.shard_nbytes / self.link, 1.0

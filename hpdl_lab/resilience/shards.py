@@ -1,6 +1,6 @@
-"""A checkpoint of which every rank writes its own part, and which is whole at any moment at which the job may die.
+"""A checkpoint that all ranks write, each its own part, and that is whole at any moment at which the job may die.
 
-    rank r   its shard -> a file with a new name                               nothing that counts is touched
+    rank r   its shard -> a file with a new name                               no file in use is touched
     rank 0   step, and of each shard its name, start, length, CRC -> "latest"  by a rename: before or after, never half
     load     "latest" -> the files that overlap a range                        on any number of ranks
 
@@ -14,7 +14,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,15 +58,15 @@ class Disk:
         self.files = dict(files or {})
         self.kill_at = kill_at
         self.log: list[Operation] = []
-        self.killed: list[Operation] = []  # what was not done any more
+        self.killed: list[Operation] = []  # that were not done any more
         self.comm: Comm | None = None
         self.seconds = 0.0
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Disk:
+    def __deepcopy__(self, memo: dict[int, object]) -> Disk:
         return self  # one for all simulated ranks
 
     def of(self, comm: Comm, seconds: float = 1e-3) -> Disk:
-        """Return this disk as the rank of `comm` sees it, whose every operation takes `seconds` of virtual time."""
+        """Return this disk for the rank of `comm`: each operation takes `seconds` of its virtual time."""
         mine = copy.copy(self)
         mine.comm, mine.seconds = comm, seconds
         return mine
@@ -131,7 +131,7 @@ def shard_name(step: int, rank: int, ranks: int) -> str:
     return f"step-{step}.rank-{rank}-of-{ranks}"
 
 
-def manifest(step: int, total: int, shards: Iterable[Sequence[Any]]) -> bytes:
+def manifest(step: int, total: int, shards: Iterable[Sequence[object]]) -> bytes:
     """Return the contents of LATEST. shards: (name, start, number of elements, CRC) of each."""
     return json.dumps({"step": step, "total": total, "shards": [[*shard] for shard in shards]}).encode()
 
@@ -161,7 +161,7 @@ def save_sharded(comm: Comm, disk: Disk, step: int, shard: Tensor, start: int, t
 
     No rank may hold, send or write more than its shard and some facts: 1,000 bytes more.
     There is room for two checkpoints on the disk. A job that was killed leaves files on
-    it, also in the midst of writing. Remove them, and those of older checkpoints.
+    it, also in the midst of writing. Remove them, and the files of older checkpoints.
 
     Helpers: packed(shard), bytes for a file; zlib.crc32(bytes), an int;
              shard_name(step, rank, ranks); manifest(step, total, shards), bytes for
@@ -178,6 +178,7 @@ def save_sharded(comm: Comm, disk: Disk, step: int, shard: Tensor, start: int, t
     disk.write(shard_name(step, comm.rank, comm.size), data)
     written = comm.gather(torch.tensor([start, len(shard), zlib.crc32(data)]))
     if comm.rank == 0:
+        assert written is not None  # gathered here
         names = [shard_name(step, rank, comm.size) for rank in range(comm.size)]
         shards = [(name, *facts) for name, facts in zip(names, written.tolist(), strict=True)]
         disk.write(PART, manifest(step, total, shards))
@@ -220,7 +221,7 @@ def job(comm: Comm, disk: Disk, save: Callable[..., None], steps: Sequence[int],
 
 
 def after_kills(save: Callable[..., None], ranks: int, then: int, total: int = 1000) -> list[int]:
-    """Kill a job at each operation of its second save; return what `then` ranks load, each time the number of a step.
+    """Kill a job at each operation of its second save, and return the steps that `then` ranks load afterwards.
 
     The job saves steps 10 and 20, on simulated ranks.
     """

@@ -75,7 +75,7 @@ def find_straggler(lanes: Lanes, least: float = 1.2) -> tuple[int, str]:
 def train(comm: Comm, seconds: Sequence[dict[str, float]], chunks: Sequence[int]) -> None:
     """Train for len(seconds) steps: seconds[step] = {op: s} of this rank; chunks: bytes of each chunk of the ring."""
     p, r = comm.size, comm.rank
-    x = [torch.empty(nbytes, dtype=torch.uint8) for nbytes in chunks]  # whatever it holds
+    x = [torch.empty(nbytes, dtype=torch.uint8) for nbytes in chunks]  # of any values
     y = [torch.empty_like(chunk) for chunk in x]
     for step in seconds:
         for op, s in step.items():
@@ -101,7 +101,7 @@ def make_lanes(
 ) -> Lanes:
     """Return the lanes of a training on simulated ranks, as find_straggler takes them.
 
-    Args:    cause, factor: what makes slow_rank slow, and how many times as long that takes;
+    Args:    cause, factor: of slow_rank's slowness, and how many times as long that part takes;
              jitter: ranks differ by up to this share in each step, and one rank a step stalls; 0: none does;
              part: the op that loses all that a slow core loses; decoy: a rank that is extremely slow in one step;
              big: the chunk of the ring that has 70% of the bytes.
@@ -154,7 +154,7 @@ def steps_per_s(lanes: Lanes) -> float:
 
 
 class Backup(NamedTuple):
-    """Speed and losses of a training with backup workers; losses are those on common and on rare examples."""
+    """The speed of a training with backup workers, and its losses on common and on rare examples."""
 
     steps_per_s: float
     common: float

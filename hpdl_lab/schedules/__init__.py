@@ -1,13 +1,13 @@
 """Pipeline schedules as data: printed, validated, timed, exchanged with torch.distributed.pipelining.
 
-schedule.py says what a schedule is, one file per schedule holds the order of a rank, catalog.py names them. What
-executes them is parallel/hybrid/model.py.
+schedule.py defines a schedule, one file per schedule holds the order of a rank, catalog.py names them. They are
+executed by parallel/hybrid/model.py.
 """
 
 from .catalog import CATALOG, build
 from .evaluation import Evaluation, Timed, evaluate, summary
-from .printing import compact, over_time
-from .schedule import KINDS, Action, Pair, Schedule
+from .printing import over_time
+from .schedule import KINDS, Action, Pair, Schedule, compact
 from .strings import from_csv, from_strings, to_csv, to_strings
 from .validation import validate
 

@@ -1,28 +1,28 @@
 """The table of schedules, and `build`, which makes one of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..units import counted
 from .gpipe import gems, gpipe
 from .one_f_one_b import interleaved, one_f_one_b, zero_bubble_h1
-from .schedule import Schedule
+from .schedule import Action, Pair, Schedule
 from .v_shaped import dualpipe, dualpipe_v, zero_bubble_v
 
 
 class Entry(NamedTuple):
     """A schedule that has a name.
 
-    row:      function of (rank, ranks, micro_batches), and of chunks where any number is possible: the row of a rank.
+    row:      function of (rank, ranks, micro_batches), and of chunks if any number is possible: the row of a rank.
     chunks:   stages of one model that a rank holds; None: as many as are asked for.
     replicas: models that the ranks hold together.
     demand:   function of (ranks, micro_batches) that answers with what is missing, a sentence, or with "".
     """
 
-    row: Callable
+    row: Callable[..., Sequence[Action | Pair]]
     chunks: int | None = 1
     replicas: int = 1
-    demand: Callable = lambda ranks, micro_batches: ""
+    demand: Callable[[int, int], str] = lambda ranks, micro_batches: ""
 
 
 def multiple(ranks: int, micro_batches: int) -> str:
@@ -41,7 +41,7 @@ def enough(ranks: int, micro_batches: int) -> str:
 
 def one_each(ranks: int, micro_batches: int) -> str:
     if micro_batches < 2:
-        return f"has two replicas, each of which needs a micro-batch: 2 at least, got {micro_batches}"
+        return f"has two replicas, and each needs a micro-batch: 2 at least, got {micro_batches}"
     return ""
 
 
@@ -74,7 +74,7 @@ FOLDED = ("zero_bubble_v", "dualpipe", "dualpipe_v")  # which need 2 p micro-bat
 
 
 def build(name: str, ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule:
-    """The schedule `name` for a pipeline of `ranks` ranks.
+    """Return the schedule `name` for a pipeline of `ranks` ranks.
 
     Args:    chunks: stages per rank; only "interleaved" has a choice, 2 if not said.
     Raises:  ValueError, a sentence with numbers, for an unknown name or numbers that the schedule cannot have.

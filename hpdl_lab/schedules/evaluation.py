@@ -1,4 +1,4 @@
-"""When everything in a schedule happens, and how much waits in memory: arithmetic, without ranks.
+"""The times of a schedule's actions, and how much waits in memory: arithmetic, without ranks.
 
 Every rank does its actions in order, each as soon as what it needs is there. The numbers may be ints, floats or
 fractions: nothing but sums and one division by the number of chunks is done with them.
@@ -8,16 +8,15 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain, count, islice, pairwise
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..predict.graph import Graph, Need
 from .catalog import FOLDED, build
-from .schedule import Action, require_schedule
+from .schedule import Action, Schedule, require_schedule
 
 MANY = 16  # ranks from which a round of as many micro-batches as ranks is long enough
 
-
-Cost = Any  # time of an action: a number, or one for each stage of the model
+Cost: TypeAlias = float | Sequence[float]  # time of an action: a number, or one for each stage of the model
 
 
 class Timed(NamedTuple):
@@ -29,7 +28,7 @@ class Timed(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What evaluate found.
+    """The times of a schedule, and what its ranks hold.
 
     rows:     rows[r] is a tuple of Timed of rank r, in order.
     makespan: when the last rank ends.
@@ -40,46 +39,47 @@ class Evaluation(NamedTuple):
     peak:     peak[r] is the largest count of rank r.
     """
 
-    rows: tuple
+    rows: tuple[tuple[Timed, ...], ...]
     makespan: float
     bubble: float
-    live: tuple
-    peak: tuple
+    live: tuple[tuple[tuple[float, int], ...], ...]
+    peak: tuple[int, ...]
 
 
 def evaluate(
-    schedule: Any,
+    schedule: Schedule,
     forward: Cost = 1,
     backward: Cost = 2,
     input: Cost = 1,
     weight: Cost = 1,
-    transfer: Any = 0,
-    pair: Any = None,
+    transfer: float = 0,
+    pair: Cost | None = None,
 ) -> Evaluation:
     """Time a schedule.
 
     Args:    forward, backward, input, weight: time of an F, B, I, W. A number is what one micro-batch costs on a
              rank: with v chunks each takes 1/v of it. A sequence has one number for each stage of the model.
              transfer: from the end of an action to the begin of what needs it on another rank.
-             pair: time of an F and a B that overlap (Pair), at least that of each; None: F, and then B.
+             pair: time of an F and a B that overlap (Pair), at least as long as each; None: F, and then B.
     Returns: Evaluation.
-    Raises:  ValueError that names the cycle where the schedule deadlocks; for sequences of another length, and what is
-             no time; TypeError for what is no Schedule.
+    Raises:  ValueError that names the cycle if the schedule deadlocks; for sequences of another length, and what is
+             no time; TypeError if it is no Schedule.
     """
     require_schedule(schedule)
     costs = {"F": per_stage(schedule, "forward", forward), "B": per_stage(schedule, "backward", backward)}
     costs |= {"I": per_stage(schedule, "input", input), "W": per_stage(schedule, "weight", weight)}
+    both = None
     if pair is not None:
-        pair, least = per_stage(schedule, "pair", pair)[0], max(*costs["F"], *costs["B"])
-        if pair < least:
-            raise ValueError(f"a pair takes at least as long as its forward and its backward, {least}, got {pair}")
-    return summary(timed(schedule, costs, transfer, pair))
+        both, least = per_stage(schedule, "pair", pair)[0], max(*costs["F"], *costs["B"])
+        if both < least:
+            raise ValueError(f"a pair takes at least as long as its forward and its backward, {least}, got {both}")
+    return summary(timed(schedule, costs, transfer, both))
 
 
-def per_stage(schedule: Any, what: str, cost: Cost) -> list[float]:
-    """One number for each stage of the model."""
+def per_stage(schedule: Schedule, what: str, cost: Cost) -> list[float]:
+    """Return one number for each stage of the model."""
     if isinstance(cost, Real):
-        costs: Any = [cost / schedule.chunks if schedule.chunks > 1 else cost] * schedule.stages
+        costs: list[float] = [cost / schedule.chunks if schedule.chunks > 1 else cost] * schedule.stages
     else:
         costs = list(cost) if isinstance(cost, Iterable) else [cost]
     if wrong := [time for time in costs if not isinstance(time, Real) or not float(time) >= 0]:
@@ -90,11 +90,11 @@ def per_stage(schedule: Any, what: str, cost: Cost) -> list[float]:
 
 
 def timed(
-    schedule: Any, costs: Mapping[str, Sequence[float]], transfer: float, pair: float | None = None
+    schedule: Schedule, costs: Mapping[str, Sequence[float]], transfer: float, pair: float | None = None
 ) -> list[list[Timed]]:
-    """A list of Timed for each rank. costs: {kind: [time of each stage of the model]}; pair: time of one, or None.
+    """Return a list of Timed for each rank. A pair begins with its forward and ends with its backward.
 
-    A pair begins with its forward and ends with its backward.
+    costs: {kind: [time of each stage of the model]}; pair: time of one, or None.
     """
     graph = graph_of(schedule)
     if len(graph.order) < len(graph.seconds):
@@ -112,19 +112,21 @@ def timed(
     return [list(islice(times, len(row))) for row in schedule.rows]
 
 
-def seconds_of(schedule: Any, costs: Mapping[str, Sequence[float]]) -> list[float]:
-    """The time of every action, rank by rank."""
+def seconds_of(schedule: Schedule, costs: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return the time of every action, rank by rank."""
     stages = schedule.stages
     return [costs[kind][stage % stages] for row in schedule.rows for stage, kind, _ in row]
 
 
-def graph_of(schedule: Any) -> Graph:
-    """The Graph with a task for each action, rank by rank. One that needs what no rank does waits for itself.
+def graph_of(schedule: Schedule) -> Graph:
+    """Return the Graph with a task for each action, rank by rank. One that needs what no rank does waits for itself.
 
-    What needs the forward of a pair waits for the backward behind it, with which the pair ends.
+    A task that needs the forward of a pair waits for the backward behind it, with which the pair ends.
     """
     graph = Graph()
-    numbers = {action: number for number, action in enumerate(chain.from_iterable(schedule.rows))}
+    numbers: dict[tuple[int, str, int], int] = {
+        action: number for number, action in enumerate(chain.from_iterable(schedule.rows))
+    }
     numbers |= {forward: numbers[backward] for forward, backward in schedule.partner.items()}
     for rank, row in enumerate(schedule.rows):
         first = len(graph.seconds)
@@ -138,8 +140,8 @@ def graph_of(schedule: Any) -> Graph:
     return graph
 
 
-def deadlock(schedule: Any, done: set[int]) -> str:
-    """The sentence about ranks that wait for each other; done: numbers of the actions that can end."""
+def deadlock(schedule: Schedule, done: set[int]) -> str:
+    """Return the sentence about ranks that wait for each other; done: numbers of the actions that can end."""
     numbered = enumerate(chain.from_iterable(schedule.rows))
     ended = {action for number, action in numbered if number in done}
     later = [[action for action in row if action not in ended] for row in schedule.rows]
@@ -161,7 +163,7 @@ def deadlock(schedule: Any, done: set[int]) -> str:
 
 
 def summary(rows: list[list[Timed]]) -> Evaluation:
-    """The Evaluation of a list of Timed for each rank, measured or calculated; the clock begins at 0."""
+    """Return the Evaluation of a list of Timed for each rank, measured or calculated; the clock begins at 0."""
     makespan = max((row[-1].end for row in rows if row), default=0)
     busy = sum(map(covered, rows))
     live = tuple(held(row) for row in rows)
@@ -175,7 +177,7 @@ def summary(rows: list[list[Timed]]) -> Evaluation:
 
 
 def covered(row: Iterable[Timed]) -> float:
-    """How long one rank is busy, counted once where a pair overlaps."""
+    """Return how long one rank is busy; time in which a pair overlaps counts once."""
     busy: float = 0
     until: float = 0
     for _, begin, end in sorted(row, key=lambda timed: timed.begin):
@@ -183,12 +185,12 @@ def covered(row: Iterable[Timed]) -> float:
     return busy
 
 
-def held(row: list[Timed]) -> tuple[tuple[float, ...], ...]:
-    """((time, count), ...) of one rank: how many micro-batches' activations it holds from that time on."""
+def held(row: list[Timed]) -> tuple[tuple[float, int], ...]:
+    """Return ((time, count), ...) of one rank: how many micro-batches' activations it holds from that time on."""
     changes = [(begin, 1) for action, begin, _ in row if action.kind == "F"]
     changes += [(end, -1) for action, _, end in row if action.kind in "BW"]
     counts, count = [], 0
-    for time, change in sorted(changes):  # at equal times the -1 first: what ends makes room for what begins
+    for time, change in sorted(changes):  # at equal times the -1 first: an end makes room for a begin
         count += change
         if counts and counts[-1][0] == time:
             counts.pop()
@@ -200,12 +202,16 @@ def held(row: list[Timed]) -> tuple[tuple[float, ...], ...]:
 
 
 class PipelineTime(NamedTuple):
-    """s: ends[rank], when its last action ends; gradients[rank]: ((stage, s, s), ...), when the
-    action with which a stage's are complete begins and ends; hidden[rank]: messages behind arithmetic in pairs."""
+    """The times of one step, in s.
 
-    ends: tuple
-    gradients: tuple
-    hidden: tuple
+    ends:      ends[rank]: when its last action ends.
+    gradients: gradients[rank]: ((stage, begin, end), ...) of the action with which a stage's gradients are complete.
+    hidden:    hidden[rank]: messages behind arithmetic in pairs.
+    """
+
+    ends: tuple[float, ...]
+    gradients: tuple[tuple[tuple[int, float, float], ...], ...]
+    hidden: tuple[float, ...]
 
     @property
     def seconds(self) -> float:
@@ -218,10 +224,10 @@ def pipeline_time(
     micro_batches: int,
     costs: list[tuple[float, ...]],
     transfer: float,
-    chunks: Any = None,
+    chunks: int | None = None,
     messages: Sequence[tuple[float, float]] = (),
 ) -> PipelineTime:
-    """The times of one step with stages of any length.
+    """Return the times of one step with stages of any length.
 
     After a few rounds a pipeline repeats itself, so a step with many micro-batches is one with few, and as much more as
     the last round took:
@@ -234,7 +240,7 @@ def pipeline_time(
     Returns: PipelineTime.
     Raises:  ValueError as build.
     """
-    by_kind = dict(zip("FBIW", zip(*costs, strict=True), strict=True))
+    by_kind: dict[str, tuple[float, ...]] = dict(zip("FBIW", zip(*costs, strict=True), strict=True))
 
     def of(m: int) -> PipelineTime:
         schedule, graph, last = built(name, ranks, m, chunks)
@@ -261,18 +267,21 @@ def pipeline_time(
 
     ends = tuple(map(go_on, short.ends, long.ends))
     gradients = tuple(
-        tuple((stage, *map(go_on, few, many)) for (stage, *few), (_, *many) in zip(a, b, strict=True))
-        for a, b in zip(short.gradients, long.gradients, strict=True)
+        tuple(
+            (stage, go_on(begin, later), go_on(end, last))
+            for (stage, begin, end), (_, later, last) in zip(few, many, strict=True)
+        )
+        for few, many in zip(short.gradients, long.gradients, strict=True)
     )
     return PipelineTime(ends, gradients, tuple(map(go_on, short.hidden, long.hidden)))
 
 
 def hidden_in_pair(
-    schedule: Any, forward: Any, costs: Sequence[Sequence[float]], messages: Sequence[tuple[float, float]]
+    schedule: Schedule, forward: Action, costs: Sequence[Sequence[float]], messages: Sequence[tuple[float, float]]
 ) -> float:
-    """s that a pair takes less than its forward and its backward: messages of each under arithmetic of the other.
+    """Return the s that a pair saves: messages of its forward and its backward under arithmetic of the other.
 
-    Args:    forward: its first action; costs, messages: as of pipeline_time.
+    Args:    forward: of the pair; costs, messages: as of pipeline_time.
     """
     one, other = forward.stage % schedule.stages, schedule.partner[forward].stage % schedule.stages
     there, back = messages[one][0], messages[other][1]
@@ -280,17 +289,20 @@ def hidden_in_pair(
 
 
 def rounds_of(name: str, ranks: int, micro_batches: int) -> tuple[tuple[int, ...], int]:
-    """((few micro-batches, a round more), more): a long step is one with few, and `more` rounds; 0 of a short one."""
+    """Return ((few micro-batches, a round more), more): a long step is one with few, and `more` rounds; 0 if short."""
     period = 2 * ranks if ranks < MANY or name in FOLDED else ranks
     more, rest = divmod(micro_batches - period, period) if micro_batches > 2 * period else (0, 0)
     return (period + rest, 2 * period + rest), more
 
 
 @functools.lru_cache(maxsize=512)
-def built(name: str, ranks: int, micro_batches: int, chunks: Any) -> tuple[Any, Graph, tuple[tuple[Any, ...], ...]]:
-    """(Schedule, its Graph, and per rank ((stage, number of the action that completes its gradients), ...))."""
+def built(
+    name: str, ranks: int, micro_batches: int, chunks: int | None
+) -> tuple[Schedule, Graph, tuple[tuple[tuple[int, int], ...], ...]]:
+    """Return (Schedule, its Graph, and per rank ((stage, number of the action that completes its gradients), ...))."""
     schedule = build(name, ranks, micro_batches, chunks)
-    numbers, last = count(), [{} for _ in schedule.rows]
+    numbers = count()
+    last: list[dict[int, int]] = [{} for _ in schedule.rows]
     for row, stages in zip(schedule.rows, last, strict=True):
         for (stage, kind, _), number in zip(row, numbers, strict=False):
             if kind in "BW":

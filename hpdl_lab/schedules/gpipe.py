@@ -22,7 +22,7 @@ def gpipe(rank: int, ranks: int, micro_batches: int) -> list[Action]:
 
 
 def gems(rank: int, ranks: int, micro_batches: int) -> list[Action]:
-    """What rank `rank` does in GEMS' schedule.
+    """Return what rank `rank` does in GEMS' schedule.
 
     Rank r holds stage r of one replica and stage p - 1 - r of another (numbered p to 2p - 1), which works on every
     second micro-batch. A rank ends one micro-batch before it begins the next: it never holds more than one.

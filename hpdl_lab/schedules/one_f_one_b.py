@@ -28,7 +28,7 @@ def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Action]:
 
 
 def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
-    """What rank `rank` does in the schedule interleaved 1F1B.
+    """Return what rank `rank` does in the schedule interleaved 1F1B.
 
     Rank r holds the stages r, p + r, 2p + r, ...: a micro-batch goes round all ranks v times. Forwards come p
     micro-batches at a time, first through chunk 0, then through chunk 1, ...; backwards through the last chunk first:
@@ -49,7 +49,7 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[
     warm_up = min((chunks - 1) * ranks + 2 * (ranks - 1 - rank), total)
 
     def nth(kind: str, i: int) -> Action:
-        """The ith forward, or the ith backward, of this rank."""
+        """Return the ith forward, or the ith backward, of this rank."""
         lap, place = divmod(i, ranks * chunks)  # a lap: p micro-batches through every chunk
         chunk, micro_batch = divmod(place, ranks)
         if kind == "B":
@@ -66,8 +66,8 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[
 def zero_bubble_h1(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """List what rank `rank` does in the schedule ZB-H1.
 
-    The stage before waits for the gradient of the input (I), nobody for those of the weights (W): these fill the slots
-    in which others wait.
+    The stage before waits for the gradient of the input (I), none for the gradients of the weights (W): these fill the
+    slots in which others wait.
 
         p = 3, m = 4, and F, I and W take equally long
 
@@ -77,7 +77,7 @@ def zero_bubble_h1(rank: int, ranks: int, micro_batches: int) -> list[Action]:
 
     Args:    rank: of the pipeline, which holds stage `rank`; ranks: p; micro_batches: m.
     Returns: list of Action, in order.
-    Steps: 3 m actions; 3 m + p - 1 units where F, I and W take one unit each and m >= p.
+    Steps: 3 m actions; 3 m + p - 1 units if F, I and W take one unit each and m >= p.
     Live micro-batches: min(m, p), on every rank.   Ref: Qi et al. 2023, arXiv:2401.10241.
     """
     warm_up = min(ranks - 1 - rank, micro_batches)

@@ -1,34 +1,33 @@
 """Schedules as torch.distributed.pipelining writes them: "2F5", a row of the CSV file per rank."""
 
 import csv
+import os
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from .schedule import Action, Pair, Schedule, apart
 
 ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
-# What torch adds to a schedule for its own runtime. Here messages follow from the stages' neighbors.
+# Torch adds these to a schedule for its own runtime. Here messages follow from the stages' neighbors.
 ADDED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 TOGETHER = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
 def to_strings(schedule: Schedule) -> list[list[str]]:
-    """One list of strings per rank: [["0F0", "0F1", ...], ["1F0", ...]]; a pair is one string."""
+    """Return one list of strings per rank: [["0F0", "0F1", ...], ["1F0", ...]]; a pair is one string."""
     with_pairs = [[Pair(a, schedule.partner[a]) if a in schedule.partner else a for a in row] for row in schedule.rows]
     seconds = {*schedule.partner.values()}
     return [[str(part) for part in row if part not in seconds] for row in with_pairs]
 
 
-def from_strings(rows: list[Any] | None, name: str = "imported", replicas: int = 1) -> Schedule:
-    """The Schedule that `rows` of strings say: one row per rank, as to_strings and torch write them.
+def from_strings(rows: Iterable[Sequence[str]], name: str = "imported", replicas: int = 1) -> Schedule:
+    """Return the Schedule in `rows` of strings: one row per rank, as to_strings and torch write them.
 
-    Empty cells are left out, and what torch adds for its messages and shards. Ranks hold the stages that their rows
-    name.
+    Empty cells are left out, and so are torch's additions for its messages and shards. Ranks hold the stages that their
+    rows name.
 
     Args:    replicas: whole models among the stages; torch's schedules have one.
-    Raises:  ValueError with the place of what is no action, or without any. Whether the schedule can run is
-             what validate says.
+    Raises:  ValueError with the place of what is no action, or without any. `validate` finds out if it can run.
     """
     rows = rows if isinstance(rows, str) or not isinstance(rows, Iterable) else list(rows)
     if not isinstance(rows, list) or not all(isinstance(row, list | tuple) for row in rows):
@@ -51,7 +50,7 @@ def from_strings(rows: list[Any] | None, name: str = "imported", replicas: int =
 
 
 def parse(text: str, rank: int, place: int) -> list[Action | Pair]:
-    """What is in one cell: nothing, an Action or a Pair."""
+    """Return the content of one cell: nothing, an Action or a Pair."""
     text = str(text or "").strip()
     if not text or ADDED.fullmatch(text):
         return []
@@ -68,13 +67,13 @@ def parse(text: str, rank: int, place: int) -> list[Action | Pair]:
     return [Action(int(found[1]), found[2], int(found[3]))]
 
 
-def to_csv(schedule: Schedule, path: Any) -> None:
+def to_csv(schedule: Schedule, path: str | os.PathLike[str]) -> None:
     """Write a line per rank, which torch's schedules load with _load_csv."""
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows(to_strings(schedule))
 
 
-def from_csv(path: Any, name: str = "imported", replicas: int = 1) -> Schedule:
-    """The Schedule in a CSV file with a line per rank. Raises: ValueError as from_strings; OSError."""
+def from_csv(path: str | os.PathLike[str], name: str = "imported", replicas: int = 1) -> Schedule:
+    """Return the Schedule in a CSV file with a line per rank. Raises: ValueError as from_strings; OSError."""
     with open(path, newline="") as file:
         return from_strings(list(csv.reader(file)), name, replicas)

@@ -8,7 +8,7 @@
         rank 3   3 +---> 4                                  rank 3   3 v   | 4       of the second replica
 
 A row is written as DeepSeek writes it: in steps that are repeated, with 0 for the stage that comes first in the table
-above and 1 for the other one, and "F0&B1" where the forward of one micro-batch overlaps the backward of another.
+above and 1 for the other one, and "F0&B1" if the forward of one micro-batch overlaps the backward of another.
 """
 
 from collections import Counter
@@ -23,16 +23,16 @@ def zero_bubble_v(rank: int, ranks: int, micro_batches: int) -> list[Action | Pa
     """List what rank `rank` does in the schedule ZB-V.
 
     Rank r holds the stages r and 2p - 1 - r. So rank 0 has the first stage and the last, whose backward waits for no
-    message; W fills what is left of the bubble. No rank waits between its first action and its last:
+    message; W fills the rest of the bubble. No rank waits between its first action and its last:
 
         p = 2, m = 3, and F, I and W take equally long; rank 0 holds stages 0 and 3
 
         rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2 .
         rank 1  .   1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
 
-    Args:    rank: of the pipeline; ranks: p; micro_batches: m, of which 2p - 1 are needed to fill the bubble.
+    Args:    rank: of the pipeline; ranks: p; micro_batches: m; 2p - 1 are needed to fill the bubble.
     Returns: list of Action, in order.
-    Steps: 6 m actions; 3 m + (p - 1)/2 units where a rank takes one unit each for F, I and W, and m >= 2p - 1.
+    Steps: 6 m actions; 3 m + (p - 1)/2 units if a rank takes one unit each for F, I and W, and m >= 2p - 1.
     Live micro-batches: p at most, as 2p halves.   Ref: Qi et al. 2023, arXiv:2401.10241; 2024, arXiv:2405.15362.
     """
     left, m = ranks - rank, max(micro_batches, 2 * ranks - 1)
@@ -56,8 +56,8 @@ def dualpipe(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]:
         rank 3  4F1 4F3 4F5 3F0 3I0 3W0 3F2 4F7 3B2 --  .   3F4 4B1 --  3B4 --  .   3F6 4B3 --  3B6 --  4I5 4W5 4I7 4W7
 
     Args:    rank: of the pipeline; ranks: p, even; micro_batches: m, which go to the replicas in turn.
-    Returns: list of Action, and of Pair where two of them overlap, in order.
-    Steps: 3 m + (p/2 - 1)(F&B + B - 3 W) units, where a rank takes 1 for F, 2 for B, 1 for W, and m >= 2p.
+    Returns: list of Action, and of Pair if two of them overlap, in order.
+    Steps: 3 m + (p/2 - 1)(F&B + B - 3 W) units, if a rank takes 1 for F, 2 for B, 1 for W, and m >= 2p.
     Live micro-batches: p + 1.   Weights: twice.   Ref: DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.1.
     """
     half = min(rank, ranks - 1 - rank)
@@ -70,7 +70,7 @@ def dualpipe(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]:
 def dualpipe_v(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]:
     """List what rank `rank` does in the schedule DualPipe-V.
 
-    What DualPipe does on its first p ranks of 2p, on p ranks: in place of a second replica, whose micro-batches come
+    It does on p ranks what DualPipe does on the first p of 2p: in place of a second replica, whose micro-batches come
     from the other end, there is the second half of the model, into which micro-batches turn. Weights are held once.
 
         p = 2, m = 4; rank 0 holds stages 0 and 3
@@ -79,8 +79,8 @@ def dualpipe_v(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]
         rank 1  .   1F0 2F0 1F1 2F1 1F2 2B0 --  2F2 1B0 --  1F3 2B1 --  2F3 1B1 --  2B2 --  1B2 --  .   2I3 1I3 2W3 1W3
 
     Args:    rank: of the pipeline; ranks: p; micro_batches: m.
-    Returns: list of Action, and of Pair where two of them overlap, in order.
-    Steps: 3 m + (p - 1)(F&B + B - 3 W)/2 units, where a rank takes 1 for F, 2 for B, 1 for W, and m >= 2p.
+    Returns: list of Action, and of Pair if two of them overlap, in order.
+    Steps: 3 m + (p - 1)(F&B + B - 3 W)/2 units, if a rank takes 1 for F, 2 for B, 1 for W, and m >= 2p.
     Live micro-batches: p + 1/2, as 2p + 1 halves.   Ref: github.com/deepseek-ai/DualPipe.
     """
     steps = eight_steps(rank, ranks, micro_batches)
@@ -88,10 +88,10 @@ def dualpipe_v(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]
 
 
 def eight_steps(rank: int, ranks: int, micro_batches: int) -> Steps:
-    """DualPipe's steps on a rank of one half of its ranks, for as many micro-batches as come from one side."""
+    """Return DualPipe's steps on a rank of one half of its ranks, for as many micro-batches as come from one side."""
     away, main = ranks - 1 - rank, max(micro_batches, 2 * ranks) - 2 * ranks + rank + 1
     half, odd = divmod(rank + 1, 2)
-    first = 0 if away else 1  # where the halves meet the first two are not a pair: B1 need not wait for F0
+    first = 0 if away else 1  # at the middle the first two are not a pair: B1 need not wait for F0
     return [
         (2 * away, "F0"),
         (rank + 1, "F0 F1"),
@@ -108,13 +108,13 @@ def eight_steps(rank: int, ranks: int, micro_batches: int) -> Steps:
 
 
 def laid_out(steps: Steps, stages: Sequence[int], micro_batches: Sequence[range]) -> list[Action | Pair]:
-    """The actions of `steps`, [(how often, "F0 F1&B0")]; each kind takes the micro-batches of its stage in turn.
+    """Return the actions of `steps`, [(how often, "F0 F1&B0")]; each kind takes the micro-batches of its stage in turn.
 
-    "W1" is the oldest weight gradient of stage 1 that is left, "W" that of any. Where there is no further micro-batch
-    for an action, it is left out.
+    "W1" is the oldest weight gradient of stage 1 that is left, "W" the oldest of any stage. An action without a further
+    micro-batch is left out.
     """
-    taken: Counter = Counter()
-    later: list[tuple[int, int]] = []  # (0 or 1, which of its micro-batches): input gradients without their W
+    taken: Counter[tuple[int, str]] = Counter()
+    later: list[tuple[int, int]] = []  # (0 or 1, index of its micro-batch): input gradients without their W
 
     def action(symbol: str) -> list[Action]:
         kind, places = symbol[0], [int(place) for place in symbol[1:]] or [0, 1]

@@ -1,13 +1,12 @@
-"""Whether a schedule can run: every action once, in an order that ends, within the memory that there is."""
+"""The check that a schedule can run: every action once, in an order that ends, within the memory that there is."""
 
-from itertools import chain, pairwise
-from typing import Any
+from itertools import chain
 
 from .evaluation import evaluate
-from .schedule import KINDS, require_schedule
+from .schedule import KINDS, Schedule, require_schedule
 
 
-def validate(schedule: Any, most_live: Any = None) -> Any:
+def validate(schedule: Schedule, most_live: int | None = None) -> Schedule:
     """Refuse a schedule that would lose a micro-batch, deadlock, or hold too much.
 
     Args:    most_live: how many micro-batches' activations of a stage a rank has room for; None: any number.
@@ -26,7 +25,7 @@ def validate(schedule: Any, most_live: Any = None) -> Any:
         raise ValueError(f"{schedule.name} has {schedule.replicas} replicas and {few}: each replica needs at least one")
     for check in (in_range, one_rank, once, complete, pairs, in_order):
         check(schedule)
-    times = evaluate(schedule)  # raises where ranks wait for each other
+    times = evaluate(schedule)  # raises if ranks wait for each other
     if most_live is not None:
         rank = max(range(schedule.ranks), key=lambda r: times.peak[r])
         if times.peak[rank] > most_live:
@@ -37,8 +36,8 @@ def validate(schedule: Any, most_live: Any = None) -> Any:
     return schedule
 
 
-def in_range(schedule: Any) -> None:
-    """Every action is of a stage, a kind and a micro-batch that there are, in the replica that has the micro-batch."""
+def in_range(schedule: Schedule) -> None:
+    """Raise ValueError unless every action has a stage, a kind and a micro-batch that there are, of one replica."""
     stages = schedule.stages * schedule.replicas
     for rank, row in enumerate(schedule.rows):
         for action in row:
@@ -56,8 +55,8 @@ def in_range(schedule: Any) -> None:
                 )
 
 
-def one_rank(schedule: Any) -> None:
-    """No stage is on two ranks."""
+def one_rank(schedule: Schedule) -> None:
+    """Raise ValueError if a stage is on two ranks."""
     holders = {}
     for rank, row in enumerate(schedule.rows):
         for action in row:
@@ -66,8 +65,8 @@ def one_rank(schedule: Any) -> None:
                 raise ValueError(f"{schedule.name}: stage {action.stage} is on rank {owner} and on rank {rank}")
 
 
-def once(schedule: Any) -> None:
-    """No action is done twice."""
+def once(schedule: Schedule) -> None:
+    """Raise ValueError if an action is done twice."""
     seen = set()
     for rank, row in enumerate(schedule.rows):
         for action in row:
@@ -76,8 +75,8 @@ def once(schedule: Any) -> None:
             seen.add(action)
 
 
-def complete(schedule: Any) -> None:
-    """Each stage has a forward and a backward of every micro-batch of its replica: whole, or in both halves."""
+def complete(schedule: Schedule) -> None:
+    """Raise ValueError unless each stage has a forward and a whole backward of every micro-batch of its replica."""
     done = set(chain.from_iterable(schedule.rows))
     for stage in range(schedule.stages * schedule.replicas):
         for i in range(schedule.replica(stage), schedule.micro_batches, schedule.replicas):
@@ -96,10 +95,10 @@ def complete(schedule: Any) -> None:
                 raise ValueError(f"{schedule.name}: no rank does {stage}{lost}{i}, the other half of a backward")
 
 
-def pairs(schedule: Any) -> None:
-    """What overlaps is a forward, and the whole backward after it, of another micro-batch or stage."""
+def pairs(schedule: Schedule) -> None:
+    """Raise ValueError unless a pair is a forward, and the whole backward after it, of another micro-batch or stage."""
     for rank, row in enumerate(schedule.rows):
-        for first, second in pairwise((*row, None)):
+        for first, second in zip(row, (*row[1:], None), strict=True):
             if first not in schedule.paired:
                 continue
             if (
@@ -113,10 +112,10 @@ def pairs(schedule: Any) -> None:
                 )
 
 
-def in_order(schedule: Any) -> None:
-    """No rank does an action before one of its own that it needs."""
+def in_order(schedule: Schedule) -> None:
+    """Raise ValueError if a rank does an action before one of its own that it needs."""
     for rank, row in enumerate(schedule.rows):
-        places = {action: place for place, action in enumerate(row)}
+        places: dict[tuple[int, str, int], int] = {action: place for place, action in enumerate(row)}
         for place, action in enumerate(row):
             for stage, kinds, micro_batch in schedule.needs(action):
                 for kind in kinds:

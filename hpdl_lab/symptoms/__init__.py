@@ -1,7 +1,7 @@
-"""What is known to go wrong on machines like this one, each with the one line that mends it.
+"""Known troubles of machines like this one, each with the one line that mends it.
 
 A symptom is a record (record.py): a look at this machine, the words of a log, or both. The tables are one file per
-family; the one of engines is in `engines/doctor.py`, because a look at clusters must know them. `engines/doctor.py`
+family; the one of engines is in `engines/doctor.py`, because a look at clusters needs them. `engines/doctor.py`
 goes through all of them for `hpdl doctor`; `engines/launch.py` reads the log of a start that failed.
 """
 

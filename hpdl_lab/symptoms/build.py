@@ -11,7 +11,7 @@ FIX = f"run `make install` in {ROOT} and use its .venv/bin/python"
 
 
 def require_fresh() -> None:
-    """Raise Missing where sources in csrc/ are newer than the compiled module."""
+    """Raise Missing if sources in csrc/ are newer than the compiled module."""
     try:
         module = compiled_module().__file__
     except NotCompiled:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from typing import Any
 
 from ..features import Missing
 from .record import Symptom
@@ -13,7 +12,7 @@ ASK = "import sys; print(sys.prefix)"
 
 
 def require_own_kernel() -> None:
-    """Raise Missing where Jupyter would start another environment than this one for the kernel "python3"."""
+    """Raise Missing if Jupyter would start another environment than this one for the kernel "python3"."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_core.paths import jupyter_path
 
@@ -34,8 +33,8 @@ def require_own_kernel() -> None:
         )
 
 
-def environment_of(python: str) -> Any:
-    """The prefix of that Python; None if it does not run."""
+def environment_of(python: str) -> str | None:
+    """Return the prefix of that Python; None if it does not run."""
     try:
         asked = subprocess.run([python, "-I", "-c", ASK], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

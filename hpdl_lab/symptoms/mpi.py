@@ -17,7 +17,7 @@ SYMPTOMS = (
         said=r"uses unsupported PMI version|suspicious MPI execution environment|in an MPI job of 1: mpi4py has loaded"
         r"|\b0 of 1\b(?! engines)[^\n]*\n(?:[^\n]*\n)*?[^\n]*\b0 of 1\b(?! engines)",
         fix=f"start ranks with the mpiexec of the MPI that mpi4py loads, {sys.prefix}/bin/mpiexec; "
-        "and unset MPI4PY_LIBMPI where it is set",
+        "and unset MPI4PY_LIBMPI if it is set",
     ),
     Symptom(
         "not enough slots",

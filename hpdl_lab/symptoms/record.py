@@ -1,8 +1,10 @@
 """The record of a symptom, and the search for the symptoms of a table."""
 
+from __future__ import annotations
+
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from ..features import Missing
 
@@ -12,13 +14,13 @@ LONGEST_QUOTE = 160  # characters of a log's line
 class Symptom(NamedTuple):
     """Something that is known to go wrong.
 
-    look: raises features.Missing, with what is wrong and the fix, where this machine has it; None where only a log
-          tells it. Harmless, and over within seconds.
-    said: a regular expression of what a program then prints; "" where only a look tells it. fix: the line for that.
+    look: raises features.Missing, with what is wrong and the fix, if this machine has it; None if only a log
+          shows it. Harmless, and over within seconds.
+    said: a regular expression of what a program then prints; "" if only a look shows it. fix: the line for that.
     """
 
     name: str
-    look: Callable | None = None
+    look: Callable[[], object] | None = None
     said: str = ""
     fix: str = ""
 
@@ -34,17 +36,17 @@ class Finding(NamedTuple):
         return f"{self.name} ({self.what}): {self.fix}"
 
 
-def found(symptoms: list | tuple) -> list:
-    """The Findings of those `symptoms` that this machine has; of two that find the same thing, the first."""
-    findings = {}
+def found(symptoms: Iterable[Symptom]) -> list[Finding]:
+    """Return the Findings of those `symptoms` that this machine has; if two find the same thing, the first."""
+    findings: dict[str, Finding] = {}
     for symptom in symptoms:
         if finding := examine(symptom):
             findings.setdefault(finding.what, finding)
     return list(findings.values())
 
 
-def examine(symptom: Any) -> Any:
-    """The Finding, or None. A look that itself breaks down tells that, and the others go on."""
+def examine(symptom: Symptom) -> Finding | None:
+    """Return the Finding, or None; a look that itself breaks down is a Finding, too."""
     if symptom.look is None:
         return None
     try:
@@ -57,8 +59,8 @@ def examine(symptom: Any) -> Any:
     return None
 
 
-def found_in(symptoms: tuple, log: str) -> list:
-    """The Findings of those `symptoms` of which the text `log` tells, each with the line that does."""
+def found_in(symptoms: Iterable[Symptom], log: str) -> list[Finding]:
+    """Return the Findings of those `symptoms` that the text `log` shows, each with the line that does."""
     return [
         Finding(symptom.name, f'a log says "{quote(log, match)}"', symptom.fix)
         for symptom in symptoms
@@ -66,8 +68,8 @@ def found_in(symptoms: tuple, log: str) -> list:
     ]
 
 
-def quote(log: str, match: Any) -> str:
-    """The line of the log in which the match begins, or its end where it is long."""
+def quote(log: str, match: re.Match[str]) -> str:
+    """Return the line of the log in which the match begins, or its beginning if it is long."""
     start = log.rfind("\n", 0, match.start()) + 1
     end = log.find("\n", match.start())
     line = log[start : end if end >= 0 else None].strip()

@@ -4,8 +4,8 @@
     mpiexec -n 2 python train.py
     lab.run(f)                                with process_group(comm, "hpdl"): DDP(model) ...
 
-What torch asks for runs in the background of a communicator (Comm.background), in the order in which it is asked for:
-compiled, in shared memory, where all ranks are on one machine. Under mpiexec messages travel by MPI, otherwise by gloo.
+torch's collectives run in the background of a communicator (Comm.background), in the order in which it is asked for:
+compiled, in shared memory, if all ranks are on one machine. Under mpiexec messages travel by MPI, otherwise by gloo.
 Waits obey Ctrl-C and the timeout of init_process_group, and a rank that dies is named.
 """
 

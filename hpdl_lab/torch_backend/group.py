@@ -4,21 +4,25 @@ main thread   backward: grad grad [bucket 1: allreduce] grad grad [bucket 2: all
 background                        all_reduce 1 ........           all_reduce 2 .............
 """
 
+from __future__ import annotations
+
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, MutableMapping, Sequence
+from datetime import timedelta
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..comm import world
-from ..comm.base import Comm
+from ..comm.base import Comm, Work
 from ..comm.buffers import ADDED, dtype_name
 from ..comm.hosts import SESSION
 from ..comm.launcher import started_by
 from ..comm.mpi.session import session_of_this_process
+from ..comm.real import RealComm
 from ..comm.torch.backward import before_backward_ends
 from ..comm.torch.group import LOOPBACK_ADDRESS, gloo_on
 from ..comm.torch.plain import plain_torch
@@ -29,15 +33,34 @@ from .work import HpdlWork, MessageWork, labelled
 USE_GLOO = 'use gloo for this: dist.new_group(backend="gloo")'
 
 
-class HpdlGroup(dist.ProcessGroup):
-    """A process group of the ranks of `comm`, any communicator. owned: it is closed with the group."""
+class Rooted(Protocol):
+    """torch's options of a collective with a root."""
 
-    group_name = group_desc = ""  # torch's own know only groups of its own back ends
+    rootRank: int
+
+
+class NewGroup(Protocol):
+    """The fields of a new process group, as torch asks for it."""
+
+    store: dist.Store
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    global_ranks_in_group: Sequence[int]  # [] of the default group
+
+
+class HpdlGroup(dist.ProcessGroup):
+    """A process group of the ranks of `comm`, any communicator. owned: it is closed with the group.
+
+    C++ calls the methods, with positions and not with names.
+    """
+
+    group_name = group_desc = ""  # torch's own are for groups of its own back ends
 
     def __init__(self, comm: Comm, owned: bool = False) -> None:
-        super().__init__(comm.rank, comm.size)
+        super().__init__(comm.rank, comm.size)  # pyrefly: ignore[bad-argument-type, missing-argument]
         self.comm, self.owned = comm, owned
-        self._begun = []  # HpdlWorks, without those that are known to have ended
+        self._begun: list[HpdlWork] = []  # without what is known to have ended
 
     def getBackendName(self) -> str:
         return "hpdl"
@@ -48,11 +71,11 @@ class HpdlGroup(dist.ProcessGroup):
     def _set_group_desc(self, description: str) -> None:
         self.group_desc = description
 
-    def __repr__(self) -> Any:
+    def __repr__(self) -> str:
         return f"<process group hpdl: rank {self.comm.rank} of {self.comm.size}>"
 
-    def _start(self, tensors: list[Tensor], opts: Any, function: Callable, *args: Any) -> HpdlWork:
-        """Begin `function(comm, *args)`, after which `tensors` hold the result; returns HpdlWork.
+    def _start(self, tensors: list[Tensor], opts: object, function: Callable[..., object], *args: object) -> HpdlWork:
+        """Begin `function(comm, *args)`; after it `tensors` hold the result. Return its HpdlWork.
 
         Also what torch waits for at once goes to the background: another rank may ask for the same asynchronously.
         """
@@ -63,7 +86,7 @@ class HpdlGroup(dist.ProcessGroup):
             self._begin(work, opts, function, *args)
         return work
 
-    def _begin(self, work: HpdlWork, opts: Any, function: Callable, *args: Any) -> None:
+    def _begin(self, work: HpdlWork, opts: object, function: Callable[..., object], *args: object) -> None:
         if torch._C._current_graph_task_id() != -1:  # within backward: what is compiled needs no Python meanwhile
             work.under_way = self.comm.background(function, *args)
             before_backward_ends(work.settle)
@@ -74,7 +97,7 @@ class HpdlGroup(dist.ProcessGroup):
 
     # -- sums -------------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> HpdlWork:
+    def allreduce(self, tensors: list[Tensor], opts: object = None) -> HpdlWork:
         name = name_of(opts)  # once: after backward, whose data fills the caches, every line of Python takes long
         if name in moves.FOLDS:
             return self._start(tensors, opts, moves.fold_each, tensors, name)
@@ -83,54 +106,56 @@ class HpdlGroup(dist.ProcessGroup):
             return self._start(tensors, opts, moves.all_reduce, tensors[0].detach())
         return self._start(tensors, opts, moves.all_reduce_each, tensors)
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: object = None) -> HpdlWork:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: list[Tensor], opts: Any) -> HpdlWork:
+    def reduce(self, tensors: list[Tensor], opts: Rooted) -> HpdlWork:
         require_sum("reduce", tensors, name_of(opts))
         return self._start(tensors, opts, moves.reduce, tensors[0], opts.rootRank)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> HpdlWork:
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: object = None) -> HpdlWork:
         require_sum("reduce_scatter", outputs, name_of(opts))
         return self._start(outputs, opts, moves.reduce_scatter, outputs[0], inputs[0])
 
-    def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any = None) -> HpdlWork:
+    def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: object = None) -> HpdlWork:
         require_sum("reduce_scatter", [x], name_of(opts))
         return self._start([output], opts, moves.reduce_scatter, output, [x])
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: object = None
+    ) -> HpdlWork:
         require_sum("reduce_scatter", inputs, name_of(opts))
         return self._start(outputs, opts, moves.each(moves.reduce_scatter), outputs, [[x] for x in inputs])
 
     # -- copies -----------------------------------------------------------------------------------------------------
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> HpdlWork:
+    def broadcast(self, tensors: list[Tensor], opts: Rooted) -> HpdlWork:
         return self._start(tensors, opts, moves.broadcast_each, tensors, opts.rootRank)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> HpdlWork:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: object = None) -> HpdlWork:
         return self._start(outputs[0], opts, moves.all_gather, outputs[0], inputs[0])
 
-    def all_gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> HpdlWork:
+    def all_gather_single(self, output: Tensor, x: Tensor, opts: object = None) -> HpdlWork:
         return self._start([output], opts, moves.all_gather, [output], x)
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: object = None) -> HpdlWork:
         return self._start(outputs, opts, moves.each(moves.all_gather), [[output] for output in outputs], inputs)
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> HpdlWork:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Rooted) -> HpdlWork:
         rows = outputs[0] if outputs else []
         return self._start(rows, opts, moves.gather, rows, inputs[0], opts.rootRank)
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> HpdlWork:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Rooted) -> HpdlWork:
         rows = inputs[0] if inputs else []
         return self._start(outputs, opts, moves.scatter, outputs[0], rows, opts.rootRank)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> HpdlWork:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: object = None) -> HpdlWork:
         return self._start(outputs, opts, moves.all_to_all, outputs, inputs)
 
     def all_to_all_single(
-        self, output: Tensor, x: Tensor, output_rows: list[int], input_rows: list[int], opts: Any = None
+        self, output: Tensor, x: Tensor, output_rows: list[int], input_rows: list[int], opts: object = None
     ) -> HpdlWork:
-        """output_rows, input_rows: how much of the first dimension is whose; [] for equal parts."""
+        """output_rows, input_rows: the rows of each rank; [] for equal parts."""
         if not output_rows and not input_rows:
             return self._start([output], opts, moves.all_to_all_single, output, x)
         even = [len(output) // self.comm.size], [len(x) // self.comm.size]
@@ -148,7 +173,7 @@ class HpdlGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> None:
         raise NotImplementedError(f'the backend "hpdl" receives from one rank, dist.recv(x, src=...); or {USE_GLOO}')
 
-    def _message(self, post: Callable, tensors: list[Tensor], peer: int, tag: int) -> MessageWork:
+    def _message(self, post: Callable[[Tensor, int], Work], tensors: list[Tensor], peer: int, tag: int) -> MessageWork:
         if tag != 0:
             raise NotImplementedError(f'messages of the backend "hpdl" have no tags, got tag={tag}; or {USE_GLOO}')
         if not tensors[0].is_contiguous():
@@ -157,17 +182,17 @@ class HpdlGroup(dist.ProcessGroup):
         work.under_way = post(moves.flat(tensors[0]), peer)
         return work
 
-    def barrier(self, opts: Any = None) -> HpdlWork:
+    def barrier(self, opts: object = None) -> HpdlWork:
         return self._start([], opts, moves.barrier)
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier: any here ends at the group's deadline and names all ranks that have not come."""
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks: it ends at the group's deadline and names all ranks that have not come."""
         self.barrier().wait()
 
     # -- end --------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """What dist.destroy_process_group() calls: after it nothing is under way."""
+        """End what is under way, for dist.destroy_process_group()."""
         for work in self._begun:  # some may have been waited for by their future alone
             if work.exception() is not None:
                 break
@@ -175,7 +200,7 @@ class HpdlGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         self._begun = []
-        if self.owned:
+        if self.owned and isinstance(self.comm, RealComm):
             self.comm.close()
 
     # How torch before 2.13 calls them
@@ -184,8 +209,8 @@ class HpdlGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
 
-def name_of(opts: Any) -> str:
-    """ "SUM", "MAX", ...: how elements are put together."""
+def name_of(opts: object) -> str:
+    """Return how elements are put together: "SUM", "MAX", ..."""
     asked = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
     return str(getattr(asked, "op", asked)).rpartition(".")[2]
 
@@ -206,14 +231,13 @@ def require_sum(op: str, tensors: list[Tensor], name: str) -> None:
 MEETING = 30.0  # s: for all ranks of mpiexec to import this
 
 
-def create(options: Any, comm: Comm) -> HpdlGroup:
-    """What torch calls for a new process group. Collective over its ranks.
+def create(options: NewGroup, comm: object) -> HpdlGroup:
+    """Return a new process group, for torch. Collective over its ranks.
 
-    Args:    options: store, group_rank, group_size, timeout, global_ranks_in_group ([] of the default group).
-             comm: pg_options of init_process_group: a communicator of the same ranks, to be used; or None.
+    Args:    options: of torch. comm: pg_options of init_process_group, a communicator of the same ranks or None.
     """
     deadline = options.timeout.total_seconds()
-    of_the_run = plain_torch().comm  # None elsewhere than in lab.run
+    of_the_run = plain_torch().comm  # None but in lab.run
     if comm is None and of_the_run is not None and of_the_run.size == options.group_size:
         comm = None if options.global_ranks_in_group else of_the_run
     if isinstance(comm, Comm):
@@ -224,7 +248,7 @@ def create(options: Any, comm: Comm) -> HpdlGroup:
         group = HpdlGroup(world(deadline), owned=True)
     else:
         gloo = gloo_on(options.store, options.group_rank, options.group_size, options.timeout)
-        group = HpdlGroup(from_process_group(gloo, deadline), owned=True)
+        group = HpdlGroup(from_process_group(cast(dist.ProcessGroup, gloo), deadline), owned=True)
     found, asked = (group.comm.rank, group.comm.size), (options.group_rank, options.group_size)
     if found != asked:
         group.abort()
@@ -232,8 +256,8 @@ def create(options: Any, comm: Comm) -> HpdlGroup:
     return group
 
 
-def tell_torch_of_mpiexec(environment: Any = os.environ) -> None:
-    """Under mpiexec: what torchrun would put into the environment, where nobody has. Collective over all ranks.
+def tell_torch_of_mpiexec(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set, under mpiexec, the environment as torchrun would, unless it is set. Collective over all ranks.
 
     init_process_group reads it, and rank 0 opens its store on that port. Engines have other ranks in each run.
     """
@@ -251,7 +275,7 @@ def tell_torch_of_mpiexec(environment: Any = os.environ) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

@@ -1,7 +1,7 @@
-"""What torch's collectives do, as f(comm, ...) on tensors of any shape and, where nothing is added, of any dtype."""
+"""The collectives of torch as f(comm, ...) on tensors of any shape and, if nothing is added, of any dtype."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +10,9 @@ from ..comm.base import Comm
 from ..comm.buffers import ITEMSIZE, dtype_name
 from ..comm.calls import only_calls
 
+Out = TypeVar("Out")
+In = TypeVar("In")
+
 
 @only_calls("all_reduce")
 def all_reduce(comm: Comm, x: Tensor) -> Tensor:
@@ -17,8 +20,8 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     return comm.all_reduce(x)
 
 
-def all_reduce_each(comm: Comm, tensors: Any) -> None:
-    """The same for each of several tensors, contiguous or not."""
+def all_reduce_each(comm: Comm, tensors: Iterable[Tensor]) -> None:
+    """Do the same for each of several tensors, contiguous or not."""
     for x in tensors:
         in_one_piece(x, comm.all_reduce)
 
@@ -30,7 +33,7 @@ def fold_each(comm: Comm, tensors: list[Tensor], name: str) -> None:
     """Replace each of the tensors by the smallest, the largest or the product over ranks of each element. Of any dtype.
 
     What is compiled adds only. So every rank gets all ranks' tensors: made for the few numbers that DDP's join or a
-    clipped norm compare.   Bytes per rank: those of all_gather, (p - 1) * n * itemsize in.
+    clipped norm compare.   Bytes per rank: as all_gather, (p - 1) * n * itemsize in.
     """
     for x in tensors:
         rows = comm.all_gather(flat(x.contiguous())).view(x.dtype).reshape(comm.size, -1)
@@ -38,50 +41,50 @@ def fold_each(comm: Comm, tensors: list[Tensor], name: str) -> None:
 
 
 def reduce(comm: Comm, x: Tensor, root: int) -> None:
-    """x of rank `root` becomes the sum over ranks."""
+    """Replace x of rank `root` by the sum over ranks."""
     total = comm.reduce(x.detach().contiguous(), root)
     if total is not None:
         x.detach().copy_(total)
 
 
 def reduce_scatter(comm: Comm, output: Tensor, rows: list[Tensor]) -> None:
-    """output becomes this rank's row of the sum over ranks. rows: one for each rank, or one tensor of all of them."""
+    """Replace output by this rank's row of the sum over ranks. rows: one for each rank, or one tensor."""
     x = torch.cat([row.detach().reshape(-1) for row in rows]).view(comm.size, -1)
     output.detach().copy_(comm.reduce_scatter(x).view_as(output))
 
 
 def broadcast_each(comm: Comm, tensors: list[Tensor], root: int) -> None:
-    """Each of the tensors becomes that of rank `root`."""
+    """Replace each of the tensors by the one of rank `root`."""
     for x in tensors:
         in_one_piece(x, comm.broadcast, root)
 
 
 def all_gather(comm: Comm, outputs: list[Tensor], x: Tensor) -> None:
-    """outputs: one for each rank's x, or one tensor for all of them."""
+    """Fill outputs with the x of all ranks. outputs: one for each rank, or one tensor for all of them."""
     put(outputs, comm.all_gather(flat(x.contiguous())).view(x.dtype))
 
 
 def gather(comm: Comm, outputs: list[Tensor], x: Tensor, root: int) -> None:
-    """The same, on rank `root` alone."""
+    """Do the same, on rank `root` alone."""
     rows = comm.gather(flat(x.contiguous()), root)
     if rows is not None:
         put(outputs, rows.view(x.dtype))
 
 
 def scatter(comm: Comm, output: Tensor, rows: list[Tensor], root: int) -> None:
-    """output becomes this rank's row of rank `root`."""
+    """Replace output by this rank's row of rank `root`."""
     x = torch.stack([flat(row.contiguous()) for row in rows]) if comm.rank == root else None
     in_one_piece(output, lambda out: comm.scatter(x, out, root))
 
 
 def all_to_all_single(comm: Comm, output: Tensor, x: Tensor) -> None:
-    """Row s of output becomes row `rank` of rank s's x; the first dimension is that of ranks, or a multiple."""
+    """Replace row s of output by row `rank` of rank s's x; the first dimension is a multiple of the ranks."""
     rows = flat(x.contiguous()).view(comm.size, -1)
     put([output], comm.all_to_all(rows).view(x.dtype))
 
 
 def all_to_all(comm: Comm, outputs: list[Tensor], inputs: list[Tensor]) -> None:
-    """outputs[s] becomes what rank s has for this rank, by messages: only the two of them need to agree on its size."""
+    """Fill outputs[s] with what rank s has for this rank, by messages: only these two agree on its size."""
     outputs[comm.rank].detach().copy_(inputs[comm.rank])
     others = [r for r in range(comm.size) if r != comm.rank]
     arriving = {r: flat(outputs[r].contiguous()) for r in others}
@@ -98,10 +101,12 @@ def barrier(comm: Comm) -> None:
     comm.barrier()
 
 
-def each(function: Callable) -> Callable:
-    """`function(comm, output, x)` for several of both."""
+def each(
+    function: Callable[[Comm, Out, In], None],
+) -> Callable[[Comm, Iterable[Out], Iterable[In]], None]:
+    """Return `function(comm, output, x)` for several of both."""
 
-    def several(comm: Comm, outputs: Any, inputs: Any) -> None:
+    def several(comm: Comm, outputs: Iterable[Out], inputs: Iterable[In]) -> None:
         for output, x in zip(outputs, inputs, strict=True):
             function(comm, output, x)
 
@@ -110,13 +115,13 @@ def each(function: Callable) -> Callable:
 
 
 def flat(x: Tensor) -> Tensor:
-    """The memory of contiguous x as a flat tensor of a dtype that communicators move: of bytes, where x has another."""
+    """Return the memory of contiguous x, flat, in a dtype that communicators move: in bytes if x has another."""
     x = x.detach().reshape(-1)
     return x if dtype_name(x.dtype) in ITEMSIZE else x.view(torch.uint8)
 
 
-def in_one_piece(x: Tensor, act: Callable, *args: Any) -> None:
-    """act(the flat memory of x, ...), by way of a copy where x is not contiguous."""
+def in_one_piece(x: Tensor, act: Callable[..., object], *args: object) -> None:
+    """Call act(the flat memory of x, ...), by way of a copy if x is not contiguous."""
     if x.is_contiguous():
         act(flat(x), *args)
     else:

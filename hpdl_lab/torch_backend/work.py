@@ -1,40 +1,43 @@
-"""What the backend "hpdl" has begun, as torch wants it: torch.distributed.Work, with a future."""
+"""The works of the backend "hpdl" as torch wants them: torch.distributed.Work, with a future."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from ..comm.base import Comm
+from ..comm.base import Comm, Done, Work
 
 
-def labelled(name: str) -> AbstractContextManager[Any]:
+def labelled(name: str) -> AbstractContextManager[object]:
     """Name what happens within it for torch.profiler, if that records."""
     return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()
 
 
 class HpdlWork(dist.Work):
-    """One operation of a process group: under way in the background, or over.
+    """An operation of a process group: under way in the background, or over.
 
-    DDP waits for futures in C++, where no interrupt would reach it. So the future of what is begun within backward is
-    fulfilled at the end of backward (HpdlGroup, comm/torch/backward.py), by a wait in Python that comes before DDP's.
+    DDP waits for futures in C++, where no interrupt would reach it. So the future of a work that is begun within
+    backward is fulfilled at its end (HpdlGroup, comm/torch/backward.py), by a wait in Python before DDP's.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
-        self.under_way: Any = None  # the Work of the communicator
-        self._tensors, self._future = tensors, torch.futures.Future()
+        self.under_way: Work = Done()  # of the communicator, once it has begun
+        self._tensors = tensors
+        self._future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
 
-    def run(self, comm: Comm, function: Callable, *args: Any) -> None:
-        """Do it where nobody may ever wait for it but by its future."""
+    def run(self, comm: Comm, function: Callable[..., object], *args: object) -> None:
+        """Do it, if nobody may ever wait for it but by its future."""
         try:
             function(comm, *args)
         except BaseException as error:
-            self._future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            failed = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            self._future.set_exception(failed)  # pyrefly: ignore[bad-argument-type]  # of torch's own annotation
             raise
         self._future.set_result(self._tensors)
 
@@ -45,7 +48,7 @@ class HpdlWork(dist.Work):
         if not self._future.done():
             self._future.set_result(self._tensors)
 
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait, as long as the deadline of the group allows: torch's own `timeout` is not looked at."""
         self.settle()
         return True
@@ -59,21 +62,22 @@ class HpdlWork(dist.Work):
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
-    def exception(self) -> Any:
+    def exception(self) -> Exception | None:
         try:
-            return self.settle()
+            self.settle()
         except Exception as error:
             return error
+        return None
 
-    def result(self) -> Any:
+    def result(self) -> list[Tensor]:
         return self._tensors
 
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
         return self._future
 
 
 class MessageWork(HpdlWork):
     """A message: the waits of its own rank carry it on, so nobody would fulfill a future."""
 
-    def get_future(self) -> None:
+    def get_future(self) -> NoReturn:
         raise NotImplementedError('a message of the backend "hpdl" has no future: use its wait()')

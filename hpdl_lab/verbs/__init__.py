@@ -1,1 +1,1 @@
-"""What the attendee's verbs are made of: a module for one verb, or for some that belong together. `lab` names them."""
+"""The attendee's verbs: a module for each of them, or for several that belong together. `lab` names them."""

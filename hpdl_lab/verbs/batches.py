@@ -1,18 +1,19 @@
 """`lab.batches`: the same epochs with larger and larger batches, and what still learns."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from .. import data as sets
+from ..comm.base import Row
 from ..optim import large_batch as optim
 from ..parallel.large_batch import SWEEPS, Sweep, Training, train_all
 from ..plots import live
 from ..plots.colors import SERIES
 from ..plots.large_batch import draw
+from ..plots.style import Figure
 from ..units import counted, require_int, require_number
 from .place import place
 from .result import Result, table
@@ -20,7 +21,9 @@ from .result import Result, table
 
 @dataclass(frozen=True, repr=False)
 class BatchesResult(Result):
-    """rows: {name, batch, seed, steps, seconds, accuracy, loss} of every training, of the test set after its epochs.
+    """Result of `lab.batches`.
+
+    rows: {name, batch, seed, steps, seconds, accuracy, loss} of every training, of the test set after its epochs.
 
     score: "accuracy" or, of a text, "loss".
     """
@@ -28,11 +31,11 @@ class BatchesResult(Result):
     where: str
     names: list[str]
     score: str
-    rows: list[dict[str, Any]]
-    figure: Any = field(repr=False)
+    rows: list[Row]
+    figure: Figure = field(repr=False)
 
     def scores(self, name: str, batch: int) -> list[float]:
-        """The score of every seed, in their order."""
+        """Return the score of every seed, in their order."""
         rows = sorted(self.rows, key=lambda row: row["seed"])
         return [row[self.score] for row in rows if (row["name"], row["batch"]) == (name, batch)]
 
@@ -57,8 +60,8 @@ def batches(
     rate: float | None = None,
     epochs: float | None = None,
     seeds: int = 3,
-    learning_rate: Callable[..., float] = optim.learning_rate,
-    trust_ratio: Callable[..., float] = optim.trust_ratio,
+    learning_rate: optim.Rate = optim.learning_rate,
+    trust_ratio: optim.Ratio = optim.trust_ratio,
     prediction: dict[str, float] | None = None,
     deadline: float = 10.0,
 ) -> BatchesResult:
@@ -90,10 +93,10 @@ def batches(
     trainings = [Training(name, b, seed) for name, b in kinds for seed in range(seeds)]
     score, chance = ("accuracy", 1 / loaded.classes) if loaded.positions == 1 else ("loss", math.log(loaded.classes))
     colors = {name: color for name, color in zip(sweep.methods, SERIES, strict=False) if name in asked}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     plot = live.Live(draw, alt=f"test {score} against batch")
 
-    def state() -> tuple[Any, ...]:
+    def state() -> tuple[object, ...]:
         title = f"{sweep.model} on {data}: {counted_epochs(sweep.epochs)} with any batch, {where}"
         said = f"test {score}"
         if seeds > 1:
@@ -102,7 +105,7 @@ def batches(
         foot = f"{steps} with the largest batch. The rate of every training falls to 0 as a cosine."
         return rows, several, colors, score, chance, prediction, title, said, foot
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         names = twins[row["name"]] if row["batch"] == sweep.base_batch else [row["name"]]
         rows.extend({**row, "name": name} for name in names)
         plot.update(*state())
@@ -112,7 +115,7 @@ def batches(
 
 
 def same(sweep: Sweep, one: str, other: str) -> bool:
-    """Whether two methods are the same training with the base batch: nothing to scale, nothing to warm up to."""
+    """Return True if two methods are the same training with the base batch: nothing to scale, nothing to warm up to."""
     return sweep.methods[one][:2] == sweep.methods[other][:2]
 
 
@@ -120,11 +123,17 @@ def counted_epochs(epochs: float) -> str:
     return f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
 
 
-def asked_sweep(data: str, batches: Any, methods: Any, rate: float | None, epochs: float | None) -> tuple[Any, ...]:
-    """(Sweep, batches in ascending order, names of methods). Raises ValueError, LookupError."""
+def asked_sweep(
+    data: str,
+    batches: int | Iterable[int] | None,
+    methods: str | Iterable[str] | None,
+    rate: float | None,
+    epochs: float | None,
+) -> tuple[Sweep, list[int], list[str]]:
+    """Return (Sweep, batches in ascending order, names of methods). Raises ValueError, LookupError."""
     if data not in SWEEPS:
         raise LookupError(f"data={data!r}: lab.batches knows rates for {', '.join(SWEEPS)}")
-    sweep: Sweep = SWEEPS[data]
+    sweep = SWEEPS[data]
     wanted = sweep.batches if batches is None else [batches] if isinstance(batches, int | str) else batches
     for batch in wanted:
         require_int("a batch", batch, 1)

@@ -1,8 +1,7 @@
-"""A model and a data set that fit each other, by name: what `lab.train` and `lab.scaling` do by default."""
+"""A model and a data set that fit each other, by name, as `lab.train` and `lab.scaling` choose them."""
 
 import copy
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -12,6 +11,9 @@ from .. import data as sets
 from .. import models
 from ..data.dataset import Dataset
 from ..parallel.data_parallel import DataParallel, Strategy
+from ..parallel.reducer import AllReduce
+
+Fields: TypeAlias = dict[str, Any]  # some of a Recipe
 
 DATA_FOR = {
     "mlp": "digits",
@@ -22,7 +24,7 @@ DATA_FOR = {
     "vit": "digit_images",
 }
 MODEL_FOR = {"digits": "mlp", "digit_images": "cnn", "text": "gpt", "synthetic": "mlp", "copy": "gpt"}
-RECIPES: dict[str | None, dict[str, Any]] = {  # how each learns well in a minute; what the caller says comes first
+RECIPES: dict[str | None, Fields] = {  # how each learns well in a minute; what the caller says comes first
     "mlp": {},
     "cnn": {"lr": 0.1},
     **dict.fromkeys(("gpt", "llama", "deepseek"), {"optimizer": "adamw", "lr": 3e-3, "batch": 32, "steps": 200}),
@@ -31,23 +33,28 @@ RECIPES: dict[str | None, dict[str, Any]] = {  # how each learns well in a minut
 
 
 class Choice(NamedTuple):
-    """model: nn.Module; data: Dataset; words: such as "gpt on text"; recipe: what of a Recipe suits this model."""
+    """A model with its data set.
+
+    model: nn.Module; data: Dataset; words: such as "gpt on text"; recipe: fields of a Recipe that suit this model.
+    """
 
     model: nn.Module
     data: Dataset
     words: str
-    recipe: dict[str, Any]
+    recipe: Fields
 
 
-def model_and_data(model: Any = None, data: Any = None, dtype: str = "float32") -> Choice:
-    """The model and the data set that are meant.
+def model_and_data(
+    model: str | nn.Module | None = None, data: str | Dataset | None = None, dtype: str = "float32"
+) -> Choice:
+    """Return the model and the data set that are meant.
 
-    Args:    model: a name of models.MODELS, or an nn.Module; data: a name of data.SETS, or a Dataset. Where one of them
-             is not given, it is what suits the other; by default the mlp of lesson 04 on handwritten digits.
+    Args:    model: a name of models.MODELS, or an nn.Module; data: a name of data.SETS, or a Dataset. If one of them is
+             not given, it is what suits the other; by default the mlp of lesson 04 on handwritten digits.
              dtype: of a model that is named.
     Returns: Choice.
-    Raises:  LookupError for a name that is none; ValueError where the model does not read such data, or answers with
-             too few numbers; TypeError for something that is neither a name nor a model or data set; DataError where
+    Raises:  LookupError for a name that is none; ValueError if the model does not read such data, or answers with
+             too few numbers; TypeError for something that is neither a name nor a model or data set; DataError if
              the data is missing.
     """
     named = model if isinstance(model, str) else None
@@ -65,19 +72,19 @@ def model_and_data(model: Any = None, data: Any = None, dtype: str = "float32") 
     else:
         kind = type(data).__name__
         raise TypeError(f"data is a {kind}: the name of a set ({', '.join(sets.SETS)}) or a Dataset is needed")
-    if model is None:
-        named = MODEL_FOR.get(what) or suiting(data)
-    if named is not None:
-        model = models.build_for(data, named, dtype=dtype)
+    if isinstance(model, nn.Module):
+        chosen = model
+        require_reads(chosen, data)
     else:
-        require_reads(model, data)
-    return Choice(model, data, f"{named or type(model).__name__} on {what.replace('_', ' ')}", RECIPES.get(named, {}))
+        named = named or MODEL_FOR.get(what) or suiting(data)
+        chosen = models.build_for(data, named, dtype=dtype)
+    return Choice(chosen, data, f"{named or type(model).__name__} on {what.replace('_', ' ')}", RECIPES.get(named, {}))
 
 
 def require_reads(model: nn.Module, data: Dataset) -> None:
     """Raise ValueError unless `model`, an attendee's, answers examples of `data` with a number for each class."""
     if any(is_lazy(p) or p.device.type != "cpu" for p in model.parameters()):
-        return  # without values, which is said where ranks agree on a model, or elsewhere than the data
+        return  # without values, or elsewhere than the data: consensus.py reports it
     x, y, kind = data.train_x[:2], data.train_y[:2], type(model).__name__
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -92,7 +99,7 @@ def require_reads(model: nn.Module, data: Dataset) -> None:
 
 
 def suiting(data: Dataset) -> str:
-    """The name of the first model that reads `data`."""
+    """Return the name of the first model that reads `data`."""
     for name in models.MODELS:
         if models.reads(name, data):
             return name
@@ -100,12 +107,12 @@ def suiting(data: Dataset) -> str:
 
 
 def wanted(data: str, model: str | None) -> str:
-    """Digits come as rows and as images: whoever says "digits" to a model that reads images means the latter."""
+    """Return the name of the data set that is meant by `data`: "digits" for a model that reads images are images."""
     return "digit_images" if data == "digits" and model in ("cnn", "vit") else data
 
 
-def asked_strategy(strategy: Any, all_reduce: Callable[..., Any] | None) -> Strategy:
-    """The strategy that is meant; by default DataParallel(all_reduce). Raises ValueError, TypeError in one sentence."""
+def asked_strategy(strategy: Strategy | None, all_reduce: AllReduce | None) -> Strategy:
+    """Return the strategy that is meant; by default DataParallel(all_reduce). Raises ValueError, TypeError."""
     if strategy is not None and all_reduce is not None:
         raise ValueError("give a strategy or an all_reduce, not both: DataParallel(all_reduce=...) is a strategy")
     if all_reduce is not None and not callable(all_reduce):

@@ -1,14 +1,18 @@
 """The verbs of the engine cluster: start, run, restart, stop."""
 
+from __future__ import annotations
+
 import atexit
 import os
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
+from ..comm.base import OnRow, Results, Row
 from ..comm.inject import Injection
 from ..engines import layout
 from ..engines.cluster import Cluster
 from ..engines.errors import EngineError
+from ..engines.messages import Function
 from ..engines.pool import name_of
 from ..plain_source import plain_signature
 
@@ -17,21 +21,21 @@ DEADLINE = 10.0  # s
 
 
 class _Notebook:
-    """What this kernel uses: one cluster at most. The verbs below are its methods."""
+    """The use that this kernel makes of engines: one cluster at most. The verbs below are its methods."""
 
     def __init__(self) -> None:
         self._cluster: Cluster | None = None
-        self._last: Any = None
+        self._last: Results | None = None
         self._injection = Injection()
 
     def cluster(self) -> Cluster:
-        """The engine cluster that this notebook uses. Raises EngineError when there is none."""
+        """Return the engine cluster that this notebook uses. Raises EngineError if there is none."""
         if self._cluster is None or not self._cluster.alive():
             raise EngineError("no engine cluster is running: call lab.start(4)")
         return self._cluster
 
     def running(self) -> Cluster | None:
-        """The engine cluster that this notebook uses, or None when there is none."""
+        """Return the engine cluster that this notebook uses, or None if there is none."""
         return self._cluster if self._cluster is not None and self._cluster.alive() else None
 
     def start(
@@ -43,7 +47,7 @@ class _Notebook:
         device: str | None = None,
         **job: Any,
     ) -> Cluster:
-        """Start `n` MPI engines, or attach to those that run: another notebook's, or those of `hpdl cluster`.
+        """Start `n` MPI engines, or attach to engines that run: another notebook's, or `hpdl cluster`'s.
 
         Called again it changes nothing; with another number, or place, it replaces the engines, and says so. What is
         not given stays as it runs.
@@ -57,10 +61,10 @@ class _Notebook:
                  device: "cpu" (default) or "cuda" (with gpus=).
                  job: what Slurm is asked for: partition="gpu", nodes=2 (that share the engines evenly), gpus=1 (for
                  each engine), time="1:30:00", account=, qos=, reservation=, wait=600 (s in the queue at most).
-        Returns: the Cluster, which shows who runs where; `with lab.start(4):` stops it at the end.
+        Returns: the Cluster, which shows the host and cores of each rank; `with lab.start(4):` stops it at the end.
         Raises:  ValueError, EngineError: one sentence with the numbers and the remedy.
         """
-        how = {"where": where, "link": link, "hosts": hosts, "device": device, **job}
+        how: layout.Options = {"where": where, "link": link, "hosts": hosts, "device": device, **job}
         if self.running() is None:
             self._cluster = Cluster.start(DEFAULT_ENGINES if n is None else n, **how)
             if self._cluster.attached:
@@ -85,14 +89,14 @@ class _Notebook:
 
     def run(
         self,
-        fn: Callable[..., Any] | str | os.PathLike[str],
-        *args: Any,
+        fn: Function | str | os.PathLike[str],
+        *args: object,
         ranks: Iterable[int] | None = None,
         deadline: float = DEADLINE,
         limit: float | None = None,
-        on_row: Callable[[dict[str, Any]], None] | None = None,
+        on_row: OnRow | None = None,
         **keywords: Any,
-    ) -> Any:
+    ) -> Results:
         """Call `fn(comm, *args, **keywords)` on every engine, each with its own rank in one fresh communicator.
 
             lab.run(f, 1, lr=0.1)                   f(comm, 1, lr=0.1)
@@ -100,7 +104,7 @@ class _Notebook:
 
         Plain torch works in both: `dist.init_process_group("gloo")`, or "hpdl", or "nccl", finds RANK, WORLD_SIZE,
         LOCAL_RANK, MASTER_ADDR and the like as under torchrun, and a process group that is left behind ends with the
-        run. Its waits are told as those of `comm` are.
+        run. Its waits are reported as waits in `comm` are.
 
         What the ranks print appears while they run, equal lines once. The stop button of the notebook interrupts the
         ranks and says who waited for whom; Python code and waits in `comm` end within two seconds. Compiled code may
@@ -120,9 +124,9 @@ class _Notebook:
                  that both `fn` and this take), FileNotFoundError.
         """
         defaults = {"ranks": None, "deadline": DEADLINE, "limit": None, "on_row": None}
-        options: dict[str, Any] = {"ranks": ranks, "deadline": deadline, "limit": limit, "on_row": on_row}
+        options: Row = {"ranks": ranks, "deadline": deadline, "limit": limit, "on_row": on_row}
         # `is not`: who hands on the number that is the default has given it, too
-        require_no_clash(fn, [name for name, value in options.items() if value is not defaults[name]])
+        require_no_clash(cast("Function", fn), [name for name, value in options.items() if value is not defaults[name]])
         self._last = self._running().run(fn, *args, **options, **keywords, inject=self._injection)
         return self._last
 
@@ -144,17 +148,17 @@ class _Notebook:
         Raises:  ValueError with the numbers: no such rank, a delay or a bandwidth that is none, half of a pair.
         """
         wanted = Injection.of(rank, delay, link, bandwidth)
-        if wanted and self.running() is not None:
-            wanted.check(self._cluster.n)
+        if wanted and (cluster := self.running()) is not None:
+            wanted.check(cluster.n)
         self._injection = self._injection.merged(wanted) if wanted else wanted
         return self._injection
 
     def injected(self) -> Injection:
-        """The Injection that `inject` has made."""
+        """Return the Injection that `inject` has made."""
         return self._injection
 
-    def last_run(self) -> Any:
-        """The Results of the last `run` that ended well, or None."""
+    def last_run(self) -> Results | None:
+        """Return the Results of the last `run` that ended well, or None."""
         return self._last
 
     def _running(self) -> Cluster:
@@ -165,11 +169,11 @@ class _Notebook:
     def restart(self) -> Cluster:
         """Replace all engines by new ones; the notebook keeps its variables. Returns the Cluster.
 
-        Where another notebook has ended them, start them again, or use those that it has started since.
+        If another notebook has ended them, start them again, or use those that it has started since.
         """
         cluster = self._running()
         if not cluster.alive():
-            return self.start(**cluster.layout.asked())
+            return self.start(**cluster.laid_out.asked())
         cluster.restart()
         cluster.activate_px()
         cluster.show()
@@ -184,12 +188,12 @@ class _Notebook:
             self._cluster = None
 
     def leave(self) -> None:
-        """At exit: the cluster ends when no other kernel uses it."""
-        if self.running() is not None and self._cluster.kernels() == [os.getpid()]:
-            self._cluster.stop()
+        """End the cluster at exit if no other kernel uses it."""
+        if (cluster := self.running()) is not None and cluster.kernels() == [os.getpid()]:
+            cluster.stop()
 
 
-def require_no_clash(fn: Any, given: list[str]) -> None:
+def require_no_clash(fn: Function, given: list[str]) -> None:
     """Raise TypeError if `fn` has a parameter that is called as one of lab.run's own keywords that were `given`."""
     taken = getattr(fn, "keywords", {})  # of a functools.partial, which has them already
     try:
@@ -205,7 +209,7 @@ def require_no_clash(fn: Any, given: list[str]) -> None:
 
 
 def others_of(cluster: Cluster) -> str:
-    """How many other notebooks use `cluster`, and their names where Jupyter gives them; "" where there are none."""
+    """Say how many other notebooks use `cluster`, with their names if Jupyter gives them; "" if there are none."""
     pids = cluster.kernels()
     pids.remove(os.getpid())
     names = ", ".join(sorted(filter(None, map(notebook_of, pids))))
@@ -213,12 +217,13 @@ def others_of(cluster: Cluster) -> str:
 
 
 def notebook_of(pid: int) -> str:
-    """The file name of the notebook whose kernel is process `pid`, "" where that is not known."""
+    """Return the file name of the notebook whose kernel is process `pid`, "" if that is not known."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
+            entries = [entry.partition(b"=") for entry in file.read().split(b"\0")]
     except OSError:
         return ""
+    variables = {name: value for name, _, value in entries}
     return os.path.basename(os.fsdecode(variables.get(b"JPY_SESSION_NAME", b"")))
 
 

@@ -17,21 +17,25 @@ from ..parallel.training import Recipe
 from ..parallel.training import train as train_on_rank
 from ..plots import live
 from ..plots.compare import draw
+from ..plots.style import Figure
 from ..trace import Event
 from ..units import amount_text, require_int, require_number
-from .choice import asked_strategy, model_and_data
+from .choice import Fields, asked_strategy, model_and_data
 from .place import SIMULATED_DEADLINE
 from .result import Result, table
 
 TALKS = ("add gradients", "meet")  # spans of a step in which strategies send
-RECIPE: dict[str, Any] = {"steps": 120, "lr": 0.2, "momentum": 0.0}
+RECIPE: Fields = {"steps": 120, "lr": 0.2, "momentum": 0.0}
 HELD_OUT = 8  # of so many training examples one is held out for the tournament
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One strategy. nbytes: that a rank sends in all steps, the mean over ranks; losses: of the global batch, per step;
-    test_accuracy: 0 to 1."""
+    """A strategy in the comparison.
+
+    nbytes: that a rank sends in all steps, the mean over ranks; losses: of the global batch, per step;
+    test_accuracy: 0 to 1.
+    """
 
     name: str
     nbytes: float
@@ -41,10 +45,10 @@ class Compared:
 
 @dataclass(frozen=True, repr=False)
 class CompareResult(Result):
-    """One Compared for each strategy, by its name, in the order given."""
+    """The Compared of each strategy, by its name, in the order given."""
 
     rows: dict[str, Compared]
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def __getitem__(self, name: str) -> Compared:
         return self.rows[name]
@@ -65,10 +69,10 @@ class CompareResult(Result):
 
 
 def fewer_bytes(data: Dataset) -> tuple[dict[str, Strategy], Dataset]:
-    """The strategies of notebook 07 by name, and the data set without what the tournament holds out."""
+    """Return the strategies of notebook 07 by name, and the data set without what the tournament holds out."""
     held = slice(None, None, HELD_OUT)
     rest = [i for i in range(len(data.train_y)) if i % HELD_OUT]
-    strategies = {
+    strategies: dict[str, Strategy] = {
         "data parallel": DataParallel(),
         "fp16": DataParallelCompressed(Cast("float16")),
         "bf16": DataParallelCompressed(Cast("bfloat16")),
@@ -96,13 +100,13 @@ def compare(
 ) -> CompareResult:
     """Train with each strategy from the same start on simulated ranks, and draw bytes, steps and accuracy.
 
-        lab.compare()                                                           all that notebook 07 speaks of
+        lab.compare()                                                           all strategies of notebook 07
         lab.compare({"all": DataParallel(), "1%": DataParallelCompressed(TopK(0.01))}, steps=100)
 
-    The training is real, with the same batches for all; the bytes are those of its messages, without those that give
+    The training is real, with the same batches for all; messages are counted, without the ones that give
     all ranks the same model in the beginning and in the end. Rates are not tuned for each strategy.
 
-    Args:    strategies: {name: parallel.data_parallel.Strategy}; default those of `fewer_bytes`.
+    Args:    strategies: {name: parallel.data_parallel.Strategy}; default: see `fewer_bytes`.
              model, data: as in lab.train, by default the mlp of lesson 04 on handwritten digits.
              ranks: 2 to 64; prediction: {name: test accuracy, 0 to 1, that you expect}, drawn as stars.
              recipe: fields of parallel.training.Recipe; default 120 steps of plain SGD with a rate of 0.2.
@@ -126,22 +130,22 @@ def compare(
     plot = live.Live(draw, height=4.2, alt="bytes, steps and accuracy")
     rows: dict[str, Compared] = {}
 
-    def state() -> tuple[Any, ...]:
+    def state() -> tuple[object, ...]:
         return list(rows.values()), options.steps, f"{what}, {ranks} simulated ranks", guesses
 
     for name, given in strategies.items():
         strategy = asked_strategy(given, None)
         threads = batch_norm.talks(model) or strategy.talks_in_backward
-        how: dict[str, Any] = {"deadline": SIMULATED_DEADLINE, "threads": threads}
-        with one_thread(torch):  # of which the small tensors of eight ranks that take turns need no more
-            run = sim.run(ranks, train_on_rank, model, strategy, data, options, **how)
+        work = train_on_rank, model, strategy, data, options
+        with one_thread(torch):  # the small tensors of eight ranks that take turns need no more
+            run = sim.run(ranks, *work, deadline=SIMULATED_DEADLINE, threads=threads)
         rows[name] = Compared(name, sent_in_steps(run.events) / ranks, run[0].losses, run[0].test_accuracy)
         plot.update(*state())
     return CompareResult(rows, plot.finish(*state()))
 
 
 def sent_in_steps(events: list[Event]) -> int:
-    """Bytes that all ranks send while strategies add gradients or meet: the latest span that a send begins in."""
+    """Count the bytes that all ranks send in spans of TALKS: the latest span that a send begins in counts."""
     total = 0
     within: dict[int, str] = {}
     for e in sorted(events, key=lambda e: (e.rank, e.step)):

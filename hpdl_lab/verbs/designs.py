@@ -1,7 +1,7 @@
 """`lab.designs`: what strategies do with the same training step, one timeline under the other, in virtual time."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -12,9 +12,10 @@ from ..comm.network import Switch
 from ..models.mlp import mlp
 from ..parallel.data_parallel import Strategy
 from ..parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction, step_seconds
-from ..parallel.scaling.accounting import account, spending
+from ..parallel.scaling.accounting import Account, account, spending
 from ..plots import timeline as drawing
-from ..trace import bytes_sent, seconds_text
+from ..plots.style import Figure
+from ..trace import Event, bytes_sent, seconds_text
 from ..units import require_int, require_number
 from .choice import asked_strategy
 from .result import Result, picture, table
@@ -31,11 +32,13 @@ SCAFFES: dict[type, tuple[str, str]] = {  # design: (its name in the paper, its 
 
 @dataclass(frozen=True)
 class Design:
-    """seconds of rank 0's step; exposed: share of the step in which ranks do nothing but wait for messages.
+    """A training step with one strategy.
+
+    seconds of rank 0's step; exposed: share of the step in which ranks do nothing but wait for messages.
 
     sent: bytes that rank 0 sends in the step; held: {"parameters", "gradients", "optimizer": bytes} that rank 0 holds
     when gradients have been added, with the states of Adam.
-    formula, predicted: seconds of the step in letters and by arithmetic; "" and None where there is no formula.
+    formula, predicted: seconds of the step in letters and by arithmetic; "" and None if there is no formula.
     """
 
     name: str
@@ -43,17 +46,17 @@ class Design:
     exposed: float
     formula: str
     predicted: float | None
-    events: list[Any] = field(repr=False)
+    events: list[Event] = field(repr=False)
     sent: int
     held: dict[str, int]
 
 
 @dataclass(frozen=True, repr=False)
 class Designs(Result):
-    """One Design for each strategy, in the order given."""
+    """The Design of each strategy, in the order given."""
 
     designs: list[Design]
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def __getitem__(self, index: int) -> Design:
         return self.designs[index]
@@ -65,7 +68,7 @@ class Designs(Result):
 
 
 def row_of(d: Design) -> tuple[str, ...]:
-    """A design as a row of a table, in text."""
+    """Return a design as a row of a table, in text."""
     formula = seconds_text(d.predicted) if d.predicted else ""
     return d.name, seconds_text(d.seconds), f"{d.exposed:.0%}", f"{d.sent:,}", f"{sum(d.held.values()):,}", formula
 
@@ -100,10 +103,11 @@ def designs(*strategies: Strategy, ranks: int = 4, prediction: float | None = No
 
 
 def design_of(strategy: Strategy, ranks: int) -> Design:
+    """Take the step with a strategy; returns its Design."""
     run = sim.run(ranks, step_with, strategy, network=NETWORK, threads=True)
     begin, held = max(begin for begin, _ in run), run[0][1]
     events = [e for e in run.events if e.t0_ns >= begin]
-    found = account(events)
+    found = cast(Account, account(events))  # there is a step in them
     mine = [e._replace(t0_ns=e.t0_ns - begin, t1_ns=e.t1_ns - begin) for e in events if e.rank == 0]
     seconds = max(e.t1_ns for e in mine) / 1e9
     kind, sent = type(strategy), bytes_sent(mine).get(0, 0)
@@ -115,7 +119,7 @@ def design_of(strategy: Strategy, ranks: int) -> Design:
 
 
 def step_with(comm: Comm, strategy: Strategy) -> tuple[int, dict[str, int]]:
-    """One training step on this rank; returns (when it began in ns, the bytes held, see Design)."""
+    """Take one training step on this rank; returns (when it began in ns, the bytes held, see Design)."""
     model = mlp((WIDTH,) * (LAYERS + 1))
     x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(comm.rank))
     y = torch.arange(4)
@@ -140,7 +144,7 @@ def step_with(comm: Comm, strategy: Strategy) -> tuple[int, dict[str, int]]:
 
 
 def seconds_by_formula(design: type, ranks: int) -> float:
-    """step_seconds of one of S-Caffe's designs, with the time that one broadcast and one reduction of a layer take."""
+    """Return step_seconds of an S-Caffe design, with the time that one broadcast and one reduction of a layer take."""
     layer = torch.zeros(WIDTH * (WIDTH + 1))
     b, r = (
         sim.run(ranks, lambda comm, x, op=op: getattr(comm, op)(x), layer, network=NETWORK).seconds

@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import cast
 
 import torch
+from torch import Tensor
 
 from .. import models, schedules
 from ..comm import sim
 from ..comm.base import Comm
 from ..comm.network import Switch
 from ..comm.sim.torch_state import one_thread
+from ..models.llama import Decoder
 from ..parallel.pipeline.overlap import bars_of, expert_step, exposed
 from ..plots import overlap as drawing
+from ..plots.style import Figure
 from ..schedules import Schedule
 from ..trace import seconds_text
 from ..units import require_int, require_number
@@ -20,7 +23,7 @@ from .result import Result, picture, table
 
 SHARING = 2  # ranks that share the experts of a stage
 BATCH, TOKENS = 2, 8  # sequences of a micro-batch on each of them, and tokens of a sequence
-MODEL: dict[str, Any] = {
+MODEL = {
     "vocabulary": 80,
     "block": TOKENS,
     "width": 32,
@@ -37,11 +40,13 @@ NAMES = {False: "one after the other", True: "pairs overlap"}
 
 @dataclass(frozen=True, repr=False)
 class DualPipeRun(Result):
-    """alone, together: the step in which the two of a pair are done one after the other, and in which they overlap.
+    """Result of `lab.dualpipe`.
+
+    alone, together: the step in which the two of a pair are done one after the other, and the one with overlap.
 
     Each is a plots.overlap.Panel: seconds; exposed: s of the all-to-alls of the drawn rank under which it computes
-    nothing; computing, sending: lists of its overlap.Bar (begin, end, action, name). shares: of all ranks' all-to-alls
-    that are exposed, in the one and in the other.
+    nothing; computing, sending: lists of its overlap.Bar (begin, end, action, name). shares: the exposed part of all
+    ranks' all-to-alls, in the one and in the other.
     """
 
     schedule: Schedule
@@ -49,7 +54,7 @@ class DualPipeRun(Result):
     together: drawing.Panel
     shares: tuple[float, float]
     guess: float | None
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def __repr__(self) -> str:
         rows = [
@@ -92,12 +97,12 @@ def dualpipe(
         require_number("the share that you expect", prediction, 0, 1)
     sharing, generator = SHARING, torch.Generator().manual_seed(0)
     tokens = torch.randint(80, (micro_batches, sharing, BATCH, TOKENS + 1), generator=generator)
-    model = models.build("deepseek", layers=plan.stages + 1, **MODEL)
+    model = cast(Decoder, models.build("deepseek", layers=plan.stages + 1, **MODEL))
     panels: list[drawing.Panel] = []
     shares: list[float] = []
     for together in NAMES:
         args = plan, model, tokens[..., :-1], tokens[..., 1:], SECONDS, together
-        with one_thread(torch):  # of which tensors as small as these need no more
+        with one_thread(torch):  # tensors as small as these need no more
             events = sim.run(ranks * sharing, losses_of_step, *args, network=NETWORK).events
         spent = [exposed(events, r) for r in range(ranks * sharing)]
         shares.append(fmean(alone for _, alone in spent) / fmean(whole for whole, _ in spent))
@@ -111,6 +116,9 @@ def dualpipe(
     return DualPipeRun(plan, panels[0], panels[1], (shares[0], shares[1]), prediction, found.figure)
 
 
-def losses_of_step(comm: Comm, *args: Any) -> dict[int, float]:
-    """{micro-batch: loss} of a step; the model stays on the rank."""
-    return {i: loss.item() for i, loss in expert_step(comm, *args)[0].items()}
+def losses_of_step(
+    comm: Comm, plan: Schedule, model: Decoder, x: Tensor, y: Tensor, seconds: dict[str, float], together: bool
+) -> dict[int, float]:
+    """Take a step by expert_step; returns {micro-batch: loss}, and the model stays on the rank."""
+    losses, _ = expert_step(comm, plan, model, x, y, seconds, together)
+    return {i: loss.item() for i, loss in losses.items()}

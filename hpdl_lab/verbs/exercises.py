@@ -1,23 +1,25 @@
 """The verbs of exercises: check an answer or a script, ask for a hint, look at the solution."""
 
+from __future__ import annotations
+
 import inspect
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from .. import schedules
 from ..checks import exercises
 from ..checks.lessons.lesson_13_serving import compared
-from ..checks.record import AnswerFailed, Exercise
+from ..checks.record import Answer, AnswerFailed, Exercise
 from ..checks.result import CheckResult, Note
 from ..checks.scripts import table as scripts
 from ..checks.scripts.table import ScriptExercise
 from ..collectives.table import find
+from ..comm.base import Results
 from ..engines.cluster import ipython
 from ..engines.errors import RunFailed
 from ..plain_source import plain_source
@@ -32,7 +34,7 @@ ENGINE_DEADLINE = 20.0  # s that a rank may wait for another: the first check ma
 KEPT = "yours, which passes, stays"
 ORDINALS = ("first", "second", "third")
 RING_RANKS = 4  # of the picture for a right answer, as in the notebook
-TRAFFIC = {  # whose messages are shown: what the picture says
+TRAFFIC = {  # exercise whose messages are shown: title of the picture
     "server_step": "Everything passes through rank 0",
     "gossip_step": "Your messages on a wheel: neighbors only",
     "halo_exchange": "Your halos: rows for the neighbors, and for nobody else",
@@ -59,8 +61,8 @@ TIMES = (
 NARROW = 5.2  # inches, of one heat map
 
 
-def check(fn: Callable[..., Any]) -> CheckResult:
-    """Check your answer: on simulated ranks, then on the engines where they run. Returns a CheckResult: true if right.
+def check(fn: Answer) -> CheckResult:
+    """Check your answer: on simulated ranks, then on the engines if they run. Returns a CheckResult: true if right.
 
     The exercise is found by the name of the function. `.failed` names the invariant that broke, `.message` says it all.
     """
@@ -68,7 +70,7 @@ def check(fn: Callable[..., Any]) -> CheckResult:
         raise TypeError(
             f"lab.check needs your function itself, not {type(fn).__name__}: lab.check(reduce_scatter), nothing called"
         )
-    exercise, engines = exercise_of(fn), running() is not None
+    exercise, engines = cast(Exercise, exercise_of(fn)), running() is not None
     result = exercises.check(exercise, fn, run_answer if engines else None)
     progress().add("check", exercise=exercise.id, name=exercise.name, passed=bool(result), failed=result.failed)
     step = next_step(exercise, result, engines)
@@ -99,11 +101,13 @@ def check_script(path: str | Path) -> CheckResult:
     return replace(result, next_step=exercise.explanation if result else asking_for_hints(exercise, result))
 
 
-def outdated(fn: Callable[..., Any]) -> str:
-    """A sentence where a later cell than that of `fn` defines it as well, and cannot have come so far; else ""."""
+def outdated(fn: Answer) -> str:
+    """Return a sentence if a cell below the one of `fn` defines it as well, and cannot have come so far; else ""."""
     shell, code = ipython(), getattr(inspect.unwrap(fn), "__code__", None)
-    cell = shell.compile.format_code_name(code.co_filename) if shell and code else None  # ("Cell", "In[11]")
-    if not cell:
+    if shell is None or not code:
+        return ""
+    cell = shell.compile.format_code_name(code.co_filename)  # ("Cell", "In[11]")
+    if not cell or shell.history_manager is None:
         return ""
     definition, since = re.compile(rf"^def {fn.__name__}\b", re.M), int(re.sub(r"\D", "", cell[1])) + 1
     inputs = list(enumerate(shell.history_manager.input_hist_raw))[since:]
@@ -116,7 +120,7 @@ def outdated(fn: Callable[..., Any]) -> str:
     )
 
 
-def run_answer(fn: Callable[..., Any], *args: Any) -> Any:
+def run_answer(fn: Answer, *args: object) -> Results:
     """Run a part of a check on the engines; what the answer raises is distinguished from trouble with the engines."""
     try:
         return run(fn, *args, deadline=ENGINE_DEADLINE)
@@ -124,12 +128,16 @@ def run_answer(fn: Callable[..., Any], *args: Any) -> Any:
         raise AnswerFailed(str(error)) from None
 
 
-def hint(fn: Any = None) -> Note:
-    """The next hint for your last check, or for the exercise of this function: three for each kind of mistake."""
-    last = progress().last_check(None if fn is None else exercise_of(fn).id)
-    if fn is None and last is None:
+def hint(fn: Answer | str | None = None) -> Note:
+    """Give the next hint for your last check, or for the exercise of this function: three for each kind of mistake."""
+    asked = None if fn is None else exercise_of(fn)
+    last = progress().last_check(None if asked is None else asked.id)
+    if asked is not None:
+        exercise = asked
+    elif last is not None:
+        exercise = exercises.find(last["exercise"])
+    else:
         raise LookupError("no exercise has been checked yet: lab.hint(reduce_scatter) asks for one by its function")
-    exercise = exercises.find(last["exercise"]) if last and fn is None else exercise_of(fn)
     failed = last["failed"] if last else None
     opened, hints = progress().hints_opened(exercise.id, failed), exercise.hints_for(failed)
     label = f"{exercise.id} {exercise.name}"
@@ -144,20 +152,20 @@ def hint(fn: Any = None) -> Note:
     return Note(f"{label}: {which}{about}", lines="\n".join(shown) + more)
 
 
-def solution(fn: Any) -> Note:
-    """One right answer, the library's own function, with what there is to understand about it."""
+def solution(fn: Answer | str) -> Note:
+    """Return one right answer, the library's own function, with what there is to understand about it."""
     exercise = exercise_of(fn)
     progress().add("solution", exercise=exercise.id, name=exercise.name)
     if isinstance(exercise, ScriptExercise):
         title = f"{exercise.id} {exercise.file}: solution, notebooks/scripts/{exercise.file}"
         return Note(title, exercise.explanation, exercise.solution)
-    path = inspect.getsourcefile(exercise.reference).rpartition("hpdl_lab/")[2]
+    path = (inspect.getsourcefile(exercise.reference) or "").rpartition("hpdl_lab/")[2]
     code = re.sub(r"^ *### (BEGIN|END) SOLUTION\n?", "", plain_source(exercise.reference), flags=re.M).rstrip()
     return Note(f"{exercise.id} {exercise.name}: solution, from hpdl_lab/{path}", exercise.explanation, code)
 
 
 def catch_up(until: str | int) -> Note:
-    """Define what the exercises of a notebook ask for, so that its later cells run: for who comes late, or is stuck.
+    """Define what the exercises of a notebook ask for, so that its later cells run, if you come late or are stuck.
 
         lab.catch_up("04")      all exercises of notebook 04
         lab.catch_up("4.2")     those up to 4.2
@@ -182,7 +190,7 @@ def catch_up(until: str | int) -> Note:
 
 
 def exercises_until(notebook: int, last: str) -> list[Exercise]:
-    """The exercises of a notebook, up to its `last` one ("" for all); none if it has no such exercise.
+    """Return the exercises of a notebook, up to its `last` one ("" for all); none if it has no such exercise.
 
     Scripts count, but are not among them: no cell needs one.
     """
@@ -192,8 +200,8 @@ def exercises_until(notebook: int, last: str) -> list[Exercise]:
     return [e for e in found if not last or int(e.id.partition(".")[2]) <= int(last)]
 
 
-def state_of(exercise: Exercise, own: Any) -> str:
-    """What lab.catch_up does about `own`, which stands under the name of an exercise: KEPT, or why it is replaced."""
+def state_of(exercise: Exercise, own: object) -> str:
+    """Return what lab.catch_up does about `own`, which has the name of an exercise: KEPT, or why it is replaced."""
     if own is None or own is exercise.reference:
         return "defined"
     try:
@@ -202,13 +210,13 @@ def state_of(exercise: Exercise, own: Any) -> str:
         return "defined"
 
 
-def exercise_of(fn: Any) -> Any:
-    """The exercise with the name of this function, or this name. Raises LookupError that lists what is known."""
+def exercise_of(fn: Answer | str) -> Exercise | ScriptExercise:
+    """Return the exercise with the name of this function, or this name. Raises LookupError that lists what is known."""
     return exercises.find(fn if isinstance(fn, str) else getattr(fn, "__name__", type(fn).__name__))
 
 
 def next_step(exercise: Exercise, result: CheckResult, engines: bool) -> str:
-    """The sentence that says what to do now."""
+    """Return the sentence that says what to do now."""
     if result:
         if engines or not exercise.parallel:
             return exercise.explanation
@@ -219,7 +227,7 @@ def next_step(exercise: Exercise, result: CheckResult, engines: bool) -> str:
 
 
 def asking_for_hints(exercise: Exercise | ScriptExercise, result: CheckResult) -> str:
-    """The sentence about the next hint."""
+    """Return the sentence about the next hint."""
     opened = progress().hints_opened(exercise.id, result.failed)
     if opened >= len(ORDINALS):
         return f"All hints are open. {asked_for(exercise)} shows one answer."
@@ -227,13 +235,13 @@ def asking_for_hints(exercise: Exercise | ScriptExercise, result: CheckResult) -
 
 
 def asked_for(exercise: Exercise | ScriptExercise) -> str:
-    """How the solution is asked for."""
+    """Return the call that shows the solution."""
     name = f'"{exercise.name}"' if isinstance(exercise, ScriptExercise) else exercise.name
     return f"lab.solution({name})"
 
 
 def picture(exercise: Exercise, result: CheckResult) -> str:
-    """HTML of the picture that explains the result, or ""."""
+    """Return HTML of the picture that explains the result, or ""."""
     if result:
         return reward(exercise.name, result)
     if not result.events or not result.expected:
@@ -248,7 +256,7 @@ def picture(exercise: Exercise, result: CheckResult) -> str:
 
 
 def reward(name: str, result: CheckResult) -> str:
-    """What the right answer does: the ring, as far as the attendee has come (all of it moves), or its messages."""
+    """Return HTML of what the right answer does: the ring as far as it has been written, or its messages."""
     if name in TRAFFIC:
         matrix = graph.traffic_of(result.events, result.size)
         return drawn(graph.draw_traffic, matrix, None, TRAFFIC[name], alt=TRAFFIC[name], width=NARROW)
@@ -267,9 +275,8 @@ def reward(name: str, result: CheckResult) -> str:
     return ""
 
 
-def drawn(
-    draw: Callable[..., None], *args: Any, alt: str, height: float = style.HEIGHT, width: float = style.WIDTH
-) -> str:
+def drawn(draw: style.Draw, *args: object, alt: str, height: float = style.HEIGHT, width: float = style.WIDTH) -> str:
+    """Draw once; returns HTML."""
     figure = style.new_figure(width, height)
     with style.look():
         draw(figure, *args)

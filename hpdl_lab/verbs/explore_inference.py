@@ -1,7 +1,7 @@
 """Sliders of 13 and 15: the cache of a published model, what a draft is worth, ranks that generate for others."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..comm.network import PRESETS
 from ..inference.rollouts import round_seconds
@@ -11,7 +11,7 @@ from ..plots import explore as drawing
 from ..plots import explore_inference as pictures
 from ..trace import number_text, seconds_text
 from ..units import amount_text, counted
-from .explore import Control, doublings, logarithmic
+from .explore import Answer, Control, Value, doublings, logarithmic
 from .result import Picture, drawn
 
 BITS = {"16 bits": 2.0, "8 bits": 1.0, "4 bits": 0.5}  # bytes of a number
@@ -26,7 +26,7 @@ SERVED = {
 
 
 class Gpu(NamedTuple):
-    """bytes/s from its memory, bytes of it, FLOP/s in 16 bits."""
+    """bytes/s from its memory, bytes in it, FLOP/s in 16 bits."""
 
     bandwidth: float
     memory: float
@@ -43,26 +43,26 @@ BATCHES = doublings(1, 512)
 
 @functools.cache
 def cached(model: str) -> float:
-    """Numbers that the cache keeps for a token."""
+    """Return how many numbers the cache keeps for a token."""
     return SERVED[model].cached
 
 
 def read(spec: Spec, batch: int) -> float:
-    """Parameters that a step of so many sequences reads: of routed experts those that any of its tokens is sent to."""
+    """Count the parameters that a step of so many sequences reads: of routed experts only the ones with a token."""
     routed = sum(layer.experts for layer in spec.layers)
     hit = 1 - (1 - spec.top_k / spec.experts) ** batch if routed else 0.0
     return spec.parameters - routed * (1 - hit)
 
 
 def step_seconds(model: str, context: int, batch: int, weights: str, cache: str, gpu: str, gpus: int) -> float:
-    """s of one token for each sequence: everything is read once, or multiplied, whatever takes longer."""
+    """Return s of one token for each sequence: everything is read once, or multiplied, whatever takes longer."""
     spec, on = SERVED[model], GPUS[gpu]
     nbytes = BITS[weights] * read(spec, batch) + BITS[cache] * cached(model) * context * batch
     return max(nbytes / on.bandwidth, 2 * spec.active * batch / on.flops) / gpus
 
 
 def kv_cache(model: str, context: int, batch: int, weights: str, cache: str, gpu: str, gpus: int) -> Picture:
-    """Memory and time of decoding; messages between GPUs are not in it."""
+    """Draw memory and time of decoding; messages between GPUs are not in it."""
     per_token = BITS[cache] * cached(model)
     kept, held = per_token * context * batch, BITS[weights] * SERVED[model].parameters
     room = gpus * GPUS[gpu].memory
@@ -83,11 +83,12 @@ GAMMAS, ACCEPTANCES = tuple(range(1, 13)), tuple(k / 100 for k in range(5, 100, 
 
 
 def speed_up(acceptance: float, gamma: int, draft: float) -> float:
-    """Tokens of an iteration over the steps of the model that it takes: gamma of the draft and one of its own."""
+    """Return tokens of an iteration over the steps of the model that it takes: gamma of the draft, one of its own."""
     return expected_tokens(acceptance, gamma) / (gamma * draft + 1)
 
 
 def speculation(acceptance: float, gamma: int, draft: float) -> Picture:
+    """Draw how much faster a draft makes decoding, against its length and against acceptance."""
     by_gamma = [speed_up(acceptance, g, draft) for g in GAMMAS]
     shares = sorted({*ACCEPTANCES, acceptance})
     by_acceptance = [speed_up(a, gamma, draft) for a in shares]
@@ -108,7 +109,7 @@ SHARE_OF_PEAK = 0.4  # in training, an assumption
 
 
 def generate_seconds(ranks: int, length: int) -> float:
-    """s in which so many GPUs generate all rollouts: in waves, if the caches of all do not fit."""
+    """Return s in which so many GPUs generate all rollouts: in waves, if the caches of all do not fit."""
     gpu, weights = GPUS[RL_GPU], BITS["16 bits"] * SERVED[RL_MODEL].parameters
     each = -(-ROLLOUTS // ranks)
     room = int((gpu.memory - weights) // (BITS["16 bits"] * cached(RL_MODEL) * length))
@@ -118,20 +119,20 @@ def generate_seconds(ranks: int, length: int) -> float:
 
 
 def update_seconds(ranks: int, length: int) -> float:
-    """s in which so many GPUs train on all rollouts: 6 FLOPs per parameter and token, without those of attention."""
+    """Return s in which so many GPUs train on all rollouts: 6 FLOPs per parameter and token, attention left out."""
     flops = 6 * SERVED[RL_MODEL].active * ROLLOUTS * length
     return flops / (ranks * SHARE_OF_PEAK * GPUS[RL_GPU].flops)
 
 
 def rollout_rate(generating: int, every: int, length: int) -> float:
-    """Tokens/s, if the other GPUs of the node train."""
+    """Return tokens/s, if the other GPUs of the node train."""
     times = generate_seconds(generating, length), update_seconds(NODE - generating, length)
     send = BITS["16 bits"] * SERVED[RL_MODEL].parameters * PRESETS["nvlink_4"].beta
     return every * ROLLOUTS * length / round_seconds(every, *times, send)
 
 
 def rollouts(generating: int, every: int, length: int) -> Picture:
-    """Tokens/s against staleness; answers are all of one length, and messages of tokens take no time."""
+    """Draw tokens/s against staleness; answers are all of one length, and messages of tokens take no time."""
     rate, training = rollout_rate(generating, every, length), NODE - generating
     in_turn = ROLLOUTS * length / (generate_seconds(NODE, length) + update_seconds(NODE, length))
     by_ranks = [rollout_rate(n, every, length) for n in GENERATING]
@@ -146,8 +147,8 @@ def rollouts(generating: int, every: int, length: int) -> Picture:
     return drawn(pictures.rollouts, *args, text=text, height=3.6)
 
 
-GUESSED = {"model": "Llama 3 8B", "context": 8192, "batch": 32, "cache": "16 bits"}  # what the notebook asks about
-EXPLORERS: dict[str, Any] = {
+GUESSED: dict[str, Value] = {"model": "Llama 3 8B", "context": 8192, "batch": 32, "cache": "16 bits"}  # in the notebook
+EXPLORERS: dict[str, tuple[dict[str, Control], Answer]] = {
     "kv_cache": (
         {
             "model": Control(tuple(SERVED), "Llama 3 8B"),

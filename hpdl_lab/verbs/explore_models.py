@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from ..mesh import Grid
 from ..parallel.grid.machine import grid_of
@@ -12,7 +11,7 @@ from ..parallel.grid.spec import SPECS, TRAININGS, Spec
 from ..plots import explore_models as pictures
 from ..trace import number_text
 from ..units import amount_text
-from .explore import Control, doublings
+from .explore import Answer, Control, doublings
 from .result import Picture, drawn
 
 MODELS: dict[str, Spec] = {
@@ -31,12 +30,12 @@ GUESSED = 131072  # tokens
 
 
 def cached(model: str) -> float:
-    """Bytes that the cache keeps for a token; 0: it writes none."""
+    """Return the bytes that the cache keeps for a token; 0: it writes none."""
     return 0.0 if model.startswith("ViT") else BYTES * MODELS[model].cached
 
 
 def ladder(spec: Spec, gpus: int) -> Iterator[Grid]:
-    """Grids of so many GPUs, the model cut more and more: its experts over ep, or its layers over tp; then pp."""
+    """Yield grids of so many GPUs, the model cut more and more: its experts over ep, or its layers over tp; then pp."""
     cuts = {"ep": 1, "tp": 1, "pp": 1}
     axes = {"ep": min(MOST_EP, spec.experts)} if spec.experts else {"tp": math.gcd(NODE, spec.kv_heads or spec.heads)}
     for axis, most in {"": 1, **axes, "pp": MOST_STAGES}.items():
@@ -49,16 +48,18 @@ def ladder(spec: Spec, gpus: int) -> Iterator[Grid]:
 
 @functools.lru_cache(maxsize=1024)
 def fullest(model: str, grid: Grid) -> int:
-    """Bytes of the rank that holds most: ZeRO-1, blocks computed again, one sequence in a micro-batch."""
-    how: dict[str, Any] = {"recompute": "blocks", "sequence": grid["tp"] > 1, "stage": 1}
-    return max(held.total for held in memory_of(MODELS[model], grid, "1f1b", grid["pp"], **how))
+    """Return bytes of the rank that holds most: ZeRO-1, blocks computed again, one sequence in a micro-batch."""
+    every = memory_of(MODELS[model], grid, "1f1b", grid["pp"], recompute="blocks", sequence=grid["tp"] > 1, stage=1)
+    return max(held.total for held in every)
 
 
 def named(grid: Grid, axes: Iterable[str]) -> str:
+    """Return the sizes of these axes in words."""
     return " × ".join(f"{axis} {grid[axis]:,}" for axis in axes if grid[axis] > 1) or "uncut"
 
 
 def published(model: str, gpus: int, memory: int, positions: int) -> Picture:
+    """Draw how far a model is cut until it fits, and the bytes of caches."""
     spec, limit, rows = MODELS[model], memory * 1e9, []
     for grid in ladder(spec, gpus):
         rows.append((named(grid, ("ep", "pp", "tp")), fullest(model, grid)))
@@ -80,7 +81,7 @@ def published(model: str, gpus: int, memory: int, positions: int) -> Picture:
     return drawn(pictures.published, *args, text=text, height=3.6)
 
 
-EXPLORERS: dict[str, Any] = {
+EXPLORERS: dict[str, tuple[dict[str, Control], Answer]] = {
     "published": (
         {
             "model": Control(tuple(MODELS), "Llama 3 405B"),

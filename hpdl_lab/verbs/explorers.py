@@ -1,4 +1,4 @@
-"""`lab.explore`: what the notebooks let attendees play with. All of it is a model or virtual time: answers are instant.
+"""`lab.explore`: models with sliders, for notebooks. All of it is a model or virtual time: answers are instant.
 
 An entry of EXPLORERS is named controls, and a function of their values that returns a Picture.
 """
@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -38,20 +38,21 @@ from ..resilience import neighbors
 from ..trace import number_text, seconds_text
 from ..units import amount_text, bytes_text, counted
 from . import explore_inference, explore_models
-from .explore import Control, Explored, doublings, logarithmic, require_known
+from .explore import Answer, Control, Explored, Value, doublings, logarithmic, require_known
 from .measure import asked_times, last_ping_pong
 from .result import Picture, drawn
 from .staging import curve_of
 
-Explorer = tuple[dict[str, Control], Callable[..., Picture]]
+Explorer: TypeAlias = tuple[dict[str, Control], Answer]
 
 
 def percent(share: float) -> str:
+    """Return 0.35 as "35%"."""
     return f"{share:.0%}"
 
 
 def in_words(value: float) -> str:
-    """1.75e11 -> "175 billion"."""
+    """Return 1.75e11 as "175 billion"."""
     scale, word = next(pair for pair in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")) if value >= pair[0])
     return f"{number_text(value / scale)} {word}"
 
@@ -64,7 +65,7 @@ STATE = sum(TRAININGS["mixed adam"][:3])  # bytes per parameter
 
 
 def days(parameters: float, tokens: float, accelerators: int, hardware: str, share_of_peak: float) -> Picture:
-    """6 N D operations, a multiplication and an addition counting as two. Ref: Kaplan et al. 2020, section 2.1."""
+    """Draw the days of 6 N D operations: a multiplication and an addition are two. Ref: Kaplan et al. 2020, 2.1."""
     flops, speed = 6 * parameters * tokens, PEAKS[hardware] * share_of_peak
     least = math.ceil(STATE * parameters / MEMORY)
     counts = np.union1d(COUNTS, [min(least, COUNTS[-1]), accelerators])
@@ -87,13 +88,14 @@ STEPS, EPOCHS = 60, 5
 
 @functools.cache
 def patients() -> tuple[np.ndarray, np.ndarray, Bowl]:
+    """Return (x, y, the loss around its minimum) of the diabetes data."""
     x, y = diabetes.load()
     best = np.linalg.lstsq(x, y, rcond=None)[0]
     return x, y, Bowl(lambda w: loss(w, x, y), best, 1.6 * float(np.abs(best).max()))
 
 
 def descent(rate: float, batch: int, seed: int, epochs: int = 0) -> Picture:
-    """A walk of so many epochs, of which a small batch makes many steps, or of STEPS steps of any batch."""
+    """Draw a walk of so many epochs, in which a small batch makes many steps, or of STEPS steps of any batch."""
     x, y, bowl = patients()
     each = math.ceil(len(y) / batch)  # steps of an epoch
     steps = epochs * each or STEPS
@@ -126,7 +128,7 @@ COMPARED = ("ring", "wheel", "star", "exponential", "random")
 
 @functools.lru_cache(maxsize=512)
 def decay(name: str, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """((n, n) weights, (GOSSIP_STEPS + 1,) how far the ranks are apart, over how far they were)."""
+    """Return ((n, n) weights, (GOSSIP_STEPS + 1,) how far the ranks are apart, over how far they were)."""
     weights = gossip.metropolis(gossip.graph(name, n, seed))
     x = np.random.default_rng(0).normal(size=(n, 32))
     apart = [gossip.disagreement(x)]
@@ -137,6 +139,7 @@ def decay(name: str, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def graph(graph: str, ranks: int, seed: int) -> Picture:
+    """Draw how fast gossip on a graph mixes, among others."""
     weights, _ = decay(graph, ranks, seed)
     curves = {name: decay(name, ranks, seed)[1] for name in COMPARED}
     text = f"{graph} of {ranks} ranks: {mixing(gossip.lambda2(weights))}; "
@@ -151,7 +154,7 @@ BANDWIDTH = Control(logarithmic(0.1, 1000), 1.0, lambda GBps: f"{number_text(GBp
 
 
 def message(size: int, alpha: float, bandwidth: float) -> Picture:
-    """alpha + beta n, over the points that lab.ping_pong measured last."""
+    """Draw alpha + beta n over the points that lab.ping_pong measured last."""
     beta, measured = 1e-9 / bandwidth, last_ping_pong()
     seconds, half = alpha + beta * size, alpha / beta
     text = f"{bytes_text(size)}: {seconds_text(alpha)} + {seconds_text(beta * size)} = {seconds_text(seconds)}, "
@@ -174,7 +177,7 @@ SIZES = doublings(4, 2**30)
 
 @functools.cache
 def counted_of(name: str, p: int) -> list[tuple[int, float]]:
-    """[(messages in a row, vectors in a row)], for several numbers of segments if there are any."""
+    """Return [(messages in a row, vectors in a row)], for several numbers of segments if there are any."""
     price = table.find(name).cost
     options = doublings(1, 256) if "segments" in inspect.signature(price).parameters else ()
     costs = [price(p, 1, segments=c) for c in options] or [price(p, 1)]
@@ -182,11 +185,12 @@ def counted_of(name: str, p: int) -> list[tuple[int, float]]:
 
 
 def seconds_of(name: str, p: int, sizes: np.ndarray, alpha: float, beta: float) -> np.ndarray:
-    """s for each size, with the best number of segments for it."""
+    """Return s for each size, with the best number of segments for it."""
     return np.min([steps * alpha + vectors * beta * sizes for steps, vectors in counted_of(name, p)], axis=0)
 
 
 def algorithms(ranks: int, size: int, alpha: float, bandwidth: float) -> Picture:
+    """Draw the times of six all-reduces, and which is fastest for which size and number of ranks."""
     beta, sizes = 1e-9 / bandwidth, np.array(SIZES, dtype=float)
     every = np.array([[seconds_of(name, p, sizes, alpha, beta) for name in SIX] for p in RANKS])  # (p, six, size)
     winners, here = every.argmin(axis=1), every[RANKS.index(ranks)]
@@ -201,11 +205,12 @@ def algorithms(ranks: int, size: int, alpha: float, bandwidth: float) -> Picture
 
 
 def worded(name: str) -> str:
+    """Return the name of an algorithm in words."""
     return {"halving_doubling": "halving-doubling"}.get(name, name.replace("_", " "))
 
 
 def segments(ranks: int, size: int, segments: int, alpha: float, bandwidth: float) -> Picture:
-    """The chain broadcast of exercise 4.4: every segment takes alpha + beta n / c for each of its p - 1 hops."""
+    """Draw the chain broadcast of exercise 4.4: every segment takes alpha + beta n / c for each of its p - 1 hops."""
     beta = 1e-9 / bandwidth
     counts = np.array(doublings(1, 4096))
     times = np.array([cost.chain_broadcast(ranks, size, int(c)).seconds(alpha, beta) for c in counts])
@@ -226,7 +231,7 @@ ON_A_NODE = doublings(2, 128)
 
 
 def memory_bytes(ranks: int, size: int, memory: float, link: float) -> Picture:
-    """What exercise 5.1 counts, over the bandwidth of the memory, which all ranks share; a link is each rank's own."""
+    """Draw the bytes of exercise 5.1 over the bandwidth of the memory, which ranks share; a link is each rank's own."""
     moved = {name: bytes_moved(name, ranks, 1) for name in ALGORITHMS}
     curves = {name: [p * size * sum(bytes_moved(name, p, 1)) / memory / 1e9 for p in ON_A_NODE] for name in ALGORITHMS}
     linked = [cost.all_reduce(p, size).nbytes / link / 1e9 for p in ON_A_NODE]
@@ -244,7 +249,7 @@ BLOCKS = doublings(2**16, STAGED)
 
 
 def blocks(block: int, alpha: float, bandwidth: float, copies: float) -> Picture:
-    """Three stages with the same alpha: from the device, over a wire of so many GB/s, to the device."""
+    """Draw three stages with the same alpha: from the device, over a wire of so many GB/s, to the device."""
     costs = staging.Costs(alpha, 1e-9 / bandwidth, alpha, 1e-9 / copies)
     curve = functools.partial(curve_of, costs, STAGED)
     best, took = staging.best_block(costs, STAGED), staging.seconds(costs, STAGED, block)
@@ -265,7 +270,7 @@ LIMITS = tuple(int(n) for n in logarithmic(1e5, 1e8))
 
 
 def bucketed(bucket: int, layers: int, ratio: float) -> tuple[overlap.StepProfile, Callable[[int], float]]:
-    """(a step of equal layers whose buckets leave during backward, s of an all-reduce of so many bytes).
+    """Return (a step of equal layers whose buckets leave during backward, s of an all-reduce of so many bytes).
 
     ratio: s of backward over s of the all-reduce of all gradients in one message.
     """
@@ -285,10 +290,12 @@ def bucketed(bucket: int, layers: int, ratio: float) -> tuple[overlap.StepProfil
 
 
 def exposed(bucket: int, layers: int, ratio: float) -> overlap.StepTime:
+    """Return the time of a step with buckets of so many bytes."""
     return overlap.step_time(*bucketed(bucket, layers, ratio))
 
 
 def buckets(bucket: int, layers: int, ratio: float) -> Picture:
+    """Draw a step with buckets, and the exposed communication for any bucket size."""
     profile, time_of = bucketed(bucket, layers, ratio)
     step, curve = exposed(bucket, layers, ratio), [exposed(n, layers, ratio).exposed for n in LIMITS]
     begins, ends, when = [], [], 0.0
@@ -296,8 +303,8 @@ def buckets(bucket: int, layers: int, ratio: float) -> Picture:
         begins.append(max(when, bucket_sent.at))
         when = begins[-1] + time_of(bucket_sent.nbytes)
         ends.append(when)
-    text = f"{counted(len(profile.messages), 'bucket')}: {seconds_text(step.communication)} of communication, of which "
-    text += f"{seconds_text(step.exposed)} is exposed ({step.exposed / step.communication:.0%}); a step takes "
+    text = f"{counted(len(profile.messages), 'bucket')}: {seconds_text(step.communication)} of communication, "
+    text += f"{seconds_text(step.exposed)} exposed ({step.exposed / step.communication:.0%}); a step takes "
     text += f"{seconds_text(step.seconds)}. Best: {amount_text(LIMITS[int(np.argmin(curve))])}."
     args = (
         profile,
@@ -320,7 +327,7 @@ TRAINED_ON = doublings(1, 4096)
 
 
 def target(batch: int, ranks: int, noise_scale: float, link: float) -> Picture:
-    """Steps of a batch times the seconds of a step, whose all-reduce over links of `link` GB/s nothing hides."""
+    """Draw the steps of a batch times the s of a step, whose all-reduce over links of `link` GB/s nothing hides."""
     alpha = OVERLAPPING[1].alpha
     sums = {p: cost.all_reduce(p, GRADIENTS).seconds(alpha, 1 / (link * 1e9)) for p in TRAINED_ON}
     job = Job(LEAST_STEPS, noise_scale, EXAMPLE_S, FIXED_S, sums)
@@ -362,23 +369,25 @@ IN_FLIGHT = 2  # micro-batches for each stage of a pipeline
 
 @functools.lru_cache(maxsize=32)
 def model_spec(model: str, dtype: str) -> Spec:
-    """With dropout, and with attention that keeps its weights, as in Korthikanti et al. 2022."""
+    """Return the Spec, with dropout and with attention that keeps its weights, as in Korthikanti et al. 2022."""
     layers, width, heads, vocabulary = SHAPES[model]
     return gpt(model, layers, width, heads, vocabulary, TOKENS, DTYPES[dtype], eager=True)
 
 
 @functools.lru_cache(maxsize=4096)
 def fullest(model: str, dtype: str, stage: int, dp: int, recompute: str, tp: int, pp: int) -> Memory:
-    """What the fullest rank holds, one sequence in a micro-batch. Raises ValueError if tp does not divide the heads."""
+    """Return what the fullest rank holds, one sequence in a micro-batch. Raises ValueError if tp divides no heads."""
     spec = model_spec(model, dtype)
     if spec.heads % tp:
         raise ValueError(f"{spec.heads} heads of {model} cannot be shared by tp={tp} ranks: tp must divide them")
-    how: dict[str, Any] = {"recompute": RECOMPUTED[recompute], "micro_batches": IN_FLIGHT * pp, "stage": stage}
-    return max(memory_of(spec, grid_of(dp, pp, tp), "1f1b", **how), key=lambda held: held.total)
+    every = memory_of(
+        spec, grid_of(dp, pp, tp), "1f1b", recompute=RECOMPUTED[recompute], micro_batches=IN_FLIGHT * pp, stage=stage
+    )
+    return max(every, key=lambda held: held.total)
 
 
 def memory(model: str, dtype: str, stage: int, ranks: int, recompute: str, tp: int, pp: int, memory: int) -> Picture:
-    """The ledger of a rank, at each stage of ZeRO, and at this one for any number of ranks."""
+    """Draw the ledger of a rank, at each stage of ZeRO, and at this one for any number of ranks."""
     dp = ranks // (tp * pp)
     if dp * tp * pp != ranks:
         raise ValueError(f"tp={tp} x pp={pp} = {tp * pp} does not divide {counted(ranks, 'rank')}")
@@ -406,7 +415,7 @@ NODE_RANKS = 8
 
 
 def layer_on(tp: int, d: int, link: str) -> tuple[float, float, float]:
-    """(s of computing, s of sending, bytes sent) of forward and backward of one layer on each of `tp` H100."""
+    """Return (s of computing, s of sending, bytes sent) of forward and backward of one layer on each of `tp` H100."""
     layer, each = transformer_block("", d, d // HEAD, TOKENS), TRAININGS["mixed adam"].activations
     network = Islands(
         NODE_RANKS, interconnect(link), interconnect(BETWEEN), nics=NODE_RANKS, flops_per_s=EFFICIENCY * PEAKS["H100"]
@@ -421,6 +430,7 @@ def layer_on(tp: int, d: int, link: str) -> tuple[float, float, float]:
 
 
 def tensor(tp: int, hidden_size: int, link: str) -> Picture:
+    """Draw the time of one layer that is cut among ranks. Raises ValueError if tp does not divide its heads."""
     heads = hidden_size // HEAD
     if heads % tp:
         raise ValueError(f"{heads} heads of {HEAD} cannot be shared by tp={tp} ranks: tp must divide them")
@@ -443,17 +453,18 @@ MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 @functools.lru_cache(maxsize=4096)
 def bubble(schedule: str, p: int, m: int, backward: float) -> float | None:
-    """Share of the ranks' time in which they wait; None where the schedule cannot have these numbers."""
+    """Return the share of the ranks' time in which they wait; None if the schedule cannot have these numbers."""
     chunks = schedules.CATALOG[schedule].chunks or 2
-    costs: list[Any] = [(1 / chunks, backward / chunks, backward / 2 / chunks, backward / 2 / chunks)] * (p * chunks)
+    stage: tuple[float, ...] = (1 / chunks, backward / chunks, backward / 2 / chunks, backward / 2 / chunks)
     try:
-        return 1 - m * (1 + backward) / schedules.evaluation.pipeline_time(schedule, p, m, costs, 0).seconds
+        times = schedules.evaluation.pipeline_time(schedule, p, m, [stage] * (p * chunks), 0)
+        return 1 - m * (1 + backward) / times.seconds
     except ValueError:
         return None
 
 
 def pipeline(stages: int, micro_batches: int, backward: float, schedule: str) -> Picture:
-    """Forward of a stage takes 1, backward `backward`, of which input and weight gradients are half each."""
+    """Draw a schedule: forward takes 1, backward `backward`, and each of its two gradients half of that."""
     plan = schedules.build(schedule, stages, micro_batches)
     times = schedules.evaluate(plan, 1, backward, backward / 2, backward / 2)
     curves = {
@@ -475,7 +486,7 @@ GPUS, FASTEST = 1024, 3
 
 @functools.cache
 def fastest(machine: str) -> list[tuple[int, int, int]]:
-    """The published grid, and the fastest that fit."""
+    """Return the published grid, and the fastest that fit."""
     rows = []
     for grid in grids(GPUS):
         with suppress(ValueError):
@@ -486,10 +497,12 @@ def fastest(machine: str) -> list[tuple[int, int, int]]:
 
 @functools.lru_cache(maxsize=1024)
 def step_seconds(grid: tuple[int, int, int], machine: str, share: float) -> float:
+    """Return s of a step of GPT-3 if layers reach this share of the peak."""
     return price(*grid, machine=machine, of_peak=share).seconds
 
 
 def step_of_gpt3(hardware: str, share_of_peak: float) -> Picture:
+    """Draw the step of GPT-3 on several grids against the share of the peak that layers reach."""
     shares = sorted({*PUBLISHED_SHARES, share_of_peak})
     curves = {grid: [step_seconds(grid, hardware, share) for share in shares] for grid in fastest(hardware)}
     now = {grid: step_seconds(grid, hardware, share_of_peak) for grid in curves}
@@ -504,6 +517,7 @@ def step_of_gpt3(hardware: str, share_of_peak: float) -> Picture:
 
 
 def named_grid(grid: tuple[int, int, int]) -> str:
+    """Return a grid in words."""
     return "dp {}, pp {}, tp {}".format(*grid)
 
 
@@ -514,7 +528,7 @@ COPIES = tuple(range(5))
 
 
 def copies(copies: int, mtbf: float, write: float, together: float) -> Picture:
-    """Goodput against the memory of a host, for a job such as Llama 3 405B on 16,384 GPUs."""
+    """Draw goodput against the memory of a host, for a job such as Llama 3 405B on 16,384 GPUs."""
     job = neighbors.Job(mtbf, write, LLAMA3 * IN_A_CHECKPOINT / HOSTS, together=together)
     shares = [job.goodput(n) for n in COPIES]
     text = f"{counted(copies, 'copy', 'copies')}: {job.memory(copies) / 1e9:.1f} GB of memory per host, "
@@ -526,6 +540,7 @@ def copies(copies: int, mtbf: float, write: float, together: float) -> Picture:
 
 
 def hours(seconds: float) -> str:
+    """Return seconds as text in hours."""
     return f"{number_text(seconds / 3600)} h"
 
 
@@ -660,11 +675,11 @@ EXPLORERS: dict[str, Explorer] = {
 }
 
 
-Points = list[tuple[float, float]]
-SEVEN = {"model": "7B", "dtype": SIXTEEN, "ranks": 64, "tp": 1, "pp": 1}
-GPT3 = {"parameters": 175e9, "tokens": 300e9, "hardware": "A100", "share_of_peak": 0.5}
-MARKS: dict[str, tuple[int, dict[str, Any], Callable[..., Points]]] = {
-    # explorer: (axes, the values of sliders for which the guess was made, where it stands)
+Points: TypeAlias = list[tuple[float, float]]
+SEVEN: dict[str, Value] = {"model": "7B", "dtype": SIXTEEN, "ranks": 64, "tp": 1, "pp": 1}
+GPT3: dict[str, Value] = {"parameters": 175e9, "tokens": 300e9, "hardware": "A100", "share_of_peak": 0.5}
+MARKS: dict[str, tuple[int, dict[str, Value], Callable[..., Points]]] = {
+    # explorer: (axes, the values of sliders for which the guess was made, its points)
     "days": (0, GPT3, lambda days, values: [(1, days * drawing.DAY)]),
     "graph": (1, {"ranks": 16}, lambda apart, values: [(GUESSED, value) for value in apart.values()]),
     "message": (0, {}, lambda times, values: list(asked_times(times).items())),
@@ -677,7 +692,7 @@ MARKS: dict[str, tuple[int, dict[str, Any], Callable[..., Points]]] = {
 }
 
 
-def explore(name: str, prediction: Any = None, **start: Any) -> Explored:
+def explore(name: str, prediction: float | dict[str, float] | None = None, **start: Value) -> Explored:
     """Play with a model: sliders above a picture, and its numbers in one line; in a plain terminal the line is printed.
 
         lab.explore("rate")                           gradient descent: learning rate and batch
@@ -688,7 +703,7 @@ def explore(name: str, prediction: Any = None, **start: Any) -> Explored:
              prediction: your guess, marked in every picture that it was made for: days of GPT-3 on one A100 ("days"),
              as for lab.gossip ("graph"), lab.ping_pong ("message"), lab.designs ("buckets"), lab.pipeline ("pipeline"),
              lab.search ("share"); {"stage 0": GB, "stage 3": GB} of a 7B model on 64 ranks ("memory"),
-             {model: GB} of the cache of 131,072 tokens ("published"), GB of that of 32 × 8,192 ("kv_cache").
+             {model: GB} of the cache of 131,072 tokens ("published"), GB of the cache of 32 × 8,192 ("kv_cache").
     Returns: Explored, with .values, .text, .set(...), .save(path).
     Raises:  LookupError for an unknown name, ValueError for a value or a slider that is none.
     """
@@ -707,8 +722,8 @@ def explore(name: str, prediction: Any = None, **start: Any) -> Explored:
     return explored
 
 
-def marked(answer: Callable[..., Picture], name: str, guess: Any, **values: Any) -> Picture:
-    """The answer with the guess in it, where that was about these values. Raises ValueError for what is no guess."""
+def marked(answer: Answer, name: str, guess: object, **values: Value) -> Picture:
+    """Draw the answer, with the guess in it if that was about these values. Raises ValueError for what is no guess."""
     axes, made_for, points_of = MARKS[name]
     try:
         points = points_of(guess, values)

@@ -1,22 +1,23 @@
 """`lab.gossip`: how fast ranks on several graphs come to agree, against the promise of the second eigenvalue."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from ..comm import PerRank, sim
 from ..comm.base import Comm
+from ..engines.messages import Function
 from ..parallel import gossip as topologies
 from ..parallel.gossip import gossip_step, one_peer_step
 from ..plots import graph as drawing
 from ..plots import live
+from ..plots.style import Figure
 from ..trace import number_text
 from ..units import require_int, require_number
 from .result import Result, table
 
-ONE_PEER = "one_peer"  # the exponential graph, of which every step uses one neighbor
+ONE_PEER = "one_peer"  # the exponential graph; every step uses one neighbor
 NUMBERS = 32  # in the vector of every rank
 FRAMES = 20  # pictures while the steps are drawn
 MOST_GOSSIPING = 64  # ranks
@@ -24,12 +25,15 @@ MOST_GOSSIPING = 64  # ranks
 
 @dataclass(frozen=True, repr=False)
 class GossipResult(Result):
-    """errors: {graph: (steps + 1,) disagreement of the ranks}; lambda2: {graph: second eigenvalue of its weights}."""
+    """Result of `lab.gossip`.
+
+    errors: {graph: (steps + 1,) disagreement of the ranks}; lambda2: {graph: second eigenvalue of its weights}.
+    """
 
     n: int
     errors: dict[str, np.ndarray]
     lambda2: dict[str, float | None]
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def __repr__(self) -> str:
         rows = []
@@ -44,7 +48,7 @@ def gossip(
     graphs: str | Iterable[str] = ("ring", "wheel", "star", "exponential"),
     n: int = 16,
     steps: int = 20,
-    step: Callable[..., Any] = gossip_step,
+    step: Function = gossip_step,
     prediction: dict[str, float] | None = None,
 ) -> GossipResult:
     """Let n simulated ranks gossip on each graph, and draw how far they are apart after every step.
@@ -82,8 +86,8 @@ def gossip(
     return GossipResult(n, errors, promises, plot.finish(errors, promises, steps, title, guesses))
 
 
-def walk(comm: Comm, x: np.ndarray, step: Callable[..., Any], arguments: list[Any]) -> list[np.ndarray]:
-    """[x before the first step, and after each]: step(comm, x, argument) for every one of `arguments`."""
+def walk(comm: Comm, x: np.ndarray, step: Function, arguments: Sequence[object]) -> list[np.ndarray]:
+    """Return [x before the first step, and after each]: step(comm, x, argument) for every one of `arguments`."""
     states = [x.copy()]
     for argument in arguments:
         step(comm, x, argument)

@@ -1,13 +1,16 @@
-"""Hybrid grids: what one is picked for, one setting of it, and `lab.search`, which prices all of them."""
+"""Hybrid grids: their subject, one setting of it, and `lab.search`, which prices all of them."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..comm import sim
+from ..comm.network import Switch
 from ..mesh import Grid
 from ..parallel.grid import search as grid_search
 from ..parallel.grid.machine import MACHINES, Machine, grid_of
@@ -16,6 +19,7 @@ from ..parallel.grid.model import Prediction, predict
 from ..parallel.grid.search import every_grid, grids
 from ..parallel.grid.spec import SPECS, Spec
 from ..plots import grid as drawing
+from ..plots.style import Figure
 from ..schedules import CATALOG
 from ..trace import seconds_text
 from ..units import amount_text, parse_bytes, require_int, require_number
@@ -27,7 +31,7 @@ from .result import Result, picture, table
 AXES = ("dp", "pp", "tp")
 ALL_AXES = (*AXES, "cp", "ep")  # the last two are 1 unless they are asked for
 FEW = 8  # examples with which the machine is measured
-BATCHES = {  # sequences: where SPECS says its sizes are from
+BATCHES = {  # sequences: from the sources that SPECS names
     "gpt3": 1536, "llama3_70b": 2048, "llama3_405b": 2048, "llama3_405b_long": 128, "deepseek_v3": 15360,
 }  # fmt: skip
 PUBLISHED_RANKS, PUBLISHED_MACHINE = 1024, "dgx_a100"
@@ -43,24 +47,27 @@ SHOWN = 8  # rows of the printed table
 
 @dataclass(frozen=True)
 class Subject:
-    """spec: of the model; limit: bytes per rank; model, x, y: what really runs, None if there is only a spec."""
+    """A model, and the ranks and the machine that a grid is picked for.
+
+    spec: of the model; limit: bytes per rank; model, x, y: what really runs, None if there is only a spec.
+    """
 
     spec: Spec
     ranks: int
     batch: int
     limit: int
     machine: Machine
-    model: Any = field(default=None, repr=False, compare=False)
-    x: Any = field(default=None, repr=False, compare=False)
-    y: Any = field(default=None, repr=False, compare=False)
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
+    x: Tensor | None = field(default=None, repr=False, compare=False)
+    y: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.spec.name}, {self.ranks:,} ranks, batch of {self.batch:,}"
 
-    def predict(self, setting: "Setting") -> Prediction:
-        """What a step of this setting costs. Raises ValueError if the grid cannot be."""
-        how: dict[str, Any] = {"machine": self.machine, "batch": self.batch, "limit": self.limit}
-        return predict(self.spec, setting.grid, **setting.options, **how)
+    def predict(self, setting: Setting) -> Prediction:
+        """Predict what a step of this setting costs. Raises ValueError if the grid cannot be."""
+        how = setting.options
+        return predict(self.spec, setting.grid, **how, machine=self.machine, batch=self.batch, limit=self.limit)
 
 
 def subject_of(
@@ -70,7 +77,7 @@ def subject_of(
     limit: int | str | None = None,
     machine: str | Machine | None = None,
 ) -> Subject:
-    """The Subject that is meant.
+    """Return the Subject that is meant.
 
     Args:    model: a name of grid.spec.SPECS, a Spec; or a name of models.MODELS, or an nn.Module, which can run.
              machine: a name of MACHINES, a Machine; by default this machine, measured, or DGX nodes for a mere spec.
@@ -86,13 +93,13 @@ def subject_of(
     if machine is not None and not isinstance(machine, str | Machine):
         raise TypeError(f"machine={machine!r}: a name ({', '.join(MACHINES)}) or a Machine is needed")
     machine = MACHINES[machine] if isinstance(machine, str) else machine
-    spec = SPECS.get(model) if isinstance(model, str) else model if isinstance(model, Spec) else None
-    if spec is not None:
+    meant = SPECS.get(model, model) if isinstance(model, str) else model
+    if isinstance(meant, Spec):
         machine = machine or MACHINES[PUBLISHED_MACHINE]
         ranks = ranks or PUBLISHED_RANKS
         batch = batch or BATCHES.get(model if isinstance(model, str) else "", PER_RANK * ranks)
-        return Subject(spec, ranks, batch, nbytes or machine.memory, machine)
-    choice = model_and_data(model)
+        return Subject(meant, ranks, batch, nbytes or machine.memory, machine)
+    choice = model_and_data(meant)
     engines = running()
     ranks = ranks or (engines.n if engines is not None else DEFAULT_RANKS)
     batch = batch or PER_RANK * ranks
@@ -104,17 +111,25 @@ def subject_of(
     return Subject(spec, ranks, batch, nbytes or machine.memory, machine, choice.model, x, y)
 
 
-def this_machine(model: nn.Module, x: Any, y: Any, flops: float) -> Machine:
-    """The Machine under the engines, or under this process with the laptop's network if none run."""
+def this_machine(model: nn.Module, x: Tensor, y: Tensor, flops: float) -> Machine:
+    """Return the Machine under the engines, or under this process with the laptop's network if none run."""
     if running() is not None:
         return run(measured, model, x.clone(), y.clone(), None, flops)[0]
     here, laptop = sim.run(1, measured, model, x, y, None, flops)[0], MACHINES["laptop"]
-    network: Any = laptop.network
-    network = replace(network, flops_per_s=here.network.flops_per_s)
+    network = replace(cast(Switch, laptop.network), flops_per_s=here.network.flops_per_s)
     return replace(here, network=network, at_once=laptop.at_once)
 
 
 # -- one setting ------------------------------------------------------------------------------------------------------
+
+
+class Options(TypedDict):
+    """The options of grid.model.predict and of HybridParallel."""
+
+    schedule: str
+    micro_batches: int
+    recompute: bool
+    zero: int
 
 
 class Setting(NamedTuple):
@@ -135,10 +150,14 @@ class Setting(NamedTuple):
         return grid_of(self.dp, self.pp, self.tp, self.cp, self.ep)
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Of grid.model.predict and of HybridParallel."""
-        names = ("schedule", "micro_batches", "recompute", "zero")
-        return {name: getattr(self, name) for name in names}
+    def options(self) -> Options:
+        """The fields that are no axes."""
+        return {
+            "schedule": self.schedule,
+            "micro_batches": self.micro_batches,
+            "recompute": self.recompute,
+            "zero": self.zero,
+        }
 
     def __str__(self) -> str:
         more = "".join(f", {axis}={self.grid[axis]}" for axis in ("cp", "ep") if self.grid[axis] > 1)
@@ -146,7 +165,7 @@ class Setting(NamedTuple):
 
 
 def changed(setting: Setting, ranks: int, **wanted: Any) -> Setting:
-    """The setting nearest to `setting` that has what is wanted (any of its fields), on `ranks` ranks.
+    """Return the setting nearest to `setting` that has what is wanted (any of its fields), on `ranks` ranks.
 
     dp, pp and tp, if not said, follow what is, so that the product stays right: as little as can be, in factors.
     Raises:  ValueError with the numbers if no grid of so many ranks has these axes.
@@ -167,16 +186,17 @@ def changed(setting: Setting, ranks: int, **wanted: Any) -> Setting:
         product = " x ".join(f"{axis}={size}" for axis, size in (axes | others_of(cp, ep)).items())
         raise ValueError(f"{product} does not fit {ranks:,} ranks: the product of all axes must be {ranks:,}")
     nearest = min(fitting, key=lambda g: sum(abs(math.log2(g[axis] / getattr(setting, axis))) for axis in AXES))
-    return setting._replace(**{**wanted, **{axis: nearest[axis] for axis in ALL_AXES}})
+    sizes: dict[str, Any] = {axis: nearest[axis] for axis in ALL_AXES}
+    return setting._replace(**wanted | sizes)
 
 
 def others_of(cp: int, ep: int) -> dict[str, int]:
-    """{axis: size} of those that are longer than 1."""
+    """Return {axis: size} of the axes that are longer than 1."""
     return {axis: size for axis, size in (("cp", cp), ("ep", ep)) if size > 1}
 
 
-def followed(before: Setting, after: Setting, moved: dict[str, Any]) -> str:
-    """The sentence about axes that changed because another one was moved; "" if none did."""
+def followed(before: Setting, after: Setting, moved: Iterable[str]) -> str:
+    """Return the sentence about axes that changed because another one was moved; "" if none did."""
     others = [axis for axis in AXES if axis not in moved and getattr(before, axis) != getattr(after, axis)]
     if not others:
         return ""
@@ -186,8 +206,8 @@ def followed(before: Setting, after: Setting, moved: dict[str, Any]) -> str:
 
 
 def first(subject: Subject) -> Setting:
-    """Where a picker starts, a grid that can be: only replicas of a model that runs here; of a mere spec tp inside a
-    node, and as few stages as memory allows."""
+    """Return the first setting of a picker, a grid that can be: only replicas of a model that runs here; of a mere spec
+    tp inside a node, and as few stages as memory allows."""
     every, runs, possible = grids(subject.ranks), subject.model is not None, None
     for dp, pp, tp in every if runs else sorted(every, key=lambda grid: (grid[2] != NODE, grid[1])):
         share = subject.batch // dp
@@ -208,7 +228,9 @@ def first(subject: Subject) -> Setting:
 
 @dataclass(frozen=True, repr=False)
 class Searched(Result):
-    """rows: grid.model.Predictions, fastest first; best: the fastest that fits, None if none does.
+    """Result of `lab.search`.
+
+    rows: grid.model.Predictions, fastest first; best: the fastest that fits, None if none does.
 
     guess: the row of the grid that the attendee expected, or None.
     """
@@ -216,7 +238,7 @@ class Searched(Result):
     rows: list[Prediction] = field(repr=False)
     best: Prediction | None
     guess: Prediction | None
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def __repr__(self) -> str:
         fitting = [row for row in self.rows if row.fits]
@@ -274,16 +296,17 @@ def search(
         if not isinstance(sizes, Sequence):
             raise ValueError(f"{name}={sizes!r}: what to try is a sequence, such as ({sizes},)")
     expected = asked_guess(prediction, subject.ranks)
-    how: dict[str, Any] = {
-        "limit": subject.limit,
-        "machine": subject.machine,
-        "batch": subject.batch,
-        "recompute": (False, True),
-        "cp": cp,
-        "ep": ep,
-        "zero": zero,
-    }
-    rows = grid_search.search(subject.spec, subject.ranks, **how)
+    rows = grid_search.search(
+        subject.spec,
+        subject.ranks,
+        limit=subject.limit,
+        machine=subject.machine,
+        batch=subject.batch,
+        recompute=(False, True),
+        cp=cp,
+        ep=ep,
+        zero=zero,
+    )
     best = grid_search.best(rows) if any(row.fits for row in rows) else None
     mine = [row for row in rows if expected == tuple(row.grid[axis] for axis in ALL_AXES)]
     if expected is not None and not mine:
@@ -295,8 +318,8 @@ def search(
     return Searched(rows, best, guess, shown.figure)
 
 
-def asked_guess(prediction: Any, ranks: int) -> tuple[int, ...] | None:
-    """(dp, pp, tp, cp, ep), or None. Raises ValueError unless their product is the ranks."""
+def asked_guess(prediction: dict[str, float] | None, ranks: int) -> tuple[int, ...] | None:
+    """Return (dp, pp, tp, cp, ep), or None. Raises ValueError unless their product is the ranks."""
     if prediction is None:
         return None
     if not isinstance(prediction, dict) or set(prediction) - {*ALL_AXES, "seconds"}:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..trace import number_text
 from ..units import require_number
@@ -17,7 +17,7 @@ def guess(about: str, value: Guess) -> Guess:
     It is kept with your progress, and returned: hand it to the `prediction=` of a verb, which draws it.
 
     Args:    about: what is guessed, with its unit; value: a number, or several: {"8": 10, "1MiB": 1000}.
-    Raises:  ValueError as long as a `...` stands where a number should, and for what is no number.
+    Raises:  ValueError as long as a `...` stands in the place of a number, and for what is no number.
     """
     values = value.values() if isinstance(value, dict) else [value]
     if not values or ... in values:
@@ -28,7 +28,7 @@ def guess(about: str, value: Guess) -> Guess:
     return value
 
 
-def reveal(about: str, value: float | dict[Any, float]) -> None:
+def reveal(about: str, value: float | dict[str, float] | dict[int, float]) -> None:
     """Print the true value next to what was guessed: `lab.reveal("ms of an empty call", 1.2)`.
 
         ms of an empty call: 1.2; you guessed 100
@@ -37,7 +37,7 @@ def reveal(about: str, value: float | dict[Any, float]) -> None:
     value if nothing was guessed under these words, neither in this session nor in an earlier one.
 
     Args:    about: the words of the guess; value: a number, or several with the names of the guess: {"8": 12}.
-    Raises:  ValueError for what is no number, and for other names than those of the guess.
+    Raises:  ValueError for what is no number, and for other names than in the guess.
     """
     found = value if isinstance(value, dict) else {"": value}
     truth = {
@@ -69,7 +69,7 @@ def last_guess(about: str) -> dict[str, float]:
     return {str(name): number for name, number in (last if isinstance(last, dict) else {"": last}).items()}
 
 
-def values_of(rows: Sequence[object], about: str) -> list[Any]:
+def values_of(rows: Sequence[object], about: str) -> list[float | dict[str, float]]:
     """Return what was guessed under these words, in order."""
     guesses = [row for row in rows if isinstance(row, dict) and row.get("kind") == "guess"]
     return [row["value"] for row in guesses if row.get("about") == about and "value" in row]

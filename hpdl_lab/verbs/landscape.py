@@ -2,34 +2,39 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from ..optim.gradient_descent import descend, loss
 from ..plots import landscape as bowls
 from ..plots import live
+from ..plots.style import Figure
 from ..units import require_int, require_number
 from .result import Result
 
+Step: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]  # f(w, x, y, rate)
 MOST_RATES = 5  # panels that are still readable side by side
 
 
 @dataclass(frozen=True, repr=False)
 class LandscapeResult(Result):
-    """verdicts: {rate: "too low", "good", "too high" or "diverges"}; losses: {rate: (steps + 1,)}; paths: weights."""
+    """Result of `lab.landscape`.
+
+    verdicts: {rate: "too low", "good", "too high" or "diverges"}; losses: {rate: (steps + 1,)}; paths: weights.
+    """
 
     verdicts: dict[float, str]
     losses: dict[float, np.ndarray] = field(repr=False)
     paths: dict[float, np.ndarray] = field(repr=False)
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def __repr__(self) -> str:
         return "\n".join(f"rate {r:g}: loss {self.losses[r][-1]:.3g}, {word}" for r, word in self.verdicts.items())
 
 
 def landscape(
-    step: Callable[..., Any],
+    step: Step,
     x: np.ndarray,
     y: np.ndarray,
     rates: float | Iterable[float],
@@ -74,8 +79,8 @@ def landscape(
     return LandscapeResult(verdicts, {rate: a + bowl.least for rate, a in above.items()}, paths, figure)
 
 
-def walk(step: Callable[..., Any], x: np.ndarray, y: np.ndarray, rate: float, steps: int) -> np.ndarray:
-    """(steps + 1, 2) weights, from zero."""
+def walk(step: Step, x: np.ndarray, y: np.ndarray, rate: float, steps: int) -> np.ndarray:
+    """Return (steps + 1, 2) weights, from zero."""
     path = []
     for w in descend(x, y, rate, steps, step):
         if np.shape(w) != (2,):

@@ -1,22 +1,35 @@
 """`lab.measure`: your all-reduce against others; `lab.ping_pong`: single messages; `lab.tune`: the best per size."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias, cast
 
 from ..collectives import cost, table
 from ..collectives.cost import fit_link
-from ..collectives.selector import NATIVE, Selection, fastest, function_of
+from ..collectives.selector import NATIVE, Selection, Timed, fastest, function_of
 from ..collectives.selector import predict as evaluated
-from ..collectives.sweep import PING_SIZES, SAMPLE_NS, SAMPLES, WrongAnswer, count_of, race, sweep, time_rounds
+from ..collectives.sweep import (
+    PING_SIZES,
+    SAMPLE_NS,
+    SAMPLES,
+    Collective,
+    WrongAnswer,
+    count_of,
+    race,
+    sweep,
+    time_rounds,
+)
 from ..comm import sim
+from ..comm.base import Row
 from ..comm.network import Network, Switch
 from ..features import gpu
 from ..parallel import messages
 from ..plots import live
 from ..plots.measure import Reference, draw, draw_ping_pong, sentence
-from ..plots.style import OVERSUBSCRIBED
+from ..plots.style import OVERSUBSCRIBED, Figure
 from ..trace import number_text, seconds_text
 from ..units import bytes_text, parse_bytes, require_number
 from .place import SIMULATED_DEADLINE, Place, place
@@ -30,26 +43,27 @@ MESSAGES = tuple(2**k for k in range(3, 24, 2))  # 8 B to 8 MiB
 REST_S = 0.1  # between two measurements: long enough to draw the last one
 LINK_SAMPLES = 5  # of each row on a shaped link, which takes long and about equally long each time
 LINK_PING_SIZES = (8, 2**20, 2**22)  # a shaped link lets some 64 KiB pass at once, which says nothing of its speed
-PEERS = {  # what the picture calls it, the all-reduce in collectives/native.py
+PEERS = {  # its name in pictures, the all-reduce in collectives/native.py
     "compiled_ring": ("compiled ring", "ring_all_reduce"),
     "shm": ("shared memory", "shm_all_reduce"),
     "mpi": ("MPI", "mpi_all_reduce"),
     "gloo": ("gloo", "gloo_all_reduce"),
 }
-GPU_PEERS = {  # the same on GPUs, where MPI and gloo go through the memory of the host
+GPU_PEERS = {  # the same on GPUs; MPI and gloo go through the memory of the host
     "nccl": ("NCCL", "nccl_all_reduce"),
     "shm": ("one pass", "shm_all_reduce"),
     "mpi": PEERS["mpi"],
     "gloo": PEERS["gloo"],
 }
-Sizes = str | int | Iterable[str | int]
+Sizes: TypeAlias = str | int | Iterable[str | int]
+Peers: TypeAlias = Collective | str | Iterable[Collective | str] | None  # to race against
 
 
 # -- what is asked for ------------------------------------------------------------------------------------------------
 
 
-def asked_times(prediction: Any) -> dict[int, float]:
-    """{bytes: seconds} of {size: microseconds}; empty for None. Raises ValueError for what is neither."""
+def asked_times(prediction: object) -> dict[int, float]:
+    """Return {bytes: seconds} of {size: microseconds}; empty for None. Raises ValueError for what is neither."""
     if prediction is None:
         return {}
     if not isinstance(prediction, dict) or not prediction:
@@ -58,7 +72,7 @@ def asked_times(prediction: Any) -> dict[int, float]:
 
 
 def asked_sizes(sizes: Sizes, least: int = 1, itemsize: bool = True) -> list[int]:
-    """Bytes in rising order. Raises ValueError for fewer than `least`, or for what is no whole number of float32."""
+    """Return bytes in rising order. Raises ValueError for fewer than `least`, or for no whole number of float32."""
     found = sorted(
         {parse_bytes(size, "a message size") for size in ([sizes] if isinstance(sizes, str | int) else sizes)}
     )
@@ -74,29 +88,31 @@ def asked_sizes(sizes: Sizes, least: int = 1, itemsize: bool = True) -> list[int
 
 @dataclass(frozen=True, repr=False)
 class MeasureResult(Result):
-    """rows: one per function and size, see collectives.sweep.sweep; alpha s, beta s/B, gamma s/B: from ping-pong;
-    contended: the same three while all ranks send and add at once, None where time is virtual.
+    """Result of `lab.measure`.
+
+    rows: one per function and size, see collectives.sweep.sweep; alpha s, beta s/B, gamma s/B: from ping-pong;
+    contended: the same three while all ranks send and add at once, None if time is virtual.
 
     simulated: {name: {size: seconds}} on simulated ranks with that alpha and beta, if they were asked for.
     link_GBps: what a link carries, if that is known, else None.
     """
 
     where: str
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     alpha: float
     beta: float
     gamma: float
     simulated: dict[str, dict[int, float]]
     link_GBps: float | None
     contended: tuple[float, ...] | None
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def __repr__(self) -> str:
         names = list(dict.fromkeys(r["name"] for r in self.rows))
         sizes = list(dict.fromkeys(r["size"] for r in self.rows))
         cells = {(r["name"], r["size"]): r for r in self.rows}
 
-        def columns(text: Callable[[dict[str, Any]], str]) -> list[str]:
+        def columns(text: Callable[[Row], str]) -> list[str]:
             rows = [[bytes_text(n), *(text(cells[m, n]) if (m, n) in cells else "" for m in names)] for n in sizes]
             return text_table(["size", *names], rows)
 
@@ -110,12 +126,12 @@ class MeasureResult(Result):
             )
         return "\n".join(lines)
 
-    def _over_simulation(self, row: dict[str, Any]) -> str:
+    def _over_simulation(self, row: Row) -> str:
         seconds = self.simulated.get(row["name"], {}).get(row["size"])
         return f"{row['time_us'] / 1e6 / seconds:.2f}" if seconds else ""
 
     def share(self, name: str) -> float:
-        """The bus bandwidth of `name` over what a link carries; ValueError if that is not known.
+        """Return the bus bandwidth of `name` over what a link carries; ValueError if that is not known.
 
         At the largest size: of short messages a good part passes in the burst that a link lets through after a pause.
         """
@@ -124,17 +140,17 @@ class MeasureResult(Result):
         largest = max((r for r in self.rows if r["name"] == name), key=lambda r: r["size"])
         return largest["busbw_GBps"] / self.link_GBps
 
-    def drawing(self, more: Iterable[dict[str, Any]] = ()) -> tuple[Any, ...]:
-        """The arguments of plots.measure.draw that show it, with `more` rows; without simulated curves."""
+    def drawing(self, more: Iterable[Row] = ()) -> tuple[object, ...]:
+        """Return the arguments of plots.measure.draw that show it, with `more` rows; without simulated curves."""
         p, sizes = self.rows[0]["ranks"], sorted({r["size"] for r in self.rows})
-        fit = {"alpha": self.alpha, "beta": self.beta, "gamma": self.gamma, "contended": self.contended}
+        fit: Row = {"alpha": self.alpha, "beta": self.beta, "gamma": self.gamma, "contended": self.contended}
         small, factor = foot(Place(p, simulated=False), fit), cost.busbw_factor("all_reduce", p)
         lines = modelled(p, sizes, fit) if self.beta else []
         names = [*self.rows, *more], self.rows[0]["name"]
         return *names, factor, lines, None, f"all-reduce on {self.where}", small, None, self.link_GBps
 
     def crossover(self, one: str, other: str) -> int | None:
-        """The size in bytes at which the measured times of two functions are equal; None if they do not cross.
+        """Return the size in bytes at which the measured times of two functions are equal; None if they do not cross.
 
         Args:    one, other: names as in the table that this result prints. Raises: ValueError for other names.
         """
@@ -146,19 +162,20 @@ class MeasureResult(Result):
         return crossing(*times)
 
     def modelled_crossover(self, one: str, other: str) -> int | None:
-        """The same on paper: from the costs of two algorithms of the table, with alpha and beta of the ping-pong."""
+        """Return the same on paper: by the costs of two algorithms of the table, alpha and beta of the ping-pong."""
         p, sizes = self.rows[0]["ranks"], [2**k for k in range(2, 34)]
         prices = [table.find(name).cost for name in (one, other)]
         return crossing(*({n: price(p, n).seconds(self.alpha, self.beta) for n in sizes} for price in prices))
 
 
-def time_text(row: dict[str, Any]) -> str:
+def time_text(row: Row) -> str:
+    """Return the time of a row, and in brackets its bus bandwidth."""
     digits = 3 if row["busbw_GBps"] >= 1 else 2  # as narrow as a small bandwidth's zeros, or exponent, allow
     return f"{seconds_text(row['time_us'] / 1e6)} ({row['busbw_GBps']:.{digits}g})"
 
 
 def crossing(one: dict[int, float], other: dict[int, float]) -> int | None:
-    """The size at which two curves {bytes: time > 0} meet, between the sizes that both have; None if they do not.
+    """Return the size at which two curves {bytes: time > 0} meet, between sizes that both have; None if they do not.
 
     Between two sizes a curve is a straight line in a picture with logarithmic axes. Of several crossings the last one
     counts: below it noise decides.
@@ -175,12 +192,12 @@ def crossing(one: dict[int, float], other: dict[int, float]) -> int | None:
 
 
 def measure(
-    fn: Any,
+    fn: Collective | str,
     sizes: Sizes = SIZES,
     *,
     ranks: int | None = None,
-    against: Any = None,
-    prediction: Any = None,
+    against: Peers = None,
+    prediction: str | int | dict[str | int, float] | None = None,
     simulated: bool = False,
     network: Network | None = None,
     deadline: float = 10.0,
@@ -193,29 +210,29 @@ def measure(
              "compiled_ring", "shm", "mpi", "gloo", on GPUs also "nccl"; default all of the compiled ones on engines.
              prediction: {size: microseconds}, what you expect; or the size at which you expect curves to cross.
              deadline: s, the longest that a rank may wait.
-             simulated: draw with each measured curve that of simulated ranks with alpha and beta of this run.
+             simulated: draw with each measured curve the curve of simulated ranks with alpha and beta of this run.
              network: of comm.network: measure on simulated ranks joined by it, even if engines run.
     Returns: MeasureResult.
     Raises:  collectives.sweep.WrongAnswer if fn is wrong, with the rank, the index, and both values.
     """
-    where, sizes = place(ranks, network), asked_sizes(sizes)
-    yours, fn = named(fn)
-    functions = {yours: fn, **peers(where, against)}
+    where, asked = place(ranks, network), asked_sizes(sizes)
+    yours, function = named(fn)
+    functions = {yours: function, **peers(where, against)}
     title, factor = f"all-reduce on {where}", cost.busbw_factor("all_reduce", where.ranks)
     times = prediction is None or isinstance(prediction, dict)
     guess = Reference("your guess", asked_times(prediction) if times else {})
     cross = None if times else parse_bytes(prediction, "the size at which curves cross")
-    fit: dict[str, Any] = {}
-    rows: list[dict[str, Any]] = []
+    fit: Row = {}
+    rows: list[Row] = []
     virtual: dict[str, dict[int, float]] = {}
     plot = live.Live(draw, alt="time and bus bandwidth against message size")
 
-    def state() -> tuple[Any, ...]:
-        models = modelled(where.ranks, sizes, fit) if fit and where.alike else []
+    def state() -> tuple[object, ...]:
+        models = modelled(where.ranks, asked, fit) if fit and where.alike else []
         small = foot(where, fit, bool(virtual))
         return rows, yours, factor, models, guess, title, small, virtual, where.link_GBps, cross
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         fit.update(row) if "alpha" in row else rows.append(row)
         plot.update(*state())
 
@@ -223,9 +240,9 @@ def measure(
     timing = (1, 0, 0.0) if where.simulated else (samples, SAMPLE_NS, REST_S)  # virtual time is the same every time
     pings = LINK_PING_SIZES if where.link else PING_SIZES
     try:
-        where.run(race, functions, sizes, "float32", *timing, "all_reduce", pings, deadline=deadline, on_row=on_row)
+        where.run(race, functions, asked, "float32", *timing, "all_reduce", pings, deadline=deadline, on_row=on_row)
         if simulated and not where.simulated:
-            virtual.update(simulate(where.ranks, functions, sizes, fit))
+            virtual.update(simulate(where.ranks, functions, asked, fit))
     except BaseException as error:
         if rows:
             plot.finish(*state())
@@ -237,8 +254,8 @@ def measure(
     return MeasureResult(str(where), rows, *numbers, virtual, where.link_GBps, fit["contended"], figure)
 
 
-def named(fn: Any) -> tuple[str, Callable[..., Any]]:
-    """(what the picture calls it, the function) of an attendee's function, or of the name of an algorithm."""
+def named(fn: Collective | str) -> tuple[str, Collective]:
+    """Return (its name in pictures, the function) of an attendee's function, or of the name of an algorithm."""
     if isinstance(fn, str):
         return fn, table.find(fn).function
     if not callable(fn):
@@ -247,8 +264,8 @@ def named(fn: Any) -> tuple[str, Callable[..., Any]]:
     return ("your function" if name.startswith("<") else f"your {name}"), fn
 
 
-def peers(where: Place, against: Any) -> dict[str, Callable[..., Any]]:
-    """{name: f(comm, x)} of what to race against; None: the compiled ones that work here.
+def peers(where: Place, against: Peers) -> dict[str, Collective]:
+    """Return {name: f(comm, x)} of what to race against; None: the compiled ones that work here.
 
     Raises: ValueError for an unknown name, or for compiled code on simulated ranks.
     """
@@ -256,7 +273,7 @@ def peers(where: Place, against: Any) -> dict[str, Callable[..., Any]]:
     if against is None:
         absent = {"shm": bool(where.link), "nccl": "nccl" in compiled and not gpu.nccl_serves(where.ranks)}
         against = () if where.simulated else [name for name in compiled if not absent.get(name)]
-    functions: dict[str, Callable[..., Any]] = {}
+    functions: dict[str, Collective] = {}
     for peer in (against,) if isinstance(against, str) or callable(against) else against:
         if callable(peer):
             functions[getattr(peer, "__name__", repr(peer))] = peer
@@ -275,9 +292,9 @@ def peers(where: Place, against: Any) -> dict[str, Callable[..., Any]]:
 
 
 def simulate(
-    p: int, functions: dict[str, Callable[..., Any]], sizes: list[int], fit: dict[str, float]
+    p: int, functions: dict[str, Collective], sizes: list[int], fit: dict[str, float]
 ) -> dict[str, dict[int, float]]:
-    """{name: {size: seconds}} on simulated ranks with the alpha and beta of the ping-pong, of all but compiled code."""
+    """Return {name: {size: seconds}} of simulated ranks with this alpha and beta; compiled code is left out."""
     compiled = {name for known in (PEERS, GPU_PEERS) for name, _ in known.values()}
     functions = {name: function for name, function in functions.items() if name not in compiled}
     network = Switch(alpha=fit["alpha"], beta=fit["beta"])
@@ -290,16 +307,16 @@ def simulate(
 
 
 def refusal(error: BaseException) -> BaseException:
-    """WrongAnswer if that is what stopped the ranks, on engines as on simulated ranks; else the error itself."""
+    """Return WrongAnswer if that stopped the ranks, on engines as on simulated ranks; else the error itself."""
     for rank_error in getattr(error, "errors", {}).values():
         if rank_error.type == WrongAnswer.__name__:
             return WrongAnswer(rank_error.message)
     return error
 
 
-def modelled(p: int, sizes: list[int], fit: dict[str, Any]) -> list[Reference]:
-    """The ring's cost on paper at powers of two between the sizes: with what messages and additions cost when all
-    ranks send and add at once, and with what they cost two ranks alone; only that where time is virtual."""
+def modelled(p: int, sizes: list[int], fit: Row) -> list[Reference]:
+    """Return the ring's cost on paper at powers of two between the sizes: with what messages and additions cost when
+    all ranks send and add at once, and with what they cost two ranks alone; only the latter if time is virtual."""
     doublings = range((sizes[-1] // sizes[0]).bit_length())
     points = {*sizes, *(sizes[0] << k for k in doublings if sizes[0] << k < sizes[-1])}
     alone = fit["alpha"], fit["beta"], fit["gamma"]
@@ -310,8 +327,8 @@ def modelled(p: int, sizes: list[int], fit: dict[str, Any]) -> list[Reference]:
     ]
 
 
-def foot(where: Place, fit: dict[str, Any], virtual: bool = False) -> str:
-    """The small print: what the model rests on, and whether time is virtual."""
+def foot(where: Place, fit: Row, virtual: bool = False) -> str:
+    """Return the small print: what the model rests on, and whether time is virtual."""
     parts = [where.remark]
     if fit and fit["beta"] and where.alike:
         parts.append(f"Ping-pong: {link_text(fit['alpha'], fit['beta'])}.")
@@ -323,6 +340,7 @@ def foot(where: Place, fit: dict[str, Any], virtual: bool = False) -> str:
 
 
 def link_text(alpha: float, beta: float) -> str:
+    """Return latency and bandwidth of a link in words."""
     return f"α = {seconds_text(alpha)}, 1/β = " + (f"{number_text(1e-9 / beta)} GB/s" if beta else "∞")
 
 
@@ -331,14 +349,17 @@ def link_text(alpha: float, beta: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class PingPongResult(Result):
-    """nbytes, seconds: of the measured messages, one way, medians; alpha s, beta s/byte: fitted to them."""
+    """Result of `lab.ping_pong`.
+
+    nbytes, seconds: of the measured messages, one way, medians; alpha s, beta s/byte: fitted to them.
+    """
 
     where: str
     nbytes: list[int]
     seconds: list[float]
     alpha: float
     beta: float
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def __repr__(self) -> str:
         lines = [f"{bytes_text(n):>10}  {seconds_text(t)}" for n, t in zip(self.nbytes, self.seconds, strict=True)]
@@ -349,12 +370,12 @@ _measured: list[PingPongResult] = []  # of this notebook
 
 
 def last_ping_pong() -> PingPongResult | None:
-    """What lab.ping_pong measured last; None before."""
+    """Return what lab.ping_pong measured last; None before."""
     return _measured[-1] if _measured else None
 
 
 def ping_pong(
-    fn: Callable[..., Any] = messages.ping_pong,
+    fn: Collective = messages.ping_pong,
     sizes: Sizes = MESSAGES,
     *,
     ranks: int | None = None,
@@ -371,19 +392,20 @@ def ping_pong(
     """
     if not callable(fn):
         raise TypeError(f"lab.ping_pong needs a function f(comm, x), got {type(fn).__name__}: lab.ping_pong(ping_pong)")
-    where, sizes = place(ranks), asked_sizes(sizes, least=2, itemsize=False)
+    where, asked = place(ranks), asked_sizes(sizes, least=2, itemsize=False)
     if where.ranks < 2:
         raise ValueError("a ping-pong needs two ranks, and there is 1: lab.start(2)")
-    title, rows, guess = f"Ping-pong between two of {where}", [], asked_times(prediction)
+    title, guess = f"Ping-pong between two of {where}", asked_times(prediction)
+    rows: list[Row] = []
     plot = live.Live(draw_ping_pong, alt="time of a message against its size")
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         rows.append(row)
         plot.update(rows, None, guess, title, where.remark)
 
     timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)
     try:
-        where.run(time_rounds, fn, sizes, *timing, deadline=deadline, on_row=on_row)
+        where.run(time_rounds, fn, asked, *timing, deadline=deadline, on_row=on_row)
     except BaseException as error:
         raise refusal(error) from None
     nbytes, seconds = [r["size"] for r in rows], [r["seconds"] for r in rows]
@@ -404,7 +426,7 @@ def tune(
     network: Network | None = None,
     deadline: float = 10.0,
 ) -> Selection:
-    """Time all-reduces over message sizes here; returns what was fastest where, as an all-reduce that chooses by size.
+    """Time all-reduces over message sizes here; returns an all-reduce that takes for each size what was fastest.
 
         chosen = lab.tune()                       # Selection.parse('recursive_doubling:0-16384;ring:16385-max')
         lab.train(all_reduce=chosen)              # it goes wherever an all_reduce goes
@@ -418,12 +440,12 @@ def tune(
     if algorithms is None:
         algorithms = table.names() if network is not None else [*table.names(), NATIVE]
     functions = {name: function_of(name) for name in algorithms}
-    where, sizes = place(ranks, network), asked_sizes(sizes)
+    where, asked = place(ranks, network), asked_sizes(sizes)
     if not functions:
         raise ValueError("no algorithm to measure: give some, such as ['ring', 'tree']")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         rows.append(row)
         if len(rows) % len(functions) == 0:
             best = sorted(rows[-len(functions) :], key=lambda r: r["time_us"])[:3]
@@ -432,11 +454,11 @@ def tune(
 
     print(f"all-reduce on {where}: the fastest of {len(functions)}. {where.remark}".rstrip())
     if network is not None:
-        for row in evaluated(functions, sizes, where.ranks, network):
-            on_row(row)
+        for row in evaluated(list(functions), asked, where.ranks, network):
+            on_row({**row})
     else:
         timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)
-        where.run(sweep, functions, sizes, "float32", *timing, deadline=deadline, on_row=on_row)
+        where.run(sweep, functions, asked, "float32", *timing, deadline=deadline, on_row=on_row)
         if rows[0]["ranks"] > rows[0]["cores"] and not where.simulated:
             print(f"{rows[0]['ranks']} ranks on {rows[0]['cores']} cores: {OVERSUBSCRIBED}")
-    return fastest(rows)
+    return fastest(cast(list[Timed], rows))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -14,6 +13,7 @@ from ..parallel.grid.measure import spec_of
 from ..parallel.grid.memory import Memory
 from ..plots import ledger as drawing
 from ..plots import live
+from ..plots.style import Figure
 from ..units import amount_text, parse_bytes, require_int, require_number
 from .choice import model_and_data
 from .grid import PER_RANK
@@ -23,13 +23,15 @@ from .result import Result, table
 DEADLINE = 60.0  # s: engines that share few cores import what torch recomputes with first
 KINDS = Memory._fields
 NAMES = tuple(way.name for way in WAYS)
-SIZE: dict[str, Any] = {"layers": 4, "heads": 4, "width": 192}  # large enough that its state is seen in a process
+SIZE = {"layers": 4, "heads": 4, "width": 192}  # large enough that its state is seen in a process
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryResult(Result):
-    """predicted, held: {way: grid.memory.Memory} of the fullest rank; most, process: {way: bytes, or None}: the most at
-    once by torch's memory profiler, and by how much the peak of the process is above what it holds afterwards.
+    """Result of `lab.memory`.
+
+    predicted, held: {way: grid.memory.Memory} of the fullest rank; most, process: {way: bytes, or None}: the most at
+    once by torch's memory profiler, and the peak of the process above what it holds afterwards.
 
     limit: bytes that a rank may hold, or None.
     """
@@ -40,17 +42,17 @@ class MemoryResult(Result):
     most: dict[str, int | None]
     process: dict[str, int | None]
     limit: int | None
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def __getitem__(self, way: str) -> Memory:
-        """What was counted for one way: result["ZeRO-1"].optimizer."""
+        """Return what was counted for one way: result["ZeRO-1"].optimizer."""
         if way not in self.held:
             raise LookupError(f"no way is called {way!r}: {', '.join(map(repr, self.held))}")
         return self.held[way]
 
     @property
     def off(self) -> dict[str, float]:
-        """{way: how far what was counted is from the prediction, temporaries apart, as a share of it}."""
+        """The distance from prediction to count, {way: share of the prediction}, temporaries apart."""
         return {way: lasting(held) / lasting(self.predicted[way]) - 1 for way, held in self.held.items()}
 
     def __repr__(self) -> str:
@@ -65,7 +67,7 @@ class MemoryResult(Result):
 
 
 def lasting(held: Memory) -> int:
-    """Bytes without temporaries, of which ranks that are late have more at once."""
+    """Return bytes without temporaries: late ranks have more of these at once."""
     return held.total - held.temporaries
 
 
@@ -84,7 +86,7 @@ def memory(
         lab.memory(limit="3 MB")["ZeRO-3"].optimizer
 
     Args:    model: a name of models.MODELS, or an nn.Module; by default a GPT of four blocks, 192 wide.
-             ways: their names; those in which the ranks cannot share the model are left out.
+             ways: their names; ways in which the ranks cannot share the model are left out.
              ranks: default all engines, or 4 simulated ranks; batch: examples of a step, default 8 per rank.
              limit: what a rank may hold, in bytes or as "3 MB", drawn as a line.
              prediction: {way: bytes} that you expect a rank to hold in all, such as {"ZeRO-3": 1e6}.
@@ -112,7 +114,7 @@ def memory(
     found: dict[str, Counted] = {}
     plot = live.Live(drawing.draw, height=drawing.HEIGHT, alt="what a rank holds in several ways to train")
 
-    def state() -> tuple[Any, ...]:
+    def state() -> tuple[object, ...]:
         return expected, found, nbytes, prediction, title
 
     for way in WAYS:
@@ -133,8 +135,8 @@ def memory(
     )
 
 
-def asked_names(names: Any) -> list[str]:
-    """The names, of a list or of the keys of a dict. Raises TypeError for anything else."""
+def asked_names(names: Sequence[str] | dict[str, float]) -> list[str]:
+    """Return the names, of a list or of the keys of a dict. Raises TypeError for anything else."""
     if isinstance(names, str) or not isinstance(names, Sequence | dict):
         raise TypeError(f"a list of ways to train, such as {NAMES[-2:]!r}, or a dict of them is needed, got {names!r}")
     return list(names)

@@ -1,8 +1,10 @@
 """`lab.grid`: pick a hybrid grid with sliders, see at once what it costs, and run it.
 
-The Picker holds what is picked and what was measured, and knows no widget: it works the same in a plain terminal.
+The Picker holds what is picked and what was measured, without widgets: it works the same in a plain terminal.
 widgets.py shows it in a notebook.
 """
+
+from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
 
 from torch import nn
 
 from .. import features, schedules
+from ..comm.base import Row
 from ..engines.errors import EngineError
 from ..parallel.grid.machine import Machine
 from ..parallel.grid.measure import bytes_over_axes, grid_steps, last_step, rows_over_pp
@@ -25,7 +27,7 @@ from ..parallel.grid.simulation import simulate
 from ..parallel.grid.spec import Spec
 from ..plots import grid as drawing
 from ..plots import live
-from ..plots.style import look, new_figure
+from ..plots.style import Figure, look, new_figure
 from ..trace import seconds_text
 from ..units import amount_text, counted
 from .cluster import run, running
@@ -43,7 +45,9 @@ DEADLINE = 30.0  # s: engines that share few cores import torch's tracer first
 
 @dataclass(frozen=True)
 class Measured:
-    """seconds: of a step; bubble, memory (of the fullest rank), links: as of a Prediction; None if not known.
+    """A run of a grid, as far as it is known.
+
+    seconds: of a step; bubble, memory (of the fullest rank), links: as of a Prediction; None if not known.
 
     kind: "measured" or "simulated"; how: in words.
     """
@@ -57,7 +61,7 @@ class Measured:
 
 
 class GridRun:
-    """One run of a setting, on the engines, or in virtual time if it needs more ranks; another thread may stop it.
+    """A run of a setting, on the engines, or in virtual time if it needs more ranks; another thread may stop it.
 
     tell: f(text), called with what goes on. show: f(Measured), called after every step with what is known so far.
     """
@@ -69,7 +73,7 @@ class GridRun:
         self.stopped = self.simulates = False
 
     def result(self) -> Measured | None:
-        """The Measured at the end, None if it was stopped. Raises what lab.run raises, ValueError as simulate."""
+        """Take the steps; returns Measured, None if stopped. Raises what lab.run raises, ValueError as simulate."""
         ranks, engines = self.subject.ranks, running()
         if self.subject.model is not None and (engines is None or engines.n >= ranks):
             return self.measured()
@@ -85,14 +89,14 @@ class GridRun:
             engines.interrupt()
 
     def measured(self) -> Measured:
-        """A few steps on the engines."""
+        """Take a few steps on the engines."""
         subject, setting = self.subject, self.setting
         times: list[float] = []
         cores = features.cores()
         share = f", which share {cores} cores" if cores < subject.ranks else ""
         how = f"{STEPS} steps on {subject.ranks} engines{share}"
 
-        def on_row(row: dict[str, Any]) -> None:
+        def on_row(row: Row) -> None:
             if self.stopped:  # before the engines were free, so that there was no run to interrupt
                 raise EngineError("stopped")
             times.append(row["seconds"])
@@ -113,14 +117,14 @@ class GridRun:
         )
 
     def simulated(self) -> Measured | None:
-        """A step in virtual time, in a thread that a stop leaves alone."""
+        """Take a step in virtual time, in a thread that a stop leaves alone."""
         subject = self.subject
-        how = {**self.setting.options, "machine": subject.machine, "batch": subject.batch}
+        grid, how = self.setting.grid, self.setting.options
         found: Future[float] = Future()
 
         def alone() -> None:
             try:
-                found.set_result(simulate(subject.spec, self.setting.grid, **how))
+                found.set_result(simulate(subject.spec, grid, **how, machine=subject.machine, batch=subject.batch))
             except BaseException as error:
                 found.set_exception(error)
 
@@ -139,7 +143,7 @@ class Picker:
     """A grid that is picked: what it costs, and what it took when it ran.
 
     setting: dp, pp, tp, cp, ep, micro_batches, recompute, schedule, zero. prediction: of grid.model, None if the grid
-    cannot be. why: the sentence about that, else "". said: what the last action has to say. measured: of the present
+    cannot be. why: the sentence about that, else "". said: the text about the last action. measured: of the present
     setting.
     """
 
@@ -150,7 +154,7 @@ class Picker:
         self.taken: dict[Setting, Measured] = {}
         self.under_way: GridRun | None = None
         self.changed: list[Callable[[], None]] = []  # called when something has changed
-        self.panel: Any = None  # its widgets, once a notebook shows it
+        self.panel: object = None  # its widgets, once a notebook shows it
         self._lock = threading.Lock()
         self._predict()
 
@@ -159,7 +163,7 @@ class Picker:
         return self.taken.get(self.setting)
 
     @partial(plainly, owner="picker")
-    def set(self, **wanted: Any) -> "Picker":
+    def set(self, **wanted: int | str) -> Picker:
         """Pick: `picker.set(dp=2, pp=2)`. Axes that are not said follow, so that the product stays the ranks.
 
         Raises:  ValueError with the numbers if that cannot be; then nothing has changed.
@@ -188,7 +192,7 @@ class Picker:
         return self._run(self._begin())
 
     def start(self) -> None:
-        """Begin `run` in a thread of its own; how it ends is in `said`. Raises as `run`, if it cannot begin."""
+        """Begin `run` in a thread of its own; its end is in `said`. Raises as `run`, if it cannot begin."""
         under_way = self._begin()
 
         def alone() -> None:
@@ -237,23 +241,25 @@ class Picker:
     # -- how it shows
 
     def say(self, text: str) -> None:
+        """Put `text` into `said`, and make the widgets follow."""
         self.said = text
         for call in self.changed:
             call()
 
-    def figure(self) -> Any:
-        """What is picked and measured, as a picture."""
+    def figure(self) -> Figure:
+        """Draw what is picked and measured."""
         figure, title = new_figure(height=drawing.HEIGHT), f"{self.subject.spec.name} on {self.setting}"
         with look():
             drawing.draw(figure, self.prediction, self.measured, self.why, title, self.subject.spec.training)
         return figure
 
     def save(self, path: str) -> str:
+        """Write the figure to a PNG file; returns its path."""
         live.save(self.figure(), path)
         return path
 
     def show(self) -> None:
-        """Sliders and pictures in a notebook; in a plain terminal print the table."""
+        """Show sliders and pictures in a notebook; in a plain terminal print the table."""
         if not live.in_notebook():
             print(self, flush=True)
             return
@@ -262,7 +268,7 @@ class Picker:
         widgets.show(self)
 
     def _ipython_display_(self) -> None:
-        """At the end of a cell: lab.grid has shown it already."""
+        """Show nothing at the end of a cell: lab.grid has shown it already."""
 
     def __repr__(self) -> str:
         batches = counted(self.setting.micro_batches, "micro-batch", "micro-batches")
@@ -276,11 +282,11 @@ class Picker:
         rows = [[name, *(column.get(name, "") for column in columns.values())] for name in columns["predicted"]]
         limit = amount_text(self.subject.limit)
         fits = f"fits into {limit} per rank" if self.prediction.fits else f"does NOT fit into {limit} per rank"
-        return "\n".join(filter(None, [*head, *table(["", *columns], rows), fits, self.said]))
+        return "\n".join(line for line in (*head, *table(["", *columns], rows), fits, self.said) if line)
 
 
-def numbers_of(r: Any) -> dict[str, str]:
-    """The rows of the table, of a Prediction or of a Measured, which may not know all."""
+def numbers_of(r: Prediction | Measured) -> dict[str, str]:
+    """Return the rows of the table, of a Prediction or of a Measured, in which some may be missing."""
     memory = {} if r.memory is None else {**r.memory._asdict(), "total": r.memory.total}
     links = {} if r.links is None else drawing.sent_over(r.links)
     rows = {"seconds of a step": seconds_text(r.seconds), "bubble": "" if r.bubble is None else f"{r.bubble:.1%}"}
@@ -290,7 +296,7 @@ def numbers_of(r: Any) -> dict[str, str]:
     return rows | {f"bytes sent over {axis}": amount_text(links[axis]) if links else "" for axis in axes}
 
 
-PICKERS: dict[tuple[Any, ...], Picker] = {}  # of this notebook: a cell that runs again shows what was picked there
+PICKERS: dict[tuple[object, ...], Picker] = {}  # of this notebook: a cell that runs again shows what was picked there
 
 
 def grid(

@@ -1,24 +1,29 @@
 """`lab.pipeline`: a schedule carried out, its measured timeline under the planned one while it grows."""
 
+from __future__ import annotations
+
 import inspect
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from numbers import Integral
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torch import nn
 
 from .. import schedules
+from ..comm.base import Results, Row
+from ..engines.messages import Function
 from ..parallel.pipeline.reports import model_step, sleeping_step
 from ..parallel.pipeline.run_schedule import timed_actions
-from ..parallel.pipeline.split import partition
+from ..parallel.pipeline.split import Partition, partition
 from ..plots import live
 from ..plots import schedule as drawing
+from ..plots.style import Figure
 from ..schedules import Action, Evaluation, Pair, Schedule, Timed
 from ..schedules.schedule import apart
 from ..schedules.strings import parse
-from ..trace import seconds_text
+from ..trace import Event, seconds_text
 from ..units import counted, require_int, require_number
 from .choice import model_and_data
 from .place import DEFAULT_RANKS, place
@@ -26,12 +31,16 @@ from .result import Result, table
 
 MOST_SECONDS = 60.0  # that a planned step may take
 EXAMPLES = 4  # of each micro-batch of a real model
-SECONDS = {"F": 0.02, "B": 0.04, "I": 0.02, "W": 0.02}  # that stages sleep, all those of a rank together
-KINDS = {"forward": "F", "backward": "B", "input": "I", "weight": "W"}
+SECONDS = {"F": 0.02, "B": 0.04, "I": 0.02, "W": 0.02}  # that the stages of a rank sleep together
+
+
+Item: TypeAlias = str | Pair | tuple[int, str, int]  # of a row: "2F5", or an Action, as a tuple if you like
 
 
 class Outcome(NamedTuple):
-    """makespan: s; bubble: share of the ranks' time in which they wait; live: the most that each rank holds at once.
+    """The times of a schedule in short.
+
+    makespan: s; bubble: share of the ranks' time in which they wait; live: the most that each rank holds at once.
 
     times: the schedules.Evaluation behind it.
     """
@@ -42,13 +51,16 @@ class Outcome(NamedTuple):
     times: Evaluation
 
     @classmethod
-    def of(cls, times: Evaluation) -> "Outcome":
+    def of(cls, times: Evaluation) -> Outcome:
+        """Return the Outcome of an Evaluation."""
         return cls(float(times.makespan), float(times.bubble), list(times.peak), times)
 
 
 @dataclass(frozen=True, repr=False)
 class PipelineRun(Result):
-    """predicted: by arithmetic, measured: from the events; guess: {"makespan": s, "bubble": share, "live": n} or None.
+    """Result of `lab.pipeline`.
+
+    predicted: by arithmetic, measured: from the events; guess: {"makespan": s, "bubble": share, "live": n} or None.
 
     chunks: stages that a rank holds.
     """
@@ -58,8 +70,8 @@ class PipelineRun(Result):
     measured: Outcome
     guess: dict[str, float] | None
     chunks: int
-    events: list[Any] = field(repr=False)
-    figure: Any = field(repr=False)
+    events: list[Event] = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def __repr__(self) -> str:
         mine = self.guess and ("you", self.guess["makespan"], self.guess["bubble"], f"{self.guess.get('live', '')}")
@@ -76,12 +88,12 @@ class PipelineRun(Result):
 
 
 def pipeline(
-    schedule: Any = "1f1b",
+    schedule: str | Schedule | Function = "1f1b",
     micro_batches: int = 8,
     ranks: int | None = None,
     model: str | nn.Module | None = None,
     prediction: float | dict[str, float] | None = None,
-    partition: Callable[..., list[int]] = partition,
+    partition: Partition = partition,
     deadline: float = 10.0,
 ) -> PipelineRun:
     """Carry out a pipeline schedule, and draw what ranks do under what they should do.
@@ -106,31 +118,33 @@ def pipeline(
     where = place(plan.ranks)
     sleeps = {kind: [cost / plan.chunks] * plan.stages for kind, cost in SECONDS.items()}
     planned = schedules.Evaluation((), 0.0, 0.0, (), ())
-    work: tuple[Any, ...]
+    fn: Function = sleeping_step
+    work: tuple[object, ...]
     if model is None:
-        planned = schedules.evaluate(plan, **{name: sleeps[kind] for name, kind in KINDS.items()})
-        work, what = (sleeping_step, plan, sleeps, not where.simulated), "stages that sleep"
+        planned = schedules.evaluate(plan, sleeps["F"], sleeps["B"], sleeps["I"], sleeps["W"])
+        work, what = (plan, sleeps, not where.simulated), "stages that sleep"
     elif where.simulated:
         raise ValueError(f"real stages need engines, whose time is real: lab.start({plan.ranks}) first")
     else:
-        work, what = real_work(plan, model, partition)
+        fn, (work, what) = model_step, real_work(plan, model, partition)
     if planned.makespan > MOST_SECONDS:
         raise ValueError(f"this step would take {planned.makespan:,.0f} s: take fewer ranks or micro-batches")
     guess = expected(prediction, planned)  # raises, before anything runs
     batches = counted(plan.micro_batches, "micro-batch", "micro-batches")
     title = f"{plan.name}, {batches} on {where}: {'virtual time' if where.simulated else what}"
     plot = live.Live(drawing.draw_run, height=drawing.run_height(plan), alt=f"{plan.name}, planned and measured")
-    reports: list[dict[str, Any]] = []
+    reports: list[Row] = []
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         reports.append(row)
         if planned.rows:
             plot.update(plan, planned, so_far(reports, plan.ranks), guess, title)
 
-    results = where.run(*work, deadline=deadline, on_row=on_row)
+    results = where.run(fn, *work, deadline=deadline, on_row=on_row)
     foot = ""
     if not planned.rows:
-        planned = schedules.evaluate(plan, **measured_costs(results, plan))
+        costs = measured_costs(results, plan)
+        planned = schedules.evaluate(plan, costs["F"], costs["B"], costs["I"], costs["W"])
         foot = "Planned with what the stages took in the step before; ranks that share cores hold each other up."
     measured = schedules.summary(timed_actions(results.events, plan.ranks))
     guess = expected(prediction, planned)
@@ -140,7 +154,7 @@ def pipeline(
 
 
 def expected(prediction: float | dict[str, float] | None, planned: Evaluation) -> dict[str, float] | None:
-    """{"makespan": s, "bubble": share, "live": n} that the attendee expects: ranks are busy as long as planned."""
+    """Return {"makespan": s, "bubble": share, "live": n} as the attendee expects: ranks are busy as long as planned."""
     if prediction is None:
         return None
     guess = prediction if isinstance(prediction, dict) else {"bubble": prediction}
@@ -154,29 +168,27 @@ def expected(prediction: float | dict[str, float] | None, planned: Evaluation) -
     return {"makespan": busy / (1 - bubble)} | guess if planned.rows else None  # there is no plan yet
 
 
-def real_work(plan: Schedule, model: Any, partition: Any) -> tuple[tuple[Any, ...], str]:
-    """(function for every rank with its arguments, what it is in words) of a step of a real model."""
+def real_work(plan: Schedule, model: str | nn.Module, partition: Partition) -> tuple[tuple[object, ...], str]:
+    """Return (arguments of model_step, the model in words) for a step of a real model."""
     choice = model_and_data(model)
     n = EXAMPLES * plan.micro_batches
     x, y = choice.data.train_x[:n], choice.data.train_y[:n]
     if len(x) < n:
         raise ValueError(f"{plan.micro_batches} micro-batches of {EXAMPLES} need {n} examples, the data has {len(x)}")
-    return (model_step, choice.model, plan, x.clone(), y.clone(), False, partition), choice.words
+    return (choice.model, plan, x.clone(), y.clone(), False, partition), choice.words
 
 
-def measured_costs(results: Any, plan: Schedule) -> dict[str, list[float]]:
-    """{"forward": [s of every stage of the model], ...}, as ranks have measured them."""
+def measured_costs(results: Results, plan: Schedule) -> dict[str, list[float]]:
+    """Return {kind: [s of every stage of the model]} of F, B, I and W, as ranks have measured them."""
     found: dict[tuple[str, int], list[float]] = {}
     for rank in results:
         for (stage, kind), seconds in rank.items():
             found.setdefault((kind, stage % plan.stages), []).append(seconds)
-    return {
-        name: [fmean(found.get((kind, stage), [0.0])) for stage in range(plan.stages)] for name, kind in KINDS.items()
-    }
+    return {kind: [fmean(found.get((kind, stage), [0.0])) for stage in range(plan.stages)] for kind in SECONDS}
 
 
-def so_far(reports: list[dict[str, Any]], ranks: int) -> Evaluation:
-    """The Evaluation of the actions that have been reported."""
+def so_far(reports: list[Row], ranks: int) -> Evaluation:
+    """Return the Evaluation of the actions that have been reported."""
     origin = min(row["t0_ns"] for row in reports)
     rows: list[list[Timed]] = [[] for _ in range(ranks)]
     for row in sorted(reports, key=lambda row: row["t0_ns"]):
@@ -188,8 +200,10 @@ def so_far(reports: list[dict[str, Any]], ranks: int) -> Evaluation:
 # -- which schedule is meant ------------------------------------------------------------------------------------------
 
 
-def asked_schedule(schedule: Any, ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule:
-    """The Schedule that is meant, which is valid. Raises ValueError, TypeError in one sentence."""
+def asked_schedule(
+    schedule: str | Schedule | Function, ranks: int, micro_batches: int, chunks: int | None = None
+) -> Schedule:
+    """Return the Schedule that is meant, which is valid. Raises ValueError, TypeError in one sentence."""
     if isinstance(schedule, str):
         schedule = schedules.build(schedule, ranks, micro_batches, chunks)
     elif callable(schedule):
@@ -200,8 +214,8 @@ def asked_schedule(schedule: Any, ranks: int, micro_batches: int, chunks: int | 
     return schedules.validate(schedule)
 
 
-def schedule_of(row: Callable[..., Any], ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule:
-    """The Schedule of a function f(rank, ranks, micro_batches), or f(..., chunks): one row for each rank."""
+def schedule_of(row: Function, ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule:
+    """Return the Schedule of a function f(rank, ranks, micro_batches), or f(..., chunks): one row for each rank."""
     for what, number in (("ranks", ranks), ("micro_batches", micro_batches), ("chunks", chunks or 1)):
         require_int(f"{what} of a schedule", number, 1)
     name = getattr(row, "__name__", "your schedule")
@@ -215,8 +229,8 @@ def schedule_of(row: Callable[..., Any], ranks: int, micro_batches: int, chunks:
     return Schedule.of(name, ranks * chunks, micro_batches, 1, rows)
 
 
-def actions_of(row: Any, name: str, rank: int) -> list[Action | Pair]:
-    """What the function has made for one rank: Actions and Pairs, or texts as torch writes them, "2F5"."""
+def actions_of(row: Iterable[Item], name: str, rank: int) -> list[Action | Pair]:
+    """Return the row that the function has made for one rank: of Actions and Pairs, or texts as torch writes them."""
     actions: list[Action | Pair] = []
     try:
         for place, item in enumerate(row):

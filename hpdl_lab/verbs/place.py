@@ -1,12 +1,12 @@
-"""Where a verb runs: on the engine cluster when one is up, else on simulated ranks, and the picture says which."""
+"""The ranks of a verb: engines if some are up, else simulated ranks; the picture says which."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ..comm import sim
+from ..comm.base import OnRow, Results
 from ..comm.network import Network, Ring, Switch, title
 from ..engines import layout
+from ..engines.messages import Function
 from ..units import counted, require_int, require_number
 from .cluster import injected, run, running
 
@@ -16,7 +16,9 @@ DEFAULT_RANKS = 4  # if no engines run and nothing is said
 
 @dataclass(frozen=True)
 class Place:
-    """ranks: how many; simulated: whether they are coroutines with virtual time, or engines.
+    """The ranks that a verb uses.
+
+    ranks: their number; simulated: True for coroutines with virtual time, False for engines.
 
     network: of simulated ranks, None for the default one; link: of emulated hosts with one engine each, such as
     "1gbit", else ""; device: "cpu" or "cuda".
@@ -34,17 +36,17 @@ class Place:
 
     @property
     def link_GBps(self) -> float | None:
-        """What a link between two ranks carries, if that is known: 0.125 for 1gbit; else None."""
+        """The bandwidth of a link between two ranks, if that is known: 0.125 for 1gbit; else None."""
         return layout.parse_link(self.link).bandwidth / 1e9 if self.link else None
 
     @property
     def alike(self) -> bool:
-        """Whether a message costs the same between all neighbors on a ring: what ranks 0 and 1 measure is then true."""
+        """True if a message costs the same between all neighbors on a ring: what ranks 0 and 1 measure is then true."""
         return self.network is None or isinstance(self.network, Switch | Ring)
 
     @property
     def remark(self) -> str:
-        """What to say about times that were measured here; empty if they are real."""
+        """A sentence about times that were measured here; empty if they are real."""
         if not self.simulated:
             return ""
         if self.network is not None:
@@ -53,12 +55,12 @@ class Place:
 
     def run(
         self,
-        fn: Callable[..., Any],
-        *args: Any,
+        fn: Function,
+        *args: object,
         deadline: float = 10.0,
-        on_row: Callable[[dict[str, Any]], None] | None = None,
+        on_row: OnRow | None = None,
         threads: bool = False,
-    ) -> Any:
+    ) -> Results:
         """Call `fn(comm, *args)` on every rank; returns Results.
 
         threads: whether fn waits for other ranks inside autograd's backward, for which simulated ranks must be threads.
@@ -66,23 +68,26 @@ class Place:
         require_number("deadline", deadline, above=0)
         if not self.simulated:
             return run(fn, *args, ranks=range(self.ranks), deadline=deadline, on_row=on_row)
-        how: dict[str, Any] = {
-            "network": self.network,
-            "deadline": SIMULATED_DEADLINE,
-            "inject": injected(),
-            "threads": threads,
-        }
-        return sim.run(self.ranks, fn, *args, on_row=on_row, **how)
+        return sim.run(
+            self.ranks,
+            fn,
+            *args,
+            on_row=on_row,
+            network=self.network,
+            deadline=SIMULATED_DEADLINE,
+            inject=injected(),
+            threads=threads,
+        )
 
 
-def asked_network(network: Any) -> None:
+def asked_network(network: Network | None) -> None:
     """Raise TypeError unless `network` is one, or None."""
     if network is not None and not isinstance(network, Network):
         raise TypeError(f"network={network!r}: one of comm.network is needed, such as Switch() or FatTree(16, 4)")
 
 
 def place(ranks: int | None = None, network: Network | None = None) -> Place:
-    """The engines, all or the first `ranks` of them; simulated ranks if no engines run, or on `network`.
+    """Return the engines, all or the first `ranks` of them; simulated ranks if no engines run, or on `network`.
 
     Raises:  ValueError for more ranks than engines, or for none.
     """
@@ -97,6 +102,6 @@ def place(ranks: int | None = None, network: Network | None = None) -> Place:
             f"{ranks} ranks were asked for and {engines.n} engines run: lab.stop(), lab.start({ranks}), "
             "or simulate them: network=Switch()"
         )
-    own_hosts = engines.where == "emulated" and engines.layout.hosts == engines.n
+    own_hosts = engines.where == "emulated" and engines.laid_out.hosts == engines.n
     link = engines.link if own_hosts else ""
     return Place(ranks or engines.n, simulated=False, link=link, device=engines.device)

@@ -1,11 +1,11 @@
-"""What a notebook shows of an error that a verb raises: one line, or the attendee's own lines where these led to it."""
+"""The text of a verb's error in a notebook: one line, or the attendee's own lines if these led to it."""
 
 import functools
 import inspect
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from ..comm.errors import CommError
 from ..engines.errors import EngineError, is_bug
@@ -27,7 +27,7 @@ def plainly(verb: Callable[P, R], owner: str = "lab") -> Callable[P, R]:
         try:
             return verb(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, TypeError) and error.__traceback__.tb_next is None:  # Python could not enter the verb
+            if isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:  # not entered
                 error.args = (f"{name}: {misfit(verb, args, kwargs) or error}",)
             shorten(error, f"{name} was stopped")
             raise
@@ -35,8 +35,8 @@ def plainly(verb: Callable[P, R], owner: str = "lab") -> Callable[P, R]:
     return wrapped
 
 
-def misfit(verb: Callable, args: tuple, kwargs: dict) -> TypeError | None:
-    """Why `verb` cannot be called with these arguments; None where it can."""
+def misfit(verb: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> TypeError | None:
+    """Return why `verb` cannot be called with these arguments; None if it can."""
     try:
         inspect.signature(verb).bind(*args, **kwargs)
     except TypeError as error:
@@ -44,7 +44,7 @@ def misfit(verb: Callable, args: tuple, kwargs: dict) -> TypeError | None:
     return None
 
 
-def shorten(error: Any, stopped: str) -> None:
+def shorten(error: BaseException, stopped: str) -> None:
     """Set what IPython shows of `error`; a bug of this package keeps its whole traceback, to be reported.
 
     An error that came from, or through, the attendee's function shows the lines of that, and of the cell; any other
@@ -60,10 +60,11 @@ def shorten(error: Any, stopped: str) -> None:
     if is_ours(raiser) and is_bug(error) and not (led and isinstance(error, AttributeError)):  # comm.Send, say
         return
     if led and not isinstance(error, NotImplementedError):
-        error._render_traceback_ = functools.partial(own_lines, error)
+        error._render_traceback_ = functools.partial(own_lines, error)  # pyrefly: ignore[missing-attribute]
         return
     text = str(error) or (stopped if isinstance(error, KeyboardInterrupt) else "")
-    error._render_traceback_ = lambda: [": ".join(filter(None, [type(error).__name__, text]))]
+    shown = ": ".join(filter(None, [type(error).__name__, text]))
+    error._render_traceback_ = lambda: [shown]  # pyrefly: ignore[missing-attribute]
 
 
 def is_ours(frame: FrameType) -> bool:
@@ -71,12 +72,12 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def is_own(frame: FrameType) -> bool:
-    """Whether the attendee wrote the code of `frame`."""
+    """Return True if the attendee wrote the code of `frame`."""
     return not is_ours(frame) and line_of(frame, 0) != ""
 
 
 def own_lines(error: BaseException) -> list[str]:
-    """What IPython shows of `error` and of its causes, without the frames of libraries and of this package."""
+    """Return what IPython shows of `error` and of its causes, without the frames of libraries and of this package."""
     from IPython import get_ipython
 
     cause = error
@@ -88,7 +89,7 @@ def own_lines(error: BaseException) -> list[str]:
 
 
 def own_frames(entry: TracebackType | None) -> TracebackType | None:
-    """The traceback with the attendee's frames only."""
+    """Return the traceback with the attendee's frames only."""
     if entry is None:
         return None
     inner = own_frames(entry.tb_next)
@@ -96,7 +97,7 @@ def own_frames(entry: TracebackType | None) -> TracebackType | None:
 
 
 def sentence(error: BaseException) -> str:
-    """What an error says, in its first line; with its type if it is none that this package says in a sentence."""
+    """Return the first line of an error; with its type if it is none that this package says in a sentence."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     text = lines[0].strip() if lines else "no reason was given"
     plain = isinstance(error, EngineError | CommError | ValueError | KeyboardInterrupt)

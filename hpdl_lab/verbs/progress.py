@@ -1,13 +1,14 @@
-"""What the attendee has done, appended to one JSON-lines file in the attendee's home. Nothing leaves the machine."""
+"""The attendee's deeds, appended to one JSON-lines file in the attendee's home. Nothing leaves the machine."""
 
 import functools
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import system
 
+Row: TypeAlias = dict[str, Any]  # of the progress file
 FILE = "progress.jsonl"  # in the home folder
 
 
@@ -26,40 +27,40 @@ def read(path: Path) -> list[object]:
 
 
 class Progress:
-    """Rows of this session, each also appended to `path` where that can be written."""
+    """Rows of this session, each also appended to `path` if that can be written."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
         self.writable = True
 
-    def add(self, kind: str, **row: Any) -> None:
-        """Keep one row: kind is "check", "guess", "hint", "measurement" ... Says so once if it cannot be written."""
-        row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "kind": kind, **row}
-        self.rows.append(row)
+    def add(self, kind: str, **row: object) -> None:
+        """Keep one row: kind is "check", "guess", "hint", "measurement" ... Prints once if it cannot be written."""
+        kept = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "kind": kind, **row}
+        self.rows.append(kept)
         if not self.writable:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(kept) + "\n")
         except OSError as error:
             self.writable = False
             print(f"Your progress is kept only until this kernel ends: cannot write {self.path} ({error.strerror}).")
 
     def hints_opened(self, exercise: str, failed: str | None) -> int:
-        """How many hints of this exercise (its id) for this broken invariant have been shown in this session."""
+        """Count the hints of this exercise (its id) for this broken invariant that were shown in this session."""
         return sum(
             row["kind"] == "hint" and row["exercise"] == exercise and row["failed"] == failed for row in self.rows
         )
 
-    def last_check(self, exercise: str | None = None) -> dict[str, Any] | None:
-        """The row of the last check, of one exercise or of any; None where there was none."""
+    def last_check(self, exercise: str | None = None) -> Row | None:
+        """Return the row of the last check, of one exercise or of any; None if there was none."""
         checks = (r for r in reversed(self.rows) if r["kind"] == "check" and exercise in (None, r["exercise"]))
         return next(checks, None)
 
 
 @functools.cache
 def progress() -> Progress:
-    """The progress of this process: $HPDL_HOME/progress.jsonl, by default in ~/.hpdl."""
+    """Return the progress of this process: $HPDL_HOME/progress.jsonl, by default in ~/.hpdl."""
     return Progress(system.home() / FILE)

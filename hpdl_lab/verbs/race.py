@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+from ..comm.base import Row
 from ..engines.errors import RunFailed
+from ..engines.messages import Function
 from ..parallel.grid.machine import grid_of
 from ..parallel.grid.model import Prediction
 from ..parallel.hybrid.model import train_on_mesh
@@ -17,6 +18,7 @@ from ..parallel.training import train as train_on_rank
 from ..plots import grid as grid_drawing
 from ..plots import live
 from ..plots.race import draw_here, draw_simulated
+from ..plots.style import Figure
 from ..race import here, simulated
 from ..race.here import HerePlan
 from ..race.plan import Disqualified, Entry, plan_of, read, require_memory, score
@@ -35,7 +37,7 @@ PASS = 1.5  # times the score of the reference
 
 @dataclass(frozen=True, repr=False)
 class RaceResult(Result):
-    """Hold one attempt. valid: it counts; why: if not, the reason.
+    """An attempt. valid: it counts; why: if not, the reason.
 
     plan: its entries; seconds: taken, in virtual time or the median of the rounds; 0 if it did not run.
     expected_s: what the plan says; score: time x (1 + prediction error), in s; reference_s: the reference's score.
@@ -53,11 +55,11 @@ class RaceResult(Result):
     reference_s: float
     loss: float
     parts: dict[str, float]
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     @property
     def passed(self) -> bool:
-        """Say if the score is at most 1.5 times the reference's."""
+        """True if the score is at most 1.5 times the reference's."""
         return self.valid and self.score <= PASS * self.reference_s
 
     def __repr__(self) -> str:
@@ -117,6 +119,7 @@ KEPT = ("league", "seed", "plan", "valid", "why", "expected_s", "seconds", "scor
 
 
 def table_of(path: str | Path, league: str) -> dict[str, Entry]:
+    """Return the entries of a league in a file. Raises ValueError if it has none."""
     tables = read(path)
     if league not in tables:
         raise ValueError(f"{path} has no table [{league}]: it has {', '.join(tables)}")
@@ -126,7 +129,7 @@ def table_of(path: str | Path, league: str) -> dict[str, Entry]:
 def disqualified(
     league: str, seed: int, entries: dict[str, Entry], error: Disqualified, priced: Prediction | None = None
 ) -> RaceResult:
-    """The result of a plan that cannot race, with its ledger if that was made."""
+    """Return the result of a plan that cannot race, with its ledger if that was made."""
     title = f"The {league} league: disqualified"
     figure = drawn(grid_drawing.draw, priced, None, str(error), title, text=title, height=grid_drawing.HEIGHT).figure
     live.show(figure, alt=title)
@@ -182,16 +185,16 @@ def race_here(entries: dict[str, Entry], seed: int, rounds: int, deadline: float
     title = f"The league of this machine: loss {here.TARGET} on {plan.ranks} engines"
     foot = f"Seed {seed}. The hidden text counts, not the loss of a batch."
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         curves[-1][1].append(step_s(row, curves[-1][0]))
         curves[-1][2].append(row["loss"])
         plot.update(*state())
 
-    def step_s(row: dict[str, Any], name: str) -> float:
+    def step_s(row: Row, name: str) -> float:
         batch = reference.batch if name == "reference" else plan.batch
         return batch / row["samples_per_s"] if row["samples_per_s"] else 0.0
 
-    def state() -> tuple[Any, ...]:
+    def state() -> tuple[object, ...]:
         drawn_curves = [(name, list(accumulate(seconds)), values) for name, seconds, values in curves]
         return drawn_curves, here.TARGET, plan.expected_s, title, foot
 
@@ -199,11 +202,12 @@ def race_here(entries: dict[str, Entry], seed: int, rounds: int, deadline: float
         curves.append((name, [], []))
         model = here.model_for(data, seed + i)
         recipe = of.recipe(seed + i)
-        work: tuple[Any, ...] = (train_on_rank, model, of.strategy, data, recipe)
+        train: Function = train_on_rank
+        work: tuple[object, ...] = (model, of.strategy, data, recipe)
         if of.on_mesh:
-            work = (train_on_mesh, model, grid_of(of.dp, of.pp, of.tp), data, recipe, of.schedule, False)
+            train, work = train_on_mesh, (model, grid_of(of.dp, of.pp, of.tp), data, recipe, of.schedule, False)
         try:
-            trained = place(of.ranks).run(*work, deadline=deadline, on_row=on_row)[0]
+            trained = place(of.ranks).run(train, *work, deadline=deadline, on_row=on_row)[0]
         except RunFailed as error:
             if "FloatingPointError" not in str(error):  # of a gradient that is no number
                 raise

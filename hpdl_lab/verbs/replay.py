@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from ..bench.launch import about
 from ..checks.result import Note
@@ -16,15 +16,16 @@ from ..plots import scaling as efficiency
 from ..plots import timeline as lanes
 from ..plots.memory import draw_write_again
 from ..plots.staging import draw as draw_staging
-from ..plots.style import HEIGHT, Figure, stamp
+from ..plots.style import HEIGHT, Draw, Figure, stamp
 from ..trace import Event
 from ..units import counted
 from .measure import MeasureResult
-from .result import Picture, Result, picture
+from .result import Picture, picture
 from .roofline import WriteAgainResult
 from .scaling import ScalingResult
 from .staging import StagingResult
 
+Drawn: TypeAlias = MeasureResult | ScalingResult | StagingResult | WriteAgainResult  # as curves
 NO_GPU = "No GPU has been recorded yet: make test-gpu on a machine with one adds it."
 TIMES = {"name", "size", "ranks", "cores", "time_us", "p25_us", "p75_us", "busbw_GBps"}
 BLOCKS = {"block", "seconds", "p25", "p75"}
@@ -36,30 +37,31 @@ RATES = {"kind", "ranks", "cores", "rate", "p25", "p75", "speedup", "efficiency"
 class Curves:
     """A kind of recording that is drawn as curves.
 
-    result: its class; verb: what returns one; keys: of every row; fields: what JSON does not keep as it was, made anew.
+    result: its class; verb: what returns one; keys: of every row; made: {field that JSON does not keep: f(value)}.
     """
 
-    result: Any
+    result: type[Drawn]
     verb: str
-    draw: Callable[..., None]
+    draw: Draw
     keys: set[str]
     height: float = HEIGHT
-    fields: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+    made: dict[str, Callable[[Any], object]] = field(default_factory=dict)
 
 
 def of_sizes(curves: dict[str, dict[str, float]]) -> dict[str, dict[int, float]]:
+    """Return {name: {size: seconds}} with sizes as numbers, which JSON has made texts."""
     return {name: {int(n): t for n, t in times.items()} for name, times in curves.items()}
 
 
 CURVES = {
-    "measure": Curves(MeasureResult, "lab.measure", curves.draw, TIMES, fields={"simulated": of_sizes}),
+    "measure": Curves(MeasureResult, "lab.measure", curves.draw, TIMES, made={"simulated": of_sizes}),
     "scaling": Curves(ScalingResult, "lab.scaling", efficiency.draw, RATES, efficiency.HEIGHT),
-    "staging": Curves(StagingResult, "lab.staging", draw_staging, BLOCKS, fields={"costs": lambda x: Costs(*x)}),
+    "staging": Curves(StagingResult, "lab.staging", draw_staging, BLOCKS, made={"costs": lambda x: Costs(*x)}),
     "write_again": Curves(WriteAgainResult, "lab.write_again", draw_write_again, WRITES),
 }
 
 
-def replay(name: str | None = None, over: Result | None = None) -> Picture | Note:
+def replay(name: str | None = None, over: Drawn | None = None) -> Picture | Note:
     """Draw what was measured on another machine, dashed, in the plot of a live measurement; without a name: list it.
 
         lab.replay()                                               names, machines, dates
@@ -92,24 +94,23 @@ def replay(name: str | None = None, over: Result | None = None) -> Picture | Not
     mark = f"{'dashed: ' * (over is not None)}recorded on {machine_of(found)}, {found['date'][:10]}"
     if isinstance(result, Note):
         return result
-    if kind is None:
+    if isinstance(result, list):
         title = f"Timeline: {counted(len(result), 'event')} of {counted(len({e.rank for e in result}), 'rank')}"
         return picture(stamped, mark, lanes.draw, result, title, "", None, True, text=text, data=result)
     rows = [row | {"recorded": True} for row in result.rows]
-    if over is None:
-        arguments = (rows, *result.drawing()[1:])
-    else:
-        arguments = over.drawing(rows)  # type: ignore[attr-defined]
-    return picture(stamped, mark, kind.draw, *arguments, text=text, data=result, height=kind.height)
+    arguments = (rows, *result.drawing()[1:]) if over is None else over.drawing(rows)
+    shown = CURVES[found["kind"]]
+    return picture(stamped, mark, shown.draw, *arguments, text=text, data=result, height=shown.height)
 
 
-def stamped(figure: Figure, mark: str, draw: Callable[..., None], *arguments: Any) -> None:
+def stamped(figure: Figure, mark: str, draw: Draw, *arguments: object) -> None:
+    """Draw, and write `mark` on it."""
     draw(figure, *arguments)
     stamp(figure, mark)
 
 
-def restored(found: Recording) -> Any:
-    """What a recording holds: a result, a list of events, or a Note. Raises KeyError, TypeError, ValueError."""
+def restored(found: Recording) -> Drawn | list[Event] | Note:
+    """Return what a recording holds: a result, a list of events, or a Note. Raises KeyError, TypeError, ValueError."""
     if found["kind"] == "timeline":
         return [Event(*values) for values in found["events"]]
     if found["kind"] == "table":
@@ -120,23 +121,30 @@ def restored(found: Recording) -> Any:
     for row in found["rows"]:
         if absent := kind.keys - set(row):
             raise ValueError(f"a row has no {', '.join(sorted(absent))}")
-    fields = {key: found[key] for key in kind.result.__dataclass_fields__ if key != "figure"}
-    for key, made in kind.fields.items():
-        fields[key] = made(fields[key])
-    return kind.result(**fields, figure=None)
+    values = {key: found[key] for key in names_of(kind.result)}
+    for key, made in kind.made.items():
+        values[key] = made(values[key])
+    return cast(Callable[..., Drawn], kind.result)(**values, figure=None)  # whoever replays it draws a figure
 
 
-def record(result: Any, job: str, what: str, device: str = "cpu", folder: Path | None = None) -> Path:
+def names_of(result: type[Drawn]) -> list[str]:
+    """Return the fields of a result that a recording has."""
+    return [one.name for one in fields(result) if one.name != "figure"]
+
+
+def record(
+    result: Drawn | list[Event] | Recording, job: str, what: str, device: str = "cpu", folder: Path | None = None
+) -> Path:
     """Write a result of this machine as a recording, whose name is `job` and the machine; returns the path.
 
     Args:    result: of lab.measure or lab.scaling; a list of trace.Event; or the lines of a table, with "rows".
              what: it is, in a few words. device: "cpu", or "cuda" if it was measured on a GPU.
-             folder: default where lab.replay looks.
+             folder: default the one that lab.replay reads.
     """
     here = about(device=device)
-    if isinstance(result, Result):
+    if isinstance(result, Drawn):
         kind = next(key for key, known in CURVES.items() if isinstance(result, known.result))
-        data = {key: getattr(result, key) for key in result.__dataclass_fields__ if key != "figure"}  # type: ignore
+        data = {key: getattr(result, key) for key in names_of(type(result))}
     elif isinstance(result, dict):
         kind, data = "table", result
     else:
@@ -148,12 +156,12 @@ def record(result: Any, job: str, what: str, device: str = "cpu", folder: Path |
 
 
 def no_gpu() -> str:
-    """NO_GPU, or "" if there is a recording of one."""
+    """Return NO_GPU, or "" if there is a recording of one."""
     return "" if any("gpu" in recorded.load(name) for name in recorded.names()) else NO_GPU
 
 
 def listed(found: Sequence[tuple[str, Recording]]) -> Note:
-    """What has been recorded, a line for each."""
+    """Return a Note with a line for each recording."""
     width = max((len(name) for name, _ in found), default=0)
     lines = [f"{name:{width}}  {machine_of(one)}, {one['date'][:10]}: {one['what']}" for name, one in found]
     return Note(counted(len(found), "recording"), no_gpu(), "\n".join(lines))

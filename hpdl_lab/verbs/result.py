@@ -1,12 +1,14 @@
-"""What verbs return: one base for every result that has a figure, and the result of what is only drawn."""
+"""Results of verbs: one base for every result that has a figure, and a figure that is only drawn."""
+
+from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..plots import live
-from ..plots.style import HEIGHT, WIDTH, look, new_figure
+from ..plots.style import HEIGHT, WIDTH, Draw, Figure, look, new_figure
 
 
 class Result:
@@ -16,12 +18,17 @@ class Result:
     no browser was there can be seen again.
     """
 
-    figure: Any
+    if TYPE_CHECKING:  # a field of each result, which is frozen: it can be read only
+
+        @property
+        def figure(self) -> Figure: ...
 
     def plot(self) -> None:
+        """Show the figure again."""
         live.show(self.figure, alt=type(self).__name__)
 
     def save(self, path: str) -> str:
+        """Write the figure to a PNG file; returns its path."""
         live.save(self.figure, path)
         return path
 
@@ -33,35 +40,40 @@ class Result:
 
 @dataclass(frozen=True, repr=False)
 class Picture(Result):
-    """text: what is drawn, in a sentence. data: what it was drawn from, such as the Evaluation of a schedule."""
+    """A figure that is only drawn.
+
+    text: what is drawn, in a sentence. data: what it was drawn from, such as the Evaluation of a schedule.
+    """
 
     text: str
-    figure: Any
+    figure: Figure
     data: Any = field(default=None)
 
     def __repr__(self) -> str:
         return self.text
 
 
-def picture(draw: Callable[..., None], *args: Any, text: str, **more: Any) -> Picture:
-    """Draw once, show, and return it as a Picture; more: as of drawn."""
-    found = drawn(draw, *args, text=text, **more)
+def picture(
+    draw: Draw, *args: object, text: str, data: object = None, width: float = WIDTH, height: float = HEIGHT
+) -> Picture:
+    """Draw once, show, and return it as a Picture."""
+    found = drawn(draw, *args, text=text, data=data, width=width, height=height)
     live.show(found.figure, alt=text)
     return found
 
 
 def drawn(
-    draw: Callable[..., None], *args: Any, text: str, data: Any = None, width: float = WIDTH, height: float = HEIGHT
+    draw: Draw, *args: object, text: str, data: object = None, width: float = WIDTH, height: float = HEIGHT
 ) -> Picture:
-    """Draw once, and return it as a Picture that nobody has seen."""
+    """Draw once, and return it as a Picture, which is not shown yet."""
     figure = new_figure(width, height)
     with look():
         draw(figure, *args)
     return Picture(text, figure, data)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], gap: int = 2) -> list[str]:
-    """Lines of text with columns as wide as they need: the first one from the left, the others from the right."""
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], gap: int = 2) -> list[str]:
+    """Return lines with columns as wide as they need: the first one from the left, the others from the right."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [

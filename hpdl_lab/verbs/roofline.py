@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..bench import memory
 from ..collectives.memory import ONE_PASS, RING_ONCE, RING_TWICE, STAGED
 from ..collectives.memory import bytes_moved as library_bytes
+from ..comm.base import Row
 from ..features import cores
 from ..plots import live
 from ..plots.memory import draw_roofline, draw_write_again
+from ..plots.style import Figure
 from ..trace import number_text, seconds_text
 from ..units import bytes_text, require_number
 from .measure import REST_S, Sizes, asked_sizes
@@ -23,7 +24,7 @@ TOO_FAST = 1.05  # times as fast as the memory: that is a fault of the measureme
 
 
 def here(verb: str, ranks: int | None) -> Place:
-    """At most one rank for each core, on engines of one machine. Raises ValueError elsewhere."""
+    """Return a Place of at most one rank for each core, on engines of one machine. Raises ValueError elsewhere."""
     where = place(min(place().ranks, max(2, cores())) if ranks is None else ranks)
     if where.simulated or where.link or where.device != "cpu" or where.ranks < 2:
         got = f"{where} with 1 rank" if where.ranks < 2 else f"{where}, {where.device}"
@@ -36,21 +37,23 @@ def here(verb: str, ranks: int | None) -> Place:
 
 @dataclass(frozen=True, repr=False)
 class RooflineResult(Result):
-    """rows: of bench.memory.roofline. moved: {all-reduce: (least, most) bytes that all ranks move together for each
+    """Result of `lab.roofline`.
+
+    rows: of bench.memory.roofline. moved: {all-reduce: (least, most) bytes that all ranks move together for each
     byte of a tensor}, as `bytes_moved` counts."""
 
     where: str
     ranks: int
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     moved: dict[str, tuple[float, float]]
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     def bandwidth(self, size: int) -> float:
-        """Bytes per s that all ranks together move, tensors of `size` bytes: the best kernel, its lower quartile."""
+        """Return bytes per s that all ranks together move, tensors of `size` bytes: best kernel, lower quartile."""
         return best(self.rows, self.ranks)[size]
 
     def of_bound(self, name: str, size: int) -> float:
-        """How fast an all-reduce is, over what the bytes that it moves take at least: 1 is all that the memory can."""
+        """Return the least time of the bytes that an all-reduce moves over its time: 1 is all that the memory can."""
         (row,) = (r for r in self.rows if (r["name"], r["size"]) == (name, size))
         return self.moved[name][0] * size / self.bandwidth(size) / (row["time_us"] / 1e6)
 
@@ -80,8 +83,8 @@ class RooflineResult(Result):
         return "\n".join([head, *lines, *([wrong] if self.too_fast else [])])
 
 
-def best(rows: list[dict[str, Any]], p: int) -> dict[int, float]:
-    """{size: bytes per s of all ranks together} of the best kernel of STREAM."""
+def best(rows: list[Row], p: int) -> dict[int, float]:
+    """Return {size: bytes per s of all ranks together} of the best kernel of STREAM."""
     found: dict[int, float] = {}
     for r in rows:
         if r["stream"]:
@@ -90,7 +93,7 @@ def best(rows: list[dict[str, Any]], p: int) -> dict[int, float]:
 
 
 def roofline(
-    bytes_moved: Callable[..., Any] = library_bytes,
+    bytes_moved: Callable[[str, int, int], tuple[float, float]] = library_bytes,
     sizes: Sizes = SIZES,
     *,
     ranks: int | None = None,
@@ -104,27 +107,27 @@ def roofline(
              prediction: {"staged": 2, "ring": 3}: times as long as one pass, at the largest size.
              deadline: s, the longest that a rank may wait.
     Returns: RooflineResult.
-    Raises:  ValueError where no two engines share memory.
+    Raises:  ValueError if no two engines share memory.
     """
-    where, sizes = here("roofline", ranks), asked_sizes(sizes)
+    where, asked = here("roofline", ranks), asked_sizes(sizes)
     for name, times in (prediction or {}).items():
         if name not in COUNTS_OF or name == ONE_PASS:
             raise ValueError(f'a prediction is {{"staged": 2, "ring": 3}}, times as long as one pass, got {name!r}')
         require_number(f"your guess for {name}", times, above=0)
-    p, n = where.ranks, max(sizes)
+    p, n = where.ranks, max(asked)
     counts = {name: [p * sum(bytes_moved(way, p, n)) / n for way in ways] for name, ways in COUNTS_OF.items()}
     moved = {name: (min(found), max(found)) for name, found in counts.items()}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     plot = live.Live(draw_roofline, alt="memory bandwidth, and bytes against time")
 
-    def state() -> tuple[Any, ...]:
+    def state() -> tuple[object, ...]:
         return rows, best(rows, p), moved, prediction, f"All-reduces under the roof of the memory, {where}"
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         rows.append(row)
         plot.update(*state())
 
-    where.run(memory.roofline, sizes, REST_S, deadline=deadline, on_row=on_row)
+    where.run(memory.roofline, asked, REST_S, deadline=deadline, on_row=on_row)
     return RooflineResult(str(where), p, rows, moved, plot.finish(*state()))
 
 
@@ -133,17 +136,20 @@ def roofline(
 
 @dataclass(frozen=True, repr=False)
 class WriteAgainResult(Result):
-    """rows: of bench.memory.write_again."""
+    """Result of `lab.write_again`.
 
-    rows: list[dict[str, Any]]
-    figure: Any = field(repr=False)
+    rows: of bench.memory.write_again.
+    """
 
-    def drawing(self, more: Iterable[dict[str, Any]] = ()) -> tuple[Any, ...]:
-        """The arguments of plots.memory.draw_write_again that show it, with `more` rows."""
+    rows: list[Row]
+    figure: Figure = field(repr=False)
+
+    def drawing(self, more: Iterable[Row] = ()) -> tuple[object, ...]:
+        """Return the arguments of plots.memory.draw_write_again that show it, with `more` rows."""
         return [*self.rows, *more], CHUNK
 
     def slowdown(self, memory: int) -> float:
-        """Times as long to write a chunk that the other core has read, as one that it has not; memory: bytes."""
+        """Return the time to write a chunk that the other core has read over one that it has not; memory: bytes."""
         took = {r["read"]: r["write_us"] for r in self.rows if r["memory"] == memory}
         return took[True] / took[False]
 
@@ -171,15 +177,15 @@ def write_again(*, prediction: float | None = None, deadline: float = 10.0) -> W
 
     Args:    prediction: times as long if it was read; deadline: s, the longest that a rank may wait.
     Returns: WriteAgainResult.
-    Raises:  ValueError where no two engines share memory.
+    Raises:  ValueError if no two engines share memory.
     """
     where = here("write_again", 2)
     if prediction is not None:
         require_number("your guess", prediction, above=0)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     plot = live.Live(draw_write_again, alt="time to write a chunk against the length of the buffer")
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         rows.append(row)
         plot.update(rows, CHUNK, prediction)
 

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
 from ..comm.network import Network, Switch, title
+from ..data.dataset import Dataset
 from ..features import cores
 from ..models.mlp import mlp
 from ..parallel.data_parallel import Strategy
+from ..parallel.reducer import AllReduce
 from ..parallel.scaling.laws import Fit, fit
 from ..parallel.scaling.overlap import Interference
 from ..plots import live
 from ..plots.scaling import HEIGHT, draw
+from ..plots.style import Figure
 from ..trace import number_text, seconds_text
 from ..units import require_int, require_number
 from .choice import asked_strategy, model_and_data
@@ -33,7 +35,9 @@ UNIT = "samples/s"
 
 @dataclass(frozen=True, repr=False)
 class ScalingResult(Result):
-    """Points are dicts: kind, ranks, cores, rate (median, samples/s), p25, p75, speedup, efficiency, exposed, overlap,
+    """Result of `lab.scaling`.
+
+    Points are dicts: kind, ranks, cores, rate (median, samples/s), p25, p75, speedup, efficiency, exposed, overlap,
     imbalance (see parallel/scaling/accounting.py; None if the events do not tell).
 
     rows:      measured; "simulated" is the rate of simulated ranks that compute and talk as these engines did.
@@ -48,20 +52,22 @@ class ScalingResult(Result):
     model: list[Row]
     title: str
     foot: str
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
-    def drawing(self, more: Iterable[Row] = (), prediction: Any = None, kind: str | None = None) -> tuple[Any, ...]:
-        """The arguments of plots.scaling.draw that show it, with `more` rows."""
+    def drawing(
+        self, more: Iterable[Row] = (), prediction: dict[int, float] | None = None, kind: str | None = None
+    ) -> tuple[object, ...]:
+        """Return the arguments of plots.scaling.draw that show it, with `more` rows."""
         rows = [*self.rows, *more]
         return rows, self.simulated, self.model, prediction, self.fits, self.title, self.foot, kind
 
     @property
     def fits(self) -> list[Fit]:
-        """Amdahl's law for strong and Gustafson's for weak scaling, of the measured and of the simulated points."""
+        """Fits of Amdahl's law for strong and Gustafson's for weak scaling, to measured and to simulated points."""
         return fits_of(self.rows, self.simulated)
 
     def agreement(self) -> dict[tuple[str, int], float]:
-        """{(kind, ranks): simulated over measured rate}, if ranks were measured and simulated alike."""
+        """Return {(kind, ranks): simulated over measured rate}, if ranks were measured and simulated alike."""
         return {(r["kind"], r["ranks"]): r["simulated"] / r["rate"] for r in self.rows if r.get("simulated")}
 
     def __repr__(self) -> str:
@@ -72,7 +78,7 @@ class ScalingResult(Result):
 
 
 def cells_of(r: Row, remark: str) -> list[str]:
-    """One point as cells of text; what the events do not tell is left blank."""
+    """Return one point as cells of text; what the events do not tell is left blank."""
     over = r["simulated"] / r["rate"] if r.get("simulated") else None
     shares = ["" if v is None else f"{v:.0%}" for v in (r["efficiency"], r["exposed"], r["overlap"], over)]
     imbalance = f"{r['imbalance']:.2f}" if r["imbalance"] else ""
@@ -80,7 +86,7 @@ def cells_of(r: Row, remark: str) -> list[str]:
 
 
 def with_speedups(rows: Iterable[Row]) -> list[Row]:
-    """The rows in order, with speedup and efficiency against the row of their kind with the fewest ranks."""
+    """Return the rows in order, with speedup and efficiency against the row of their kind with the fewest ranks."""
     out: list[Row] = []
     first: dict[str, Row] = {}
     for row in sorted(rows, key=lambda r: (r["kind"], r["ranks"])):
@@ -91,7 +97,7 @@ def with_speedups(rows: Iterable[Row]) -> list[Row]:
 
 
 def fits_of(rows: list[Row], simulated: list[Row]) -> list[Fit]:
-    """[Fit] for every kind of scaling, of measured points (if each rank had a core) and of simulated ones."""
+    """Return [Fit] for every kind of scaling, of measured points (if each rank had a core) and of simulated ones."""
     fits = []
     for kind in dict.fromkeys(r["kind"] for r in (*rows, *simulated)):
         for source, points in (("measured", rows), ("simulated", simulated)):
@@ -103,14 +109,14 @@ def fits_of(rows: list[Row], simulated: list[Row]) -> list[Fit]:
 
 def scaling(
     *,
-    all_reduce: Callable[..., Any] | None = None,
+    all_reduce: AllReduce | None = None,
     strategy: Strategy | None = None,
     model: str | nn.Module | None = None,
-    data: Any = None,
+    data: str | Dataset | None = None,
     ranks: int | Iterable[int] | None = None,
     n: int | None = None,
     kind: str | None = None,
-    prediction: Any = None,
+    prediction: dict[int, float] | None = None,
     network: Network | None = None,
     simulate: int | Iterable[int] = SIMULATE,
     deadline: float = 10.0,
@@ -153,11 +159,11 @@ def scaling(
     heading = f"Scaling of a training step: {type(job.strategy).__name__}"
     plot = live.Live(draw, height=HEIGHT, alt="strong and weak scaling")
 
-    def result(figure: Any = None) -> ScalingResult:
+    def result() -> ScalingResult:
         rows, simulated, modelled = (with_speedups(points) for points in (course.rows, course.simulated, course.model))
-        return ScalingResult(rows, simulated, modelled, heading, course.foot(), figure)
+        return ScalingResult(rows, simulated, modelled, heading, course.foot(), plot.figure)
 
-    def state() -> tuple[Any, ...]:
+    def state() -> tuple[object, ...]:
         return result().drawing(prediction=guess, kind=kind)
 
     try:
@@ -166,11 +172,12 @@ def scaling(
         if course.rows or course.simulated:
             plot.finish(*state())
         raise refusal(error) from None
-    return result(plot.finish(*state()))
+    plot.finish(*state())
+    return result()
 
 
 class Course:
-    """What is done in which order. rows, simulated, model: the points so far, see ScalingResult."""
+    """The order of measurements and simulations. rows, simulated, model: the points so far, see ScalingResult."""
 
     def __init__(self, job: Job, n: int, network: Network | None, deadline: float, kinds: Sequence[str]) -> None:
         self.job, self.n, self.network, self.deadline, self.kinds = job, n, network, deadline, kinds
@@ -178,7 +185,7 @@ class Course:
         self.simulated: list[Row] = []
         self.model: list[Row] = []
         self.left_out: list[int] = []
-        self.alone: tuple[Row, Cluster | None] | None = None  # what `measure` gave for one rank
+        self.alone: tuple[Row, Cluster | None] | None = None  # of one rank, from `measure`
         self.measured: dict[int, Cluster] = {}  # ranks -> with the alpha and beta of as many engines
         self.why = ""  # why nothing is simulated
         # what joins the simulated ranks, in words
@@ -207,7 +214,7 @@ class Course:
         self.left_out = cluster.left_out
 
     def measure(self, kind: str, p: int) -> None:
-        """One point on p engines; on one rank strong and weak scaling are the same, and are measured once."""
+        """Measure one point on p engines; on one rank strong and weak scaling are the same, and are measured once."""
         if p > 1 or self.alone is None:
             row, cluster, self.why = measure(self.job, kind, self.n, p, self.deadline)
             self.alone = (row, cluster) if p == 1 else self.alone
@@ -220,14 +227,14 @@ class Course:
             self.add(cluster, kind, p, row["simulated"])
 
     def add(self, cluster: Cluster, kind: str, p: int, rate: float | None = None) -> None:
-        """The simulated point, if it does not take too long, and that of the model; rate: what is known already."""
+        """Add the simulated point, if it does not take too long, and the model's; rate: what is known already."""
         self.model.append(cluster.model(kind, self.n, p))
         row = cluster.simulate(kind, self.n, p)
         if row is not None:
             self.simulated.append(row if rate is None else row | dict.fromkeys(("rate", "p25", "p75"), rate))
 
     def switch(self) -> Network:
-        """The network of simulated ranks: as fast as the engines' messages, if two of them ran."""
+        """Return the network of simulated ranks: as fast as the engines' messages, if two of them ran."""
         if not self.measured:
             self.joined = NETWORK_TEXT
             return Switch()
@@ -237,18 +244,18 @@ class Course:
         return switch
 
     def interference(self) -> Interference:
-        """How much computing and messages in the background slow each other down: as on the engines."""
+        """Return how much computing and messages in the background slow each other down: as on the engines."""
         if not self.measured:
             return Interference()
         (profile,) = self.measured[self.like_simulated()].profiles
         return Interference(*(min(1.0, speed) for speed in profile.interference))
 
     def like_simulated(self) -> int:
-        """The number of engines that are most like simulated ranks: the most that had a core each, else the fewest."""
+        """Return the number of engines most like simulated ranks: the most that had a core each, else the fewest."""
         return max((p for p in self.measured if p <= cores()), default=min(self.measured))
 
     def foot(self) -> str:
-        """The small print: what simulated ranks are, and what is not drawn."""
+        """Return the small print: what simulated ranks are, and what is not drawn."""
         if self.why:
             return f"Nothing is simulated: {self.why}."
         parts = [f"Simulated: a core per rank; {self.joined}." if self.joined else ""]
@@ -263,7 +270,7 @@ class Course:
 
 
 def link_text(network: Network, before: str) -> str:
-    """`before`, and latency and bandwidth of the network's links; nothing if they do not all have the same."""
+    """Return `before`, with latency and bandwidth of the network's links; "" if these are not all alike."""
     alpha, beta = one_message(network)
     if not (alpha or beta):
         return ""
@@ -275,20 +282,20 @@ def link_text(network: Network, before: str) -> str:
 
 
 def default_ranks() -> list[int]:
-    """1, 2, 4, ... up to the engines, or to 4 simulated ranks."""
+    """Return 1, 2, 4, ... up to the engines, or to 4 simulated ranks."""
     engines = running()
     most = 4 if engines is None else engines.n
     return [2**k for k in range(most.bit_length()) if 2**k <= most]
 
 
-def whole_numbers(values: Any, name: str) -> list[int]:
-    """Numbers of ranks in rising order. Raises ValueError for what is none."""
-    values = list(values) if isinstance(values, Iterable) else [values]
-    return sorted({require_int(f"a number in {name}", value, 1) for value in values})
+def whole_numbers(values: int | Iterable[int], name: str) -> list[int]:
+    """Return numbers of ranks in rising order. Raises ValueError for what is none."""
+    several = list(values) if isinstance(values, Iterable) else [values]
+    return sorted({require_int(f"a number in {name}", value, 1) for value in several})
 
 
-def asked_prediction(prediction: Any) -> dict[int, float]:
-    """{ranks: speedup}. Raises ValueError for what is none."""
+def asked_prediction(prediction: dict[int, float] | None) -> dict[int, float]:
+    """Return {ranks: speedup}. Raises ValueError for what is none."""
     if prediction is not None and (not isinstance(prediction, dict) or not prediction):
         raise ValueError(f"a prediction is {{ranks: speedup}}, such as {{2: 1.9, 1024: 300}}, got {prediction!r}")
     for p, speedup in (prediction or {}).items():
@@ -297,8 +304,10 @@ def asked_prediction(prediction: Any) -> dict[int, float]:
     return prediction or {}
 
 
-def asked_job(model: Any, strategy: Strategy, data: Any, n: int | None, most: int) -> tuple[Job, int]:
-    """(the Job of a training step, with the examples that `most` ranks need; n). Raises ValueError, TypeError."""
+def asked_job(
+    model: str | nn.Module | None, strategy: Strategy, data: str | Dataset | None, n: int | None, most: int
+) -> tuple[Job, int]:
+    """Return (Job of a training step, with the examples that `most` ranks need; n). Raises ValueError, TypeError."""
     if not strategy.synchronous:
         raise ValueError(f"{strategy!r} is asynchronous: its ranks take no step together that could be timed")
     default = model is None and data is None

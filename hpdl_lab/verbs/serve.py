@@ -3,35 +3,40 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 from torch import nn
 
+from ..comm.base import Row
 from ..inference import load as loads
 from ..inference import weights
 from ..inference.engine import require_decoder
 from ..inference.scheduler import schedule
 from ..plots import live
 from ..plots.serving import draw
+from ..plots.style import Figure
 from ..trace import number_text, seconds_text
 from ..units import require_int, require_number
 from .place import place
 from .result import Result
 from .result import table as text_table
 
+Scheduler: TypeAlias = Callable[[Sequence[int], Sequence[int], int, int], list[int]]  # as inference.scheduler.schedule
 VIRTUAL = "Simulated ranks: virtual time, in which a step takes what its bytes and FLOPs do on paper."
 
 
 @dataclass(frozen=True, repr=False)
 class ServeResult(Result):
-    """rows: one per rate, of inference.load.serve. model: inference.load.StepModel of rank 0, and line: what it says,
+    """Result of `lab.serve`.
+
+    rows: one per rate, of inference.load.serve. model: inference.load.StepModel of rank 0, and line: its
     [(tokens/s, s between two tokens)] for 1, 2, ... `slots` requests that run all the time."""
 
     where: str
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     model: loads.StepModel
     line: list[tuple[float, float]]
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     @property
     def throughput(self) -> float:
@@ -66,7 +71,7 @@ def serve(
     new: tuple[int, int] = (16, 48),
     ranks: int = 1,
     prediction: float | None = None,
-    schedule: Callable[..., list[int]] = schedule,
+    schedule: Scheduler = schedule,
     seed: int = 0,
     deadline: float = 10.0,
 ) -> ServeResult:
@@ -99,13 +104,13 @@ def serve(
     load = loads.Load(loads.corpus_of(served), requests, prompts, new, seed)
     title = f"{model if isinstance(model, str) else type(model).__name__} on {where}, {slots} slots"
     plot = live.Live(draw, alt="throughput against latency")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     line: list[tuple[float, float]] = []
 
-    def state() -> tuple[Any, ...]:
+    def state() -> tuple[object, ...]:
         return rows, line, prediction, title, VIRTUAL if where.simulated else ""
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         if "line" in row:
             line[:] = row["line"]
         else:

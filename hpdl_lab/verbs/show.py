@@ -1,12 +1,14 @@
 """`lab.show`: draw whatever is data: a run, a collective's steps, a schedule, a mesh, a graph, a network."""
 
+from __future__ import annotations
+
 import ast
 import glob
 import inspect
 import os
 import textwrap
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,8 +17,10 @@ from .. import schedules, trace, zoo
 from ..checks.result import Note
 from ..collectives import table
 from ..collectives.table import Algorithm
+from ..comm.base import Results, Row
 from ..comm.errors import name_ranks
 from ..comm.network import PRESETS, Network, Switch, describe
+from ..engines.messages import Function
 from ..inference import decode
 from ..inference.engine import Engine
 from ..kernels import ladder, on_gpu, reduction
@@ -41,6 +45,7 @@ from ..plots import network as cables
 from ..plots import pages as tiles
 from ..plots import schedule as bars
 from ..plots import timeline as lanes
+from ..plots.style import Draw
 from ..schedules import Evaluation, Schedule
 from ..units import amount_text, counted, require_int, require_number
 from .cluster import last_run, running
@@ -51,6 +56,10 @@ from .result import Picture, picture
 from .result import table as table_of
 from .watch import PER_CHUNK, story_of
 
+if TYPE_CHECKING:
+    from ..kernels.threads import Launch
+    from ..schedules.evaluation import Cost
+
 NAMES = list(dict.fromkeys(algorithm.name for algorithm in table.ALGORITHMS))
 SEGMENTS = 2  # in the picture of a pipelined algorithm: enough to see that one follows the other
 MOST_STEPS, MOST_FRAMES, FRAME_MS = 32, 16, 350  # of an animation: of a collective half a minute; of a schedule
@@ -60,10 +69,12 @@ LADDER_BLOCKS, LADDER_ELEMENTS = 4, 4096  # of the launch whose costs are shown
 COLUMNS = ("atomics", "sectors", "barriers", "shared", "conflicts", "races")  # of threads.counts
 KNOWN = "a run, the name of an algorithm or a schedule, a Schedule, a Grid, a Graph, a Network, or your function"
 
-Drawer = Callable[..., Picture | Note]
+Drawer: TypeAlias = Callable[..., Picture | Note]
+Kernel: TypeAlias = Callable[..., None]  # f(x, out)
+Run: TypeAlias = Results | Iterable[trace.Event] | None  # None: the last one
 
 
-def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
+def show(x: object = None, *more: object, **options: object) -> Picture | Note:
     """Draw `x`, whatever it is; by default what ranks did in the last run.
 
         lab.show(results)                             a run, or a list of events: who did what, when
@@ -75,7 +86,7 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
         lab.show("collectives")                       what the eight collectives are for
         lab.show("1f1b", ranks=4, micro_batches=8)    a pipeline schedule, or your f(rank, ranks, micro_batches)
         lab.show(plan, forward=[3, 1], backward=2)    ... with the time of each stage; play=True: action by action
-        lab.show(Grid(dp=2, tp=2))                    a mesh: who stands where, and who belongs to one group
+        lab.show(Grid(dp=2, tp=2))                    a mesh: the place of each rank, and who belongs to one group
         lab.show(gossip.graph("wheel", 8))            a graph, and how fast gossip on it mixes
         lab.show(FatTree(4), ranks=16)                a network
         lab.show(model, x)                            what a batch becomes in a model, operation by operation
@@ -102,8 +113,8 @@ def show(x: Any = None, *more: Any, **options: Any) -> Picture | Note:
     return draw(x, *more, **options)
 
 
-def kind_of(x: Any) -> Drawer:
-    """The function below that draws `x`."""
+def kind_of(x: object) -> Drawer:
+    """Return the function below that draws `x`."""
     if isinstance(x, str):
         if x.endswith((".json", ".json.gz")):
             return show_trace
@@ -128,8 +139,13 @@ def kind_of(x: Any) -> Drawer:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-def show_run(x: Any, view: str = "timeline", save: str | None = None, prediction: float | None = None) -> Picture:
-    views = {"timeline": show_timeline, "traffic": show_traffic, "horovod": show_horovod}
+def show_run(x: Run, view: str = "timeline", save: str | None = None, prediction: float | None = None) -> Picture:
+    """Show what ranks did: who waited for whom, who sent how much to whom, or Horovod's timeline."""
+    views: dict[str, Callable[[list[trace.Event], str | None], Picture]] = {
+        "timeline": show_timeline,
+        "traffic": show_traffic,
+        "horovod": show_horovod,
+    }
     if view not in views:
         raise ValueError(f"view={view!r}: a run is shown as {', '.join(views)}")
     if prediction is not None:
@@ -137,8 +153,8 @@ def show_run(x: Any, view: str = "timeline", save: str | None = None, prediction
     return views[view](events_of(x), save)
 
 
-def events_of(results: Any) -> list[trace.Event]:
-    """The events of Results, of a list, or of the last run on the engines."""
+def events_of(results: Run) -> list[trace.Event]:
+    """Return the events of Results, of a list, or of the last run on the engines."""
     if results is None and (results := last_run()) is None:
         raise ValueError("no run to draw yet: lab.run(...) first, or give lab.show what sim.run returned")
     found = getattr(results, "events", results)
@@ -151,7 +167,7 @@ def events_of(results: Any) -> list[trace.Event]:
 
 
 def show_trace(x: str, save: str | None = None) -> Picture:
-    """The timeline of the files that the pattern `x` matches, one for each rank."""
+    """Show the timeline of the files that the pattern `x` matches, one for each rank."""
     files = sorted(glob.glob(x))
     if not files:
         raise LookupError(f"no file is called {x}, as seen from {os.getcwd()}")
@@ -159,7 +175,7 @@ def show_trace(x: str, save: str | None = None) -> Picture:
 
 
 def show_timeline(events: list[trace.Event], save: str | None, guess: float | None = None) -> Picture:
-    """One lane per rank, below it one for what runs in its background; of a long run the end. guess: s of it."""
+    """Show a lane per rank, below it one for what runs in its background; of a long run the end. guess: s of it."""
     text = f"{len(events):,} events of {counted(len({e.rank for e in events}), 'rank')}"
     title = f"Timeline: {text}"
     if save is not None:
@@ -169,13 +185,14 @@ def show_timeline(events: list[trace.Event], save: str | None, guess: float | No
 
 
 def show_traffic(events: list[trace.Event], save: str | None) -> Picture:
+    """Show how many bytes each rank sent to each."""
     matrix = graphs.traffic_of(events, 1 + max(max(e.rank, e.peer) for e in events))
     text = f"{int(matrix.sum()):,} bytes in {sum(e.op == 'send' for e in events):,} messages"
     return picture(graphs.draw_traffic, matrix, None, f"Traffic: {text}", text=text, data=matrix, width=5.2)
 
 
 def show_horovod(events: list[trace.Event], save: str | None) -> Picture:
-    """When each gradient was negotiated, packed, reduced and unpacked on rank 0, as Horovod's timeline does."""
+    """Show when each gradient was negotiated, packed, reduced and unpacked on rank 0, as Horovod's timeline does."""
     rows = horovod.to_horovod(events)
     if not rows:
         raise ValueError("no activity of Horovod's was recorded: DistributedOptimizer(..., timeline=True) does")
@@ -190,8 +207,10 @@ def show_horovod(events: list[trace.Event], save: str | None) -> Picture:
 # -- collectives ------------------------------------------------------------------------------------------------------
 
 
-def show_steps(x: Any, ranks: int = 8, collective: str = "all_reduce", **options: Any) -> Picture:
-    """Who sends which chunk to whom, step by step, and whose data each chunk holds."""
+def show_steps(
+    x: str | Algorithm | Function, ranks: int = 8, collective: str = "all_reduce", **options: int
+) -> Picture:
+    """Show who sends which chunk to whom, step by step, and whose data each chunk holds."""
     require_int("ranks", ranks, 2, panels.MOST_RANKS)
     if callable(x) and not isinstance(x, Algorithm):
         story = story_of(x, ranks, collective)
@@ -204,14 +223,14 @@ def show_steps(x: Any, ranks: int = 8, collective: str = "all_reduce", **options
     return picture(panels.draw, story, text=panels.title_of(story), data=story, height=panels.Sheet(story).height)
 
 
-def played(story: panels.Story) -> tuple[Callable[..., None], list[tuple[Any, ...]], str, float]:
-    """The arguments of animation.html and of step_through that play a Story."""
+def played(story: panels.Story) -> tuple[Draw, list[tuple[panels.Story, int]], str, float]:
+    """Return the arguments of animation.html and of step_through that play a Story."""
     frames = [(story, i) for i in panels.spared(len(story.steps) + 1, MOST_STEPS)]
     return panels.draw_step, frames, f"{story.name}, steps done", panels.step_height(story)
 
 
-def of_table(algorithm: Algorithm, p: int, options: dict[str, Any]) -> panels.Story:
-    """The Story of a record of the table on p ranks."""
+def of_table(algorithm: Algorithm, p: int, options: dict[str, int]) -> panels.Story:
+    """Return the Story of a record of the table on p ranks."""
     known = inspect.signature(algorithm.steps).parameters
     if unknown := set(options) - set(known):
         raise ValueError(f"{algorithm} has no option {', '.join(sorted(unknown))}: {', '.join([*known][2:]) or 'none'}")
@@ -222,6 +241,7 @@ def of_table(algorithm: Algorithm, p: int, options: dict[str, Any]) -> panels.St
 
 
 def show_collectives(x: str, ranks: int = 4) -> Picture:
+    """Show what each of eight collectives does to the data of the ranks."""
     require_int("ranks", ranks, 2, 6)
     text = f"Eight collectives on {ranks} ranks, before and after"
     return picture(panels.draw_eight, ranks, text=text, height=panels.height_of_eight(ranks))
@@ -231,19 +251,19 @@ def show_collectives(x: str, ranks: int = 4) -> Picture:
 
 
 def show_schedule(
-    x: Any,
+    x: str | Schedule | Function,
     ranks: int = 4,
     micro_batches: int = 8,
     chunks: int | None = None,
     play: bool = False,
-    forward: Any = 1,
-    backward: Any = 2,
-    input: Any = 1,
-    weight: Any = 1,
+    forward: Cost = 1,
+    backward: Cost = 2,
+    input: Cost = 1,
+    weight: Cost = 1,
     transfer: float = 0,
     pair: float | None = None,
 ) -> Picture:
-    """A pipeline schedule over time; hatched is the bubble. Times are those of schedules.evaluate, data its result."""
+    """Show a pipeline schedule over time, the bubble hatched. Times are as in schedules.evaluate, data its result."""
     if isinstance(ranks, int) and isinstance(micro_batches, int):
         require_few(2 * ranks * micro_batches)  # before they are made
     plan = asked_schedule(x, ranks, micro_batches, chunks)
@@ -261,7 +281,7 @@ def show_schedule(
 
 
 def moments(times: Evaluation) -> list[float]:
-    """When an action ends: all such times, or MOST_FRAMES of them."""
+    """Return the times at which an action ends, MOST_FRAMES of them at most."""
     ends = sorted({timed.end for row in times.rows for timed in row})
     if len(ends) <= MOST_FRAMES:
         return ends
@@ -269,6 +289,7 @@ def moments(times: Evaluation) -> list[float]:
 
 
 def require_few(actions: int) -> None:
+    """Raise ValueError for more actions than fit a picture."""
     if actions > MOST_ACTIONS:
         raise ValueError(f"{actions:,} actions do not fit a picture: take fewer ranks or micro-batches")
 
@@ -277,7 +298,7 @@ def require_few(actions: int) -> None:
 
 
 def show_mesh(grid: Grid) -> Picture:
-    """Every rank at its coordinates, where its engine runs, and the groups along every axis."""
+    """Show every rank at its coordinates, the place of its engine, and the groups along every axis."""
     if grid.size > MOST_PLACES:
         raise ValueError(f"{grid!r} has {grid.size:,} ranks: at most {MOST_PLACES:,} can be drawn")
     places, foot = places_of(grid.size)
@@ -287,7 +308,7 @@ def show_mesh(grid: Grid) -> Picture:
 
 
 def places_of(ranks: int) -> tuple[list[str], str]:
-    """([where each rank's engine runs], a line about it); ([], why) if there are not enough engines."""
+    """Return ([place of each rank's engine], a line about it); ([], why) if there are not enough engines."""
     engines = running()
     if engines is None:
         return [], f"No engines run: lab.start({ranks}) puts one at each place." if ranks <= 16 else ""
@@ -304,14 +325,15 @@ def places_of(ranks: int) -> tuple[list[str], str]:
 
 
 def show_graph(graph: Graph) -> Picture:
+    """Show a graph, and how fast gossip on it mixes."""
     require_int("the number of ranks of a graph", graph.n, 2, graphs.MOST_RANKS)
     weights = gossip.metropolis(graph)
     text = f"{graph.name} of {graph.n} ranks, {graphs.mixing(gossip.lambda2(weights))}"
     return picture(graphs.draw, graph.name, weights, text=text, data=weights)
 
 
-def show_network(x: Any, ranks: int = 16) -> Picture:
-    """Which links join the ranks, and which of them are shared; the text has all figures."""
+def show_network(x: str | Network, ranks: int = 16) -> Picture:
+    """Show which links join the ranks, and which of them are shared; the text has all figures."""
     require_int("ranks", ranks, 1)
     network = Switch.of(x) if isinstance(x, str) else x
     height = cables.height(network, ranks)
@@ -322,7 +344,7 @@ def show_network(x: Any, ranks: int = 16) -> Picture:
 
 
 def show_costs(costs: Costs, prediction: dict[str, float] | None = None) -> Picture:
-    """Bytes held over the arithmetic of a step, for each choice of what is recomputed."""
+    """Show bytes held over the arithmetic of a step, for each choice of what is recomputed."""
     first, *others = costs.items()
     text = f"{first[0]}: {amount_text(first[1].most)} at most"
     for name, watch in others:
@@ -333,7 +355,7 @@ def show_costs(costs: Costs, prediction: dict[str, float] | None = None) -> Pict
 
 
 def show_times(times: decode.Times, prediction: dict[str, float] | None = None) -> Picture:
-    """What the newest token takes; prediction: {how: times as long as the first one} of the last one."""
+    """Show what the newest token takes; prediction: {how: times as long as the first one} of the last one."""
     text = "; ".join(
         f"{how}: token {[*curve][-1]:,} takes {times.factor(how):.1f} times as long as token 1"
         for how, curve in times.items()
@@ -343,7 +365,7 @@ def show_times(times: decode.Times, prediction: dict[str, float] | None = None) 
 
 
 def show_engine(engine: Engine) -> Picture:
-    """The pages of the requests that run, and what the tokens of the last free ones are still good for."""
+    """Show the pages of the requests that run, and free ones with tokens that can be used again."""
     pages = engine.pages
     if pages.count > tiles.MOST_PAGES:
         raise ValueError(f"{pages.count:,} pages: at most {tiles.MOST_PAGES:,} can be drawn")
@@ -355,7 +377,7 @@ def show_engine(engine: Engine) -> Picture:
 
 
 def show_model(x: nn.Module, batch: Tensor) -> Picture:
-    """Every operation of a model on a batch, with its shapes; `data` is the list of models.shapes.Step."""
+    """Show every operation of a model on a batch, with its shapes; `data` is the list of models.shapes.Step."""
     if not isinstance(batch, Tensor):
         raise TypeError(f"a model is shown with a batch, a tensor, not {type(batch).__name__}: lab.show(model, x)")
     try:
@@ -370,7 +392,7 @@ def show_model(x: nn.Module, batch: Tensor) -> Picture:
 
 
 def show_routing(x: Routing) -> Picture:
-    """Every copy of a token at its expert; `data` is a dict for each of them."""
+    """Show every copy of a token at its expert; `data` is a dict for each of them."""
     rows = x.rows()
     if not rows:
         raise ValueError("no token to draw: experts.routing(layer, x) of at least one")
@@ -379,15 +401,18 @@ def show_routing(x: Routing) -> Picture:
 
 
 def show_balance(x: Balance) -> Picture:
+    """Show the load of experts before and after updates of the bias."""
     return picture(routes.draw_balance, x.loads.tolist(), x.imbalances, str(x), text=str(x), data=x.imbalances)
 
 
 def show_parallelism(x: str) -> Picture:
+    """Show three ways to share a model and its batch among ranks."""
     text = f"a model and its batch on one rank, and on four: {', '.join(name for name, _, _ in models.WAYS[1:])}"
     return picture(models.draw_parallelism, text=text)
 
 
 def show_applications(x: str) -> Picture:
+    """Show what applications were trained on, and how long."""
     text = "what was trained on which data: " + ", ".join(f"{a.name}, {a.data}" for a in uses.APPLICATIONS)
     return picture(uses.draw, text=text)
 
@@ -395,8 +420,8 @@ def show_applications(x: str) -> Picture:
 # -- programs ---------------------------------------------------------------------------------------------------------
 
 
-def show_programs(x: Any) -> Note:
-    """Broken programs without their diagnosis: `lab.run(program, deadline=2)` would find it."""
+def show_programs(x: str | zoo.Program) -> Note:
+    """Show broken programs without their diagnosis: `lab.run(program, deadline=2)` would find it."""
     named = {x.name: x} if isinstance(x, zoo.Program) else {k: zoo.find(name) for k, name in zoo.LABELS.items()}
     texts = [
         f"{name}: {program.title}, on {program.ranks} ranks\n\n{textwrap.indent(undocumented(program.broken), '    ')}"
@@ -405,8 +430,8 @@ def show_programs(x: Any) -> Note:
     return Note(f"{counted(len(texts), 'program')} with a fault", lines="\n\n".join(texts))
 
 
-def undocumented(function: Callable[..., Any]) -> str:
-    """The source of a function without its name and its docstring, which might give the fault away."""
+def undocumented(function: Callable[..., object]) -> str:
+    """Return the source of a function without its name and its docstring, which might give the fault away."""
     text = plain_source(function)
     node, lines = ast.parse(text).body[0], text.split("\n")
     assert isinstance(node, ast.FunctionDef)
@@ -419,8 +444,8 @@ def undocumented(function: Callable[..., Any]) -> str:
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def show_kernel(x: Callable[..., None], prediction: float | None = None) -> Picture:
-    """What warp 0 asks of the banks of shared memory; `data` are the counts of threads.counts for the whole launch."""
+def show_kernel(x: Kernel, prediction: float | None = None) -> Picture:
+    """Show what warp 0 asks of the banks of shared memory; `data` are the threads.counts of the whole launch."""
     from ..kernels import threads
 
     launch = launched(x)
@@ -436,8 +461,8 @@ def show_kernel(x: Callable[..., None], prediction: float | None = None) -> Pict
     return picture(banks.draw, rows, text, text=text, data=costs, height=banks.height(rows))
 
 
-def show_ladder(x: str, kernel: Callable[..., None] | None = None) -> Note:
-    """The rungs of ladder.py and `kernel`: counts of a small launch; with a GPU also the times of a large one."""
+def show_ladder(x: str, kernel: Kernel | None = None) -> Note:
+    """Show the rungs of ladder.py and `kernel`: counts of a small launch; with a GPU also the times of a large one."""
     from ..kernels import threads
 
     kernels = {rung.__name__: rung for rung in ladder.RUNGS} | ({"yours": kernel} if kernel is not None else {})
@@ -454,12 +479,13 @@ def show_ladder(x: str, kernel: Callable[..., None] | None = None) -> Note:
     return Note(text, f"Times of {on_gpu.SIZE >> 20} MiB on this GPU.", "\n".join(table_of(head, lines)))
 
 
-def times_of(row: dict[str, Any]) -> tuple[str, str]:
+def times_of(row: Row) -> tuple[str, str]:
+    """Return the columns us and GB/s of a row."""
     return ("wrong sum", "") if row["wrong"] else (f"{row['time_us']:,.0f}", f"{row['GBps']:,.0f}")
 
 
-def launched(kernel: Callable[..., None]) -> Any:
-    """The Launch of a kernel f(x, out) whose accesses are counted."""
+def launched(kernel: Kernel) -> Launch:
+    """Return the Launch of a kernel f(x, out) whose accesses are counted."""
     from ..kernels.threads import Launch
 
     x, out = (np.arange(LADDER_ELEMENTS) % 13).astype(np.float32), np.zeros(1, np.float32)

@@ -1,46 +1,49 @@
 """`lab.staging`: a vector from GPU to GPU through the hosts, for many sizes of a block, and the model over it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from ..collectives.cost import fit_link
 from ..collectives.sweep import WrongAnswer
+from ..comm.base import Row
 from ..comm.network import Network, Switch
+from ..engines.messages import Function
 from ..kernels import staging as kernel
 from ..plots import live
 from ..plots.staging import draw
+from ..plots.style import Figure
 from ..trace import number_text, seconds_text
 from ..units import amount_text, bytes_text, parse_bytes, require_number
 from .measure import REST_S, asked_sizes
-from .place import place
+from .place import Place, place
 from .result import Result
 from .result import table as text_table
 
 SAMPLES = 5
-COPY_GBPS = 1.0  # of emulated copies where nothing says how fast the wire is
+COPY_GBPS = 1.0  # of emulated copies if the speed of the wire is not known
 
 
 @dataclass(frozen=True, repr=False)
 class StagingResult(Result):
-    """rows: {block (bytes), seconds (median), p25, p75} of each size; costs: kernels.staging.Costs, measured alone.
+    """Result of `lab.staging`.
 
-    best: bytes of the fastest block that was measured; modelled: of the best one on paper.
-    real: whether copies are those of a GPU.
+    rows: {block (bytes), seconds (median), p25, p75} of each size; costs: kernels.staging.Costs, measured alone.
+
+    real: whether copies are a GPU's.
     """
 
     where: str
     nbytes: int
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     costs: kernel.Costs
     real: bool
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
-    def drawing(self, more: Iterable[dict[str, Any]] = (), guess: int | None = None, foot: str = "") -> tuple[Any, ...]:
-        """The arguments of plots.staging.draw that show it, with `more` rows."""
+    def drawing(self, more: Iterable[Row] = (), guess: int | None = None, foot: str = "") -> tuple[object, ...]:
+        """Return the arguments of plots.staging.draw that show it, with `more` rows."""
         costs, size, best = self.costs, self.nbytes, self.modelled
         title = title_of(size, self.where)
         curve, times = partial(curve_of, costs, size), kernel.stages(costs, size, max(4, round(best)))
@@ -49,10 +52,12 @@ class StagingResult(Result):
 
     @property
     def best(self) -> int:
+        """The fastest block that was measured, in bytes."""
         return int(min(self.rows, key=lambda row: row["seconds"])["block"])
 
     @property
     def modelled(self) -> float:
+        """The best block on paper, in bytes."""
         return kernel.best_block(self.costs, self.nbytes)
 
     def __repr__(self) -> str:
@@ -69,7 +74,7 @@ class StagingResult(Result):
 
 
 def staging(
-    fn: Callable[..., Any] = kernel.pipelined_copy,
+    fn: Function = kernel.pipelined_copy,
     nbytes: str | int = "4MiB",
     blocks: Iterable[str | int] | None = None,
     *,
@@ -81,7 +86,7 @@ def staging(
     """Time fn(comm, x, 0, 1, device, block) for many sizes of a block; measured, model and prediction are drawn.
 
     Args:    fn: as kernels.staging.pipelined_copy; nbytes: of x; blocks: bytes, default nbytes and its halves.
-             copy_GBps: of emulated copies, each way; default as fast as the wire, where its speed is known. On engines
+             copy_GBps: of emulated copies, each way; default as fast as the wire, if its speed is known. On engines
              with a GPU copies are real.
              network: of comm.network: in virtual time, even if engines run.
              prediction: bytes of the block that you expect to be best; deadline: s, the longest that a rank may wait.
@@ -100,17 +105,17 @@ def staging(
     if copy_GBps is None:
         copy_GBps = where.link_GBps or (1e-9 / wire.beta if where.simulated and wire.beta else COPY_GBPS)
     copies = wire.alpha if where.simulated else 0.0, 1e-9 / require_number("copy_GBps", copy_GBps, above=0)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     found: list[kernel.Costs] = []
     real = where.device != "cpu"
     plot = live.Live(draw, alt="time against block size")
 
-    def state() -> tuple[Any, ...]:
+    def state() -> tuple[object, ...]:
         if not found:
             return (rows, None, 0.0, (), 0.0, guess, title_of(size, where))
-        return StagingResult(str(where), size, rows, found[0], real, None).drawing((), guess, where.remark)
+        return StagingResult(str(where), size, rows, found[0], real, plot.figure).drawing((), guess, where.remark)
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         if "wire" in row:
             fitted = [fit_link(list(row[of]), list(row[of].values())) for of in ("wire", "copy")]
             found.append(kernel.Costs(*fitted[0], *fitted[1]))
@@ -127,16 +132,18 @@ def staging(
     return StagingResult(str(where), size, rows, found[0], real, plot.finish(*state()))
 
 
-def title_of(nbytes: int, where: Any) -> str:
+def title_of(nbytes: int, where: Place | str) -> str:
+    """Return the title of the figure."""
     return f"{bytes_text(nbytes)} from device to device through two hosts, {where}"
 
 
 def curve_of(costs: kernel.Costs, nbytes: int, blocks: np.ndarray) -> list[float]:
+    """Return the model's s for each size of a block."""
     return [kernel.seconds(costs, nbytes, float(block)) for block in blocks]
 
 
 def sentence(costs: kernel.Costs, real: bool) -> str:
-    """What a message and a copy cost, in a line."""
+    """Say what a message and a copy cost, in a line."""
     each = [
         f"{name}: α = {seconds_text(alpha)}, {number_text(1e-9 / beta) if beta else '∞'} GB/s"
         for name, alpha, beta in (("Wire", *costs[:2]), ("a copy" if real else "an emulated copy", *costs[2:]))

@@ -3,17 +3,18 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from .. import data as sets
 from .. import models
+from ..comm.base import Row
 from ..features import cores
 from ..optim import large_batch as optim
 from ..parallel.large_batch import RATES, fitted, train_until
 from ..plots import live
 from ..plots.large_batch import draw_target
+from ..plots.style import Figure
 from ..trace import seconds_text
 from ..units import counted, require_int, require_number
 from .place import place
@@ -22,28 +23,30 @@ from .result import Result, table
 
 @dataclass(frozen=True, repr=False)
 class TargetResult(Result):
-    """rows: {ranks, batch, seed, steps, seconds} of every training; job: the optim.large_batch.Job that fits them.
+    """Result of `lab.time_to_target`.
+
+    rows: {ranks, batch, seed, steps, seconds} of every training; job: the optim.large_batch.Job that fits them.
 
     predicted: {(batch, ranks): s} by your function for that job; measured: the same, mean over seeds.
     """
 
     where: str
     target: float
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     job: optim.Job
     predicted: dict[tuple[int, int], float]
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
     @property
     def measured(self) -> dict[tuple[int, int], float]:
-        found = {(r["batch"], r["ranks"]): [] for r in self.rows}  # type: dict[tuple[int, int], list[float]]
+        found: dict[tuple[int, int], list[float]] = {}
         for row in self.rows:
-            found[row["batch"], row["ranks"]].append(row["seconds"])
+            found.setdefault((row["batch"], row["ranks"]), []).append(row["seconds"])
         return {at: float(np.mean(values)) for at, values in found.items()}
 
     @property
     def best(self) -> tuple[int, int]:
-        """(batch, ranks) that was fastest."""
+        """The fastest (batch, ranks)."""
         return min(self.measured, key=self.measured.__getitem__)
 
     def __repr__(self) -> str:
@@ -62,7 +65,7 @@ class TargetResult(Result):
 
 
 def time_to_target(
-    seconds_to_target: Callable[..., float] = optim.seconds_to_target,
+    seconds_to_target: Callable[[int, int, optim.Job], float] = optim.seconds_to_target,
     *,
     target: float = 0.97,
     ranks: Iterable[int] | None = None,
@@ -89,15 +92,15 @@ def time_to_target(
     if prediction is not None and (not isinstance(prediction, dict) or set(prediction) != {"batch", "ranks"}):
         raise ValueError(f'a prediction is {{"batch": 32, "ranks": 2}}, got {prediction!r}')
     data, several = sets.load("digits"), sorted(RATES)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     plot = live.Live(draw_target, alt="steps and seconds to the target against batch")
     title = f"Time to {target:.0%} of the digits, {here}"
 
-    def state(job: optim.Job | None = None, best: tuple[int, int] | None = None) -> tuple[Any, ...]:
+    def state(job: optim.Job | None = None, best: tuple[int, int] | None = None) -> tuple[object, ...]:
         said = "points: measured; dotted: the steps of McCandlish et al. 2018 times a model of a step"
         return several, job, counts, rows, best, prediction, title, said, "Ring: the fastest. Star: your guess."
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         rows.append(row)
         plot.update(*state())
 
@@ -106,5 +109,6 @@ def time_to_target(
         place(p).run(train_until, model, data, target, several, seeds, deadline=deadline, on_row=on_row)
     job = fitted(rows)
     predicted = {(batch, p): float(seconds_to_target(batch, p, job)) for batch, p in product(several, counts)}
-    found = TargetResult(str(here), target, rows, job, predicted, None)
-    return TargetResult(str(here), target, rows, job, predicted, plot.finish(*state(job, found.best)))
+    found = TargetResult(str(here), target, rows, job, predicted, plot.figure)
+    plot.finish(*state(job, found.best))
+    return found

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from torch import Tensor
+
+from ..comm.base import Comm, Row
 from ..features import cores
 from ..measure import Measured
 from ..parallel.tensor import ways as tensor_ways
-from ..parallel.tensor.ways import Parts, Shape
+from ..parallel.tensor.linear import Map
+from ..parallel.tensor.ways import Linear, Parts, Shape
 from ..plots import live
 from ..plots import tensor as drawing
+from ..plots.style import Figure
 from ..trace import seconds_text
 from ..units import amount_text, require_number
 from .measure import foot, refusal
@@ -24,20 +28,22 @@ NAMES["sequence"] = "sequence parallel"
 
 @dataclass(frozen=True, repr=False)
 class TensorResult(Result):
-    """rows: one dict per way: way, name; forward, backward, kept, weights: bytes, on the rank that has most; seconds
+    """Result of `lab.tensor`.
+
+    rows: one dict per way: way, name; forward, backward, kept, weights: bytes, on the rank that has most; seconds
     (median), p25, p75; and the model's model_forward, model_backward, model_seconds.
 
     alpha s, beta s/byte: of a message, from a ping-pong; the model rests on them.
     """
 
     where: str
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     alpha: float
     beta: float
-    figure: Any = field(repr=False)
+    figure: Figure = field(repr=False)
 
-    def __getitem__(self, way: str) -> dict[str, Any]:
-        """The row of one way: result["pair"]["forward"]."""
+    def __getitem__(self, way: str) -> Row:
+        """Return the row of one way: result["pair"]["forward"]."""
         known = {row["way"]: row for row in self.rows}
         if way not in known:
             raise LookupError(f"no way is called {way!r}: {', '.join(map(repr, known))}")
@@ -54,9 +60,9 @@ class TensorResult(Result):
 
 
 def tensor(
-    column_linear: Callable[..., Any] | None = None,
-    row_linear: Callable[..., Any] | None = None,
-    sequence_parallel: Callable[..., Any] | None = None,
+    column_linear: Linear | None = None,
+    row_linear: Linear | None = None,
+    sequence_parallel: Callable[[Comm, Tensor, Map], Tensor] | None = None,
     *,
     ranks: int | None = None,
     prediction: float | None = None,
@@ -70,7 +76,7 @@ def tensor(
              smaller numbers that they can share.
              prediction: the bytes that you expect a rank to send, forward and backward together, as columns and rows.
     Returns: TensorResult.
-    Raises:  ValueError if a result is not that of one rank.
+    Raises:  ValueError if a result differs from one rank's.
     """
     if prediction is not None:
         require_number("the bytes that you expect", prediction, 0)
@@ -80,17 +86,17 @@ def tensor(
     where = place(ranks)
     width = max(SIZE // where.ranks, 1) * where.ranks
     shape = Shape(2, width, width)
-    given = {"column": column_linear, "row": row_linear, "sequence": sequence_parallel}
-    parts = Parts(**{name: fn for name, fn in given.items() if fn is not None})
+    own = Parts()
+    parts = Parts(column_linear or own.column, row_linear or own.row, sequence_parallel or own.sequence)
     title = f"x + mlp(norm(x)), x {tuple(shape)}, on {where}"
-    rows: list[dict[str, Any]] = []
-    fit: dict[str, Any] = {}
+    rows: list[Row] = []
+    fit: Row = {}
     plot = live.Live(drawing.draw, height=drawing.HEIGHT, alt="what four ways of cutting a layer send, keep and take")
 
-    def state() -> tuple[Any, ...]:
+    def state() -> tuple[object, ...]:
         return rows, prediction, title, where.remark or foot(where, fit if rows else {})
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         if "alpha" in row:
             fit.update({name: row[name] for name in ("alpha", "beta", "gamma")})
         else:
@@ -104,10 +110,8 @@ def tensor(
     return TensorResult(str(where), rows, fit["alpha"], fit["beta"], plot.finish(*state()))
 
 
-def row_of(
-    row: dict[str, Any], where: Place, shape: Shape, rows: list[dict[str, Any]], fit: dict[str, float]
-) -> dict[str, Any]:
-    """A reported row with the model's numbers."""
+def row_of(row: Row, where: Place, shape: Shape, rows: list[Row], fit: dict[str, float]) -> Row:
+    """Return a reported row with the model's numbers."""
     way, p, (p25, p75) = row["way"], where.ranks, Measured(tuple(row["times"])).quartiles
     forward, backward = tensor_ways.bytes_sent(way, p, shape.nbytes)
     whole = rows[0]["seconds"] if rows else row["seconds"]

@@ -2,22 +2,25 @@
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import nn
 
+from ..comm.base import Row
 from ..data.dataset import Dataset
+from ..engines.messages import Function
 from ..mesh import Grid
 from ..models import batch_norm
 from ..parallel.data_parallel import Strategy
 from ..parallel.hybrid.model import train_on_mesh
-from ..parallel.training import Recipe
+from ..parallel.reducer import AllReduce
+from ..parallel.training import Recipe, Trained
 from ..parallel.training import train as train_on_rank
 from ..plots import live
 from ..plots import live as loss
-from ..trace import seconds_text
+from ..plots.style import Figure
+from ..trace import Event, seconds_text
 from .choice import asked_strategy, model_and_data
 from .place import place
 from .result import Result
@@ -27,10 +30,12 @@ SAME = 1e-3  # how far the ranks' parameters may drift apart by rounding, as a s
 
 @dataclass(frozen=True, repr=False)
 class TrainResult(Result):
-    """losses: of the global batch at every step; test_loss: mean cross-entropy per answer; test_accuracy: 0 to 1.
+    """Result of `lab.train`.
+
+    losses: of the global batch at every step; test_loss: mean cross-entropy per answer; test_accuracy: 0 to 1.
 
     learned: the same in words; perplexity: exp(test_loss); seconds: in steps; drift: between the ranks' parameters.
-    model: a copy with rank 0's parameters after the last step. loss_scale: after that step, 1 where there is none.
+    model: a copy with rank 0's parameters after the last step. loss_scale: after that step, 1 if there is none.
     """
 
     where: str
@@ -44,11 +49,12 @@ class TrainResult(Result):
     drift: float
     loss_scale: float
     model: nn.Module = field(repr=False)
-    events: list[Any] = field(repr=False)
-    figure: Any = field(repr=False)
+    events: list[Event] = field(repr=False)
+    figure: Figure = field(repr=False)
 
     @property
     def perplexity(self) -> float:
+        """The exponential of test_loss."""
         return perplexity(self.test_loss)
 
     def __repr__(self) -> str:
@@ -67,7 +73,7 @@ def train(
     strategy: Strategy | None = None,
     *,
     data: str | Dataset | None = None,
-    all_reduce: Callable[..., Any] | None = None,
+    all_reduce: AllReduce | None = None,
     ranks: int | None = None,
     dtype: str = "float32",
     mesh: Grid | dict[str, int] | None = None,
@@ -84,7 +90,7 @@ def train(
 
     Args:    model: a name, or an nn.Module that fits the data; data: a name, or a data.dataset.Dataset. If one of
              them is not given, it is what suits the other.
-             strategy: how gradients are added, see parallel/data_parallel.py; default DataParallel(all_reduce).
+             strategy: for adding gradients, see parallel/data_parallel.py; default DataParallel(all_reduce).
              all_reduce: f(comm, x), makes x its sum over ranks; default the communicator's own.
              ranks: default all engines, or 4 simulated ranks if none run; dtype: "float32" or "float64".
              mesh: {"dp":, "pp":, "tp":, "cp":, "ep":} or a mesh.Grid, over which HybridParallel deals the model out, in
@@ -108,19 +114,20 @@ def train(
     options = Recipe(**{**suiting, **recipe})
     title = f"{what}, {where}{f', {grid!r}' if grid is not None else ''}"
     lowest = 0.1 if data.positions == 1 else 1.0  # what comes next in a text is never sure
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     plot = live.Live(loss.draw, alt="loss and samples per second")
 
-    def on_row(row: dict[str, Any]) -> None:
+    def on_row(row: Row) -> None:
         rows.append(row)
         plot.update(rows, options.steps, title, where.remark, lowest)
 
     threads = batch_norm.talks(model) or chosen.talks_in_backward or grid is not None
-    work = (train_on_rank, model, chosen, data, options)
+    fn: Function = train_on_rank
+    work: tuple[object, ...] = (model, chosen, data, options)
     if grid is not None:
-        work = (train_on_mesh, model, grid, data, options, schedule, False)
+        fn, work = train_on_mesh, (model, grid, data, options, schedule, False)
     try:
-        results = where.run(*work, deadline=deadline, on_row=on_row, threads=threads)
+        results = where.run(fn, *work, deadline=deadline, on_row=on_row, threads=threads)
     except BaseException:
         if rows:
             plot.finish(rows, options.steps, f"{title}: stopped", where.remark, lowest)
@@ -147,8 +154,8 @@ def train(
     )
 
 
-def asked_grid(mesh: Any, ranks: int | None) -> Grid:
-    """The Grid of a training. Raises TypeError, ValueError."""
+def asked_grid(mesh: Grid | dict[str, int], ranks: int | None) -> Grid:
+    """Return the Grid of a training. Raises TypeError, ValueError."""
     if not isinstance(mesh, Grid | dict) or not mesh:
         raise TypeError(f'mesh={mesh!r}: sizes such as {{"dp": 2, "pp": 2}}, or a Grid, are needed')
     grid = Grid(**mesh) if isinstance(mesh, dict) else mesh
@@ -157,13 +164,13 @@ def asked_grid(mesh: Any, ranks: int | None) -> Grid:
     return grid
 
 
-def in_words(trained: Any, data: Dataset) -> str:
-    """What has been learned: the share of answers that are right, or a language model's perplexity."""
+def in_words(trained: Trained, data: Dataset) -> str:
+    """Say what has been learned: the share of answers that are right, or a language model's perplexity."""
     if data.positions > 1:
         return f"perplexity {perplexity(trained.test_loss):.3g} of {data.classes} on the test set"
     return f"test accuracy {trained.test_accuracy:.1%}"
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss); of a model that has diverged a large number, not an error."""
+    """Return exp(loss); of a model that has diverged a large number, not an error."""
     return math.exp(min(loss, 700.0))

@@ -1,16 +1,23 @@
-"""What a function does with its vector: run on simulated ranks with data that tells whose contribution it is."""
+"""The steps of a function: it runs on simulated ranks with data that tells whose contribution it is."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from ..collectives.steps import edges
 from ..comm import sim
-from ..comm.base import Comm, PerRank, Work
+from ..comm.base import PerRank, Results, Work
 from ..comm.buffers import to_numpy
 from ..comm.network import Switch
+from ..engines.messages import Function
 from ..plots.collective import Move, Step, Story, before_and_after, differ_by_chunk
+
+if TYPE_CHECKING:
+    from ..comm.buffers import Array
+    from ..comm.sim.run import SimComm, SimWork
 
 BASE = 8  # rank q contributes 8**q: the digits of a sum say how often each rank is in it, exactly up to 16 ranks
 PER_CHUNK = 12  # elements: chunks can be cut into 2, 3, 4 or 6
@@ -20,20 +27,25 @@ States = list[tuple[int, np.ndarray]]  # (ns, vector) of one rank
 
 
 class Message(NamedTuple):
-    """One end of a message: its ranks, where its buffer lies in the vector (-1: elsewhere), its elements, its work."""
+    """An end of a message: its ranks, the place of its buffer in the vector (-1: elsewhere), its elements, its work."""
 
     source: int
     dest: int
     first: int
     values: np.ndarray
     nbytes: int
-    work: Any
+    work: SimWork
+
+    @property
+    def end(self) -> float:
+        """Virtual s, when the message has ended."""
+        return round(cast(float, self.work.end), 6)
 
 
 class Watch:
-    """Notes what one rank sends and receives, and its vector whenever it turns to the communicator."""
+    """A record of the messages of one rank, and of its vector whenever it calls the communicator."""
 
-    def __init__(self, comm: Comm, x: Any) -> None:
+    def __init__(self, comm: SimComm, x: Array) -> None:
         self.x = to_numpy(x)
         self.clock = comm.trace.clock
         self.sent: list[Message] = []
@@ -41,30 +53,32 @@ class Watch:
         self.states: States = []
         self.follow(comm)
 
-    def follow(self, comm: Any) -> None:
+    def follow(self, comm: SimComm) -> None:
         """Put this watch between `comm`, and what is split from it, and the function."""
         isend, irecv, split = comm.isend, comm.irecv, comm.split
 
-        def watched_isend(x: Any, to: int) -> Work:
+        def watched_isend(x: Array, to: int) -> Work:
             self.note()
             work = isend(x, to)
             self.sent.append(self.message(x, comm.members[comm.rank], comm.members[to], work))
             return Watched(work, self)
 
-        def watched_irecv(x: Any, source: int) -> Work:
+        def watched_irecv(x: Array, source: int) -> Work:
             self.note()
             work = irecv(x, source)
             self.received.append(self.message(x, comm.members[source], comm.members[comm.rank], work))
             return Watched(work, self)
 
-        def watched_split(color: int, key: int = 0) -> Any:
+        def watched_split(color: object, key: object = 0) -> SimComm:
             part = split(color, key)
             self.follow(part)
             return part
 
-        comm.isend, comm.irecv, comm.split = watched_isend, watched_irecv, watched_split
+        comm.isend, comm.irecv = watched_isend, watched_irecv  # pyrefly: ignore[bad-assignment]
+        comm.split = watched_split
 
-    def message(self, x: Any, source: int, dest: int, work: Any) -> Message:
+    def message(self, x: Array, source: int, dest: int, work: SimWork) -> Message:
+        """Return the Message of an end that has just been posted."""
         values = to_numpy(x)
         offset = values.__array_interface__["data"][0] - self.x.__array_interface__["data"][0]
         inside = values.size and 0 <= offset < self.x.nbytes
@@ -91,8 +105,8 @@ class Watched(Work):
         return self.work.test()
 
 
-def story_of(fn: Callable[..., Any], p: int, collective: str) -> Story:
-    """The Story of `fn(comm, x)` on p simulated ranks, from its messages and its vectors.
+def story_of(fn: Function, p: int, collective: str) -> Story:
+    """Return the Story of `fn(comm, x)` on p simulated ranks, from its messages and its vectors.
 
     Messages that end at the same virtual time are one step. Raises what `fn` raises.
     """
@@ -103,7 +117,7 @@ def story_of(fn: Callable[..., Any], p: int, collective: str) -> Story:
     chunk_of = np.arange(n) // PER_CHUNK
     vectors = [torch.as_tensor(encoded(before[r, chunk_of])) for r in range(p)]
 
-    def watched(comm: Comm, x: Any) -> tuple[list[Message], list[Message], States]:
+    def watched(comm: SimComm, x: Array) -> tuple[list[Message], list[Message], States]:
         watch = Watch(comm, x)
         watch.note()
         result = fn(comm, x)
@@ -114,13 +128,13 @@ def story_of(fn: Callable[..., Any], p: int, collective: str) -> Story:
 
     ranks = sim.run(p, watched, PerRank(vectors), network=NETWORK)
     pairs = [pair for sent in (rank[0] for rank in ranks) for pair in matched(sent, ranks)]
-    ends = sorted({round(sent.work.end, 6) for sent, _ in pairs})
+    ends = sorted({sent.end for sent, _ in pairs})
     states = [np.array([decoded(state_at(ranks[r][2], end), p) for r in range(p)]) for end in (0.0, *ends)]
     borders = edges(n, p) if differ_by_chunk(before) or differ_by_chunk(after) else (0, n)
     starts = starts_of(borders, pairs, states)
     steps = []
     for end, state in zip(ends, states[1:], strict=True):
-        moves = [move_of(*pair, starts, state) for pair in pairs if round(pair[0].work.end, 6) == end]
+        moves = [move_of(*pair, starts, state) for pair in pairs if pair[0].end == end]
         steps.append(Step(tuple(moves), state[:, starts[:-1]]))
     name = getattr(fn, "__name__", "<object>")
     name = "your function" if name.startswith("<") else name
@@ -128,21 +142,23 @@ def story_of(fn: Callable[..., Any], p: int, collective: str) -> Story:
     return Story(name, n * 8, starts, states[0][:, starts[:-1]], after[:, where], tuple(steps))
 
 
-def matched(sent: list[Message], ranks: Any) -> Iterator[tuple[Message, Message]]:
-    """(send, receive) of each message in `sent`: messages between two ranks arrive in their order."""
-    waiting = {}
+def matched(sent: list[Message], ranks: Results) -> Iterator[tuple[Message, Message]]:
+    """Yield (send, receive) of each message in `sent`: messages between two ranks arrive in their order."""
+    waiting: dict[int, Iterator[Message]] = {}
     for send in sent:
         arriving = waiting.setdefault(send.dest, iter([m for m in ranks[send.dest][1] if m.source == send.source]))
         yield send, next(arriving)
 
 
 def state_at(states: States, end_s: float) -> np.ndarray:
-    """The vector of a rank at a virtual time, from its notes (ns, vector)."""
+    """Return the vector of a rank at a virtual time, from its notes (ns, vector)."""
     return next(x for t_ns, x in reversed(states) if t_ns <= end_s * 1e9 + 1)
 
 
-def starts_of(borders: Any, pairs: list[tuple[Message, Message]], states: list[np.ndarray]) -> np.ndarray:
-    """Sorted first elements of the parts in which all elements have one fate, and the end."""
+def starts_of(
+    borders: Sequence[int] | np.ndarray, pairs: list[tuple[Message, Message]], states: list[np.ndarray]
+) -> np.ndarray:
+    """Return the sorted first elements of the parts in which all elements have one fate, and the end."""
     found = set(int(e) for e in borders)
     for send, receive in pairs:
         for m in (send, receive):
@@ -153,7 +169,7 @@ def starts_of(borders: Any, pairs: list[tuple[Message, Message]], states: list[n
 
 
 def move_of(send: Message, receive: Message, starts: np.ndarray, state: np.ndarray) -> Move:
-    """The Move of a message, given the (p, n, p) contributions after its step."""
+    """Return the Move of a message, given the (p, n, p) contributions after its step."""
     n = len(send.values)
     into = receive.first if receive.first >= 0 else send.first
     add = False
@@ -165,12 +181,12 @@ def move_of(send: Message, receive: Message, starts: np.ndarray, state: np.ndarr
 
 
 def encoded(held: np.ndarray) -> np.ndarray:
-    """(n,) float64 from (n, p) how often each rank contributes."""
+    """Return (n,) float64 from (n, p) how often each rank contributes."""
     return held @ float(BASE) ** np.arange(held.shape[1])
 
 
-def decoded(values: Any, p: int) -> np.ndarray:
-    """(n, p) how often each rank contributes to each of (n,) values; -1 where they are no such sums."""
+def decoded(values: np.ndarray, p: int) -> np.ndarray:
+    """Return (n, p) how often each rank contributes to each of (n,) values; -1 for values that are no such sums."""
     values = np.asarray(values, np.float64)
     good = np.isfinite(values) & (values >= 0) & (values < float(BASE) ** p) & (values == np.rint(values))
     whole = np.where(good, values, 0).astype(np.int64)

@@ -3,12 +3,12 @@
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from IPython.display import DisplayHandle, Pretty
 
 from .. import watch as watching
 from ..plots import live
+from ..plots.style import Figure
 from ..plots.watch import draw
 from ..units import counted, require_int
 from ..watch.finding import Finding
@@ -21,7 +21,7 @@ WIDTH = 94  # columns of the report: more are broken again in a notebook
 
 @dataclass(frozen=True, repr=False)
 class Watched(Result):
-    """Hold what `hpdl watch` says about a script. text: the report; findings: its sentences; exit_code: the script's.
+    """The judgement of `hpdl watch` about a script. text: the report; findings: its sentences; exit_code: the script's.
 
     figure: the parts of a step on each rank, None if no step was seen. printed: the output of the script.
     """
@@ -30,10 +30,10 @@ class Watched(Result):
     findings: list[Finding]
     exit_code: int
     printed: str
-    figure: Any = field(repr=False)
+    figure: Figure | None = field(repr=False)  # pyrefly: ignore[bad-override]
 
     def __bool__(self) -> bool:
-        """Return whether it neither hung nor crashed nor computed something else than one rank would."""
+        """Return True if it neither hung nor crashed nor computed something else than one rank would."""
         return not any(finding.kind in ("hang", "wrong") for finding in self.findings)
 
     def __repr__(self) -> str:

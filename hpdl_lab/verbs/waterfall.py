@@ -21,7 +21,10 @@ SLOWEST_S = 60.0  # of one step, with the profiler
 
 @dataclass(frozen=True, repr=False)
 class Waterfall(Result):
-    """bars: seconds per step, the mean of all ranks; step_s: of steps without a profiler."""
+    """Result of `lab.waterfall`.
+
+    bars: seconds per step, the mean of all ranks; step_s: of steps without a profiler.
+    """
 
     bars: dict[str, float]
     step_s: float
@@ -35,7 +38,7 @@ class Waterfall(Result):
 
     @property
     def explained(self) -> float:
-        """Return the share of the step that the bars explain: 1 less the distance of their sum."""
+        """The share of the step that the bars explain: 1 less the distance of their sum."""
         return 1 - abs(self.unexplained_s) / self.step_s
 
     def share(self, bar: str) -> float:

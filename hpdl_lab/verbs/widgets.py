@@ -1,16 +1,18 @@
-"""Widgets of a notebook: the picker of grids, and what is explored by sliders. The only file that knows ipywidgets.
+"""Widgets of a notebook: the picker of grids, and models with sliders. No other file imports ipywidgets.
 
 Callbacks may run while a cell runs, in a thread of the kernel. Whatever they raise is one sentence under the
-buttons: the log, where it would go else, is read by nobody.
+buttons: otherwise it would go to the log, which is read by nobody.
 """
+
+from __future__ import annotations
 
 import base64
 import functools
 import gc
 import html
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import ipywidgets as widgets
 from IPython.display import display
@@ -25,8 +27,10 @@ from ..units import amount_text
 from .plain import sentence
 
 if TYPE_CHECKING:
-    from .explore import Control, Explored
-    from .picker import Picker
+    from ..parallel.grid.model import Prediction
+    from ..plots.style import Figure
+    from .grid import Setting, Subject
+    from .result import Picture
 
 MEANING = {
     "dp": "replicas, each with its share of the batch",
@@ -42,14 +46,93 @@ SAID = '<div aria-live="polite" style="min-height: {}em">{}</div>'  # as many li
 LABELS = {"alpha": "α", "bandwidth": "1/β", "micro_batches": "micro-batches"}  # of sliders; else their names
 
 
+Event = TypeVar("Event")  # of a widget, as ipywidgets passes it on
+Change: TypeAlias = dict[str, Any]  # of a widget's value, likewise
+
+
+class Timed(Protocol):
+    """A run of a grid (picker.Measured)."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+class Picked(Protocol):
+    """The grid that is picked, as widgets show it (picker.Picker)."""
+
+    subject: Subject
+    axes: Sequence[str]
+    setting: Setting
+    prediction: Prediction | None
+    why: str
+    said: str
+    changed: list[Callable[[], None]]
+    panel: object
+
+    @property
+    def measured(self) -> Timed | None: ...
+
+    @property
+    def under_way(self) -> object: ...
+
+    @property
+    def set(self) -> Callable[..., object]: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def figure(self) -> Figure: ...
+
+
+class Choice(Protocol):
+    """The values of a slider, or of a menu (explore.Control)."""
+
+    @property
+    def values(self) -> tuple[Any, ...]: ...
+
+    @property
+    def start(self) -> float | str: ...
+
+    @property
+    def text(self) -> Callable[[Any], str]: ...
+
+    @property
+    def every_ms(self) -> int: ...
+
+    @property
+    def named(self) -> bool: ...
+
+
+class Model(Protocol):
+    """A model with the values of its sliders (explore.Explored)."""
+
+    picture: Picture | None
+    why: str
+
+    @property
+    def controls(self) -> Mapping[str, Choice]: ...
+
+    @property
+    def fallback(self) -> Callable[[], bytes] | None: ...
+
+    @property
+    def set(self) -> Callable[..., object]: ...
+
+
 class Panel:
     """The widgets of one Picker. box: what is displayed."""
 
-    def __init__(self, picker: "Picker") -> None:
+    def __init__(self, picker: Picked) -> None:
         self.picker = picker
         self._quiet = False  # while widgets follow what was picked
-        self._drawn: Any = None  # what the picture shows
-        self._scale = 0  # how sharp it is
+        self._drawn: tuple[Setting, Timed | None, str] | None = None  # shown in the picture
+        self._scale = 0.0  # how sharp it is
         self._lock = threading.RLock()
         sizes = {"zero": range(4)}
         self.axes = {
@@ -82,7 +165,8 @@ class Panel:
         picker.changed.append(self.refresh)
         self.refresh()
 
-    def setter(self, name: str) -> Callable[[Any], Any]:
+    def setter(self, name: str) -> Callable[[Change], object]:
+        """Return the callback that picks what the widget of this name has."""
         return lambda change: None if self._quiet else self.picker.set(**{name: change["new"]})
 
     def refresh(self) -> None:
@@ -105,7 +189,7 @@ class Panel:
             self._draw()
 
     def _draw(self) -> None:
-        """Make the picture anew where it would be another one, which takes a third of a second; sharp in the end."""
+        """Make the picture anew if it would be another one, which takes a third of a second; sharp in the end."""
         picker = self.picker
         state = picker.setting, picker.measured, picker.why
         scale = live.CRISP if picker.under_way is None else 1
@@ -114,23 +198,23 @@ class Panel:
             self.picture.value = live.png(picker.figure(), scale)
 
 
-def show(picker: "Picker") -> None:
+def show(picker: Picked) -> None:
     """Display the widgets; a front end that has none shows the picture instead, or the table."""
-    if picker.panel is None:
-        picker.panel = Panel(picker)
-    publish(picker.panel.box, picker.panel.picture.value, live.page_size(new_figure(height=HEIGHT)), repr(picker))
+    panel = picker.panel = picker.panel if isinstance(picker.panel, Panel) else Panel(picker)
+    publish(panel.box, panel.picture.value, live.page_size(new_figure(height=HEIGHT)), repr(picker))
 
 
-def publish(box: Any, png: bytes, size: tuple[int, int], text: str) -> None:
+def publish(box: widgets.Widget, png: bytes, size: tuple[int, int], text: str) -> None:
+    """Display widgets, with a picture and a text for front ends that have none."""
     keep_what_is_there()
-    data = box._repr_mimebundle_() | {"image/png": base64.b64encode(png).decode(), "text/plain": text}
+    data = {**(box._repr_mimebundle_() or {}), "image/png": base64.b64encode(png).decode(), "text/plain": text}
     display(data, metadata={"image/png": {"width": size[0], "height": size[1]}}, raw=True)
 
 
-def guarded(call: Callable[[Any], Any], say: Callable[[str], Any]) -> Callable[[Any], None]:
-    """The callback, whose errors are said where one looks."""
+def guarded(call: Callable[[Event], object], say: Callable[[str], object]) -> Callable[[Event], None]:
+    """Return the callback with its errors passed on to `say`."""
 
-    def callback(event: Any) -> None:
+    def callback(event: Event) -> None:
         try:
             call(event)
         except Exception as error:
@@ -140,18 +224,19 @@ def guarded(call: Callable[[Any], Any], say: Callable[[str], Any]) -> Callable[[
 
 
 def divisors(n: int) -> list[int]:
+    """Return the divisors of n, in rising order."""
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def message(picker: "Picker") -> str:
-    """What does not fit and why, what has followed what, or how a run ended."""
+def message(picker: Picked) -> str:
+    """Return HTML: why a grid cannot be, which axes have followed, or how a run ended."""
     why = f"This grid cannot be: {picker.why}." if picker.why else ""
     parts = [f'<span style="color: {VERMILION}">{html.escape(why)}</span>' if why else "", html.escape(picker.said)]
     return SAID.format(1.4, " ".join(filter(None, parts)))
 
 
-def numbers(picker: "Picker") -> str:
-    """The line above the picture."""
+def numbers(picker: Picked) -> str:
+    """Return the line above the picture, in HTML."""
     row, taken = picker.prediction, picker.measured
     if row is None:
         return ""
@@ -172,7 +257,7 @@ class Sliders:
     The picture is drawn at the resolution of the page while sliders move, and sharp in the beginning.
     """
 
-    def __init__(self, explored: "Explored") -> None:
+    def __init__(self, explored: Model) -> None:
         self.explored = explored
         self._lock = threading.RLock()
         self.line = widgets.HTML(layout=widgets.Layout(**PAGE))
@@ -185,7 +270,8 @@ class Sliders:
         self.box = widgets.VBox([sliders, self.line, self.picture])
         self.refresh(live.CRISP)
 
-    def control(self, key: str, control: "Control") -> Any:
+    def control(self, key: str, control: Choice) -> widgets.Widget:
+        """Make the slider, or menu, of a control."""
         kind = widgets.Dropdown if control.named else widgets.SelectionSlider
         options = [(control.text(value), value) for value in control.values]
         label = LABELS.get(key, key.replace("_", " "))
@@ -193,8 +279,8 @@ class Sliders:
         moved.observe(guarded(lambda change: self.move(key, change["new"]), self.say), "value")
         return moved
 
-    def player(self, key: str) -> list[Any]:
-        """The play button of a control that has one, and of which every frame can be chosen by its slider."""
+    def player(self, key: str) -> list[widgets.Widget]:
+        """Return the play button of a control that has one, tied to its slider."""
         control = self.explored.controls[key]
         if not control.every_ms:
             return []
@@ -202,13 +288,14 @@ class Sliders:
         widgets.link((play, "value"), (self.moved[key], "index"))
         return [play]
 
-    def move(self, key: str, value: Any) -> None:
+    def move(self, key: str, value: float | str) -> None:
+        """Set a slider, and show the answer."""
         with self._lock:
             self.explored.set(**{key: value})
             self.refresh()
 
     def refresh(self, scale: float = 1) -> None:
-        """Show the answer; in the place of values that cannot be, why."""
+        """Show the answer; if the values cannot be, why."""
         picture = self.explored.picture
         self.picture.layout.visibility = "visible" if picture else "hidden"
         if picture is None:
@@ -218,10 +305,11 @@ class Sliders:
         self.picture.value = live.png(picture.figure, scale)
 
     def say(self, text: str) -> None:
+        """Show a sentence in the place of the numbers."""
         self.line.value = SAID.format(2.8, f'<span style="color: {VERMILION}">{html.escape(text)}</span>')
 
 
-def show_explored(explored: "Explored") -> None:
+def show_explored(explored: Model) -> None:
     """Display the sliders; a front end without widgets shows a picture instead, or the line."""
     panel = Sliders(explored)
     png = panel.picture.value if explored.fallback is None else explored.fallback()

@@ -1,19 +1,25 @@
-"""Find what a run computes otherwise than one rank would: weights, gradients, examples, evaluation, files.
+"""Differences between a run and one rank: in weights, gradients, examples, evaluation, files.
 
-Each judge takes the Run and its Strategy, and yields findings. In doubt it says nothing: a false alarm is worse.
+Each judge takes the Run and its Strategy, and yields findings. In doubt it yields none: a false alarm is worse.
 """
+
+from __future__ import annotations
 
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from statistics import median
+from typing import TYPE_CHECKING
 
 from ..comm.errors import name_ranks
 from ..units import counted
 from .finding import Finding
 from .records import Event, Rank, Run, code_of, name_of
 from .strategy import Strategy
+
+if TYPE_CHECKING:
+    from .collectives import Entry
 
 EXACT = 1e-3  # relative, of the ratio of gradients
 NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?:[eE][-+]?\d+)?")
@@ -22,7 +28,7 @@ RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def findings(run: Run) -> list[Finding]:
-    """Return what is wrong, and notes about what may be meant so."""
+    """Return the faults, and notes about what may be meant so."""
     if run.size < 2 or not any(rank.step_count for rank in run.ranks):
         return []
     strategy = Strategy(run)
@@ -47,18 +53,18 @@ def findings(run: Run) -> list[Finding]:
 
 
 def without_group(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """Ranks that never asked for a process group."""
+    """Find ranks that never asked for a process group."""
     if not any(rank.first("meets") or rank.first("met") for rank in run.ranks):
         yield Finding(
             "wrong",
             "no process group",
-            f"""each of the {run.size} ranks trains by itself: without dist.init_process_group none of them knows of
-            the others.""",
+            f"""each of the {run.size} ranks trains by itself: without dist.init_process_group none of them is connected
+            to the others.""",
         )
 
 
 def not_averaged(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """Gradients that are never averaged."""
+    """Find gradients that are never averaged."""
     steps = min(rank.step_count for rank in run.ranks)
     if steps < 2 or not any(rank.first("met") for rank in run.ranks) or strategy.tensor_parallel or strategy.pipeline:
         return
@@ -97,17 +103,21 @@ def differing(run: Run, strategy: Strategy) -> tuple[tuple[int, int], list[str]]
     names = replicated(strategy, run)
     table = [{event["step"]: event for event in rank.all("weights")} for rank in run.ranks]
     before = -1
-    for step in sorted(set.intersection(*(set(row) for row in table))):
+    common = sorted(set.intersection(*(set(row) for row in table)))
+    for step in common:
         rows = [row[step]["hashes"] for row in table]
         odd = sorted(n for n in names if len({row[n] for row in rows if n in row}) > 1)
         if odd:
+            later = [[row[other]["hashes"] for row in table] for other in common if other > step]
+            if any(len({row[n] for row in rows if n in row}) == 1 for rows in later for n in odd):
+                return (before, before), []  # ranks that average their weights every few steps
             return (before, step), odd
         before = step
     return (before, before), []
 
 
 def weights(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """Weights that should be the same on all ranks, and are not."""
+    """Find weights that should be the same on all ranks, and are not."""
     if not strategy.data_parallel or strategy.fsdp or not in_step(run):
         return
     (before, step), odd = differing(run, strategy)
@@ -129,7 +139,7 @@ def weights(run: Run, strategy: Strategy) -> Iterator[Finding]:
 
 
 def in_step(run: Run) -> bool:
-    """Return whether all ranks take as many steps: with DDP's join() they need not, and have no step in common."""
+    """Return True if all ranks take as many steps: with DDP's join() they need not, and have no step in common."""
     return len({rank.step_count for rank in run.ranks}) == 1 or any(not rank.ended for rank in run.ranks)
 
 
@@ -152,7 +162,7 @@ def weights_text(run: Run, strategy: Strategy, odd: list[str], of: int, before: 
 
 
 def scale(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """Gradients that are added and not divided, or divided twice, by linear projections before and after."""
+    """Find gradients that are added and not divided, or divided twice, by linear projections before and after."""
     if not strategy.data_parallel or strategy.fsdp:
         return
     ratios = []
@@ -215,7 +225,7 @@ def ratio_of(run: Run, step: int) -> float | None:
 
 
 def optimizer(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """An optimizer whose parameters are not those of the model any more."""
+    """Find an optimizer whose parameters do not belong to the model any more."""
     for rank in run.ranks:
         event = rank.first("optimizer")
         if event and event["stale"] > MOSTLY * event["parameters"] and (strategy.fsdp or strategy.meshes):
@@ -246,7 +256,7 @@ def rows_by_step(rank: Rank) -> dict[int, list[int]]:
 
 
 def epochs_of(rank: Rank) -> list[Event]:
-    """Return the passes over data loaders that were trained on, with "index": what they read in the whole data set."""
+    """Return the passes over data loaders that were trained on, with "index": the examples in the whole data set."""
     read: dict[int, list[int]] = defaultdict(list)
     for event in rank.all("indices"):
         read[event["number"]] += event["index"]
@@ -261,7 +271,7 @@ def epochs_of(rank: Rank) -> list[Event]:
 
 
 def mapped(event: Event, index: list[int]) -> list[int]:
-    """Return indices into the data set that the loader's is cut from."""
+    """Return indices into the data set from which the loader's is cut."""
     rows = event["rows"]
     if rows is None:
         return index
@@ -276,7 +286,7 @@ def whole_length(event: Event) -> int:
 
 
 def examples(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """Examples that several ranks read, or none."""
+    """Find examples that several ranks read, or none."""
     if not (strategy.data_parallel or strategy.silent) or strategy.pipeline or strategy.tensor_parallel:
         return
     per_rank = [epochs_of(rank) for rank in run.ranks]
@@ -316,7 +326,7 @@ def share_of(rank: Rank) -> set[int]:
 
 
 def shared_shares(run: Run) -> Iterator[Finding]:
-    """Shares of ranks that have examples in common, where each rank goes through its own again and again."""
+    """Find shares of ranks that have examples in common, if each rank goes through its own again and again."""
     shares = [share_of(rank) for rank in run.ranks]
     if not all(shares) or all(share == shares[0] for share in shares):
         return
@@ -369,13 +379,20 @@ def read_in_an_epoch(run: Run, passes: list[Event]) -> Iterator[Finding]:
         counts = (
             f" The sampler counts {replicas.pop()} replicas." if len(replicas) == 1 and None not in replicas else ""
         )
-        none = length - len(many)
+        apart = any(event["rows"] != passes[0]["rows"] for event in passes)
+        none = 0 if apart else length - len(many)
         also = f", and {none:,} are read by none" if none > slack else ""
+        remedy = (
+            "A DistributedSampler with the rank and the number of ranks of this run gives each example to one rank."
+        )
+        if apart and all(event["sampler"] == "DistributedSampler" for event in passes):
+            remedy = """The ranks share out data sets of their own: a random_split needs the same seed on all of them,
+                generator=torch.Generator().manual_seed(0)."""
         yield Finding(
             "wrong",
             "overlap",
-            f"""in an epoch at {at} {repeated:,} of {length:,} examples are read by several ranks{also}.{counts} A
-            DistributedSampler with the rank and the number of ranks of this run gives each example to one rank.""",
+            f"""in an epoch at {at} {repeated:,} of {length:,} examples are read by several ranks{also}.{counts}
+            {remedy}""",
             place=place,
         )
     elif length - len(many) > slack + 0.01 * length and complete(passes):
@@ -389,7 +406,7 @@ def read_in_an_epoch(run: Run, passes: list[Event]) -> Iterator[Finding]:
 
 
 def complete(passes: list[Event]) -> bool:
-    """Return whether the loaders were read to their ends: a loop that breaks leaves out what it wants."""
+    """Return True if the loaders were read to their ends: a loop that breaks leaves out what it wants."""
     for event in passes:
         share = event["length"] if event["replicas"] is None else math.ceil(event["length"] / event["replicas"])
         if len(event["index"]) < share - (event["batch"] or 1):
@@ -398,7 +415,7 @@ def complete(passes: list[Event]) -> bool:
 
 
 def content_agrees(run: Run, passes: list[Event]) -> bool:
-    """Return whether the same index means the same example on all ranks, as far as fingerprints say.
+    """Return True if the same index means the same example on all ranks, as far as fingerprints say.
 
     Data sets that ranks have cut by themselves have the same indices, and other examples.
     """
@@ -417,7 +434,7 @@ def content_agrees(run: Run, passes: list[Event]) -> bool:
 
 
 def epochs(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """The same order in every epoch."""
+    """Find the same order in every epoch."""
     for rank in run.ranks[:1]:
         by_place: dict[str, list[Event]] = defaultdict(list)
         for event in epochs_of(rank):
@@ -436,7 +453,7 @@ def epochs(run: Run, strategy: Strategy) -> Iterator[Finding]:
 
 
 def uneven(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """Ranks that take different numbers of examples in a step, whose means are averaged without weights."""
+    """Find ranks that take different numbers of examples in a step, whose means are averaged without weights."""
     if not strategy.data_parallel or not all(rank.first("loss").get("mean") for rank in run.ranks) or not in_step(run):
         return
     counts: list[dict[int, int]] = [defaultdict(int) for _ in run.ranks]
@@ -445,7 +462,7 @@ def uneven(run: Run, strategy: Strategy) -> Iterator[Finding]:
             table[event["step"]] = event["examples"]
     usual = {Counter(table.values()).most_common(1)[0] for table in counts if table}
     if len({size for size, _ in usual}) != 1 or any(2 * n < len(counts[0]) for _, n in usual):
-        return  # the first dimension is not that of examples
+        return  # the first dimension does not count examples
     for step in range(min(rank.step_count for rank in run.ranks)):
         sizes = [table.get(step, 0) for table in counts]
         if len(set(sizes)) > 1 and min(sizes) > 0:
@@ -460,7 +477,7 @@ def uneven(run: Run, strategy: Strategy) -> Iterator[Finding]:
 
 
 def evaluation(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """An evaluation whose printed number is of one rank's share."""
+    """Find an evaluation whose printed number is about one rank's share."""
     if not strategy.data_parallel:
         return
     rank = run.ranks[0]
@@ -495,19 +512,23 @@ def evaluation(run: Run, strategy: Strategy) -> Iterator[Finding]:
         return
 
 
-def buffer_sent(entry: Event, forwards: list[Event]) -> bool:
-    """Return whether a broadcast is DDP's own, of buffers at the beginning of a forward."""
+def buffer_sent(entry: Entry, forwards: list[Event]) -> bool:
+    """Return True if a broadcast is DDP's own, of buffers at the beginning of a forward."""
     return bool(entry["op"] == "broadcast" and entry["place"] in [event["place"] for event in forwards])
 
 
 def files(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """Files that several ranks write."""
+    """Find files that several ranks write."""
     writers: dict[str, dict[int, Event]] = defaultdict(dict)
+    appended: dict[str, set[int]] = defaultdict(set)
     for rank in run.ranks:
         for event in rank.all("writes"):
-            writers[event["path"]].setdefault(rank.number, event)
+            if event["append"]:
+                appended[event["path"]].add(rank.number)
+            else:
+                writers[event["path"]].setdefault(rank.number, event)
     for path, events in writers.items():
-        if len(events) > 1:
+        if len(events) > 1 and len(appended[path]) != 1:  # all may empty a log to which one of them appends
             place = next(iter(events.values()))["place"]
             yield Finding(
                 "wrong",
@@ -542,7 +563,7 @@ def notes(run: Run, strategy: Strategy) -> Iterator[Finding]:
     yield from loss_of_a_shard(run)
     yield from same_lines(run)
     kinds = [kind for kind in strategy.models[0].get("batchnorm", ()) if kind != "SyncBatchNorm"]
-    batch = next((e["count"] for e in run.ranks[0].all("forward") if e["training"]), 0)
+    batch = next((e["count"] for e in run.ranks[0].all("forward") if e["training"]), 0)  # of a forward
     if kinds:
         yield Finding(
             "note",
@@ -558,19 +579,20 @@ def notes(run: Run, strategy: Strategy) -> Iterator[Finding]:
             f"""all ranks have the same random state in forward, so dropout leaves out the same numbers on all
             {run.size}: torch.manual_seed(seed + rank) after the model is made.""",
         )
-    event = run.ranks[0].first("optimizer")
-    if event and batch:
+    rate = max((event["rate"] for event in run.ranks[0].all("optimizer")), default=0.0)
+    batch = next((event["examples"] for event in run.ranks[0].steps[:1]), 0)  # of all forwards of a step
+    if rate and batch:
         yield Finding(
             "note",
             "lr",
-            f"""a step takes {run.size} x {batch} = {run.size * batch} examples, with lr {event["rate"]:g}: one rank
+            f"""a step takes {run.size} x {batch} = {run.size * batch} examples, with lr {rate:g}: one rank
             with this lr takes {batch}. A batch {run.size} times as large is another training: lr x {run.size} with a
             warmup is the usual start, or {batch} / {run.size} examples on each rank.""",
         )
 
 
 def loss_of_a_shard(run: Run) -> Iterator[Finding]:
-    """A printed loss that is that of one rank's examples: of the last step, or the mean since the line before."""
+    """Find a printed loss of one rank's examples: in the last step, or the mean since the line before."""
     rank = run.ranks[0]
     losses = [[event["loss"] for event in other.steps] for other in run.ranks]
     if any(loss is None for row in losses for loss in row):
@@ -597,13 +619,13 @@ def loss_of_a_shard(run: Run) -> Iterator[Finding]:
 
 
 def is_printed(value: float, text: str) -> bool:
-    """Return whether a printed number with three digits or more is this one."""
+    """Return True if a printed number with three digits or more is this one."""
     digits = len(text.lower().partition("e")[0].partition(".")[2])
     return digits >= 3 and abs(float(text) - value) <= 0.51 * 10.0**-digits
 
 
 def same_lines(run: Run) -> Iterator[Finding]:
-    """Lines that every rank prints."""
+    """Find lines that every rank prints."""
     texts = [
         {e["text"].strip(): e for e in rank.all("prints") if len(e["text"].strip()) > 5 and e["place"]}
         for rank in run.ranks

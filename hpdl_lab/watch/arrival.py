@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-WANTED = {  # a module: where our hooks into it are
+WANTED = {  # a module: our module with the hooks into it
     "torch": "training",
     "mpi4py.MPI": "mpi",
     "hpdl_lab.torch_backend.group": "collectives",
@@ -31,7 +31,7 @@ def arrived(name: str) -> None:
 
 
 class Expected(importlib.abc.MetaPathFinder):
-    """Finds no module itself: it calls `arrived` after those of WANTED."""
+    """A finder that finds no module itself: it calls `arrived` after the modules of WANTED."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -47,7 +47,7 @@ class Expected(importlib.abc.MetaPathFinder):
 
 
 class Announcing(importlib.abc.Loader):
-    """Loads a module as `loader` does, and announces it."""
+    """A loader that loads a module as `loader` does, and announces it."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self.loader = loader

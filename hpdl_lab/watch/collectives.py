@@ -1,13 +1,10 @@
 """The collectives of this rank: from torch's flight recorder, and of messages and the back end "hpdl" from our own.
 
 Torch records what its own back ends begin, also what DDP and FSDP begin in C++, but neither gloo's messages nor what a
-process group in Python does. An entry is a dict:
-
-    op         "all_reduce"                       group, seq    name of its group, its number in the group
-    sizes      shapes that go in; out: come out   dtypes        "float32"
-    time_ns    when it was begun                  done          whether it is over
-    place      the author's line, or None
+process group in Python does.
 """
+
+from __future__ import annotations
 
 import pickle
 import sys
@@ -17,9 +14,16 @@ from collections import Counter, deque
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeVar, cast
 
-from .places import is_authors, line_at, place_of
+from .places import NotedPlace, Place, is_authors, line_at, place_of
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
+
+    from ..torch_backend.group import HpdlGroup
+
+T = TypeVar("T")
 
 MOST = 5000
 HPDL = {  # methods of the process group "hpdl": the name of the collective, which arguments hold tensors
@@ -48,31 +52,85 @@ DTYPES = {  # as the flight recorder calls them: as torch does
     "Byte": "uint8",
     "Bool": "bool",
 }
-OURS: deque[dict[str, Any]] = deque(maxlen=MOST)
+
+
+class Begun(TypedDict):
+    """A collective or a message that was begun. sizes: shapes that go in; out: shapes that come out."""
+
+    op: str  # "all_reduce"
+    group: str  # its name
+    seq: int  # its number in the group
+    sizes: list[list[int]]
+    out: list[list[int]]
+    dtypes: list[str]  # "float32"
+    time_ns: int  # when it was begun
+    place: NotedPlace | None  # the author's line
+    p2p: NotRequired[bool]  # it is a message
+    peer: NotRequired[object]  # of a message
+
+
+class Entry(Begun):
+    done: bool  # it is over
+
+
+class Own(Begun):
+    done: Callable[[], bool] | bool
+
+
+class Frame(TypedDict):
+    """A line of a stack as the flight recorder has it."""
+
+    filename: str
+    line: int
+
+
+OURS: deque[Own] = deque(maxlen=MOST)
 NUMBERS: Counter[str] = Counter()  # by group: how many OURS has had
 
 
-def record(op: str, group: str, tensors: Any, place: Any, done: Callable[[], bool] | bool, **more: Any) -> None:
-    """Keep an entry of our own. done: whether it is over, or a function that says so."""
+def record(
+    op: str,
+    group: str,
+    tensors: object,
+    place: Place | None,
+    done: Callable[[], bool] | bool,
+    p2p: bool = False,
+    peer: object = None,
+) -> None:
+    """Keep an entry of our own. done: it is over, or a function that returns that. p2p: a message, of `peer`."""
     flat = [x for x in flattened(tensors) if hasattr(x, "dtype")]
     sizes = [list(x.shape) for x in flat]
     dtypes = [str(x.dtype).removeprefix("torch.") for x in flat]
     number = NUMBERS[group] = NUMBERS[group] + 1
-    entry = {"op": op, "group": group, "seq": number, "sizes": sizes, "out": sizes, "dtypes": dtypes}
-    OURS.append({**entry, "time_ns": time.time_ns(), "place": place, "done": done, **more})
+    entry: Own = {
+        "op": op,
+        "group": group,
+        "seq": number,
+        "sizes": sizes,
+        "out": sizes,
+        "dtypes": dtypes,
+        "time_ns": time.time_ns(),
+        "place": place,
+        "done": done,
+    }
+    OURS.append({**entry, "p2p": True, "peer": peer} if p2p else entry)
 
 
-def flattened(tensors: Any) -> list[Any]:
+def flattened(tensors: object) -> list[Any]:
     return [x for part in tensors for x in flattened(part)] if isinstance(tensors, list | tuple) else [tensors]
 
 
-def entries() -> list[dict[str, Any]]:
+def entries() -> list[Entry]:
     """Return all that is known, in the order in which it was begun."""
-    own = [entry | {"done": entry["done"]() if callable(entry["done"]) else entry["done"]} for entry in list(OURS)]
+    own = [cast("Entry", entry | {"done": is_done(entry["done"])}) for entry in list(OURS)]
     return sorted([*recorded_by_torch(), *own], key=lambda entry: entry["time_ns"])
 
 
-def recorded_by_torch() -> list[dict[str, Any]]:
+def is_done(done: Callable[[], bool] | bool) -> bool:
+    return done() if callable(done) else done
+
+
+def recorded_by_torch() -> list[Entry]:
     """Return the entries of torch's flight recorder."""
     c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)
     dumps = [getattr(c10d, name) for name in ("_dump_fr_trace", "_dump_nccl_trace") if hasattr(c10d, name)]
@@ -94,19 +152,19 @@ def recorded_by_torch() -> list[dict[str, Any]]:
     ]
 
 
-def place_in(frames: list[dict[str, Any]]) -> Any:
-    """Return the innermost line of the author in a stack as the flight recorder has it."""
+def place_in(frames: list[Frame]) -> Place | None:
+    """Return the innermost line of the author in a stack."""
     for frame in frames:
         if is_authors(frame["filename"]):
             return line_at(frame["filename"], frame["line"])
     return None
 
 
-def message_recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+def message_recorded(function: Callable[..., T]) -> Callable[..., T]:
     """Return send, recv, isend or irecv of torch.distributed such that its messages are recorded."""
 
     @wraps(function)
-    def wrapper(tensor: Any, *args: Any, **named: Any) -> Any:
+    def wrapper(tensor: object, *args: object, **named: object) -> T:
         peer = args[0] if args else named.get("dst", named.get("src", named.get("group_dst", named.get("group_src"))))
         record(function.__name__, "messages", [tensor], place_of(sys._getframe(1)), True, p2p=True, peer=peer)
         return function(tensor, *args, **named)
@@ -122,8 +180,8 @@ def install(folder: Path) -> None:
         setattr(HpdlGroup, name, hpdl_recorded(getattr(HpdlGroup, name), op, which))
 
 
-def over(reference: "weakref.ref[Any]") -> Callable[[], bool]:
-    """Return a function that says whether a work is over. It does not keep the work, which holds tensors."""
+def over(reference: weakref.ref[Work]) -> Callable[[], bool]:
+    """Return a function that returns True once a work is over. It does not keep the work, which holds tensors."""
 
     def is_over() -> bool:
         work = reference()
@@ -132,9 +190,9 @@ def over(reference: "weakref.ref[Any]") -> Callable[[], bool]:
     return is_over
 
 
-def hpdl_recorded(method: Callable[..., Any], op: str, which: int) -> Callable[..., Any]:
+def hpdl_recorded(method: Callable[..., Work], op: str, which: int) -> Callable[..., Work]:
     @wraps(method)
-    def wrapper(self: Any, *args: Any, **named: Any) -> Any:
+    def wrapper(self: HpdlGroup, *args: object, **named: object) -> Work:
         place = place_of(sys._getframe(1))
         work = method(self, *args, **named)
         tensors = args[which] if len(args) > which and op != "barrier" else []

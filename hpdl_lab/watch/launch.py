@@ -1,5 +1,7 @@
 """Launch a script as its author would, under observation, and follow it until it has ended or its ranks are stuck."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -8,17 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import psutil
 
 from .. import features
 from ..comm.errors import name_ranks
 from ..features import dev_shm
-from .records import Event, Run, code_of, look, name_of, pids, read
+from .records import SILENT, Beat, Run, code_of, look, name_of, pids, read
 
 PATIENCE = 15.0  # s in which no rank computes and none moves to another line: they wait for each other
 IDLE = 0.03  # of a core: a rank that waits takes 0.01 for the look at itself, one that computes more
@@ -86,7 +88,7 @@ def run(
     mpi: bool = False,
     patience: float = PATIENCE,
     say: Callable[[str], None] = lambda text: None,
-    output: Any = None,
+    output: IO[str] | IO[bytes] | int | None = None,
 ) -> Run:
     """Run a script under observation until it ends, it is stuck, or Ctrl-C.
 
@@ -108,6 +110,7 @@ def run(
         )
         several_hosts = bool(re.search(r"--nnodes[= ](?!1\b)", " ".join(words)))
         stalled = interrupted = False
+        seen = None
         with interruptible() as interrupts, ended_at_last(process):
             stall = Stall(folder, patience, process.pid)
             shown = 0.0
@@ -124,11 +127,10 @@ def run(
                 time.sleep(POLL)
             if process.poll() is None:
                 ask(folder, living(folder))
-                ranks, others = read(folder)  # where they are, before they get the signal
+                seen = read(folder)  # before they get the signal
                 end(process, signal.SIGINT if interrupted else signal.SIGTERM)
         code = process.wait()
-        if not (stalled or interrupted):
-            ranks, others = read(folder)
+        ranks, others = seen or read(folder)
         failures = folder / "failures.json"
         failed = [(r, pid, code) for r, pid, code in json.loads(failures.read_text())] if failures.exists() else []
     seconds = time.monotonic() - began
@@ -136,7 +138,7 @@ def run(
 
 
 @contextmanager
-def ended_at_last(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+def ended_at_last(process: subprocess.Popen[bytes]) -> Generator[None]:
     """End the launcher at the end of the block if it still runs, whatever has happened."""
     try:
         yield
@@ -146,8 +148,8 @@ def ended_at_last(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """Within it Ctrl-C and SIGTERM are kept in the list that it yields: the script's processes get them later."""
+def interruptible() -> Generator[list[int]]:
+    """Keep Ctrl-C and SIGTERM in the list that it yields: the script's processes get them later."""
     found: list[int] = []
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -188,14 +190,14 @@ def ask(folder: Path, members: list[int]) -> None:
         time.sleep(0.05)
 
 
-def end(process: "subprocess.Popen[bytes]", number: int) -> None:
+def end(process: subprocess.Popen[bytes], number: int) -> None:
     """End the launcher and all that it has started: by a signal, and after some seconds by force."""
     try:
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         return
     shared = dev_shm.mapped(member.pid for member in family)
-    for member in reversed(family):  # ranks first: stuck in C++ they would not hear what their launcher says
+    for member in reversed(family):  # ranks first: stuck in C++ they would not react to their launcher
         with suppress(psutil.NoSuchProcess):
             member.send_signal(number)
     began = time.monotonic()
@@ -206,27 +208,27 @@ def end(process: "subprocess.Popen[bytes]", number: int) -> None:
     for member in family:
         with suppress(psutil.NoSuchProcess):
             member.kill()
-    for path in shared:  # MPICH leaves its files behind where its ranks are ended
+    for path in shared:  # MPICH leaves its files behind when its ranks are ended
         if "/mpich_shm_" in path and Path(path).exists():
             Path(path).unlink()
 
 
 class Stall:
-    """Find ranks that wait for each other: none computes, none moves, and at least one is in communication."""
+    """A search for ranks that wait for each other: none computes, none moves, and at least one is in communication."""
 
     def __init__(self, folder: Path, patience: float, launcher: int) -> None:
         self.folder, self.patience, self.launcher = folder, patience, launcher
-        self.since: dict[int, Event] = {}
+        self.since: dict[int, Beat] = {}
         self.gone: set[int] = set()
         self.waiting = ""
         self.shown = (0.0, 0)  # (s, examples) of the last line
 
     def stuck(self) -> bool:
-        """Look at all ranks, and return whether they are."""
+        """Return True if all ranks are stuck, after a look at each."""
         self.waiting = ""
-        now = {}
+        now: dict[int, Beat] = {}
         for pid in pids(self.folder):
-            beat = {} if pid in self.gone else look(self.folder, pid)
+            beat: Beat = {} if pid in self.gone else look(self.folder, pid)
             if pid not in self.gone and not is_running(pid):
                 self.gone.add(pid)
             elif beat and (beat.get("place") or beat.get("call")):
@@ -240,21 +242,22 @@ class Stall:
             return False
         return self.judged(now)
 
-    def idle_s(self, pid: int, beat: Event) -> float:
-        return float(beat["time"] - self.since[pid]["time"])
+    def idle_s(self, pid: int, beat: Beat) -> float:
+        silent = time.monotonic() - beat["time"]  # C++ may keep Python's lock, and then there is no beat
+        return float(beat["time"] - self.since[pid]["time"]) + (silent if silent > SILENT else 0.0)
 
-    def limit(self, beat: Event) -> float:
+    def limit(self, beat: Beat) -> float:
         """Return the s without progress after which a rank at this place counts as stuck."""
         meets = beat.get("place") and any(name in beat["place"][2] for name in MEETING)
         patience = 4 * self.patience if beat.get("spins") else self.patience  # kernels may take long
         return max(patience, MEETING_PATIENCE) if meets else patience
 
-    def judged(self, now: dict[int, Event]) -> bool:
-        """Return whether ranks that do nothing wait for each other: what they do else may end by itself."""
+    def judged(self, now: dict[int, Beat]) -> bool:
+        """Return True if ranks that do nothing wait for each other: anything else may end by itself."""
         ask(self.folder, [*now])
         ranks, _ = read(self.folder)
         members = [rank for rank in ranks if rank.pid in now]
-        waits = [rank for rank in members if rank.now.get("call") or rank.pending]
+        waits = [rank for rank in members if rank.now.get("call") or rank.pending or rank.silent]
         elsewhere = [rank for rank in members if rank not in waits]
         if waits and not elsewhere and not self.coming():
             return True
@@ -267,7 +270,7 @@ class Stall:
         return False
 
     def coming(self) -> bool:
-        """Return whether the launcher has a Python that is not observed yet: a rank before its process group."""
+        """Return True if the launcher has a Python that is not observed yet: a rank before its process group."""
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.launcher).children():
                 words = " ".join(child.cmdline())
@@ -277,7 +280,7 @@ class Stall:
         return False
 
     def line(self) -> str:
-        """Return what the script does, in a line."""
+        """Return the step, the speed and the memory of the script, in a line."""
         beats = [look(self.folder, pid) for pid in pids(self.folder) if pid not in self.gone]
         working = [beat for beat in beats if beat.get("step")]
         if self.waiting or not working:
@@ -292,8 +295,8 @@ class Stall:
         return f"step {beat['step']:,} | {speed}exposed communication {exposed:.0%} | {memory / 1e9:.2f} GB a rank"
 
 
-def moved(old: Event, new: Event) -> bool:
-    """Return whether a rank has come to another line, or has computed or waited for a core."""
+def moved(old: Beat, new: Beat) -> bool:
+    """Return True if a rank has come to another line, or has computed or waited for a core."""
     if (old.get("place"), old.get("top")) != (new.get("place"), new.get("top")):
         return True
     call = (old.get("call") or {}).get("number")

@@ -1,16 +1,23 @@
 """The hooks into mpi4py: a communicator that notes what is called on it, in place of MPI.COMM_WORLD."""
 
+from __future__ import annotations
+
 import atexit
 import sys
 import time
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from .collectives import OURS, record
 from .observer import OBSERVERS, Observer, is_child
-from .places import place_of
+from .places import Call, place_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
 
 MESSAGES = ("Send", "Recv", "send", "recv", "Ssend", "ssend", "Sendrecv", "sendrecv", "Probe", "probe")
 COLLECTIVES = (
@@ -42,19 +49,19 @@ def install(folder: Path) -> None:
     names = [name for name in (*MESSAGES, *COLLECTIVES) if hasattr(MPI.Intracomm, name)]
     world = MPI.COMM_WORLD
     methods = {name: noted(getattr(MPI.Intracomm, name), name, observer, world) for name in names}
-    watched: Any = type("Intracomm", (MPI.Intracomm,), methods)
-    MPI.COMM_WORLD = watched(world)  # type: ignore[misc]
+    watched: type[MPI.Intracomm] = type("Intracomm", (MPI.Intracomm,), methods)
+    MPI.COMM_WORLD = watched(world)
     observer.live["rank"] = world.rank
     observer.note("met", rank=world.rank, size=world.size, backend="mpi")
     atexit.register(observer.end)  # before that of mpi4py, which waits for all ranks
 
 
-def noted(method: Callable[..., Any], name: str, observer: Observer, world: Any) -> Callable[..., Any]:
+def noted(method: Callable[..., T], name: str, observer: Observer, world: MPI.Comm) -> Callable[..., T]:
     """Return a method of a communicator that notes its call, and that it is under way."""
     op = OP.get(name, name.lower())
 
     @wraps(method)
-    def wrapper(self: Any, *args: Any, **named: Any) -> Any:
+    def wrapper(self: MPI.Comm, *args: object, **named: object) -> T:
         place = place_of(sys._getframe(1))
         peer = named.get("dest", named.get("source", args[1] if len(args) > 1 and name in MESSAGES else None))
         arrays = [x[0] if isinstance(x, list | tuple) and len(x) else x for x in args[:2]]
@@ -64,8 +71,10 @@ def noted(method: Callable[..., Any], name: str, observer: Observer, world: Any)
             record(op, "messages", tensors, place, True, p2p=True, peer=peer)
         else:
             record(op, group, tensors, place, False)
-        known_peer = {"peer": peer} if isinstance(peer, int) and peer >= 0 and name in MESSAGES else {}
-        observer.live["call"] = {"name": op, "number": OURS[-1]["time_ns"], **known_peer}
+        call: Call = {"name": op, "number": OURS[-1]["time_ns"]}
+        if isinstance(peer, int) and peer >= 0 and name in MESSAGES:
+            call["peer"] = peer
+        observer.live["call"] = call
         entry, begun = OURS[-1], time.perf_counter_ns()
         try:
             result = method(self, *args, **named)

@@ -10,6 +10,8 @@ FOLDER/PID.now says where the process is, written anew four times a second by a 
 ask a rank that waits. The script is left as it is. A hook that fails is noted ("trouble") and not used again.
 """
 
+from __future__ import annotations
+
 import atexit
 import faulthandler
 import json
@@ -18,13 +20,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .places import Place, call_of, is_authors, line_at, place_of
+
+if TYPE_CHECKING:
+    from .collectives import Begun
+    from .records import Beat
 
 BEAT = 0.25  # s between two looks at where the script is
 ANSWERS = 4 * BEAT  # s that a rank which dies gives the others to note where they are
@@ -33,15 +39,15 @@ NAMED = "HPDL_WATCH_ALL"  # in the environment: examples and gradients of every 
 
 
 def sampled(step: int, first: int = 8) -> bool:
-    """Return whether costly things are looked at in this step: in the first ones, then at powers of two."""
+    """Return True if costly things are looked at in this step: in the first ones, then at powers of two."""
     return step < first or step & (step - 1) == 0 or NAMED in os.environ
 
 
-OBSERVERS: list["Observer"] = []  # of this process: one
+OBSERVERS: list[Observer] = []  # of this process: one
 
 
 class Observer:
-    """Notes the events of this process: nothing before `begin`, nor in the child of a fork until that begins anew."""
+    """A log of this process: empty before `begin`, and not written in the child of a fork until that begins anew."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,8 +55,8 @@ class Observer:
         self.trouble: set[str] = set()
         self.failed = False  # an exception has ended it
         self.spent_ns = 0  # in hooks, in all
-        self.live: dict[str, Any] = {}  # what the line of a running script shows
-        self.dump: Callable[[], list[dict[str, Any]]] = list  # the collectives, once torch is there
+        self.live: Beat = {}  # what the line of a running script shows
+        self.dump: Callable[[], Sequence[Begun]] = list  # the collectives, once torch is there
         self.waited: Callable[[int], None] = lambda ns: None  # called with the ns of a wait, once torch is there
         self.ending: list[Callable[[], None]] = []  # called before the last notes
 
@@ -87,16 +93,16 @@ class Observer:
         """Return the rank that a launcher has given this process, None for a process of multiprocessing."""
         return None if is_child() or "RANK" not in os.environ else int(os.environ["RANK"])
 
-    def note(self, what: str, **event: Any) -> None:
+    def note(self, what: str, **event: object) -> None:
         """Write one event, with the time."""
         if self.active:
             self.file.write(json.dumps({"what": what, "time_ns": time.time_ns(), **event}, default=str) + "\n")
 
-    def quietly(self, hook: Callable[..., Any]) -> Callable[..., None]:
+    def quietly(self, hook: Callable[..., object]) -> Callable[..., None]:
         """Return `hook` such that the script never sees it fail: what it raises is noted once, and it stops."""
 
         @wraps(hook)
-        def quiet(*args: Any, **named: Any) -> None:
+        def quiet(*args: object, **named: object) -> None:
             if not self.active or hook.__name__ in self.trouble:
                 return
             begun = time.perf_counter_ns()
@@ -112,7 +118,7 @@ class Observer:
     # -- where it is ------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Write where it is, again and again; and its collectives whenever FOLDER/ask is newer."""
+        """Write the state of this process, again and again; and its collectives whenever FOLDER/ask is newer."""
         asked, seen = self.folder / "ask", 0
         while not self.ended:
             if not self.folder.exists():  # and with it whoever watches
@@ -128,10 +134,11 @@ class Observer:
             time.sleep(BEAT)
 
     def beat(self) -> None:
-        """Write where the main thread of this process is."""
+        """Write the state of the main thread of this process."""
         frame = sys._current_frames().get(self.main)
         now = {
             "time": time.monotonic(),
+            "wall_ns": time.time_ns(),
             "cpu": time.process_time() + for_a_core(),
             "place": place_of(frame),
             "call": call_of(frame),
@@ -169,7 +176,7 @@ class Observer:
             time.sleep(LAST)
 
 
-def described_error(error: BaseException) -> dict[str, Any]:
+def described_error(error: BaseException) -> dict[str, object]:
     """Return the kind and text of an exception, and its lines in the author's files, outermost first."""
     trace, places = error.__traceback__, list[Place]()
     while trace:
@@ -183,7 +190,7 @@ def described_error(error: BaseException) -> dict[str, Any]:
 
 
 def is_child() -> bool:
-    """Return whether multiprocessing spawned this process: it is a rank only if it asks for a process group."""
+    """Return True if multiprocessing spawned this process: it is a rank only if it asks for a process group."""
     return any("multiprocessing" in word for word in sys.orig_argv)
 
 

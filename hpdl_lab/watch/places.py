@@ -1,4 +1,4 @@
-"""Where a thread of a script is: the line of the author's own code, and the call into torch.distributed it waits in."""
+"""The place of a thread of a script: the line of the author's own code, and the call into torch.distributed there."""
 
 import linecache
 import os
@@ -7,7 +7,7 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (str(Path(__file__).resolve().parent.parent),)
@@ -17,12 +17,22 @@ PEERS = ("dst", "src", "group_dst", "group_src")
 TENSORS = ("tensor", "output", "output_tensor", "input", "input_tensor")
 MEETING = ("init_process_group", "init_device_mesh", "new_group")
 
-Place = tuple[str, int, str]  # file, line, its text
+Place: TypeAlias = tuple[str, int, str]  # file, line, its text
+NotedPlace: TypeAlias = Place | list[Any]  # a list once it has been through JSON
+
+
+class Call(TypedDict):
+    """A call into communication. number: tells it apart from others of the same name. tensor: [shape, dtype]."""
+
+    name: str
+    number: NotRequired[int]
+    peer: NotRequired[int]
+    tensor: NotRequired[list[object]]
 
 
 @cache
 def is_authors(filename: str) -> bool:
-    """Return whether a file is of the script's author: not of Python, of an installed package, or of this one."""
+    """Return True if a file is by the script's author: not of Python, of an installed package, or of this one."""
     if filename.startswith(("<", *LIBRARIES)) or "site-packages" in filename:
         return False
     folder = Path(filename).parent
@@ -63,7 +73,7 @@ def caller_is_authors(depth: int = 2) -> Place | None:
     return line_at(frame.f_code.co_filename, frame.f_lineno) if is_authors(frame.f_code.co_filename) else None
 
 
-def call_of(frame: FrameType | None) -> dict[str, Any] | None:
+def call_of(frame: FrameType | None) -> Call | None:
     """Return the outermost call into communication that the thread of `frame` is in, or None.
 
     {"name": "recv", "peer": 1, "tensor": [[4], "torch.float32"]}: what its arguments say.
@@ -77,9 +87,9 @@ def call_of(frame: FrameType | None) -> dict[str, Any] | None:
     return described(found) if found else None
 
 
-def described(frame: FrameType) -> dict[str, Any]:
+def described(frame: FrameType) -> Call:
     arguments = frame.f_locals
-    call: dict[str, Any] = {"name": frame.f_code.co_name.strip("_")}
+    call: Call = {"name": frame.f_code.co_name.strip("_")}
     for name in PEERS:
         if isinstance(arguments.get(name), int):
             call["peer"] = arguments[name]

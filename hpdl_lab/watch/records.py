@@ -1,21 +1,61 @@
-"""Read what the processes of a watched script have noted, by rank."""
+"""The notes of the processes of a watched script, by rank."""
+
+from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypeAlias, TypedDict
 
-from .places import Place, is_authors, line_at
+from .places import Call, NotedPlace, Place, is_authors, line_at
 
-Event = dict[str, Any]
+if TYPE_CHECKING:
+    from .collectives import Entry
+
+Event: TypeAlias = dict[str, Any]  # "what", "time_ns", and what belongs to that
 FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+
+SILENT = 3.0  # s without a beat: four a second are written while Python runs
+
+
+class Beat(TypedDict, total=False):
+    """The state of a running process, {} if it has noted none. From "rank" on: if it has come to that."""
+
+    time: float
+    cpu: float  # s that it has computed or waited for a core
+    place: NotedPlace | None
+    call: Call | None
+    top: list[str | int] | None  # its innermost function and line
+    memory: int
+    wall_ns: int
+    silent: bool  # there was none for some seconds before it was read
+    rank: int
+    spins: bool  # it asks again and again while it waits
+    step: int
+    step_ns: int
+    ns: dict[str, int]  # of the phases of the last step
+    examples: int  # so far
+
+
+class Held(TypedDict):
+    """A parameter as a rank holds it: `held` of its numbers, and the mesh that it is cut on."""
+
+    held: int
+    of: int
+    bytes: int
+    trained: bool
+    squares: NotRequired[float]
+    mesh: NotRequired[list[Any]]
+    axes: NotRequired[list[str]]
+    placements: NotRequired[list[str]]
 
 
 @dataclass
 class Rank:
-    """Hold what one process did: its events in order, and where it was seen last. number: its rank.
+    """A process: its events in order, and its state when it was seen last. number: its rank.
 
     fault: (file, line, function) of its stack, innermost first, if it was ended from within compiled code.
     """
@@ -23,7 +63,7 @@ class Rank:
     number: int
     pid: int
     events: list[Event]
-    now: Event = field(default_factory=dict)
+    now: Beat = field(default_factory=Beat)
     fault: list[tuple[str, int, str]] = field(default_factory=list)
 
     def all(self, what: str) -> list[Event]:
@@ -33,23 +73,34 @@ class Rank:
         return next((event for event in self.events if event["what"] == what), {})
 
     @cached_property
-    def entries(self) -> list[Event]:
+    def entries(self) -> list[Entry]:
         """Its collectives, as they were noted last."""
         return next((event["entries"] for event in reversed(self.events) if "entries" in event), [])
 
     @property
-    def pending(self) -> list[Event]:
+    def pending(self) -> list[Entry]:
         """The collectives that were not over when they were noted last."""
         return [entry for entry in self.entries if not entry["done"]]
 
     @property
     def ended(self) -> bool:
-        """Return whether the script has come to its end, without an exception."""
+        """True if the script has come to its end, without an exception."""
         return bool(self.first("ended")) and not self.first("raised")
 
     @property
+    def still_s(self) -> float:
+        """The s since the call began in which it was seen last."""
+        begun = [entry["time_ns"] for entry in self.pending] + [(self.now.get("call") or {}).get("number", 0)]
+        return (self.now.get("wall_ns", 0) - max(begun)) / 1e9
+
+    @property
+    def silent(self) -> bool:
+        """True if it had not even said where it is for some seconds: C++ kept Python's lock."""
+        return bool(self.now.get("silent"))
+
+    @property
     def place(self) -> Place | None:
-        """Where it was seen last."""
+        """The line at which it was seen last."""
         for name, line, _ in self.fault:
             if is_authors(name):
                 return line_at(name, line)
@@ -63,20 +114,20 @@ class Rank:
 
     @cached_property
     def step_count(self) -> int:
-        """How many steps it has taken."""
+        """The number of steps that it has taken."""
         return max([event["upto"] for event in self.all("steps")] + [len(self.steps)])
 
     def model(self) -> Event:
-        """The largest of the models that it has called, with the most parameters to train."""
+        """Return the largest of the models that it has called, with the most parameters to train."""
         return max(self.all("model"), key=lambda e: (numbers(e), numbers(e, trained=True)), default={})
 
-    def between(self, begin: int, end: int) -> list[Event]:
-        """Its collectives that were begun between two times, in ns."""
+    def between(self, begin: int, end: int) -> list[Entry]:
+        """Return its collectives that were begun between two times, in ns."""
         return [entry for entry in self.entries if begin <= entry["time_ns"] < end]
 
 
 def numbers(model: Event, trained: bool = False) -> int:
-    """Return how many numbers the parameters of a model have, or those that are trained."""
+    """Return how many numbers the parameters of a model have, all of them or the trained ones."""
     return sum(p["of"] for p in model["parameters"].values() if p["trained"] or not trained)
 
 
@@ -103,14 +154,18 @@ class Run:
 
     @property
     def backend(self) -> str:
-        return str(next((r.first("met")["backend"] for r in self.ranks if r.first("met")), "no process group"))
+        met = [event for rank in self.ranks for event in rank.all("met")]
+        return str(max(met, key=lambda event: event["size"])["backend"]) if met else "no process group"
 
 
 def read_process(folder: Path, pid: int) -> Rank:
     """Read what a process has noted; its number is -1 if it is no rank."""
     lines = (folder / f"{pid}.jsonl").read_text(errors="replace").split("\n")[:-1]
     events = [json.loads(line) for line in lines]
-    return Rank(number_of(events), pid, events, look(folder, pid), fault(folder, pid))
+    now = look(folder, pid)
+    if now:
+        now["silent"] = time.monotonic() - now["time"] > SILENT
+    return Rank(number_of(events), pid, events, now, fault(folder, pid))
 
 
 def fault(folder: Path, pid: int) -> list[tuple[str, int, str]]:
@@ -124,19 +179,23 @@ def fault(folder: Path, pid: int) -> list[tuple[str, int, str]]:
 
 def number_of(events: list[Event]) -> int:
     """Return the rank that a process says it has, -1 for none."""
-    for what in ("met", "meets", "began"):
+    met = max((event for event in events if event["what"] == "met"), key=lambda event: event["size"], default=None)
+    if met is not None:  # of the largest: a process may be a job of one rank for MPI
+        return int(met["rank"])
+    for what in ("meets", "began"):
         rank = next((event["rank"] for event in events if event["what"] == what), None)
         if rank is not None and rank >= 0:
             return int(rank)
     return -1
 
 
-def look(folder: Path, pid: int) -> Event:
-    """Read where a process is; {} if it has not said so."""
+def look(folder: Path, pid: int) -> Beat:
+    """Read the state of a process, {} if it has noted none."""
     try:
-        return dict(json.loads((folder / f"{pid}.now").read_text()))
+        beat: Beat = json.loads((folder / f"{pid}.now").read_text())
     except FileNotFoundError:
         return {}
+    return beat
 
 
 def pids(folder: Path) -> list[int]:
@@ -167,11 +226,11 @@ def read(folder: Path, alone: bool = False) -> tuple[list[Rank], list[Rank]]:
     return chosen, [process for process in found if process not in chosen]
 
 
-def name_of(place: Place | list[Any] | None) -> str:
+def name_of(place: NotedPlace | None) -> str:
     """Return "train.py:41"."""
     return f"{Path(place[0]).name}:{place[1]}" if place else "an unknown line"
 
 
-def code_of(place: Place | list[Any] | None) -> str:
+def code_of(place: NotedPlace | None) -> str:
     """Return "train.py:41, `loss.backward()`"."""
     return f"{name_of(place)}, `{place[2]}`" if place and place[2] else name_of(place)

@@ -4,7 +4,6 @@ import shutil
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..trace import Event
 from ..units import counted
@@ -27,14 +26,14 @@ STRICT = ("hang", "wrong")
 
 @dataclass
 class Report:
-    """Hold what was found in a run. findings: in the order of what matters."""
+    """The findings about a run. findings: the most important ones first."""
 
     run: Run
     findings: list[Finding]
 
     @property
     def strict(self) -> bool:
-        """Return whether something is wrong: a hang, a crash, or other results than those of one rank."""
+        """True if something is wrong: a hang, a crash, or other results than one rank would have."""
         return any(finding.kind in STRICT for finding in self.findings)
 
     def of(self, kind: str) -> list[Finding]:
@@ -42,28 +41,30 @@ class Report:
 
     def heading(self) -> str:
         run = self.run
-        steps = max((rank.step_count for rank in run.ranks), default=0)
-        examples = sum(event["examples"] for rank in run.ranks for event in rank.steps)
-        spent = max((rank.steps[-1]["till"] - rank.steps[0]["at"] for rank in run.ranks if rank.steps), default=0) / 1e9
+        most = max((rank.step_count for rank in run.ranks), default=0)
+        rows = [rank.steps for rank in run.ranks if len(rank.steps) > 1]  # the first step starts up
+        examples = sum(event["examples"] for steps in rows for event in steps[1:])
+        spent = max((steps[-1]["till"] - steps[0]["till"] for steps in rows), default=0) / 1e9
         parts = [
             Path(run.script).name,
             counted(run.size, "rank"),
             run.backend,
             Strategy(run).name,
-            f"{counted(steps, 'step')} in {run.seconds:.1f} s",
+            f"{counted(most, 'step')} in {run.seconds:.1f} s",
             *([f"{examples / spent:,.0f} examples/s"] if spent and examples else []),
             "stuck, and ended" if run.stalled else "interrupted" if run.interrupted else f"exit code {run.exit_code}",
         ]
         return "hpdl watch: " + " | ".join(parts)
 
     def unseen(self) -> list[str]:
-        """Return what was not observed."""
+        """Return the parts of the run that were not observed."""
         trouble = {(e["hook"], e["error"]) for rank in self.run.ranks for e in rank.all("trouble")}
         found = [f"{hook} failed ({error})" for hook, error in sorted(trouble)]
         kinds = {kind for rank in self.run.ranks for event in rank.all("model") for kind in event["kinds"]}
         if "OptimizedModule" in kinds:
             found.append("what happens within compiled graphs")
-        if self.run.ranks and not any(rank.step_count for rank in self.run.ranks):
+        models = any(rank.all("model") for rank in self.run.ranks)
+        if models and not any(rank.step_count for rank in self.run.ranks):
             found.append("any step of a torch optimizer")
         return found
 
@@ -84,7 +85,7 @@ class Report:
             lines += ["", wrapped("Not seen: " + "; ".join(self.unseen()) + ".", width)]
         return "\n".join(lines)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return it as plain data, for JSON."""
         run = self.run
         return {
@@ -103,7 +104,7 @@ class Report:
         }
 
     def events(self) -> list[Event]:
-        """Return what each rank did in its first steps.
+        """Return the work and the collectives of each rank in its first steps.
 
         A collective is drawn until the phase ends in which it was begun: gloo does not say when it was over.
         """

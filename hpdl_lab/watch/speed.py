@@ -1,9 +1,12 @@
-"""Where the time of a step goes, what it sends, and what it holds: with what makes it slow."""
+"""The time of a step, what it sends and what it holds: with the reasons why it is slow."""
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -11,12 +14,16 @@ from ..units import bytes_text, counted
 from .finding import Finding
 from .places import line_at
 from .records import Event, Rank, Run, name_of
-from .strategy import SUMS, Strategy, is_float, nbytes
+from .strategy import FEW, SUMS, Strategy, elements, is_float, nbytes
+
+if TYPE_CHECKING:
+    from .collectives import Entry
 
 PHASES = ("data", "forward", "backward", "exposed", "optimizer")
 LABEL = {"exposed": "exposed communication"}
 WARM = 2  # steps that are not counted, if there are more
 MUCH = 0.2  # of a step
+MANY = 8  # steps by which a rank is called slow
 SLOWER = 1.3  # times the median of the ranks
 SMALL = 1 << 20  # bytes
 TINY_STEP = 1e-3  # s; of shorter steps no time is judged
@@ -39,7 +46,7 @@ class Times:
 
 def times_of(rank: Rank) -> Times | None:
     """Return the median step of a rank, None if it has taken none."""
-    steps = [event for event in rank.steps if event["step"] >= WARM] or rank.steps[-1:]
+    steps = [event for event in rank.steps if event["step"] >= WARM] or rank.steps[1:]  # the first one starts up
     if not steps:
         return None
     total = median((event["till"] - event["at"] - event["ns"].get("observer", 0)) / 1e9 for event in steps)
@@ -52,7 +59,7 @@ def all_times(run: Run) -> list[Times]:
 
 
 def findings(run: Run) -> list[Finding]:
-    """Return what makes a step slow, and what it holds."""
+    """Return the reasons why a step is slow, and what it holds."""
     strategy, times = Strategy(run), all_times(run)
     if not times:
         return []
@@ -60,13 +67,13 @@ def findings(run: Run) -> list[Finding]:
 
 
 def time(run: Run, times: list[Times], strategy: Strategy) -> Iterator[Finding]:
-    """The parts of a step."""
-    slow = max(times, key=lambda one: one.total)
-    parts = ", ".join(f"{LABEL.get(name, name)} {1e3 * s:.1f}" for name, s in slow.parts.items())
-    yield Finding("slow", "step", f"a step takes {1e3 * slow.total:.1f} ms, the median of {slow.steps}: {parts} ms.")
-    if slow.total < TINY_STEP:
+    """Yield the parts of a step, and which of them is too long."""
+    worst = max(times, key=lambda one: one.total)
+    parts = ", ".join(f"{LABEL.get(name, name)} {1e3 * s:.1f}" for name, s in worst.parts.items())
+    yield Finding("slow", "step", f"a step takes {1e3 * worst.total:.1f} ms, the median of {worst.steps}: {parts} ms.")
+    if worst.total < TINY_STEP:
         return
-    share = {name: median(one.parts[name] / one.total for one in times) for name in slow.parts}
+    share = {name: median(one.parts[name] / one.total for one in times) for name in worst.parts}
     epoch = run.ranks[0].first("epoch")
     if share["data"] > MUCH:
         workers = epoch.get("workers", 0)
@@ -104,11 +111,11 @@ def time(run: Run, times: list[Times], strategy: Strategy) -> Iterator[Finding]:
 
 
 def mostly_last(run: Run, number: int) -> bool:
-    """Return whether a rank works longest in three of four steps: one slow step of a busy machine does not count."""
+    """Return True if a rank works longest in three of four steps: one slow step of a busy machine does not count."""
     rows = [[own_ns(event) for event in rank.steps[WARM:]] for rank in run.ranks]
     late = [rank.number for rank in run.ranks].index(number)
     steps = [*zip(*rows, strict=False)]
-    return sum(row[late] == max(row) for row in steps) >= 0.75 * len(steps) > 0
+    return len(steps) >= MANY and sum(row[late] == max(row) for row in steps) >= 0.75 * len(steps)
 
 
 def own_ns(event: Event) -> int:
@@ -124,14 +131,14 @@ def on_gpu(run: Run) -> bool:
     return "nccl" in run.backend
 
 
-def in_a_step(strategy: Strategy) -> list[Event]:
+def in_a_step(strategy: Strategy) -> list[Entry]:
     """Return the collectives of rank 0 in one of the last steps, the one with the median number of them."""
     windows = sorted((rows[0] for rows in strategy.windows), key=len)
     return windows[len(windows) // 2] if windows else []
 
 
 def traffic(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """Yield what rank 0 sends in a step, next to what its strategy needs."""
+    """Yield the traffic of rank 0 in a step, next to the need of its strategy."""
     entries = in_a_step(strategy)
     calls: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
@@ -176,18 +183,18 @@ def traffic(run: Run, strategy: Strategy) -> Iterator[Finding]:
                 f"""{len(sums)} buckets in a step, {bytes_text(total / len(sums))} each: every one costs its latency
                 again. DDP(..., bucket_cap_mb=25), the default, makes one of 25 MB from them.""",
             )
-        elif total > 1.5 * need:
+        elif sum(nbytes(entry) for entry in sums if elements(entry) > FEW) > 1.5 * need:
             yield Finding(
                 "slow",
                 "twice sent",
-                f"""{bytes_text(total)} are added over ranks in a step, where {bytes_text(need)} of gradients are
+                f"""{bytes_text(total)} are added over ranks in a step, but only {bytes_text(need)} of gradients are
                 needed: is something averaged that was so already?""",
                 place=sums[-1]["place"],
             )
 
 
 def habits(run: Run) -> Iterator[Finding]:
-    """Calls in each step that make the ranks or the GPU wait."""
+    """Find calls in each step that make the ranks or the GPU wait."""
     rank = run.ranks[0]
     steps = [event for event in rank.steps if event["step"] >= WARM]
     if len(steps) < 3:
@@ -216,7 +223,7 @@ def habits(run: Run) -> Iterator[Finding]:
 
 
 def memory(run: Run, strategy: Strategy) -> Iterator[Finding]:
-    """Yield what each rank holds."""
+    """Yield the memory that a rank holds."""
     event = next(iter(run.ranks[0].all("optimizer")[-1:]), {})
     if not event:
         return

@@ -1,5 +1,7 @@
 """The hooks of an observed process into torch: models, backward, optimizers, data loaders, process groups, output."""
 
+from __future__ import annotations
+
 import os
 import re
 import sys
@@ -8,11 +10,11 @@ import time
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import wraps
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,8 +22,17 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from . import collectives
-from .observer import NAMED, OBSERVERS, Observer, is_child, sampled
+from .observer import LAST, NAMED, OBSERVERS, Observer, is_child, sampled
 from .places import Place, caller_is_authors, place_of, writer_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    from .records import Held
+
+T = TypeVar("T")
 
 EVERY_STEP = 256  # first steps that are noted one by one; later ones as sums, once in a while
 MOST_PRINTS, MOST_INDICES = 400, 400_000  # of a rank
@@ -34,8 +45,8 @@ NUMBER = re.compile(r"\d")
 BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
-def install(folder: Path) -> "Training":
-    """Hook into torch, which has just been imported. Observes at once, but for children of multiprocessing."""
+def install(folder: Path) -> Training:
+    """Hook into torch, which has just been imported, and observe at once, but not in children of multiprocessing."""
     training = Training(Observer(folder))
     training.hook()
     OBSERVERS.append(training.observer)
@@ -45,7 +56,7 @@ def install(folder: Path) -> "Training":
 
 
 class Clock:
-    """The ns of one phase of a step, and how many of them the main thread neither ran nor waited for a core."""
+    """The ns of a phase of a step, and how many of them the main thread neither ran nor waited for a core."""
 
     def __init__(self) -> None:
         self.begun, self.idle = time.perf_counter_ns(), idle_ns()
@@ -62,8 +73,12 @@ def idle_ns() -> int:
         return time.thread_time_ns() + int(file.read().split()[1])
 
 
+UNHASHED = {torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool}
+WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 class Training:
-    """Follow the training in this process."""
+    """The hooks that follow the training in this process."""
 
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
@@ -91,14 +106,14 @@ class Training:
     def hook(self) -> None:
         quietly = self.observer.quietly
         self.hook_models()
-        made = Optimizer.__init__
+        made: Callable[..., None] = Optimizer.__init__
 
         @wraps(made)
-        def counted_init(optimizer: Any, /, *args: Any, **named: Any) -> None:
+        def counted_init(optimizer: Optimizer, /, *args: object, **named: object) -> None:
             self.optimizers += 1
             made(optimizer, *args, **named)
 
-        Optimizer.__init__ = counted_init  # type: ignore[method-assign]
+        put(Optimizer, "__init__", counted_init)
         register_optimizer_step_pre_hook(quietly(self.before_step))
         register_optimizer_step_post_hook(quietly(self.after_step))
         self.hook_calls()
@@ -114,22 +129,22 @@ class Training:
         Within such a call nn.Module is as torch made it. A hook on a model would be pickled with it, and torch.compile
         would look into it.
         """
-        call: Callable[..., Any] = nn.Module.__call__
+        call: Callable[..., object] = nn.Module.__call__
         before, after = self.observer.quietly(self.before), self.observer.quietly(self.after)
 
         @wraps(call)
-        def watched_call(module: nn.Module, /, *args: Any, **named: Any) -> Any:
+        def watched_call(module: nn.Module, /, *args: object, **named: object) -> object:
             if torch.compiler.is_compiling() or threading.get_ident() != self.main or not self.is_model(module):
                 return call(module, *args, **named)
             before(module, args, named)
-            nn.Module.__call__ = self.saving.around(call) if self.saving else call  # type: ignore[method-assign]
+            nn.Module.__call__ = self.saving.around(call) if self.saving else call
             try:
                 return call(module, *args, **named)
             finally:
-                nn.Module.__call__ = watched_call  # type: ignore[method-assign]
+                nn.Module.__call__ = watched_call
                 after(module)
 
-        nn.Module.__call__ = watched_call  # type: ignore[method-assign]
+        nn.Module.__call__ = watched_call
 
     def is_model(self, module: nn.Module) -> bool:
         known = self.roots.get(id(module))
@@ -158,8 +173,8 @@ class Training:
     def live_roots(self) -> list[nn.Module]:
         return [root for root in (ref() for ref in self.roots.values()) if root is not None]
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Before the forward of a model."""
+    def before(self, module: nn.Module, args: tuple[object, ...], named: dict[str, object]) -> None:
+        """Note the forward of a model before it begins."""
         if is_capturing():
             return
         known = self.roots.get(id(module))
@@ -196,7 +211,7 @@ class Training:
             self.saving.__enter__()
 
     def after(self, module: nn.Module) -> None:
-        """After it, also if it raised."""
+        """Note its end, also if it raised."""
         if self.saving is not None:
             self.saving.__exit__(None, None, None)
             self.saved, self.blocks, self.saving = self.saving.bytes, self.saving.blocks, None
@@ -233,7 +248,7 @@ class Training:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def before_step(self, optimizer: Optimizer, args: tuple[object, ...], named: dict[str, object]) -> None:
         self.stepping += 1
         if self.stepping > 1:  # an optimizer inside of one, as in ZeroRedundancyOptimizer
             return
@@ -257,11 +272,12 @@ class Training:
 
     def describe_optimizer(self, optimizer: Optimizer) -> None:
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        more = {}
+        more: dict[str, dict[str, float]] = {}
         if NAMED in os.environ:
             grads = {self.names[id(p)]: p.grad for p in params if id(p) in self.names and p.grad is not None}
             more["grads"] = {name: squares(grad) for name, grad in grads.items()}
-        state = [x for values in optimizer.state.values() for x in values.values() if isinstance(x, Tensor)]
+        inner = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer's
+        state = [x for values in inner.state.values() for x in values.values() if isinstance(x, Tensor)]
         self.observer.note(
             "optimizer",
             step=self.steps,
@@ -277,7 +293,7 @@ class Training:
             **more,
         )
 
-    def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def after_step(self, optimizer: Optimizer, args: tuple[object, ...], named: dict[str, object]) -> None:
         self.stepping = max(0, self.stepping - 1)
         if self.stepping:
             return
@@ -307,7 +323,7 @@ class Training:
         self.observer.note("steps", upto=self.steps, sums=dict(self.sums))
         self.sums.clear()
 
-    def backward_begins(self, tensors: Any, weighted: bool) -> None:
+    def backward_begins(self, tensors: object, weighted: bool) -> None:
         if is_capturing():
             return
         if self.backwards and not self.optimizers:  # a loop that changes its parameters by itself
@@ -338,7 +354,7 @@ class Training:
                     found[self.names[id(p)]] = float(part @ fixed_numbers(len(part)).to(part.device))
         return found
 
-    def fingerprints(self) -> dict[str, Any]:
+    def fingerprints(self) -> dict[str, dict[str, int]]:
         """Return a number for the bits of each parameter and buffer that this rank holds."""
         hashes: dict[str, int] = {}
         buffers, ignored = {}, ignored_by_ddp()
@@ -357,9 +373,9 @@ class Training:
         """Put our own functions around backward, waits, Tensor.item, torch.save and the process group."""
         begins, ends = self.observer.quietly(self.backward_begins), self.observer.quietly(self.backward_ends)
 
-        def around_backward(function: Callable[..., Any]) -> Callable[..., Any]:
+        def around_backward(function: Callable[..., T]) -> Callable[..., T]:
             @wraps(function)
-            def backward(tensors: Any, *args: Any, **named: Any) -> Any:
+            def backward(tensors: object, *args: object, **named: object) -> T:
                 given = [*args[:1], named.get("grad_tensors")]
                 begins(tensors, any(x is not None for x in given))
                 result = function(tensors, *args, **named)
@@ -371,19 +387,19 @@ class Training:
         replace(torch.autograd.backward, around_backward(torch.autograd.backward))
         item = Tensor.item
 
-        def counted_item(x: Tensor) -> Any:
+        def counted_item(x: Tensor, /) -> float:
             if not torch.compiler.is_compiling() and (place := caller_is_authors()):
                 self.counts[f"item {place[0]}:{place[1]}"] += 1
             return item(x)
 
-        Tensor.item = counted_item  # type: ignore[method-assign, assignment]
+        put(Tensor, "item", counted_item)
         writes = self.observer.quietly(self.writes)
 
-        saves = torch.save
+        saves: Callable[..., None] = torch.save
 
         @wraps(saves)
-        def save(*args: Any, **named: Any) -> None:
-            writes(args[1] if len(args) > 1 else named.get("f"))
+        def save(*args: object, **named: object) -> None:
+            writes(args[1] if len(args) > 1 else named.get("f"), False)
             saves(*args, **named)
 
         replace(saves, save)
@@ -392,20 +408,21 @@ class Training:
 
     def hook_distributed(self) -> None:
         work, meets, leaves = dist.Work, self.observer.quietly(self.meets), self.observer.quietly(self.leaves)
-        wait, met, begin = work.wait, self.observer.quietly(self.met), self.observer.begin
+        wait: Callable[..., bool] = work.wait
+        met, begin = self.observer.quietly(self.met), self.observer.begin
 
-        def timed_wait(work: Any, /, *args: Any, **named: Any) -> Any:
+        def timed_wait(work: dist.Work, /, *args: object, **named: object) -> bool:
             begun = time.perf_counter_ns()
             try:
                 return wait(work, *args, **named)
             finally:
                 self.waited(time.perf_counter_ns() - begun)
 
-        work.wait = timed_wait  # type: ignore[method-assign]
+        put(work, "wait", timed_wait)
 
-        def around_init(function: Callable[..., Any]) -> Callable[..., Any]:
+        def around_init(function: Callable[..., T]) -> Callable[..., T]:
             @wraps(function)
-            def init_process_group(*args: Any, **named: Any) -> Any:
+            def init_process_group(*args: object, **named: object) -> T:
                 begin()
                 meets(place_of(sys._getframe(1)), named.get("rank", -1))
                 result = function(*args, **named)
@@ -414,9 +431,9 @@ class Training:
 
             return init_process_group
 
-        def around_destroy(function: Callable[..., Any]) -> Callable[..., Any]:
+        def around_destroy(function: Callable[..., T]) -> Callable[..., T]:
             @wraps(function)
-            def destroy_process_group(*args: Any, **named: Any) -> Any:
+            def destroy_process_group(*args: object, **named: object) -> T:
                 leaves()
                 return function(*args, **named)
 
@@ -427,21 +444,21 @@ class Training:
         for function in (dist.send, dist.recv, dist.isend, dist.irecv):
             replace(function, collectives.message_recorded(function))
 
-        init = nn.parallel.DistributedDataParallel.__init__
+        init: Callable[..., None] = nn.parallel.DistributedDataParallel.__init__
 
         @wraps(init)
-        def ddp_init(module: Any, /, *args: Any, **named: Any) -> None:
+        def ddp_init(module: nn.parallel.DistributedDataParallel, /, *args: object, **named: object) -> None:
             init(module, *args, **named)
             DDPS.append(weakref.ref(module))
 
-        nn.parallel.DistributedDataParallel.__init__ = ddp_init  # type: ignore[method-assign]
+        put(nn.parallel.DistributedDataParallel, "__init__", ddp_init)
 
     def hook_children(self) -> None:
         """Note what ends a rank that multiprocessing has started: there no sys.excepthook is called."""
 
-        def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        def around(function: Callable[..., T]) -> Callable[..., T]:
             @wraps(function)
-            def noted(*args: Any) -> Any:
+            def noted(*args: object) -> T:
                 try:
                     return function(*args)
                 except BaseException as error:
@@ -451,24 +468,28 @@ class Training:
 
             return noted
 
-        spawn: Any = sys.modules["torch.multiprocessing.spawn"]  # in torch.multiprocessing it is the function
+        spawn = sys.modules["torch.multiprocessing.spawn"]  # in torch.multiprocessing it is the function
         wrap = spawn._wrap
 
         @wraps(wrap)
-        def noted_wrap(function: Callable[..., Any], *args: Any) -> None:
+        def noted_wrap(function: Callable[..., object], *args: object) -> None:
             wrap(around(function), *args)
 
-        spawn._wrap = noted_wrap
-        BaseProcess.run = around(BaseProcess.run)  # type: ignore[method-assign]
+        put(spawn, "_wrap", noted_wrap)
+        BaseProcess.run = around(BaseProcess.run)
 
     def meets(self, place: Place | None, rank: int) -> None:
-        """Note where it asks for a process group, and as which rank, -1 if the environment says that."""
+        """Note the place at which it asks for a process group, and its rank there, -1 if the environment has it."""
         self.observer.note("meets", place=place, rank=rank if rank >= 0 else int(os.environ.get("RANK", -1)))
 
     def met(self) -> None:
-        """Note which rank this is."""
-        self.observer.live |= {"rank": dist.get_rank(), "spins": "nccl" in dist.get_backend()}
-        self.observer.note("met", rank=dist.get_rank(), size=dist.get_world_size(), backend=dist.get_backend())
+        """Note the rank of this process."""
+        backend = dist.get_backend()
+        if backend == "undefined":  # chosen by torch: "cpu:gloo,cuda:nccl" where there is a GPU
+            backend = str(dist.get_backend_config())
+            backend = backend.removeprefix("cpu:") if "," not in backend else backend
+        self.observer.live |= {"rank": dist.get_rank(), "spins": "nccl" in backend and torch.cuda.is_available()}
+        self.observer.note("met", rank=dist.get_rank(), size=dist.get_world_size(), backend=backend)
 
     def leaves(self) -> None:
         """Note the weights and the groups while they are there."""
@@ -480,17 +501,18 @@ class Training:
                 world.pg_names[pg]: sorted(ranks) for pg, ranks in world.pg_group_ranks.items() if pg in world.pg_names
             }
             self.observer.note("groups", groups=groups)
+            time.sleep(LAST)  # for gloo's threads, which may want Python's lock while torch waits for them
 
     # -- examples ---------------------------------------------------------------------------------------------------
 
     def hook_loaders(self) -> None:
-        """Around the iterators of data loaders: the time that they take, and the indices that they read."""
+        """Note the time that iterators of data loaders take, and the indices that they read."""
         kind = torch.utils.data.dataloader._BaseDataLoaderIter
         following, indexing, iterating = kind.__next__, kind._next_index, torch.utils.data.DataLoader.__iter__
         indexed, begins = self.observer.quietly(self.indexed), self.observer.quietly(self.epoch_begins)
 
         @wraps(following)
-        def timed_next(iterator: Any) -> Any:
+        def timed_next(iterator: _BaseDataLoaderIter, /) -> object:
             begun = time.perf_counter_ns()
             try:
                 return following(iterator)
@@ -498,25 +520,26 @@ class Training:
                 self.spent("data", time.perf_counter_ns() - begun)
 
         @wraps(indexing)
-        def noted_index(iterator: Any) -> Any:
+        def noted_index(iterator: _BaseDataLoaderIter, /) -> object:
             index = indexing(iterator)
             indexed(iterator, index)
             return index
 
         @wraps(iterating)
-        def noted_iter(loader: Any) -> Any:
+        def noted_iter(loader: DataLoader[object], /) -> _BaseDataLoaderIter:
             begins(loader)
             return iterating(loader)
 
-        kind.__next__, kind._next_index = timed_next, noted_index
-        torch.utils.data.DataLoader.__iter__ = noted_iter  # type: ignore[method-assign]
+        put(kind, "__next__", timed_next)
+        put(kind, "_next_index", noted_index)
+        put(torch.utils.data.DataLoader, "__iter__", noted_iter)
 
-    def epoch_begins(self, loader: Any) -> None:
+    def epoch_begins(self, loader: DataLoader[object]) -> None:
         sampler = loader.sampler
         self.epochs += 1
         self.epoch_of[id(loader._index_sampler)] = self.epochs
         try:
-            length = len(loader.dataset)
+            length = len(cast(Sized, loader.dataset))
         except TypeError:
             length = -1
         self.observer.note(
@@ -537,7 +560,7 @@ class Training:
             place=place_of(sys._getframe()),
         )
 
-    def indexed(self, iterator: Any, index: Any) -> None:
+    def indexed(self, iterator: _BaseDataLoaderIter, index: object) -> None:
         if isinstance(index, list) and index and isinstance(index[0], int) and self.indices < MOST_INDICES:
             self.indices += len(index)
             self.observer.note("indices", number=self.epoch_of[id(iterator._index_sampler)], index=index)
@@ -557,29 +580,29 @@ class Training:
                     prints(text)
                 return write(text)
 
-            stream.write = noted_write  # type: ignore[method-assign]
+            put(stream, "write", noted_write)
         writes = self.observer.quietly(self.writes)
 
-        def audited(event: str, args: tuple[Any, ...]) -> None:
-            if event == "open" and isinstance(args[1], str) and args[1][0] in "wx":
-                writes(args[0])
+        def audited(event: str, args: tuple[object, ...]) -> None:
+            if event == "open" and isinstance(args[1], str) and args[1][0] in "wxa":
+                writes(args[0], args[1][0] == "a")
 
         sys.addaudithook(audited)
 
     def prints(self, text: str) -> None:
-        if self.printed < MOST_PRINTS:
+        if self.printed < MOST_PRINTS and "Warning: " not in text:
             self.printed += 1
             self.observer.note("prints", text=text[:300], step=self.steps, place=place_of(sys._getframe()))
 
-    def writes(self, path: Any) -> None:
+    def writes(self, path: object, append: bool) -> None:
         if isinstance(path, str | os.PathLike):
-            name = os.path.abspath(os.fspath(path))  # type: ignore[type-var]
+            name = os.path.abspath(os.fspath(path))
             place = writer_of(sys._getframe())
             if place and not str(name).startswith(("/dev/", "/proc/", str(self.observer.folder))):
-                self.observer.note("writes", path=str(name), step=self.steps, place=place)
+                self.observer.note("writes", path=str(name), append=append, step=self.steps, place=place)
 
     def last(self) -> None:
-        """Note what is left to say at the end."""
+        """Note the rest at the end."""
         if self.sums:
             self.write_sums(time.time_ns())
         if not self.observer.failed and not torch.cuda.is_initialized():  # a GPU may wait for ranks that never come
@@ -601,7 +624,7 @@ def late() -> set[int]:
 
 
 class Saving(torch.autograd.graph.saved_tensors_hooks):
-    """Counts, within its block, the bytes of tensors that the backward of a model will need, parameters not included.
+    """A count of the bytes of tensors in its block that a backward of the model needs, without its parameters.
 
     Each of the model's repeated blocks is counted for itself as well: torch.utils.checkpoint would keep its input only.
     """
@@ -624,10 +647,10 @@ class Saving(torch.autograd.graph.saved_tensors_hooks):
             self.bytes += storage.nbytes()
         return x
 
-    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def around(self, call: Callable[..., T]) -> Callable[..., T]:
         """Return nn.Module.__call__, which counts what the outermost repeated blocks keep."""
 
-        def counted_call(module: nn.Module, /, *args: Any, **named: Any) -> Any:
+        def counted_call(module: nn.Module, /, *args: object, **named: object) -> T:
             if self.inside or id(module) not in self.repeated:
                 return call(module, *args, **named)
             self.inside, before = True, self.bytes
@@ -641,15 +664,20 @@ class Saving(torch.autograd.graph.saved_tensors_hooks):
         return counted_call
 
 
-def replace(original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
-    """Put `wrapper` wherever torch's modules know `original` by its name."""
+def put(owner: object, name: str, wrapper: Callable[..., object]) -> None:
+    """Replace the method `name` of a class or an object, or a function of a module."""
+    setattr(owner, name, wrapper)
+
+
+def replace(original: Callable[..., object], wrapper: Callable[..., object]) -> None:
+    """Put `wrapper` wherever torch's modules have `original` under its name."""
     name = original.__name__
     for module in [module for key, module in sys.modules.items() if key.partition(".")[0] == "torch"]:
         if getattr(module, "__dict__", {}).get(name) is original:
             setattr(module, name, wrapper)
 
 
-def first_tensor(values: Any) -> Tensor | None:
+def first_tensor(values: object) -> Tensor | None:
     """Return the first tensor with examples in arguments, as they are nested."""
     if isinstance(values, Tensor):
         return values if values.ndim else None
@@ -669,12 +697,12 @@ def fingerprints(x: Tensor) -> list[int]:
 
 
 def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured, which nothing may disturb."""
+    """Return True if a CUDA graph is being captured, which nothing may disturb."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether a part of a model is compiled."""
+    """Return True if a part of a model is compiled."""
     parts = module.modules()
     return any(type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in parts)
 
@@ -687,15 +715,15 @@ def ignored_by_ddp() -> set[int]:
     return found
 
 
-def rows_of(dataset: Any) -> list[int] | None:
-    """Return [first, step, rows] of what a dataset is cut from: by Subset, or by a slice of a tensor; None if unknown.
+def rows_of(dataset: object) -> list[int] | None:
+    """Return [first, step, rows] of a dataset in the whole one: of a Subset or a slice of a tensor; None if unknown.
 
-    Of a Subset whose indices have no constant step: [-1, rows, *indices].
+    If the indices of a Subset have no constant step: [-1, rows, *indices].
     """
     if isinstance(dataset, torch.utils.data.Subset):
         if len(dataset.indices) > MOST_SUBSET:
             return None
-        indices, whole = [int(index) for index in dataset.indices], len(dataset.dataset)  # type: ignore[arg-type]
+        indices, whole = [int(index) for index in dataset.indices], len(cast(Sized, dataset.dataset))
         step = indices[1] - indices[0] if len(indices) > 1 else 1
         if step > 0 and indices == [*range(indices[0], indices[-1] + 1, step)]:
             return [indices[0], step, whole]
@@ -722,7 +750,7 @@ FIXED: Tensor | None = None
 
 
 def local(x: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor."""
+    """Return this rank's part of a tensor."""
     return (x.to_local() if hasattr(x, "to_local") else x).detach()
 
 
@@ -731,17 +759,21 @@ def held_bytes(x: Tensor | None) -> int:
 
 
 def bits(x: Tensor) -> int:
-    held = local(x)
-    return int(torch.hash_tensor(held.contiguous()).view(torch.int64)) if held.numel() else 0
+    held = local(x).contiguous()
+    if held.is_complex():
+        held = torch.view_as_real(held)
+    elif held.dtype in UNHASHED:
+        held = held.view(WORDS[held.element_size()])
+    return int(torch.hash_tensor(held).view(torch.int64)) if held.numel() else 0
 
 
 def squares(x: Tensor) -> float:
     return float((local(x).double() ** 2).sum())
 
 
-def described(p: Tensor) -> dict[str, Any]:
-    """Return what this rank holds of a parameter: numbers, of how many; and the mesh that it is cut on."""
-    found: dict[str, Any] = {
+def described(p: Tensor) -> Held:
+    """Return this rank's part of a parameter: numbers, of how many; and the mesh that it is cut on."""
+    found: Held = {
         "held": local(p).numel(),
         "of": p.numel(),
         "bytes": held_bytes(p),
@@ -749,15 +781,15 @@ def described(p: Tensor) -> dict[str, Any]:
     }
     if NAMED in os.environ:
         found["squares"] = squares(p)
-    mesh: Any = getattr(p, "device_mesh", None)
+    mesh = getattr(p, "device_mesh", None)
     if mesh is not None:
-        found |= {"mesh": mesh.mesh.tolist(), "axes": list(mesh.mesh_dim_names or ())}
-        found["placements"] = [str(placement) for placement in p.placements]  # type: ignore[attr-defined]
+        found["mesh"], found["axes"] = mesh.mesh.tolist(), list(mesh.mesh_dim_names or ())
+        found["placements"] = [str(placement) for placement in cast("DTensor", p).placements]
     return found
 
 
-def kind_of_loss(x: Any, weighted: bool) -> dict[str, Any]:
-    """Return what is known of the last operation of a loss: whether it is a mean, and what it divides by."""
+def kind_of_loss(x: object, weighted: bool) -> dict[str, object]:
+    """Return {"mean": the last operation of a loss is one, "by": the number that it divides by, or None}."""
     node = getattr(x, "grad_fn", None)
     if node is None:
         return {"mean": False, "by": None}

@@ -1,4 +1,6 @@
-"""Why a script hung or crashed: the first error of all ranks, collectives that differ, who waits for whom."""
+"""Reasons why a script hung or crashed: the first error of all ranks, collectives that differ, who waits for whom."""
+
+from __future__ import annotations
 
 import ast
 import math
@@ -7,12 +9,16 @@ import re
 import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..comm.errors import name_ranks
 from .finding import Finding
 from .places import COMMUNICATION
 from .records import Event, Rank, Run, code_of, name_of
+
+if TYPE_CHECKING:
+    from .collectives import Entry
+    from .places import NotedPlace, Place
 
 CONSEQUENCE = re.compile(  # texts of exceptions that tell of another rank's end, or of a wait that was too long
     r"onnection (closed|reset|refused)|closed by peer|remote worker|imed? ?out|Broken pipe|heartbeat|DistNetworkError"
@@ -29,11 +35,12 @@ SAME_SIZE = (
     "_reduce_scatter_base",
 )
 BACKWARD = os.path.join("torch", "autograd", "graph.py")
+STILL = 3.0  # s in one call, after which an interrupted rank counts as one that waits
 RULE = "A collective returns when all ranks of its group have called it"
 
 
 def findings(run: Run) -> list[Finding]:
-    """Return what ended the run before its time, the first cause first."""
+    """Return the causes for an early end of the run, the first one first."""
     differing = mismatch(run)
     causes = errors(run)
     if differing:  # exceptions on the way are its consequences
@@ -47,7 +54,8 @@ def before(one: Finding, other: Finding) -> bool:
 
 def errors(run: Run) -> list[Finding]:
     """Return the first error of all ranks, or of a rank that was ended by a signal."""
-    raised = [(event["time_ns"], rank, event) for rank in run.ranks for event in rank.all("raised")]
+    # only the first one of a process: multiprocessing's own sys.exit(1) comes after it
+    raised = [(event["time_ns"], rank, event) for rank in run.ranks if (event := rank.first("raised"))]
     first = sorted((row for row in raised if not is_consequence(row[2])), key=lambda row: row[0])
     if first:
         return [own_error(run, first)]
@@ -102,7 +110,7 @@ def aborted(run: Run, rank: Rank) -> Finding | None:
     return Finding("hang", "mismatch", text, [rank.number], rank.place)
 
 
-def swallowed(places: list[Any]) -> str:
+def swallowed(places: list[NotedPlace | None]) -> str:
     """Return a sentence if a function with one of these lines catches exceptions and goes on; else "".
 
     A rank that catches an exception which others do not have leaves out what they call.
@@ -146,7 +154,7 @@ def error_text(event: Event) -> str:
     return f"{event['kind']}{where}{': ' if text else ''}{text}.{remedy}"
 
 
-def place_of(event: Event) -> tuple[str, int, str] | None:
+def place_of(event: Event) -> Place | None:
     return (event["places"][-1][0], event["places"][-1][1], event["places"][-1][2]) if event["places"] else None
 
 
@@ -209,7 +217,7 @@ def needed(rank: Rank) -> str:
 
 
 def members(run: Run) -> dict[tuple[str, tuple[int, ...]], list[Rank]]:
-    """Return the ranks of each group: {(its name, its ranks): those of them that are seen}."""
+    """Return the ranks of each group: {(its name, its ranks): its ranks that are seen}."""
     found: dict[tuple[str, tuple[int, ...]], list[Rank]] = {}
     for rank in run.ranks:
         known = {name: tuple(ranks) for event in rank.all("groups") for name, ranks in event["groups"].items()}
@@ -222,7 +230,7 @@ def members(run: Run) -> dict[tuple[str, tuple[int, ...]], list[Rank]]:
     return found
 
 
-def numbered(rank: Rank, group: str) -> dict[int, Event]:
+def numbered(rank: Rank, group: str) -> dict[int, Entry]:
     return {entry["seq"]: entry for entry in rank.entries if entry["group"] == group and not entry.get("p2p")}
 
 
@@ -250,8 +258,8 @@ def mismatch(run: Run) -> Finding | None:
     return Finding("hang", "mismatch", text, [r, odd], other["place"] or one["place"], time_ns=time_ns)
 
 
-def differ(one: Event, other: Event) -> str:
-    """Return in what two entries of one collective differ, "" if in nothing that matters."""
+def differ(one: Entry, other: Entry) -> str:
+    """Return the difference between two entries of one collective, "" if there is none that matters."""
     if one["op"] != other["op"]:
         return "operation"
     if one["op"] not in SAME_SIZE:
@@ -262,7 +270,7 @@ def differ(one: Event, other: Event) -> str:
     return "other dtypes" if one["dtypes"] != other["dtypes"] and all(sizes) else ""
 
 
-def call_text(entry: Event) -> str:
+def call_text(entry: Entry) -> str:
     sizes = ", ".join("x".join(map(str, size)) or "a number" for size in entry["sizes"][:2])
     dtype = entry["dtypes"][0] if entry["dtypes"] else ""
     return f"{entry['op']} of {sizes} {dtype} ({code_of(entry['place'])})".replace(" of  ", " ")
@@ -291,7 +299,7 @@ def never_met(run: Run) -> list[Finding]:
 
 
 def state(rank: Rank) -> str:
-    """Return what a rank does, with its line: "waits in recv from rank 1 (train.py:12, `...`)"."""
+    """Return the state of a rank, with its line: "waits in recv from rank 1 (train.py:12, `...`)"."""
     if rank.first("raised"):
         return f"raised {error_text(rank.first('raised'))}"
     if rank.ended:
@@ -311,8 +319,16 @@ def waiting(run: Run) -> list[Finding]:
     if not (run.stalled or run.interrupted or raised):
         return []
     waits = [rank for rank in run.ranks if not rank.ended and (rank.pending or rank.now.get("call"))]
+    if run.interrupted and not run.stalled and not raised:  # it may just be in a call, and go on
+        waits = [rank for rank in waits if rank.still_s > STILL]
     if not waits:
         return []
+    if run.stalled and all(rank.silent and rank.first("groups") for rank in waits):
+        numbers = [rank.number for rank in waits]
+        text = f"""{name_ranks(numbers)} {say(waits, "hangs", "hang")} in destroy_process_group or after it, in torch
+            itself, when all was done: a thread of gloo and the end of Python can wait for each other. It comes and
+            goes."""
+        return [Finding("hang", "at exit", text, numbers, waits[0].place)]
     missing = [(rank, lacking(run, rank)) for rank in waits]
     for rank, absent in missing:
         if absent:

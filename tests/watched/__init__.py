@@ -86,6 +86,7 @@ HANG = (
     Watched("broken_mismatch_order.py", finds="mismatch", line="dist.all_reduce(tensor)"),
     Watched("broken_mismatch_kind.py", finds="mismatch", line="dist.broadcast(mean, src=0)", words=("broadcast",)),
     Watched("broken_left_steps.py", finds="left", line="loss.backward()", words=("rank 1",)),
+    Watched("broken_left_spawn.py", finds="left", line="loss.backward()", words=("rank 1",), launch="spawn"),
     Watched("broken_left_early_stopping.py", finds="left", line=".backward()", words=("rank 0",)),
     Watched("broken_left_return.py", finds="left", line="dist.all_reduce(total)", words=("rank 1",)),
     Watched("broken_error_index.py", finds="error", line="criterion(model(x[batch])", words=("rank 1", "IndexError")),

@@ -1,4 +1,4 @@
-"""By hand, with a running mean of the inputs that is averaged as the gradients are."""
+"""By hand, with a running mean of the inputs that is averaged as the gradients are, and a complex buffer."""
 
 import torch
 import torch.distributed as dist
@@ -9,6 +9,7 @@ class Centered(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("center", torch.zeros(8))
+        self.register_buffer("turns", torch.polar(torch.ones(4), torch.arange(4.0)))  # complex, as rotary positions
         self.linear = nn.Linear(8, 3)
 
     def forward(self, x):
@@ -39,7 +40,7 @@ if __name__ == "__main__":
             optimizer.zero_grad()
             loss.backward()
             average([p.grad for p in model.parameters()], world)
-            average(model.buffers(), world)
+            average([model.center], world)
             optimizer.step()
             total += loss.detach() / 8
         average([total], world)

@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,13 +12,13 @@ from ...parallel import messages as reference
 from ...units import counted
 from ..checkers import because, engine_facts, in_all_cases, with_ranks
 from ..ranks import on_engines
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 
 NUMBERS = 3  # in the array of 0.2
 
 
-def check_hello(fn: Callable, runner: Runner = None) -> Passed:
-    """Every rank says its own number and the number of ranks, in whatever words."""
+def check_hello(fn: Answer, runner: Runner = None) -> Passed:
+    """Check that every rank prints its own number and the number of ranks, in whatever words."""
     in_all_cases(fn, lambda comm, fn: fn(comm), ((4,), (1,), (3,)), with_ranks, check_sentences)
     facts = ["every rank says who it is, on 1, 3 and 4 simulated ranks"]
     return Passed(*facts, *engine_facts(runner, check_sentences, fn, say="{} said hello"))
@@ -52,13 +51,13 @@ def check_sentences(results: Results, where: str) -> None:
 
 
 class Filled(NamedTuple):
-    """What the answer returned, and the array that it was given, afterwards."""
+    """The returned value, and the array that the answer was given, afterwards."""
 
-    out: Any
+    out: object
     x: np.ndarray
 
 
-def fill(comm: Comm, fn: Callable) -> Filled:
+def fill(comm: Comm, fn: Answer) -> Filled:
     x = np.zeros(NUMBERS)
     return Filled(fn(comm, x), x)
 
@@ -67,8 +66,8 @@ def process_of(comm: Comm) -> int:
     return os.getpid()
 
 
-def check_fill_with_rank(fn: Callable, runner: Runner = None) -> Passed:
-    """(process id, x), where x holds the rank's own number, whatever the other ranks have written into theirs."""
+def check_fill_with_rank(fn: Answer, runner: Runner = None) -> Passed:
+    """Check (process id, x): x holds the rank's own number, whatever the other ranks have written into theirs."""
     here = os.getpid()
 
     def judge(run: Results, where: str) -> None:
@@ -114,7 +113,7 @@ def check_filled(run: Results, where: str, pids: list[int]) -> None:
 
 
 def why_filled(seen: np.ndarray, r: int, p: int) -> Reason:
-    """Reason for an x that does not hold the number of rank r alone."""
+    """Return the Reason for an x that does not hold the number of rank r alone."""
     first, *others = seen.tolist() or [None]
     if first == r and not any(others):
         return "element: That is one element: x[:] = ... fills the whole of x."

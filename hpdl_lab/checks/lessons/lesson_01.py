@@ -1,7 +1,7 @@
 """Notebook 01: the gradient, a step, and the largest learning rate that is stable. One process, no ranks."""
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from ...optim import gradient_descent as reference
 from ...units import counted
 from ..checkers import because, reason
 from ..ranks import kind, number, simulate, unlike
-from ..record import Broken, Exercise, Passed, Reason, Rows
+from ..record import Answer, Broken, Exercise, Passed, Reason, Rows
 
 SHAPES = ((50, 2), (7, 1), (1, 3), (200, 5))  # (examples, weights)
 MOST_STEPS = 100  # that a function may take in the place of one and learns how many they were
@@ -23,19 +23,19 @@ DIRECTION = "Only the direction of the gradient is in it: where it is steeper, t
 
 
 def problem(n: int, d: int) -> tuple[np.ndarray, ...]:
-    """w (d,), x (n, d), y (n,): random, the same in every run."""
+    """Return w (d,), x (n, d), y (n,): random, the same in every run."""
     rng = np.random.default_rng([n, d])
     return rng.standard_normal(d), rng.standard_normal((n, d)), rng.standard_normal(n)
 
 
 def columns(n: int, d: int, common: float) -> np.ndarray:
-    """x (n, d) as data are: columns of different sizes, with means, that have this much in common with each other."""
+    """Return x (n, d) as data are: columns of different sizes, with means, which have this much in common."""
     rng = np.random.default_rng([n, d])
     return (common * rng.standard_normal((n, 1)) + rng.standard_normal((n, d))) * np.linspace(1, 1.5, d) + 0.4
 
 
-def call(fn: Callable, *args: Any, unchanged: tuple[str, ...]) -> Any:
-    """fn(*args), with deadline and errors as on ranks; `unchanged` names the arguments that fn must not change."""
+def call(fn: Answer, *args: np.ndarray | float, unchanged: tuple[str, ...]) -> Any:
+    """Return fn(*args), with deadline and errors as on ranks; `unchanged` names the arguments that must not change."""
     before = [np.copy(a) for a in args]
     (out, after), *_ = simulate(
         1, lambda comm, *copies: (fn(*copies), copies), *args, where=f"for x of shape {shape_of(args)}"
@@ -49,12 +49,12 @@ def call(fn: Callable, *args: Any, unchanged: tuple[str, ...]) -> Any:
     return out
 
 
-def shape_of(args: Sequence[Any]) -> tuple[int, ...]:
-    return next(a.shape for a in args if getattr(a, "ndim", 0) == 2)
+def shape_of(args: Sequence[np.ndarray | float]) -> tuple[int, ...]:
+    return next(a.shape for a in args if isinstance(a, np.ndarray) and a.ndim == 2)
 
 
-def check_vector(got: Any, expected: np.ndarray, begun: np.ndarray, n: int, others: Rows) -> None:
-    """others: rows of wrong vectors, see `reason`; `begun`: what a loop over weights begins with."""
+def check_vector(got: np.ndarray, expected: np.ndarray, begun: np.ndarray, n: int, others: Rows) -> None:
+    """Raise Broken for a wrong vector. others: see `reason`; begun: what a loop over weights begins with."""
     d = len(expected)
     where = f"For {counted(n, 'example')} and {counted(d, 'weight')}"
     if unlike(got, expected):
@@ -70,7 +70,7 @@ def check_vector(got: Any, expected: np.ndarray, begun: np.ndarray, n: int, othe
 
 
 def in_general(got: np.ndarray, expected: np.ndarray, begun: np.ndarray) -> Reason:
-    """Reason for a wrong array, whatever it was to be."""
+    """Return the Reason for a wrong array, whatever it was to be."""
     if np.allclose(got, expected, rtol=1e-3):
         return "precision: The first digits are right: is it rounded, float32, or a quotient of small differences?"
     if len(got) > 1 and np.allclose(got, [*expected[:-1], begun[-1]]):
@@ -80,7 +80,7 @@ def in_general(got: np.ndarray, expected: np.ndarray, begun: np.ndarray) -> Reas
     return "value: "
 
 
-def check_gradient(fn: Callable) -> Passed:
+def check_gradient(fn: Answer) -> Passed:
     for n, d in SHAPES:
         w, x, y = problem(n, d)
         expected = reference.gradient(w, x, y)
@@ -96,7 +96,7 @@ def check_gradient(fn: Callable) -> Passed:
 
 
 def other_gradients(w: np.ndarray, x: np.ndarray, y: np.ndarray, right: np.ndarray) -> Rows:
-    """Rows of what is not the gradient."""
+    """Return rows of wrong gradients."""
     n, d, error = len(x), len(w), x @ w - y
     pulls = error[:, None] * x  # (n, d): of every example
     half = " Or did you divide by x.size?" if d == 2 else ""
@@ -129,7 +129,7 @@ def other_gradients(w: np.ndarray, x: np.ndarray, y: np.ndarray, right: np.ndarr
     )
 
 
-def check_gradient_step(fn: Callable) -> Passed:
+def check_gradient_step(fn: Answer) -> Passed:
     for n, d in SHAPES:
         for rate in (0.1, 0.03):
             w, x, y = problem(n, d)
@@ -144,7 +144,7 @@ def check_gradient_step(fn: Callable) -> Passed:
 
 
 def other_steps(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float, got: np.ndarray) -> Rows:
-    """Rows of what is not one step of this rate."""
+    """Yield rows of what is not one step of this rate."""
     n, slope, at_0 = len(x), reference.gradient(w, x, y), reference.gradient(0 * w, x, y)
     way = "value: That is the way to go, not the place where you arrive: start from w."
     yield from (
@@ -168,7 +168,7 @@ def other_steps(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float, got: n
 
 
 def too_many_steps(got: np.ndarray, w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> Reason | None:
-    """Reason where `got` is where more than one step ends, or None."""
+    """Return the Reason if `got` is the end of more than one step, or None."""
     asked = "One step was asked for: whoever calls your function repeats it."
     for steps, moved in enumerate(reference.descend(x, y - x @ w, rate, MOST_STEPS)):  # as seen from w
         if np.allclose(got, w + moved):
@@ -188,14 +188,14 @@ def too_many_steps(got: np.ndarray, w: np.ndarray, x: np.ndarray, y: np.ndarray,
 
 
 def another_rate(got: np.ndarray, w: np.ndarray, slope: np.ndarray, rate: float) -> Reason | None:
-    """Reason where `got` is a step of another rate, or None."""
-    used = (w - got) @ slope / (slope @ slope)
+    """Return the Reason if `got` is a step of another rate, or None."""
+    used = float((w - got) @ slope / (slope @ slope))
     if len(w) > 1 and np.allclose(got, w - used * slope) and abs(used / rate - 1) > 1e-3:
         return f"rate: That is a step of rate {number(used)}: here the rate is {rate}."
     return None
 
 
-def check_largest_stable_rate(fn: Callable) -> Passed:
+def check_largest_stable_rate(fn: Answer) -> Passed:
     for n, d, common in ((50, 2, 3.0), (7, 1, 0.0), (200, 5, 0.5), (30, 3, 1.0)):
         x = columns(n, d, common)
         got, expected = call(fn, x, unchanged=("x",)), reference.largest_stable_rate(x)
@@ -212,7 +212,7 @@ def check_largest_stable_rate(fn: Callable) -> Passed:
 
 
 def remaining(x: np.ndarray, rate: float, steps: int = 200) -> float:
-    """Distance to the bottom after descent along the steepest axis, as a multiple of that at the start."""
+    """Return the distance to the bottom after descent along the steepest axis, as a multiple of the first distance."""
     w, y = np.linalg.eigh(x.T @ x)[1][:, -1], np.zeros(len(x))
     for _ in range(steps):
         w = reference.gradient_step(w, x, y, rate)
@@ -220,7 +220,7 @@ def remaining(x: np.ndarray, rate: float, steps: int = 200) -> float:
 
 
 def why_rate(got: float, expected: float, x: np.ndarray) -> Broken:
-    """Broken for a rate that is not the largest stable one."""
+    """Return Broken for a rate that is not the largest stable one."""
     n, d = x.shape
     curvature = x.T @ x / n
     curvatures = np.linalg.eigvalsh(curvature)

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -14,26 +13,26 @@ from ...parallel import gradient_descent
 from ...units import counted
 from ..checkers import check_arrays, engine_facts, in_all_cases, reason, with_ranks
 from ..ranks import number, simulate
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from ..traffic import additions, check_waits
 
 IMPRECISE = "precision: The first digits are right: is something rounded on the way, or float32?"
 
 
 def gradients(p: int, d: int) -> np.ndarray:
-    """(p, d) one gradient per rank: of both signs, and not whole, so that the order of additions shows."""
+    """Return (p, d) one gradient per rank: of both signs, and not whole, so that the order of additions shows."""
     return 100 * np.random.default_rng([p, d]).standard_normal((p, d))
 
 
 # -- 2.1 ---------------------------------------------------------------------------------------------------------------
 
 
-def average(comm: Comm, fn: Callable, d: int) -> tuple[Any, np.ndarray]:
+def average(comm: Comm, fn: Answer, d: int) -> tuple[object, np.ndarray]:
     g = gradients(comm.size, d)[comm.rank]
     return fn(comm, g), g
 
 
-def check_average_gradients(fn: Callable, runner: Runner = None) -> Passed:
+def check_average_gradients(fn: Answer, runner: Runner = None) -> Passed:
     cases = ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (1, 2), (4, 0))
     in_all_cases(fn, average, cases, average_case, check_mean, missed_by_a_loop)
     made = max(simulate(4, lambda comm: additions(comm, lambda comm: average(comm, fn, 2))))
@@ -59,7 +58,7 @@ def check_mean(run: Results, where: str, d: int) -> None:
 
 
 def missed_by_a_loop(broken: Broken, where: str, d: int) -> Reason | None:
-    """Of a deadlock in which rank 0 sends to a rank whose own message it never received, why."""
+    """Return why ranks wait, if rank 0 sends to a rank whose own message it never received."""
     waits = {w.rank: w for w in getattr(broken.__cause__, "waits", ())}
     hub = waits.get(0)
     if hub is not None and (hub.state, hub.op) == ("waiting", "send"):
@@ -71,7 +70,7 @@ def missed_by_a_loop(broken: Broken, where: str, d: int) -> Reason | None:
 
 
 def why_mean(out: np.ndarray, values: np.ndarray, r: int, last: np.ndarray) -> Reason:
-    """Reason for a result of rank r that is not the mean; `last` is that of the last rank."""
+    """Return the Reason for a result of rank r that is not the mean; `last`: the result of the last rank."""
     p, total = len(values), values.sum(axis=0)
     if np.allclose(out * p, total, rtol=1e-3):
         return IMPRECISE
@@ -103,17 +102,17 @@ STALE = -3.0  # what a worker's weights hold before the server has sent new ones
 
 
 def weights(p: int, d: int) -> np.ndarray:
-    """The server's."""
+    """Return the weights of the server."""
     return 100 * np.random.default_rng([p, d, 2]).standard_normal(d)
 
 
-def serve(comm: Comm, fn: Callable, d: int) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Returns (what it returned, what it left in w, what it left in g)."""
+def serve(comm: Comm, fn: Answer, d: int) -> tuple[object, np.ndarray, np.ndarray]:
+    """Return (what it returned, what it left in w, what it left in g)."""
     w, g = weights(comm.size, d) if comm.rank == 0 else np.full(d, STALE), gradients(comm.size, d)[comm.rank]
     return fn(comm, w, g, RATE), w, g
 
 
-def check_server_step(fn: Callable, runner: Runner = None) -> Passed:
+def check_server_step(fn: Answer, runner: Runner = None) -> Passed:
     cases = ((4, 2), (2, 2), (3, 1), (5, 1001), (8, 10), (4, 0))  # (ranks, weights)
     in_all_cases(fn, serve, cases, server_case, check_weights, beyond_the_workers)
     run = simulate(8, serve, fn, 1000, where="with a server and 7 workers")
@@ -132,7 +131,7 @@ def server_case(p: int, d: int) -> str:
 
 
 def beyond_the_workers(broken: Broken, where: str, d: int) -> Reason | None:
-    """Of a server that talks to itself or to a rank that is not there, who its workers are."""
+    """Return who the workers are, if a server sends to itself or to a rank that is not there."""
     if broken.failed == "raises" and re.search("rank 0 (sends to|receives from) (itself|rank)", broken.message):
         return f"""raises: {broken.message}. The workers are ranks 1 to {where.split()[4]}: where does the loop of the
             server begin and end?"""
@@ -162,7 +161,7 @@ def check_weights(run: Results, where: str, d: int) -> None:
 
 
 def why_weights(out: np.ndarray, expected: np.ndarray, w: np.ndarray, g: np.ndarray, r: int) -> Reason:
-    """Reason for weights of rank r that are not the expected ones."""
+    """Return the Reason for weights of rank r that are not the expected ones."""
     p, workers = len(g), len(g) - 1
     total, everybody = g[1:].sum(axis=0), g.sum(axis=0)
     if np.allclose(out, expected, rtol=1e-3):
@@ -196,7 +195,7 @@ def why_weights(out: np.ndarray, expected: np.ndarray, w: np.ndarray, g: np.ndar
 
 
 def check_server_traffic(run: Results, p: int, nbytes: int) -> int:
-    """Bytes into the server, which are as many as out of it. Raises Broken for detours and repetitions."""
+    """Return the bytes into the server, which are as many as out of it. Raises Broken for detours and repetitions."""
     check_waits(run.events, p)
     sends = [e for e in run.events if e.op == "send"]
     for e in sends:
@@ -221,19 +220,20 @@ STEPS = 12  # of the run whose error is compared with the second eigenvalue
 
 
 def values_of(p: int, n: int = 10) -> np.ndarray:
-    """(p, n) numbers, different on every rank."""
+    """Return (p, n) numbers, different on every rank."""
     return np.random.default_rng([p, n]).integers(1, 1000, (p, n)) * 1.0
 
 
-def gossip(comm: Comm, fn: Callable, name: str, steps: int = 1) -> tuple[Any, np.ndarray]:
-    """fn(comm, x, graph), `steps` times; returns (what it returned the last time, what it left in x)."""
+def gossip(comm: Comm, fn: Answer, name: str, steps: int = 1) -> tuple[object, np.ndarray]:
+    """Call fn(comm, x, graph) `steps` times; returns (what it returned the last time, what it left in x)."""
     x, graph = values_of(comm.size)[comm.rank], graphs.graph(name, comm.size)
+    out = None
     for _ in range(steps):
         out = fn(comm, x, graph)
     return out, x
 
 
-def check_gossip_step(fn: Callable, runner: Runner = None) -> Passed:
+def check_gossip_step(fn: Answer, runner: Runner = None) -> Passed:
     in_all_cases(fn, gossip, GRAPHS, gossip_case, check_gossip, one_neighbor_off)
     run = simulate(SHOWN[0], gossip, fn, SHOWN[1])
     facts = [f"one step is right on {len(GRAPHS)} graphs: ring, star, wheel and random, 1 to 8 ranks", check_rate(fn)]
@@ -246,7 +246,7 @@ def gossip_case(p: int, name: str) -> str:
 
 
 def one_neighbor_off(broken: Broken, where: str, name: str) -> Reason | None:
-    """Of a deadlock in which a rank met too few of its neighbors, or too many, which rank that is."""
+    """Return which rank met too few of its neighbors, or too many, if that is why ranks wait."""
     waits = getattr(broken.__cause__, "waits", ())
     for wait in waits:
         met = sum(times for op, _, times in wait.counts if op == "recv")
@@ -297,13 +297,13 @@ def check_step(run: Results, where: str, name: str) -> None:
 
 
 def why_gossip(after: np.ndarray, values: np.ndarray, graph: graphs.Graph) -> Reason:
-    """Reason for values after a step that are not W x; `after` and `values` are (p, n)."""
+    """Return the Reason for values after a step that are not W x; `after` and `values` are (p, n)."""
     p, near = graph.n, [list(who) for who in graph.neighbors]
     degree = [len(who) for who in near]
     w = graphs.metropolis(graph)
 
-    def weighted(weight: Callable) -> np.ndarray:
-        """The values after a step with other weights: weight(i, j) for neighbors."""
+    def weighted(weight: Callable[[int, int], float]) -> np.ndarray:
+        """Return the values after a step with other weights: weight(i, j) for neighbors."""
         change = [sum((weight(i, j) * (values[j] - values[i]) for j in near[i]), 0 * values[i]) for i in range(p)]
         return values + np.array(change)
 
@@ -344,8 +344,8 @@ def moved(after: np.ndarray, values: np.ndarray, advice: str) -> str:
         rank i takes from j must be what j takes from i."""
 
 
-def check_rate(fn: Callable) -> str:
-    """The error of many steps against the second eigenvalue: a fact."""
+def check_rate(fn: Answer) -> str:
+    """Compare the error of many steps with the second eigenvalue; returns a fact."""
     values = values_of(8)
     run = simulate(8, gossip, fn, "ring", STEPS, where=f"in {STEPS} steps on a ring of 8 ranks")
     before, after = (np.linalg.norm(x - values.mean(axis=0)) for x in (values, np.array([held for _, held in run])))

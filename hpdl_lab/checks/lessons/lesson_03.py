@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,8 +20,12 @@ from ...trace import seconds_text
 from ...units import counted
 from ..checkers import because, engine_facts, first_wrong, in_all_cases, reason, with_ranks
 from ..ranks import alone, capital, case, number, real, simulate, unlike
-from ..record import Broken, Exercise, Passed, Reason, Rows, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Rows, Runner
 from ..traffic import additions, check_waits, messages_sent
+
+if TYPE_CHECKING:
+    from ...comm.buffers import Array
+
 
 # -- 3.1 ---------------------------------------------------------------------------------------------------------------
 
@@ -29,21 +33,21 @@ CASES = [(p, n, uint8) for p, n in ((2, 1000), (4, 1000), (3, 1), (8, 1001), (5,
 ALPHA = Switch(alpha=1.0, beta=0.0)  # on which a message takes 1 s, whatever its size
 
 
-def ball(r: int, n: int, uint8: bool) -> Any:
-    """(n,) whole numbers that fit into a byte, different on every rank."""
+def ball(r: int, n: int, uint8: bool) -> Array:
+    """Return (n,) whole numbers that fit into a byte, different on every rank."""
     import torch
 
     values = np.random.default_rng([r, n]).integers(0, 256, n).astype(float)
     return torch.from_numpy(values).to(torch.uint8) if uint8 else values
 
 
-def play(comm: Comm, fn: Callable, n: int, uint8: bool) -> tuple[Any, Any]:
-    """Returns (what fn returned, what it left in x)."""
+def play(comm: Comm, fn: Answer, n: int, uint8: bool) -> tuple[object, Array]:
+    """Return (what fn returned, what it left in x)."""
     x = ball(comm.rank, n, uint8)
     return fn(comm, x), x
 
 
-def check_ping_pong(fn: Callable, runner: Runner = None) -> Passed:
+def check_ping_pong(fn: Answer, runner: Runner = None) -> Passed:
     run = in_all_cases(fn, play, CASES, ping_pong_case, check_round, network=ALPHA)
     facts = [
         f"one round is 2 messages one after another, in {len(CASES) // 2} cases on 2, 3, 4, 5 and 8 simulated ranks"
@@ -103,10 +107,10 @@ def check_round(run: Results, where: str, n: int, uint8: bool) -> None:
 LINES = ((1e-6, 1e-10), (2e-5, 8e-9), (5e-5, 1e-9), (3e-7, 2e-11))  # (alpha s, beta s/byte)
 SIZES = (8, 64, 1024, 16 * 1024, 128 * 1024, 2**20, 2**23)
 SLOWER = 1.3  # the first and the last message are, by bad luck: who trusts single messages is led astray
-EXACT, WITHIN = 0.03, 0.05  # of the line: where the times are exact, where they are not
+EXACT, WITHIN = 0.03, 0.05  # of the line: if the times are exact, if they are not
 
 
-def check_fit(fn: Callable) -> Passed:
+def check_fit(fn: Answer) -> Passed:
     for k, (alpha, beta) in enumerate(LINES):
         exact = np.array([alpha + beta * n for n in SIZES])
         noise = np.random.default_rng(k).uniform(0.97, 1.03, len(SIZES))
@@ -118,7 +122,7 @@ def check_fit(fn: Callable) -> Passed:
     return Passed(fact)
 
 
-def check_line(fn: Callable, seconds: list[float], within: float, where: str) -> None:
+def check_line(fn: Answer, seconds: list[float], within: float, where: str) -> None:
     """Raise Broken unless fn(sizes, seconds) is the line of the docstring."""
     alpha, beta = cost.fit_alpha_beta(SIZES, seconds)
     sizes, times = list(SIZES), list(seconds)
@@ -139,7 +143,7 @@ def check_line(fn: Callable, seconds: list[float], within: float, where: str) ->
 
 
 def why_line(a: float, b: float, alpha: float, beta: float, name: str, seconds: np.ndarray) -> Reason:
-    """Reason for a line (a, b) that is not (alpha, beta), the one of these seconds."""
+    """Return the Reason for a line (a, b) that is not (alpha, beta), the line of these seconds."""
     any_ = None
     if not np.isfinite([a, b]).all():
         return "value: Is there a division by zero, or a logarithm of it?"
@@ -155,10 +159,10 @@ def why_line(a: float, b: float, alpha: float, beta: float, name: str, seconds: 
         ((alpha / 2, beta / 2), "factor: Both are half as large: the times are those of one way already."),
     )
 
-    def near(got: Sequence[float], line: Sequence[Any]) -> bool:
+    def near(got: Sequence[float], line: Sequence[float | None]) -> bool:
         return all(y is any_ or abs(x - y) <= 0.2 * abs(y) for x, y in zip(got, line, strict=True))
 
-    def equal(got: Any, line: Any) -> bool:
+    def equal(got: Sequence[float], line: Sequence[float]) -> bool:
         return np.allclose(got, line, rtol=1e-6, atol=0)
 
     if found := reason((a, b), rows, near) or reason((a, b), other_lines(np.array(SIZES), seconds), equal):
@@ -181,7 +185,7 @@ ALIKE = """Where all seconds count alike, a small error in the time of the large
 
 
 def other_lines(n: np.ndarray, t: np.ndarray) -> Rows:
-    """((alpha, beta), invariant, sentence) of lines that may be meant to be the one of sizes n and seconds t."""
+    """Return ((alpha, beta), invariant, sentence) of lines that may be meant to be the line of sizes n, seconds t."""
 
     def fitted(part: slice, weights: np.ndarray) -> np.ndarray:
         return np.polyfit(n[part], t[part], 1, w=weights[part])[::-1]
@@ -208,15 +212,15 @@ def other_lines(n: np.ndarray, t: np.ndarray) -> Rows:
 
 
 def check_names(
-    fn: Callable,
+    fn: Answer,
     right: dict[str, str],
     noun: str,
-    missing: Callable,
+    missing: Callable[[str], str],
     wanted: str,
-    read: Callable,
+    read: Callable[[object], str],
     known: Iterable[str],
-    no: Callable,
-    contradiction: Callable,
+    no: Callable[[str, object], str],
+    contradiction: Callable[[str, str, str], Broken],
 ) -> None:
     """Raise Broken unless fn() is {letter: name} as in `right`.
 
@@ -254,14 +258,14 @@ TOO_MUCH = {  # (right, named): what the named one does beyond the job
 }
 
 
-def check_which_collective(fn: Callable) -> Passed:
+def check_which_collective(fn: Answer) -> Passed:
     no = "Job {}: no collective is called {!r}. The eight are".format
     check_names(fn, RIGHT, "job", without_answer, "name", spelled, jobs.DOES, no, another_job)
     return Passed("8 of 8 jobs, each with the collective that sends no more than is needed")
 
 
-def spelled(said: Any) -> str:
-    """The name of this lesson for what MPI, mpi4py, NCCL or torch call otherwise: "Allreduce" -> "all_reduce"."""
+def spelled(said: object) -> str:
+    """Return this lesson's name of what MPI, mpi4py, NCCL or torch call otherwise: "Allreduce" -> "all_reduce"."""
     letters = re.sub("[^a-z]", "", said.lower().rpartition(".")[2]) if isinstance(said, str) else ""
     letters = re.sub("^(mpi|nccl)?i?|(block|intotensor|tensor|single|v|w)$", "", letters)
     return LETTERS.get(letters, str(said))
@@ -301,26 +305,26 @@ QUESTION = {  # what to look at, by the right diagnosis
 }
 
 
-def check_diagnose(fn: Callable) -> Passed:
+def check_diagnose(fn: Answer) -> Passed:
     right = zoo.diagnose()
     missing, no = "Program {} has no diagnosis.".format, "Program {}: there is no diagnosis {!r}. There are".format
     check_names(fn, right, "program", missing, "diagnosis", plain, zoo.DIAGNOSES, no, another_diagnosis)
     return Passed(f"{len(right)} of {len(right)} programs")
 
 
-def plain(said: Any) -> str:
+def plain(said: object) -> str:
     return said.strip().lower() if isinstance(said, str) else str(said)
 
 
 def another_diagnosis(letter: str, said: str, right: str) -> Broken:
-    """Broken for a wrong diagnosis, with the table of a run."""
+    """Return Broken for a wrong diagnosis, with the table of a run."""
     against = AGAINST.get((said, right), f"{said!r} means: {zoo.DIAGNOSES[said]}. Not so here.")
     message = f"Program {letter}: you say {said!r}. {against} {QUESTION[right]}"
     return Broken(f"diagnosis: {message}", table_of(zoo.find(zoo.LABELS[letter])))
 
 
 def table_of(program: zoo.Program) -> str:
-    """What the ranks were doing when the program had been stopped, without the reason."""
+    """Return the table of what the ranks did when the program was stopped, without the reason."""
     try:
         sim.run(program.ranks, program.broken, deadline=DEADLINE)
     except CommError as error:
@@ -336,9 +340,14 @@ RANKS = (4, 2, 3, 5, 8)
 
 
 def check_repair(
-    name: str, fn: Callable, runner: Runner = None, *, explain: Callable | None = None, also: Callable | None = None
+    name: str,
+    fn: Answer,
+    runner: Runner = None,
+    *,
+    explain: Callable[[float], str] | None = None,
+    also: Callable[[Answer, Results, str], None] | None = None,
 ) -> Passed:
-    """Every rank returns what the repaired program returns there, and the ranks have talked to each other.
+    """Check that every rank returns what the repaired program returns there, and that the ranks exchange messages.
 
     explain: explain(value) -> a sentence about a value that is wrong, or ""; also: also(fn, run, where), more to check.
     """
@@ -364,7 +373,7 @@ def check_repair(
 
 
 def check_value(
-    got: Any, wanted: float, r: int, where: str, explain: Callable, run: Results, expected: Results
+    got: object, wanted: float, r: int, where: str, explain: Callable[[float], str], run: Results, expected: Results
 ) -> None:
     try:
         value = real(got)
@@ -378,13 +387,13 @@ def check_value(
 
 
 def whose(run: Results, expected: Results) -> str:
-    """What the values of all ranks say together, or ""."""
+    """Return what the values of all ranks say together, or ""."""
     alike = len(set(expected)) == 1 and len(set(map(repr, run))) > 1
     return "The ranks do not even agree: what one returns is not of all." if alike else ""
 
 
 def steps_off(run: Results, expected: Results) -> str:
-    """What the messages say, where every rank sent one more or one less than in the repaired program, or ""."""
+    """Return what the messages say if every rank sent one more or one less than in the repaired program, or ""."""
     sent, needed = (set(messages_sent(events, len(run))) for events in (run.events, expected.events))
     if len(sent) > 1 or len(needed) > 1 or sent == {0}:
         return ""
@@ -397,7 +406,7 @@ LAST = 10  # of the numbers that sum_of_steps adds up
 
 
 def which_numbers(total: float) -> str:
-    """Say what is in a wrong sum, where it is that of other numbers in a row than 0 to LAST; or ""."""
+    """Say what is in a wrong sum, if it is the sum of other numbers in a row than 0 to LAST; or ""."""
     for last in range(3 * LAST):
         if total == sum(range(last + 1)) and last != LAST:
             fewer, more = (
@@ -408,8 +417,8 @@ def which_numbers(total: float) -> str:
     return ""
 
 
-def check_steps(fn: Callable, run: Results, where: str) -> None:
-    """Raise Broken where ranks go through the loop more often than the longest of them needs to."""
+def check_steps(fn: Answer, run: Results, where: str) -> None:
+    """Raise Broken if ranks go through the loop more often than the longest of them needs to."""
     p = len(run)
     needed, made = -(-(LAST + 1) // p), simulate(p, additions, fn)[0]
     if made > needed:
@@ -417,16 +426,16 @@ def check_steps(fn: Callable, run: Results, where: str) -> None:
             where {needed} are enough: {"one step" if made == needed + 1 else f"{made - needed} steps"} too many.""")
 
 
-def check_log(fn: Callable, run: Results, where: str) -> None:
-    """Raise Broken where the mean loss is printed more than once."""
-    times = run.printed.count("mean loss")
+def check_log(fn: Answer, run: Results, where: str) -> None:
+    """Raise Broken if the mean loss is printed more than once."""
+    times = vars(run)["printed"].count("mean loss")
     if times > 1:
         raise Broken(f"""log: {where}, the number is right, but it is printed {times} times: rank 0 alone writes the
             log.""")
 
 
-def repair(id: str, title: str, name: str, **more: Any) -> Exercise:
-    """An exercise of which the attendee gets the broken program."""
+def repair(id: str, title: str, name: str, **more: Callable[..., str | None]) -> Exercise:
+    """Return an Exercise for which the attendee gets the broken program."""
     program = zoo.find(name)
     return Exercise(id, title, program.repaired, 2, partial(check_repair, name, **more), scaffold=program.broken)
 

@@ -1,8 +1,7 @@
 """Notebook 04: collectives on a ring, a broadcast in segments along a chain, the algorithm with the least cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ...units import counted
 from ..checkers import because, engine_facts
 from ..collective import Collective, Left, call, check_collective
 from ..ranks import SENTINEL, capital, number, off_by, simulate
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits, in_barriers
 
 
@@ -33,7 +32,7 @@ def everything(n: int, p: int, r: int) -> tuple[int, int]:
 
 
 def only_own_chunk(values: np.ndarray, r: int) -> np.ndarray:
-    """What rank r holds before an all-gather: its chunk, and nothing worth reading elsewhere."""
+    """Return the values of rank r before an all-gather: its chunk, and nothing worth reading elsewhere."""
     p, n = values.shape
     start = np.full(n, SENTINEL)
     first, last = bounds(n, p, r)
@@ -42,7 +41,7 @@ def only_own_chunk(values: np.ndarray, r: int) -> np.ndarray:
 
 
 def chunks_of_owners(values: np.ndarray) -> np.ndarray:
-    """(n,) chunk r of row r, one after the other."""
+    """Return (n,) chunk r of row r, one after the other."""
     p, n = values.shape
     return np.concatenate([values[r, slice(*bounds(n, p, r))] for r in range(p)])
 
@@ -71,17 +70,17 @@ ENGINE_CASES = ((1001, 4), (1000, 1), (7, 10))  # (elements, segments)
 
 
 def starts(p: int, n: int, root: int) -> list[np.ndarray]:
-    """What x holds on every rank before the call: something worth reading on the root only."""
+    """Return the values of x on every rank before the call: something worth reading on the root only."""
     values = np.random.default_rng([p, n]).integers(-999, 1000, n).astype(float)
     return [values if r == root else np.full(n, SENTINEL) for r in range(p)]
 
 
-def call_broadcast(comm: Comm, fn: Callable, start: np.ndarray, root: int, segments: int) -> Left:
-    """fn(comm, x, root, segments) on a tensor between guard elements; returns Left."""
+def call_broadcast(comm: Comm, fn: Answer, start: np.ndarray, root: int, segments: int) -> Left:
+    """Call fn(comm, x, root, segments) on a tensor between guard elements; returns Left."""
     return call(comm, lambda comm, x: fn(comm, x, root, segments), start)
 
 
-def check_broadcast(fn: Callable, runner: Runner = None) -> Passed:
+def check_broadcast(fn: Answer, runner: Runner = None) -> Passed:
     for p, n, segments, root in CASES:
         where = f"with {counted(p, 'rank')}, {counted(n, 'element')}, {counted(segments, 'segment')} and root {root}"
         values = starts(p, n, root)
@@ -135,13 +134,13 @@ def check_copies(run: Results, expected: np.ndarray, where: str, root: int, segm
 
 
 def miscounted(what: str, r: int, messages: int, segments: int) -> str:
-    """The sentence about a loop over segments that goes round too often, or not often enough."""
+    """Return the sentence about a loop over segments that goes round too often, or not often enough."""
     text = f"rank {r} {what} {counted(messages, 'message')}, and there are {segments} segments"
     return f"{text}: {off_by(messages, segments, 'message')}."
 
 
 def why_copy(left: Left, r: int, root: int, i: int) -> Reason:
-    """Reason for x[i], which is not what the root had."""
+    """Return the Reason for x[i], which is not what the root had."""
     if r == root:
         return f"root: The data come from rank {root}, the root: it only reads its x."
     if left.x[i] != SENTINEL:
@@ -153,7 +152,7 @@ def why_copy(left: Left, r: int, root: int, i: int) -> Reason:
 
 
 def check_chain(events: list[Event], p: int, nbytes: int, segments: int) -> None:
-    """Raise Broken where a rank sends to another than the next, or more than its vector."""
+    """Raise Broken if a rank sends to another than the next, or more than its vector."""
     for r in range(p):
         sends = [e for e in events if e.op == "send" and e.rank == r]
         strangers = [e.peer for e in sends if e.peer != (r + 1) % p]
@@ -169,7 +168,7 @@ def check_chain(events: list[Event], p: int, nbytes: int, segments: int) -> None
 
 
 def check_time(run: Results, p: int, segments: int) -> int:
-    """Message times from begin to end. Raises Broken where links stand idle."""
+    """Return the message times from begin to end. Raises Broken if links stand idle."""
     took, best = round(run.seconds), segments + p - 2
     if took <= best + 3:
         return took
@@ -192,7 +191,7 @@ def check_engines(run: Results, where: str, cases: tuple[tuple[int, ...], ...]) 
                     arrived?""")
 
 
-def call_many(comm: Comm, fn: Callable, cases: tuple[tuple[int, ...], ...]) -> list[Left]:
+def call_many(comm: Comm, fn: Answer, cases: tuple[tuple[int, ...], ...]) -> list[Left]:
     return [call_broadcast(comm, fn, starts(comm.size, n, 0)[comm.rank], 0, segments) for n, segments in cases]
 
 
@@ -214,7 +213,7 @@ SETS = (
 )
 
 
-def check_choose(fn: Callable) -> Passed:
+def check_choose(fn: Answer) -> Passed:
     cases = [(p, n, where) for where in NETWORKS for p in RANKS for n in SIZES]
     for costs in SETS:
         algorithms = f"with {' and '.join(costs)} to choose from"
@@ -232,13 +231,15 @@ def check_choose(fn: Callable) -> Passed:
     )
 
 
-def at_which_size(fn: Callable, p: int) -> int:
-    """The largest power of 2, in bytes, for which the answer still names the tree on 1 Gbit/s Ethernet."""
+def at_which_size(fn: Answer, p: int) -> int:
+    """Return the largest power of 2, in bytes, for which the answer still names the tree on 1 Gbit/s Ethernet."""
     sizes = [2**k for k in range(2, 28)]
     return max(n for n in sizes if fn(dict(SETS[0]), p, n, *NETWORKS["1 Gbit/s Ethernet"]) == "tree")
 
 
-def check_name(name: Any, costs: dict[str, Callable], p: int, nbytes: int, where: str) -> None:
+def check_name(
+    name: object, costs: Mapping[str, Callable[[int, int], cost.Cost]], p: int, nbytes: int, where: str
+) -> None:
     """Raise Broken unless `name` costs the least of `costs`, or as much."""
     alpha, beta = NETWORKS[where]
     case = f"with {p:,} ranks, {nbytes:,} bytes and {where} (alpha {alpha:g} s, beta {beta:g} s/byte)"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from ..accesses import SEVERAL, Accesses, Race, Watched
 from ..checkers import because, engine_facts
 from ..collective import GUARD, inputs
 from ..ranks import SENTINEL, alone, capital, case, number, real, simulate, unlike
-from ..record import Broken, Exercise, Passed, Runner
+from ..record import Answer, Broken, Exercise, Passed, Runner
 
 # -- 5.1 --------------------------------------------------------------------------------------------------------------
 
@@ -39,7 +38,7 @@ class Bytes(NamedTuple):
 
 @cache
 def counted_bytes(algorithm: str, p: int) -> Bytes:
-    """What `algorithm` moves while it runs on p simulated ranks: the operations of torch, and its messages."""
+    """Return the bytes that `algorithm` moves on p simulated ranks: by operations of torch, and by its messages."""
     with Accesses() as seen:
         run = sim.run(p, run_algorithm, algorithm, seen)
     sent = sum(e.nbytes for e in run.events if e.op == "send") * COPIES.get(algorithm, 0)
@@ -58,7 +57,7 @@ def run_algorithm(comm: Comm, algorithm: str, seen: Accesses) -> None:
         ring.all_reduce(comm, x)
 
 
-def check_bytes_moved(fn: Callable) -> Passed:
+def check_bytes_moved(fn: Answer) -> Passed:
     for algorithm in ALGORITHMS:
         for p in COUNTED_RANKS:
             for n in SIZES:
@@ -74,7 +73,7 @@ def check_bytes_moved(fn: Callable) -> Passed:
     )
 
 
-def check_count(fn: Callable, algorithm: str, p: int, n: int) -> None:
+def check_count(fn: Answer, algorithm: str, p: int, n: int) -> None:
     """Raise Broken unless fn says what was counted."""
     where = f'with algorithm "{algorithm}", {p} ranks and {n:,} bytes'
     got = alone(fn, algorithm, p, n, where=where)
@@ -94,7 +93,7 @@ def check_count(fn: Callable, algorithm: str, p: int, n: int) -> None:
 
 
 def reasons(algorithm: str, p: int, right: Bytes) -> list[tuple[Bytes, str]]:
-    """(what may be said, why that is wrong), for each byte of x."""
+    """Return (what may be said, why that is wrong), for each byte of x."""
 
     def without(read: float, written: float) -> Bytes:
         return Bytes(right.read - read, right.written - written)
@@ -145,15 +144,15 @@ UNEVEN = 16  # elements by which slices may differ, such as a cache line
 
 
 class Left(NamedTuple):
-    """What a call left on one rank: x, what was returned (None where it is no tensor), and the guard elements."""
+    """The result of a call on one rank: x, the returned value (None if it is no tensor), and the guard elements."""
 
     x: np.ndarray
-    out: Any
+    out: object
     outside: np.ndarray
 
 
-def call(comm: Comm, fn: Callable, values: np.ndarray, seen: Any = None) -> Left:
-    """fn(comm, x) on a tensor in shared memory that holds row comm.rank of values, between guard elements."""
+def call(comm: Comm, fn: Answer, values: np.ndarray, seen: Accesses | None = None) -> Left:
+    """Call fn(comm, x) on a tensor in shared memory that holds row comm.rank of values, between guard elements."""
     n = values.shape[1]
     store = comm.allocate(n + 2 * GUARD, str(values.dtype))
     store.fill_(SENTINEL)
@@ -168,7 +167,7 @@ def call(comm: Comm, fn: Callable, values: np.ndarray, seen: Any = None) -> Left
     return Left(x.numpy().copy(), out, torch.cat([store[:GUARD], store[GUARD + n :]]).numpy())
 
 
-def check_one_pass(fn: Callable, runner: Runner = None) -> Passed:
+def check_one_pass(fn: Answer, runner: Runner = None) -> Passed:
     for p, n in CASES:
         check_case(fn, p, n)
     p, n = 4, 1000
@@ -186,7 +185,7 @@ def check_one_pass(fn: Callable, runner: Runner = None) -> Passed:
     return Passed(*facts, run=run)
 
 
-def check_case(fn: Callable, p: int, n: int) -> None:
+def check_case(fn: Answer, p: int, n: int) -> None:
     """Raise Broken unless fn leaves the sum, in order and without races, and moves each element once."""
     where = case(p, n)
     values = np.random.default_rng([p, n]).standard_normal((p, n)).astype("f4")  # in another order: other last bits
@@ -204,7 +203,7 @@ def check_case(fn: Callable, p: int, n: int) -> None:
 
 
 def race_text(race: Race, n: int) -> str:
-    """A race in a sentence."""
+    """Return a sentence about a race."""
     does = "writes" if race.writes else "reads"
     i = race.i - GUARD
     what = f"x[{i}] of rank {race.owner}"
@@ -224,7 +223,7 @@ def race_text(race: Race, n: int) -> str:
 
 
 def check_sums(run: Results, values: np.ndarray, where: str) -> None:
-    """Raise Broken unless every rank holds and returns the sum, bitwise that of adding in the order of ranks."""
+    """Raise Broken unless every rank holds and returns the sum, bitwise as added in the order of ranks."""
     p, n = values.shape
     right = np.add.accumulate(values, axis=0)[-1]
     for r, left in enumerate(run):
@@ -248,7 +247,7 @@ def check_sums(run: Results, values: np.ndarray, where: str) -> None:
 
 
 def why_wrong(left: Left, values: np.ndarray, r: int, i: int, owner: int, off: np.ndarray) -> str:
-    """Reason for x[i] on rank r, which is not the sum."""
+    """Return the Reason for x[i] on rank r, which is not the sum."""
     p, n = values.shape
     share = values[:, i].sum() / left.x[i] if left.x[i] else 0.0
     if isinstance(left.out, torch.Tensor) and left.out.shape == left.x.shape and not np.array_equal(left.out, left.x):
@@ -281,12 +280,12 @@ def check_traffic(seen: Accesses, p: int, n: int, where: str) -> None:
 
 
 def shared_of(seen: Accesses, p: int) -> list[Watched]:
-    """The tensors that the ranks were given, before any buffer of their own."""
+    """Return the tensors that the ranks were given, before any buffer of their own."""
     return list(seen.watched.values())[:p]
 
 
 def moved_by(seen: Accesses, p: int) -> Counter[int]:
-    """{rank: bytes} read and written in the tensors of all p ranks."""
+    """Return {rank: bytes} read and written in the tensors of all p ranks."""
     return sum((x.read + x.written for x in shared_of(seen, p)), Counter())
 
 
@@ -308,7 +307,7 @@ def check_engines(run: Results, where: str, sizes: tuple[int, ...]) -> None:
                     {counted(n, "element")}: is there a barrier before the first read, and one after the last store?""")
 
 
-def call_many(comm: Comm, fn: Callable, sizes: tuple[int, ...]) -> list[Left]:
+def call_many(comm: Comm, fn: Answer, sizes: tuple[int, ...]) -> list[Left]:
     return [call(comm, fn, inputs(comm.size, n).astype("f4")) for n in sizes]
 
 

@@ -6,7 +6,6 @@ Numba, which takes 0.3 s to import, is imported by the first check.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from ...kernels import ladder, on_gpu
 from ...units import counted
 from ..ranks import alone, capital, number
-from ..record import Broken, Exercise, Passed
+from ..record import Answer, Broken, Exercise, Passed
 
 if TYPE_CHECKING:
     from ...kernels.threads import Access, Launch
@@ -34,27 +33,25 @@ def case_of(blocks: int, n: int) -> str:
     return f"with {counted(blocks, 'block')} of {ladder.THREADS} threads and {counted(n, 'element')}"
 
 
-def launch(fn: Callable, blocks: int, x: np.ndarray, where: str) -> tuple[Launch, float]:
-    """(the Launch of fn on x, what it leaves in out[0]); raises Broken."""
+def launch(fn: Answer, blocks: int, x: np.ndarray, where: str) -> tuple[Launch, float]:
+    """Return (the Launch of fn on x, what it leaves in out[0]); raises Broken."""
     from ...kernels.threads import KernelError, Launch
 
     out = np.zeros(1, np.float32)
 
-    def run() -> Launch | str:
+    def run() -> Launch | KernelError:
         try:
             return Launch(fn, blocks, ladder.THREADS, x, out)
         except KernelError as error:
-            failed.append(error)
-            return ""
+            return error
 
-    failed: list[KernelError] = []
     done = alone(run, where=where)
-    if failed:
-        raise Broken(f"{failed[0].failed}: {capital(where)}, {failed[0]}. {MEANS[failed[0].failed]}")
+    if isinstance(done, KernelError):
+        raise Broken(f"{done.failed}: {capital(where)}, {done}. {MEANS[done.failed]}")
     return done, float(out[0])
 
 
-def check_gpu_sum(fn: Callable) -> Passed:
+def check_gpu_sum(fn: Answer) -> Passed:
     for blocks, n in CASES:
         where = case_of(blocks, n)
         x = (np.arange(n) % 13 + 1).astype(np.float32)  # sums of these are exact in any order
@@ -77,8 +74,8 @@ def check_gpu_sum(fn: Callable) -> Passed:
     )
 
 
-def on_this_gpu(fn: Callable) -> str:
-    """The fact about the compiled kernel, or why there is none. Raises Broken if it does not compile, or is wrong."""
+def on_this_gpu(fn: Answer) -> str:
+    """Return the fact about the compiled kernel, or why there is none; raise Broken if it is wrong."""
     if reason := on_gpu.why_not():
         return f"counted, not timed: {reason}"
     try:
@@ -133,7 +130,7 @@ def check_reads(done: Launch, n: int, where: str) -> None:
             each of the {done.blocks * done.threads:,} threads are enough: the others wait for it, or do nothing.""")
     for accesses in threads.by_warps(reads, shared=False):
         least = -(-len(accesses) * threads.WORD // threads.SECTOR)
-        if threads.sectors(accesses) > least + 1:  # one more where the first is not that of a sector
+        if threads.sectors(accesses) > least + 1:  # one more if the first does not begin a sector
             a, b = accesses[:2]
             raise Broken(f"""coalesced: {where}, in one instruction {a} and thread {b.thread} x[{b.element}]. The warp
                 fetches {threads.sectors(accesses)} sectors of {threads.SECTOR} bytes for {len(accesses)} elements;
@@ -141,12 +138,12 @@ def check_reads(done: Launch, n: int, where: str) -> None:
 
 
 def max_of(reads: list[Access]) -> tuple[tuple[int, int], int]:
-    """((block, thread) that reads most, how many elements)."""
+    """Return ((block, thread) that reads most, how many elements)."""
     return max(Counter((a.block, a.thread) for a in reads).items(), key=lambda item: item[1], default=((0, 0), 0))
 
 
-def why_sum(fn: Callable, done: Launch, n: int, text: str) -> Broken:
-    """Broken for a wrong sum of elements that were all read once: which of them is not in it once, and who had it."""
+def why_sum(fn: Answer, done: Launch, n: int, text: str) -> Broken:
+    """Return Broken for a wrong sum of elements that were all read once: which is not in it once, and who had it."""
     right, wrong = 0, n + 1  # the sum of so many ones, then zeros
 
     def sum_of(ones: int) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from ...trace import Event
 from ...units import counted
 from ..checkers import engine_facts, in_all_cases
 from ..ranks import SENTINEL, number, off_by, simulate
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits, in_barriers
 
 MOST_BLOCKS = 3  # of pinned memory on a rank
@@ -62,12 +61,12 @@ class Moved(NamedTuple):
 
 
 def values_of(rank: int, src: int, dst: int, n: int) -> np.ndarray:
-    """What x holds on a rank at the beginning: something worth reading on the source only."""
+    """Return the values of x on a rank at the beginning: something worth reading on the source only."""
     return np.arange(1, n + 1.0) if rank == src else np.full(n, SENTINEL)
 
 
 def move(
-    comm: Comm, fn: Callable, n: int, block: int, src: int, dst: int, copies: Speeds = EQUAL, late: float = 0.0
+    comm: Comm, fn: Answer, n: int, block: int, src: int, dst: int, copies: Speeds = EQUAL, late: float = 0.0
 ) -> Moved:
     """Call the answer. copies: s of a copy out, and of one in; late: s of virtual time after which `dst` calls it."""
     device = staging.device_of(comm, copies[comm.rank == dst])
@@ -80,7 +79,7 @@ def move(
     return Moved(device.get(x).double().numpy(), device.pinned_count, begun)
 
 
-def move_on_engines(comm: Comm, fn: Callable, n: int, block: int, src: int, dst: int) -> Moved:
+def move_on_engines(comm: Comm, fn: Answer, n: int, block: int, src: int, dst: int) -> Moved:
     return move(comm, fn, n, block, src, dst, copies=(1e-4, 1e-4))
 
 
@@ -91,7 +90,7 @@ def staging_case(p: int, n: int, block: int, src: int, dst: int, copies: Speeds 
     return text if copies == EQUAL else f"{text}, where {SPEEDS[copies]}"
 
 
-def check_pipelined_copy(fn: Callable, runner: Runner = None) -> Passed:
+def check_pipelined_copy(fn: Answer, runner: Runner = None) -> Passed:
     in_all_cases(fn, move, CASES, staging_case, check_moved, why_unwaited, network=UNIT)
     in_all_cases(fn, move, [(*TIMED, FAST, LATE)], staging_case, check_moved, network=UNIT)
     runs = [in_all_cases(fn, move, [(*TIMED, copies)], staging_case, check_moved, network=UNIT) for copies in SPEEDS]
@@ -100,7 +99,7 @@ def check_pipelined_copy(fn: Callable, runner: Runner = None) -> Passed:
     check_waits(equal.events, 2)
     _, n, block, *_ = TIMED
     facts = [
-        f"copies: right in {len(CASES)} cases on 2 and 3 ranks, also where no block divides the vector",
+        f"copies: right in {len(CASES)} cases on 2 and 3 ranks, also if no block divides the vector",
         f"pinned memory: {max(left.pinned for left in equal) // block} blocks on a rank at most",
         f"time: {number(took[0])} block times for {n // block} blocks; one stage after the other takes "
         f"{3 * n // block}",
@@ -109,8 +108,8 @@ def check_pipelined_copy(fn: Callable, runner: Runner = None) -> Passed:
     return Passed(*facts, run=Results(equal, staged(equal)))
 
 
-def why_unwaited(broken: Broken, where: str, *given: Any) -> Reason | None:
-    """The sentence about a copy or a receive that nobody waited for; None where another error ended the run."""
+def why_unwaited(broken: Broken, where: str, *given: object) -> Reason | None:
+    """Return the sentence about a copy or a receive that nobody waited for; None if another error ended the run."""
     if not isinstance(broken.__cause__, ForgottenWait):
         return None
     text = str(broken.__cause__).partition(": ")[0]
@@ -120,7 +119,7 @@ def why_unwaited(broken: Broken, where: str, *given: Any) -> Reason | None:
 
 
 def staged(run: Results) -> list[Event]:
-    """What is drawn of a run: copies and messages."""
+    """Return the events of a run that are drawn: copies and messages."""
     return [e for e in run.events if e.op in ("copy out", "send", "recv", "copy in")]
 
 
@@ -157,8 +156,11 @@ def why_moved(
     dst: int,
     suspect: int,
 ) -> str:
-    """The sentence about values that are not right on the destination. suspect: whose buffer is used again too early,
-    if one is: a source shows it where the destination is late, and has not where it comes to any other case."""
+    """Return the sentence about values that are not right on the destination.
+
+    suspect: whose buffer is used again too early, if one is: a source shows it if the destination is late, and has
+             shown nothing before any other case.
+    """
     i, n = int(np.argmax(got != expected)), len(got)
     first = f"{where}, x[{i}] on rank {dst} should be {number(expected[i])} and is {number(got[i])}."
     if got[i] == SENTINEL:
@@ -179,14 +181,14 @@ def why_moved(
 
 
 def begins_early(events: list[Event], src: int) -> bool:
-    """Whether a send of rank `src` was begun before the copy of its block had ended."""
+    """Return True if a send of rank `src` was begun before the copy of its block had ended."""
     copied = sorted(e.t1_ns for e in events if e.rank == src and e.op == "copy out")
     sent = sorted(e.t0_ns for e in events if e.rank == src and e.op == "send")[-len(copied) :]
     return any(begin < end for begin, end in zip(sent, copied, strict=False))
 
 
 def check_time(run: Results, p: int, n: int, block: int, src: int, dst: int, copies: Speeds) -> float:
-    """Seconds, where a message takes 1. Raises Broken where stages wait for each other."""
+    """Return the seconds, if a message takes 1. Raises Broken if stages wait for each other."""
     took = run.seconds - run[0].begun / 1e9
     stages, blocks = (*copies, 1.0), n // block
     best = sum(stages) + (blocks - 1) * max(stages)
@@ -201,7 +203,7 @@ def check_time(run: Results, p: int, n: int, block: int, src: int, dst: int, cop
 
 
 def why_slow(run: Results, blocks: int, took: float, stages: tuple[float, ...]) -> str:
-    """Why blocks took so many s. stages: s of one in each of them."""
+    """Return why blocks took so many s. stages: the s of one block in each of them."""
     if waits := in_barriers([e for e in run.events if e.t0_ns >= run[0].begun]):
         return waits
     if took >= blocks * sum(stages) - 1e-9:
@@ -215,7 +217,7 @@ def why_slow(run: Results, blocks: int, took: float, stages: tuple[float, ...]) 
 
 
 def overlaps(events: list[Event], rank: int, stage: str) -> bool:
-    """Whether a copy of this rank goes on while a message does, which takes 1 s from the later of its two ends."""
+    """Return True if a copy of this rank goes on during a message, which takes 1 s from the later of its two ends."""
     ends = [sorted(e.t0_ns for e in events if e.op == op and e.rank == r) for r, op in ((0, "send"), (1, "recv"))]
     begins = [max(pair) for pair in zip(*ends, strict=True)]
     copies = [(e.t0_ns, e.t1_ns) for e in events if e.op == stage and e.rank == rank]

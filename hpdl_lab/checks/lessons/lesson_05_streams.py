@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +17,13 @@ from ...kernels.streams import SHOWN, Stream, all_reduce_on_stream
 from ...trace import Event
 from ..checkers import engine_facts, in_all_cases, with_ranks
 from ..ranks import number, simulate
-from ..record import Broken, Exercise, Passed, Runner
+from ..record import Answer, Broken, Exercise, Passed, Runner
 
 RANKS = (2, 3, 1, 4)
 N, VECTORS = 12, 2  # elements of a vector, and how many of them are produced, reduced and consumed
 PRODUCE, CONSUME, OTHER = 4.0, 1.0, 10.0  # s of virtual time; an addition is free
 NETWORK = Switch(alpha=0.5, beta=0.0)  # s of a message
-ON_ENGINES = 1e-2  # s of real time for each of those of virtual time
+ON_ENGINES = 1e-2  # s of real time for each s of virtual time
 
 
 class Streamed(NamedTuple):
@@ -43,11 +42,11 @@ class Streamed(NamedTuple):
 
 
 def contribution(rank: int, i: int) -> np.ndarray:
-    """(N,) what rank produces as its vector i."""
+    """Return (N,) the vector i that rank produces."""
     return np.random.default_rng([rank, i]).integers(-99, 100, N).astype(float)
 
 
-def work(comm: Comm, fn: Callable) -> Streamed:
+def work(comm: Comm, fn: Answer) -> Streamed:
     """Launch, call the answer, launch, for each vector; a second stream works all the while."""
     stream, other, comm_stream = (
         Stream(part, name)
@@ -103,7 +102,7 @@ def pause(comm: Comm, seconds: float) -> None:
         time.sleep(ON_ENGINES * seconds)
 
 
-def check_on_stream(fn: Callable, runner: Runner = None) -> Passed:
+def check_on_stream(fn: Answer, runner: Runner = None) -> Passed:
     def judge(run: Results, where: str) -> None:
         check_sums(run, where)
         check_host(run, where)
@@ -119,7 +118,7 @@ def check_on_stream(fn: Callable, runner: Runner = None) -> Passed:
 
 
 def on_streams(run: Results) -> list[Event]:
-    """What is drawn of a run: the streams of rank 0."""
+    """Return the events of a run that are drawn: the streams of rank 0."""
     return [e for e in run.events if e.rank == 0 and e.op in SHOWN]
 
 
@@ -145,7 +144,7 @@ def check_sums(run: Results, where: str) -> None:
 
 
 def why_wrong(left: Streamed, parts: list[np.ndarray], i: int, r: int, where: str, name: str) -> str:
-    """The sentence about a vector that does not hold the sum at the end."""
+    """Return the sentence about a vector that does not hold the sum at the end."""
     if np.array_equal(left.held[i], parts[r]) and left.begun >= PRODUCE:
         return f"""communicator: {where}, the {name} vector of rank {r} holds what this rank has produced: all_reduce
             ran among fewer ranks. Work of `stream` is given a communicator of this rank alone, that of comm_stream one
@@ -156,7 +155,7 @@ def why_wrong(left: Streamed, parts: list[np.ndarray], i: int, r: int, where: st
 
 
 def check_host(run: Results, where: str) -> None:
-    """Raise Broken where the host waited in the answer."""
+    """Raise Broken if the host waited in the answer."""
     for r, left in enumerate(run):
         slow = max(left.host)
         if slow > 0:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ...parallel import data_parallel, reducer
 from ...units import counted
 from ..checkers import because, engine_facts, exactly, first_wrong, in_all_cases, off_reason, with_ranks
 from ..ranks import Ledger, alone, capital, number, simulate
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits
 
 # -- 6.1 ---------------------------------------------------------------------------------------------------------------
@@ -32,13 +32,13 @@ SPARE = 1000  # bytes beyond the model's own that an answer may send
 class Replica(NamedTuple):
     """A model: {name: array} of its tensors before and after the answer; names of parameters that are other objects."""
 
-    before: dict
-    values: dict
-    replaced: list
+    before: dict[str, np.ndarray]
+    values: dict[str, np.ndarray]
+    replaced: list[str]
 
 
 def replica(rank: int) -> nn.Module:
-    """The model of one rank, built from a seed of its own: three layers, one of them with buffers, one bias frozen."""
+    """Return the model of one rank, built from a seed of its own: three layers, one with buffers, one bias frozen."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rank)
         model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
@@ -49,13 +49,13 @@ def replica(rank: int) -> nn.Module:
 
 
 def values(model: nn.Module) -> dict[str, np.ndarray]:
-    """{name: copy as an array} of every parameter and buffer."""
+    """Return {name: copy as an array} of every parameter and buffer."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor.detach().numpy().copy() for name, tensor in tensors}
 
 
-def make_equal(comm: Comm, fn: Callable) -> Replica:
-    """fn(comm, model) on this rank's replica."""
+def make_equal(comm: Comm, fn: Answer) -> Replica:
+    """Call fn(comm, model) on this rank's replica."""
     model = replica(comm.rank)
     before, parameters = values(model), dict(model.named_parameters())
     fn(comm, model)
@@ -63,7 +63,7 @@ def make_equal(comm: Comm, fn: Callable) -> Replica:
     return Replica(before, values(model), replaced)
 
 
-def check_broadcast_parameters(fn: Callable, runner: Runner = None) -> Passed:
+def check_broadcast_parameters(fn: Answer, runner: Runner = None) -> Passed:
     def judge(run: Results, where: str) -> None:
         check_replicas(run, where)
         check_waits(run.events, len(run))
@@ -93,7 +93,7 @@ def check_replicas(run: Results, where: str) -> None:
 
 
 def why_replica(name: str, r: int, run: Results) -> Reason:
-    """Reason for the tensor `name` of rank r, which is not what rank 0 had."""
+    """Return the Reason for the tensor `name` of rank r, which is not what rank 0 had."""
     before = [left.before for left in run]
     got, mine = run[r].values[name], before[r][name]
     changed = [other for other in before[r] if not np.array_equal(run[r].values[other], before[r][other])]
@@ -120,7 +120,7 @@ def why_replica(name: str, r: int, run: Results) -> Reason:
 
 
 def check_model_sent_once(run: Results, p: int) -> str:
-    """Raise Broken where much more was sent than the model once to every other rank. Returns a fact."""
+    """Raise Broken if much more was sent than the model once to every other rank. Returns a fact."""
     nbytes = sum(value.nbytes for value in run[0].before.values())
     sent, bound = sum(e.nbytes for e in run.events if e.op == "send"), (p - 1) * nbytes
     if sent > bound + SPARE:
@@ -140,26 +140,26 @@ CASES = ((3, None), (2, None), (4, 1), (3, EVERYBODY), (1, None), (5, 4))  # (ra
 
 
 class Averaged(NamedTuple):
-    """One rank after the answer.
+    """A rank after the answer.
 
     before, after: {name: the gradient as an array, or None}; calls: [numbers of every tensor given to all_reduce].
     moved: whether the answer changed a parameter.
     """
 
-    before: dict
-    after: dict
-    calls: list
+    before: dict[str, np.ndarray | None]
+    after: dict[str, np.ndarray | None]
+    calls: list[int]
     moved: bool
 
 
 def shard_of(rank: int) -> tuple[Tensor, ...]:
-    """(x, y) of one rank, different per rank."""
+    """Return (x, y) of one rank, different per rank."""
     generator = torch.Generator().manual_seed(rank)
     return tuple(torch.randn(SHARD, n, generator=generator, dtype=torch.float64) for n in (SIZES[0], SIZES[-1]))
 
 
-def noted_ring(calls: list[int]) -> Callable:
-    """A ring all-reduce, of tensors of any shape, that appends how many numbers it was given."""
+def noted_ring(calls: list[int]) -> Callable[[Comm, Tensor], Tensor]:
+    """Return a ring all-reduce, of tensors of any shape, that appends how many numbers it was given."""
 
     def all_reduce(comm: Comm, x: Tensor) -> Tensor:
         calls.append(x.numel())
@@ -176,8 +176,8 @@ def gradients(model: nn.Module) -> dict[str, np.ndarray | None]:
     return {name: None if p.grad is None else p.grad.numpy().copy() for name, p in model.named_parameters()}
 
 
-def average(comm: Comm, fn: Callable, lacking: int | None, ledger: Ledger | None = None) -> Averaged:
-    """fn(comm, params, all_reduce) after the backward passes of two micro-batches. ledger: {rank: calls}."""
+def average(comm: Comm, fn: Answer, lacking: int | None, ledger: Ledger | None = None) -> Averaged:
+    """Call fn(comm, params, all_reduce) after the backward passes of two micro-batches. ledger: {rank: calls}."""
     model, (x, y) = mlp(SIZES, seed=1).double(), shard_of(comm.rank)
     start = flat(model)
     for part in (slice(0, SHARD // 2), slice(SHARD // 2, SHARD)):
@@ -190,7 +190,7 @@ def average(comm: Comm, fn: Callable, lacking: int | None, ledger: Ledger | None
     return Averaged(before, gradients(model), calls, not np.array_equal(start, flat(model)))
 
 
-def check_average_all_gradients(fn: Callable, runner: Runner = None) -> Passed:
+def check_average_all_gradients(fn: Answer, runner: Runner = None) -> Passed:
     cases = [(p, lacking, Ledger()) for p, lacking in CASES]
     in_all_cases(fn, average, cases, average_case, check_means, by_sizes)
     run = simulate(4, average, fn, None, where="with 4 ranks")
@@ -210,7 +210,7 @@ def average_case(p: int, lacking: int | None, ledger: Ledger) -> str:
 
 
 def by_sizes(broken: Broken, where: str, lacking: int | None, ledger: Ledger) -> Reason | None:
-    """Of ranks that gave all_reduce tensors of different sizes, which."""
+    """Return which ranks gave all_reduce tensors of different sizes, if any did."""
     given = {r: calls[-1] for r, calls in sorted(ledger.items()) if calls}
     if len(set(given.values())) < 2:
         return None
@@ -250,7 +250,7 @@ def check_means(run: Results, where: str, lacking: int | None, ledger: Ledger | 
 def why_mean(
     name: str, r: int, run: Results, before: list[dict[str, np.ndarray]], means: dict[str, np.ndarray]
 ) -> Reason:
-    """Reason for the gradient `name` of rank r, which is not the mean."""
+    """Return the Reason for the gradient `name` of rank r, which is not the mean."""
     p, got, mean, mine = len(run), run[r].after[name], means[name], before[r][name]
     who = sum(left.before[name] is not None for left in run)
     right = sum(exactly(run[r].after[other], value) for other, value in means.items())
@@ -275,7 +275,7 @@ def why_mean(
 
 
 def why_calls(calls: list[int], r: int, p: int) -> str:
-    """What is wrong with the calls of the all_reduce that the answer was given; "" where it is one for everything."""
+    """Return what is wrong with the calls of the all_reduce that the answer was given; "" if nothing is."""
     if not calls:
         return f"""rank {r} never called the all_reduce that your function was given: the caller decides which one is
             used, perhaps that of lesson 04."""
@@ -287,7 +287,7 @@ def why_calls(calls: list[int], r: int, p: int) -> str:
 
 
 def check_messages(run: Results, p: int) -> str:
-    """Messages of each rank; raises Broken where other messages than those of all_reduce were sent. Returns a fact."""
+    """Return a fact about the messages of each rank; raise Broken for messages other than of all_reduce."""
     sent = [e.nbytes for e in run.events if (e.op, e.rank) == ("send", 0)]
     most = cost.all_reduce(p, 8 * NUMBERS)
     if len(sent) > most.steps:
@@ -297,7 +297,7 @@ def check_messages(run: Results, p: int) -> str:
 
 
 def difference(run: Results) -> float:
-    """The largest difference between these gradients and those of one rank with the whole batch."""
+    """Return the largest difference between these gradients and the gradients of one rank with the whole batch."""
     model = mlp(SIZES, seed=1).double()
     x, y = (torch.cat(parts) for parts in zip(*map(shard_of, range(len(run))), strict=True))
     mse_loss(model(x), y).backward()
@@ -322,7 +322,7 @@ RANDOM = 20  # more cases, of 1 to 40 gradients
 
 
 def bucket_cases() -> Iterator[tuple[list[int], int, int]]:
-    """(nbytes, limit, first) of every case, the one that the docstring draws first."""
+    """Yield (nbytes, limit, first) of every case, the one that the docstring draws first."""
     yield from BUCKETS
     for seed in range(RANDOM):
         generator = np.random.default_rng(seed)
@@ -330,7 +330,7 @@ def bucket_cases() -> Iterator[tuple[list[int], int, int]]:
 
 
 def pytorch_buckets(nbytes: list[int], limit: int, first: int) -> list[list[int]]:
-    """The buckets of PyTorch's DDP: one closes after the gradient with which it reaches its limit."""
+    """Return the buckets of PyTorch's DDP: one closes after the gradient with which it reaches its limit."""
     buckets: list[list[int]] = []
     for index in reversed(range(len(nbytes))):
         if not buckets or sum(nbytes[i] for i in buckets[-1]) >= (first if len(buckets) == 1 else limit):
@@ -339,7 +339,7 @@ def pytorch_buckets(nbytes: list[int], limit: int, first: int) -> list[list[int]
     return buckets
 
 
-def check_assign_buckets(fn: Callable) -> Passed:
+def check_assign_buckets(fn: Answer) -> Passed:
     broken = None  # by the rule of the docstring; what follows PyTorch's in all cases is right as well
     for nbytes, limit, first in bucket_cases():
         given = list(nbytes)
@@ -362,12 +362,12 @@ def check_assign_buckets(fn: Callable) -> Passed:
     return Passed(right, fact_about_a_gpt(fn))
 
 
-def shown(items: list[Any]) -> str:
-    """A list as text, cut where it is long."""
+def shown(items: Sequence[object]) -> str:
+    """Return a list as text, cut if it is long."""
     return f"{items}" if len(items) <= 8 else f"[{', '.join(map(str, items[:7]))}, ... {len(items)} numbers]"
 
 
-def check_form(got: Any, where: str) -> None:
+def check_form(got: object, where: str) -> None:
     """Raise Broken unless `got` is a list of lists of indices."""
     if got is None:
         raise Broken(f"returns: {where} your function returned nothing: return the list of buckets.")
@@ -426,8 +426,8 @@ def check_sizes(got: list[list[int]], nbytes: list[int], limit: int, first: int,
                 would have fitted: {which} is {most}. Each further bucket costs another latency.""")
 
 
-def fact_about_a_gpt(fn: Callable) -> str:
-    """What it means for a real model, in one sentence."""
+def fact_about_a_gpt(fn: Answer) -> str:
+    """Return what it means for a real model, in one sentence."""
     nbytes = [p.nbytes for p in models.build("gpt").parameters()]
     got = fn(nbytes, 100_000, 10_000)
     return f"""a tiny GPT has {len(nbytes)} gradients of {sum(nbytes):,} bytes: with buckets of 100,000 they are

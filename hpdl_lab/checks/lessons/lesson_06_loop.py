@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,16 +22,17 @@ from ...parallel.data_parallel import DataParallelOverlapped
 from ...units import counted
 from ..checkers import check_course, engine_facts, in_all_cases, with_ranks
 from ..ranks import Ledger, number, off_by, times
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from .lesson_06 import flat
 from .lesson_06_overlap import SIZES, SMALL, course_of_one, load_optimizers
 
 Shape = tuple[tuple[int, ...], ...]  # numbers of micro-batches of the steps of each rank
 Example = tuple[torch.Tensor, ...]  # (x, y)
+Entry = tuple[str, int, int]  # (what, step, micro-batch)
 
 
-class Log(list):
-    """What one rank did: [(what, step, micro-batch)], the two numbers -1 where they say nothing.
+class Log(list[Entry]):
+    """The log of one rank: [(what, step, micro-batch)], the two numbers -1 if they say nothing.
 
     what: "forward", "backward", "last" (a backward outside accumulating), "zero", "add", "step".
     """
@@ -40,32 +41,32 @@ class Log(list):
         return sum(entry[0] == what for entry in self)
 
     def before(self, n: int, what: str) -> tuple[str, int, int] | None:
-        """The latest entry of this kind before entry n, or None."""
+        """Return the latest entry of this kind before entry n, or None."""
         return next((entry for entry in reversed(self[:n]) if entry[0] == what), None)
 
     def after(self, n: int) -> str | None:
-        """What the rank does next, apart from backward: one of the other words, or None."""
+        """Return the next thing that the rank does, apart from backward: one of the other words, or None."""
         return next((what for what, *_ in self[n + 1 :] if what not in ("backward", "last")), None)
 
     def since(self, n: int, what: str) -> Log:
-        """The entries between the latest of this kind before entry n, and n; all before n where there is none."""
+        """Return the entries between the latest of this kind before entry n, and n; all before n if there is none."""
         begin = max((m for m in range(n) if self[m][0] == what), default=-1)
         return Log(self[begin + 1 : n])
 
     def goes_on(self, n: int) -> bool:
-        """Does a later forward belong to the step whose forward came last before entry n, and has not been before?"""
+        """Return True if a later forward belongs to the step of the last forward before entry n, and was not before."""
         seen, step = {entry[1:] for entry in self[:n] if entry[0] == "forward"}, self.step_at(n)
         return bool(seen) and any(
             what == "forward" and i == step and (i, k) not in seen for what, i, k in self[n + 1 :]
         )
 
     def step_at(self, n: int) -> int:
-        """The step whose forward came last before entry n; -1 where there was none."""
+        """Return the step whose forward came last before entry n; -1 if there was none."""
         return next((i for what, i, _ in reversed(self[:n]) if what == "forward"), -1)
 
 
 def first_fault(looped: Mapping[int, Looped], shape: Shape, where: str, ended: bool = True) -> Reason | None:
-    """Reason: the first thing that a rank did in a wrong order, or None. ended: whether all ranks came to their end."""
+    """Return the Reason for the first thing in a wrong order on a rank, or None. ended: whether all ranks ended."""
     size = len(looped)
     for rank in sorted(looped):
         for why in faults(Log(looped[rank].log), shape[rank % len(shape)]):
@@ -98,7 +99,7 @@ def first_fault(looped: Mapping[int, Looped], shape: Shape, where: str, ended: b
 
 
 def faults(log: Log, shape: tuple[int, ...]) -> Iterator[Reason]:
-    """Reason for each entry of the log of a rank that cannot be right, in order; shape: micro-batches of its steps."""
+    """Yield the Reason for each entry of a rank's log that cannot be right; shape: micro-batches of its steps."""
     for n, (what, i, k) in enumerate(log):
         if what in LOOKS and (why := LOOKS[what](log, n, i, k, shape)):
             yield why
@@ -159,14 +160,14 @@ CASES = ((3, EVEN[:1]), (2, UNEVEN[:2]), (4, UNEVEN), (3, UNEVEN), (1, UNEVEN), 
 
 
 class Looped(NamedTuple):
-    """One rank after the answer.
+    """A rank after the answer.
 
     log: what it did, see Log. start, kept: flat parameters at the start, and after every step of the optimizer.
     """
 
-    log: list
+    log: list[Entry]
     start: np.ndarray
-    kept: list
+    kept: list[np.ndarray]
 
 
 def micro_batch(rank: int, i: int, k: int) -> Example:
@@ -176,7 +177,7 @@ def micro_batch(rank: int, i: int, k: int) -> Example:
 
 
 def steps_of(rank: int, shape: Shape) -> list[list[Example]]:
-    """This rank's micro-batches: [[(x, y), ...], ...]."""
+    """Return this rank's micro-batches: [[(x, y), ...], ...]."""
     return [[micro_batch(rank, i, k) for k in range(parts)] for i, parts in enumerate(shape[rank % len(shape)])]
 
 
@@ -187,7 +188,7 @@ def loss_of(model: torch.nn.Module, x: Tensor, y: Tensor) -> Tensor:
 class Watched(DataParallelOverlapped):
     """A strategy that notes when its gradients are added, and whether it accumulates."""
 
-    def __init__(self, log: list) -> None:
+    def __init__(self, log: list[Entry]) -> None:
         super().__init__(ring.all_reduce, **SMALL)
         self.log = log
 
@@ -197,25 +198,25 @@ class Watched(DataParallelOverlapped):
 
 
 def watched_optimizer(model: torch.nn.Module, looped: Looped) -> torch.optim.Optimizer:
-    """SGD that notes its calls, and keeps the parameters after each step."""
+    """Return an SGD that notes its calls, and keeps the parameters after each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     zero_grad, step = optimizer.zero_grad, optimizer.step
 
-    def noted_zero(*args: Any, **kwargs: Any) -> None:
+    def noted_zero(set_to_none: bool = True) -> None:
         looped.log.append(("zero", -1, -1))
-        zero_grad(*args, **kwargs)
+        zero_grad(set_to_none)
 
     def noted_step() -> None:
         looped.log.append(("step", -1, -1))
         step()
         looped.kept.append(flat(model))
 
-    optimizer.zero_grad, optimizer.step = noted_zero, noted_step
+    optimizer.zero_grad, optimizer.step = noted_zero, noted_step  # pyrefly: ignore[bad-assignment]
     return optimizer
 
 
-def call(comm: Comm, fn: Callable, shape: Shape, ledger: Ledger | None = None) -> Looped:
-    """fn on this rank's micro-batches; returns Looped. ledger: {rank: Looped}, which outlives an answer that raises."""
+def call(comm: Comm, fn: Answer, shape: Shape, ledger: Ledger | None = None) -> Looped:
+    """Call fn on this rank's micro-batches; returns Looped. ledger: {rank: Looped}, also of an answer that raises."""
     model = mlp(SIZES, seed=1).double()
     looped = Looped([], flat(model), [])
     if ledger is not None:
@@ -241,14 +242,14 @@ def call(comm: Comm, fn: Callable, shape: Shape, ledger: Ledger | None = None) -
 
 
 @contextmanager
-def without_warnings() -> Iterator[None]:
-    """A rank without a batch has no gradients, which strategies name once: here it is meant."""
+def without_warnings() -> Generator[None]:
+    """Ignore the warning about a rank without gradients: here a rank without a batch is meant."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
 
 
-def check_train_steps(fn: Callable, runner: Runner = None) -> Passed:
+def check_train_steps(fn: Answer, runner: Runner = None) -> Passed:
     load_optimizers()
     off = []
 
@@ -274,7 +275,7 @@ def case_of(p: int, shape: Shape, ledger: Ledger | None) -> str:
 
 
 def compare(run: Results, shape: Shape, where: str) -> float:
-    """The largest difference from one rank with everything; raises Broken where a rank leaves its course."""
+    """Return the largest difference from one rank with everything; raise Broken if a rank leaves its course."""
     everybody = [part for rank in range(len(run)) for part in enumerate(steps_of(rank, shape))]
     longest = range(max(len(steps_of(rank, shape)) for rank in range(len(run))))
     batches = [[xy for i, parts in everybody if i == step for xy in parts] for step in longest]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from ...collectives import ring
@@ -25,15 +25,26 @@ from ...parallel.training import train_step
 from ...units import counted
 from ..checkers import because, check_course, engine_facts, exactly, in_all_cases, off_reason, with_ranks
 from ..ranks import Ledger, number, on_engines, simulate
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from .lesson_06 import flat, noted_ring
+
+if TYPE_CHECKING:
+    from ...parallel.scaling.accounting import Account
+
+
+class Sizes(TypedDict):
+    """Arguments of DataParallelOverlapped."""
+
+    bucket_nbytes: int
+    first_nbytes: int
+
 
 STEPS, BATCH = 3, 12
 SIZES = (6, 5, 4, 3)
-SMALL: dict[str, Any] = {"bucket_nbytes": 300, "first_nbytes": 60}  # four buckets of the model above
-P = 4  # ranks, where time is measured
+SMALL: Sizes = {"bucket_nbytes": 300, "first_nbytes": 60}  # four buckets of the model above
+P = 4  # ranks for measuring time
 LAYERS = (64,) * 9  # eight equal layers, each of them a bucket
-LAYER: dict[str, Any] = {"bucket_nbytes": 4 * 65 * 64, "first_nbytes": 4 * 65 * 64}
+LAYER: Sizes = {"bucket_nbytes": 4 * 65 * 64, "first_nbytes": 4 * 65 * 64}
 FORWARD, BACKWARD = 4e-3, 8e-3  # s of virtual time
 NETWORK = Switch(alpha=1e-6, beta=2.7e-8)  # an all-reduce of a layer takes about 0.7 ms, its backward 1 ms
 
@@ -43,10 +54,12 @@ def load_optimizers() -> None:
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
 
 
-def course_of_one(sizes: tuple[int, ...], steps: list[list[Callable]], **how: Any) -> list[np.ndarray]:
-    """[flat parameters after each step] of one rank; steps: the functions loss(model) that each of them adds up."""
+def course_of_one(
+    sizes: tuple[int, ...], steps: list[list[Callable[[nn.Module], Tensor]]], momentum: float = 0.0
+) -> list[np.ndarray]:
+    """Return [flat parameters after each step] of one rank; steps: the functions loss(model) that each of them adds."""
     model = mlp(sizes, seed=1).double()
-    optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1, **how), []
+    optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum), []
     for losses in steps:
         optimizer.zero_grad()
         for loss in losses:
@@ -62,8 +75,8 @@ def batch_of(step: int, sizes: tuple[int, ...] = SIZES) -> tuple[Tensor, ...]:
     return x, torch.randint(0, sizes[-1], (BATCH,), generator=generator)
 
 
-def train(comm: Comm, fn: Callable) -> list[np.ndarray]:
-    """(N,) parameters after each of STEPS steps, on shards of the same batches and in two micro-batches."""
+def train(comm: Comm, fn: Answer) -> list[np.ndarray]:
+    """Return (N,) parameters after each of STEPS steps, on shards of the same batches and in two micro-batches."""
     model, strategy = mlp(SIZES, seed=1).double(), DataParallelOverlapped(ring.all_reduce, **SMALL, gradient_ready=fn)
     optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
     strategy.start(comm, model)
@@ -75,8 +88,8 @@ def train(comm: Comm, fn: Callable) -> list[np.ndarray]:
     return kept
 
 
-def check_equal_to_one_rank(fn: Callable) -> float:
-    """The largest difference from one rank, on 1 to 4 simulated ranks, which may wait inside backward."""
+def check_equal_to_one_rank(fn: Answer) -> float:
+    """Return the largest difference from one rank, on 1 to 4 simulated ranks, which may wait inside backward."""
     off, cases = [], ((2,), (3,), (4,), (1,))
     in_all_cases(fn, train, cases, step_case, lambda run, where: off.append(check_parameters(run, where)), threads=True)
     return max(off)
@@ -87,9 +100,9 @@ def step_case(p: int) -> str:
 
 
 def check_parameters(run: Results, where: str) -> float:
-    """Raise Broken where a rank leaves the course of one rank with the whole batch; returns the largest difference."""
+    """Raise Broken if a rank leaves the course of one rank with the whole batch; returns the largest difference."""
 
-    def loss_of(step: int) -> Callable:
+    def loss_of(step: int) -> Callable[[nn.Module], Tensor]:
         x, y = batch_of(step)
         return lambda model: cross_entropy(model(x), y)
 
@@ -103,8 +116,8 @@ def check_parameters(run: Results, where: str) -> float:
     )
 
 
-def timed_step(comm: Comm, fn: Callable) -> int:
-    """Two steps of a network of eight equal layers, whose arithmetic takes virtual time."""
+def timed_step(comm: Comm, fn: Answer) -> int:
+    """Take two steps of a network of eight equal layers, whose arithmetic takes virtual time."""
     model = mlp(LAYERS, seed=1)
     strategy = DataParallelOverlapped(ring.all_reduce, **LAYER, gradient_ready=fn)
     x, y = batch_of(0, LAYERS)
@@ -119,11 +132,11 @@ def timed_step(comm: Comm, fn: Callable) -> int:
     return begun
 
 
-def exposure(fn: Callable = gradient_ready) -> tuple[float, Results]:
-    """(share of the communication that shows, the run with the events of a step), in virtual time."""
+def exposure(fn: Answer = gradient_ready) -> tuple[float, Results]:
+    """Return (exposed share of the communication, the run with the events of a step), in virtual time."""
     run = simulate(P, timed_step, fn, network=NETWORK, where="in a training step", threads=True)
     events = [e for e in run.events if e.t0_ns >= max(run) and e.op != "compute"]  # forward and backward tell of it
-    return 1 - account(events).overlap, Results(run, events)
+    return 1 - cast("Account", account(events)).overlap, Results(run, events)
 
 
 SIZES_OVERLAP = (5, 4, 3, 2)  # of the layers: six gradients, of 160, 32, 96, 24, 48 and 16 bytes
@@ -150,23 +163,23 @@ class Watched(Bucket):
 
 
 class Scripted(NamedTuple):
-    """One rank, on which gradients became ready in a given order.
+    """A rank on which gradients became ready in a given order.
 
     works: how many had been started after each of them; seconds: how long each call took; ended: how many at the end.
     missing: what the reducer still waited for; flats, before: the buckets after the sum, and before it.
     reduced: how often reducer.all_reduce was called.
     """
 
-    works: list
-    seconds: list
+    works: list[int]
+    seconds: list[float]
     ended: int
-    missing: list
-    flats: list
-    before: list
+    missing: list[int]
+    flats: list[np.ndarray]
+    before: list[np.ndarray]
     reduced: int
 
 
-def play(comm: Comm, fn: Callable, order: list[int], ledger: Ledger) -> Scripted:
+def play(comm: Comm, fn: Answer, order: list[int], ledger: Ledger) -> Scripted:
     """Call fn(comm, reducer, index) for the gradients in this order; returns Scripted."""
     model = mlp(SIZES_OVERLAP, seed=1).double()
     x = torch.randn(4, SIZES_OVERLAP[0], generator=torch.Generator().manual_seed(comm.rank), dtype=torch.float64)
@@ -194,7 +207,7 @@ def play(comm: Comm, fn: Callable, order: list[int], ledger: Ledger) -> Scripted
     return Scripted(works, seconds, len(reducer.works), list(reducer.missing), flats, before, len(reduced))
 
 
-def check_gradient_ready(fn: Callable, runner: Runner = None) -> Passed:
+def check_gradient_ready(fn: Answer, runner: Runner = None) -> Passed:
     load_optimizers()
 
     def judge(run: Results, where: str, orders: Sequence[list[int]], ledger: Ledger) -> None:
@@ -225,7 +238,7 @@ def order_case(p: int, orders: Sequence[list[int]], ledger: Ledger) -> str:
 
 
 def behind(broken: Broken, where: str, orders: Sequence[list[int]], ledger: Ledger) -> Reason | None:
-    """Of ranks that started their buckets more than once, in different orders, or not all of them, which."""
+    """Return which ranks started buckets more than once, in different orders, or not all of them, if any did."""
     if broken.failed not in ("deadlock", "raises"):
         return None
     started = {r: order for r, order in sorted(ledger.items()) if order}
@@ -294,7 +307,7 @@ def started_so_far(n: int) -> str:
 
 
 def expected_starts(order: list[int]) -> list[int]:
-    """How many buckets can have been started after each gradient of `order`."""
+    """Return how many buckets can have been started after each gradient of `order`."""
     there, wanted = set(), []
     for index in order:
         there.add(index)
@@ -329,8 +342,8 @@ def check_sums(run: Results, where: str) -> None:
                 used.""")
 
 
-def with_time(broken: Broken, fn: Callable) -> Broken:
-    """`broken`, with what it costs in a training step where it costs time."""
+def with_time(broken: Broken, fn: Answer) -> Broken:
+    """Return `broken`, with what it costs in a training step if it costs time."""
     if broken.failed not in ("waits", "late"):
         return broken
     try:
@@ -347,11 +360,11 @@ SHARD = 3
 
 
 class StandInBucket:
-    """What a hook sees of dist.GradBucket."""
+    """A dist.GradBucket, as far as a hook uses it."""
 
     def __init__(self, number: int, params: list[Tensor]) -> None:
         self._number, self._params = number, params
-        self._flat = torch.cat([p.grad.reshape(-1) for p in params])
+        self._flat = torch.cat([p.grad.reshape(-1) for p in params if p.grad is not None])
 
     def index(self) -> int:
         return self._number
@@ -374,17 +387,17 @@ class StandInBucket:
 
 
 class Hooked(NamedTuple):
-    """One rank after one backward: what came of each bucket, in order, and what it had before.
+    """A rank after one backward: what came of each bucket, in order, and what it had before.
 
     kinds: types of what the hook returned; done: whether its future had a value; outs: that value, or None.
     calls: numbers of the tensors given to state.all_reduce.
     """
 
-    kinds: list
-    done: list
-    outs: list
-    before: list
-    calls: list
+    kinds: list[str]
+    done: list[bool]
+    outs: list[np.ndarray | str | None]
+    before: list[np.ndarray]
+    calls: list[int]
 
 
 def shard_of(rank: int, step: int = 0) -> tuple[Tensor, ...]:
@@ -392,8 +405,8 @@ def shard_of(rank: int, step: int = 0) -> tuple[Tensor, ...]:
     return tuple(torch.randn(SHARD, n, generator=generator, dtype=torch.float64) for n in (SIZES[0], SIZES[-1]))
 
 
-def backward_with(comm: Comm, fn: Callable, ledger: Ledger) -> Hooked:
-    """One backward, in which fn(state, bucket) is called for every bucket that is full, as DDP does."""
+def backward_with(comm: Comm, fn: Answer, ledger: Ledger) -> Hooked:
+    """Run one backward, in which fn(state, bucket) is called for every bucket that is full, as DDP does."""
     model, (x, y) = mlp(SIZES, seed=1).double(), shard_of(comm.rank)
     params, answered, before = list(model.parameters()), [], []
     missing = [len(part) for part in BUCKETS_DDP]
@@ -416,14 +429,14 @@ def backward_with(comm: Comm, fn: Callable, ledger: Ledger) -> Hooked:
     return Hooked([type(a).__name__ for a in answered], done, outs, before, calls)
 
 
-def plain(value: Any) -> np.ndarray | str:
-    """A future's value as an array, or what it is instead, in words."""
+def plain(value: object) -> np.ndarray | str:
+    """Return a future's value as an array, or its kind in words if it is none."""
     if isinstance(value, torch.Tensor):
         return value.detach().numpy().copy()
     return f"something of type {type(value).__name__}"
 
 
-def check_ddp_hook(fn: Callable, runner: Runner = None) -> Passed:
+def check_ddp_hook(fn: Answer, runner: Runner = None) -> Passed:
     load_optimizers()
     cases = [(p, Ledger()) for p in (3, 2, 4, 1)]
     run = in_all_cases(fn, backward_with, cases, with_ranks, check_averages, by_order, threads=True)
@@ -436,7 +449,7 @@ def check_ddp_hook(fn: Callable, runner: Runner = None) -> Passed:
 
 
 def by_order(broken: Broken, where: str, ledger: Ledger) -> Reason | None:
-    """Of ranks that reduced their buckets in different orders, which."""
+    """Return which ranks reduced their buckets in different orders, if any did."""
     first = ledger.get(0, [])
     for r, sizes in sorted(ledger.items()):
         k = min(len(sizes), len(first))
@@ -451,7 +464,7 @@ def check_averages(run: Results, where: str, ledger: Ledger) -> None:
     """Raise Broken unless every future holds the average of its bucket."""
     p = len(run)
     for b in range(len(BUCKETS_DDP)):
-        mean = sum(left.before[b] for left in run) / p
+        mean = sum((left.before[b] for left in run), np.zeros(())) / p
         for r, left in enumerate(run):
             head, out = f"{where}, for bucket {b} rank {r}'s hook", left.outs[b]
             if left.kinds[b] != "Future":
@@ -477,7 +490,7 @@ def check_averages(run: Results, where: str, ledger: Ledger) -> None:
 
 
 def why_average(out: np.ndarray, mean: np.ndarray, mine: np.ndarray, r: int, p: int) -> Reason:
-    """Reason for what rank r's hook gave for a bucket, which is not the mean."""
+    """Return the Reason for the tensor of rank r's hook for a bucket, which is not the mean."""
     rows = (
         (p * mean, f"mean: That is the sum over {p} ranks: DDP divides nothing when it has a hook."),
         (mean / p, f"mean: It was divided by {p} twice."),
@@ -488,8 +501,8 @@ def why_average(out: np.ndarray, mean: np.ndarray, mine: np.ndarray, r: int, p: 
     return off_reason(out, mean, rows)
 
 
-def train_ddp(comm: Comm, fn: Callable) -> list[np.ndarray]:
-    """[parameters after each of STEPS steps] of PyTorch's DDP with the hook; nothing on simulated ranks."""
+def train_ddp(comm: Comm, fn: Answer) -> list[np.ndarray]:
+    """Return [parameters after each of STEPS steps] of PyTorch's DDP with the hook; nothing on simulated ranks."""
     if comm.simulated:
         return []
     from torch.nn.parallel import DistributedDataParallel  # takes torch.distributed along
@@ -516,7 +529,7 @@ def compare(run: Results) -> str:
     if not run[0]:
         return "engines: these ranks are simulated, and PyTorch's process groups need processes"
 
-    def loss_of(step: int) -> Callable:
+    def loss_of(step: int) -> Callable[[nn.Module], Tensor]:
         x, y = (torch.cat(parts) for parts in zip(*(shard_of(r, step) for r in range(p)), strict=True))
         return lambda model: mse_loss(model(x), y)
 

@@ -1,9 +1,7 @@
 """Notebook 07, large batches: the rate that a batch needs, LARS's trust ratio, and the time to a target."""
 
 import math
-from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ from ...optim.large_batch import Job
 from ...units import counted
 from ..checkers import because, reason
 from ..ranks import alone, capital, number, real
-from ..record import Broken, Exercise, Passed, Rows
+from ..record import Answer, Broken, Exercise, Passed, Rows
 
 # -- 7.1 --------------------------------------------------------------------------------------------------------------
 
@@ -29,7 +27,7 @@ SCHEDULES = (  # batch, base_rate, base_batch, warmup
 AFTER = 4  # steps that are looked at when the warm-up is over
 
 
-def check_learning_rate(fn: Callable) -> Passed:
+def check_learning_rate(fn: Answer) -> Passed:
     for case in SCHEDULES:
         check_schedule(fn, *case)
     batch, rate, base, warmup = SCHEDULES[1]
@@ -40,7 +38,7 @@ def check_learning_rate(fn: Callable) -> Passed:
     )
 
 
-def check_schedule(fn: Callable, batch: int, rate: float, base: int, warmup: int) -> None:
+def check_schedule(fn: Answer, batch: int, rate: float, base: int, warmup: int) -> None:
     """Raise Broken unless fn has the right rate at every step."""
     where = f"with a batch of {batch:,}, a base rate of {rate} for {base} examples, and {warmup} steps of warm-up"
     steps = np.arange(warmup + AFTER)
@@ -55,7 +53,7 @@ def check_schedule(fn: Callable, batch: int, rate: float, base: int, warmup: int
 
 
 def schedules(steps: np.ndarray, k: float, rate: float, batch: int, warmup: int) -> Rows:
-    """What else a rate may be, over all steps."""
+    """Return rows of what else a rate may be, over all steps."""
     full = rate * k
 
     def ramp(first: float, last: float, share: np.ndarray) -> np.ndarray:
@@ -84,8 +82,8 @@ def schedules(steps: np.ndarray, k: float, rate: float, batch: int, warmup: int)
     )
 
 
-def one_number(value: Any, where: str, what: str) -> float:
-    """`value` as a float. Raises Broken."""
+def one_number(value: object, where: str, what: str) -> float:
+    """Return `value` as a float. Raises Broken."""
     try:
         return real(value)
     except (TypeError, ValueError, RuntimeError):
@@ -107,7 +105,7 @@ LAYERS = (  # shape, trust, weight_decay, zeros in
 )
 
 
-def check_trust_ratio(fn: Callable) -> Passed:
+def check_trust_ratio(fn: Answer) -> Passed:
     for i, (shape, trust, decay, zeros) in enumerate(LAYERS):
         generator = torch.Generator().manual_seed(i)
         w, grad = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -120,7 +118,7 @@ def check_trust_ratio(fn: Callable) -> Passed:
     )
 
 
-def check_ratio(fn: Callable, w: Tensor, grad: Tensor, trust: float, decay: float, zeros: str) -> None:
+def check_ratio(fn: Answer, w: Tensor, grad: Tensor, trust: float, decay: float, zeros: str) -> None:
     """Raise Broken unless fn has the right ratio for this layer."""
     about = f", and {zeros} all zeros" if zeros else ""
     where = f"with w of shape {tuple(w.shape)}, trust={trust}, weight_decay={decay}{about}"
@@ -144,7 +142,7 @@ AT_ZERO = {
 
 
 def ratios(w: Tensor, grad: Tensor, trust: float, decay: float) -> Rows:
-    """What else a ratio may be."""
+    """Return rows of what else a ratio may be."""
     length, slope = float(w.norm()), float(grad.norm())
     right = trust * length / (slope + decay * length)
     return (
@@ -180,7 +178,7 @@ JOBS = (
 ASKED = tuple(product((100, 8192, 64, 1000, 10), (2, 3, 8, 1)))  # batches, ranks
 
 
-def check_seconds_to_target(fn: Callable) -> Passed:
+def check_seconds_to_target(fn: Answer) -> Passed:
     for job in JOBS:
         for batch, ranks in ASKED:
             where = f"with a batch of {batch:,} on {counted(ranks, 'rank')} and {job}"
@@ -200,7 +198,7 @@ def check_seconds_to_target(fn: Callable) -> Passed:
 
 
 def seconds(batch: int, ranks: int, job: Job) -> Rows:
-    """What else a time may be: (steps, seconds of a step) of which one or both are wrong."""
+    """Yield rows of what else a time may be: (steps, seconds of a step), one or both of them wrong."""
     share = -(-batch // ranks)
     steps = job.least_steps * (1 + job.noise_scale / batch)
     step = share * job.example_s + job.fixed_s + job.all_reduce_s[ranks]

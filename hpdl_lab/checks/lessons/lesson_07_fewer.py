@@ -1,10 +1,10 @@
-"""Notebook 07, part two: gradients of which few numbers travel, and parameters that travel seldom."""
+"""Notebook 07, part two: few numbers of the gradients travel, or parameters travel seldom."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from ...parallel.training import Recipe, train
 from ...units import counted
 from ..checkers import because, engine_facts, exactly, first_wrong, in_all_cases, off_reason, reason, with_ranks
 from ..ranks import Ledger, simulate, unlike
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits
 from .lesson_06_overlap import load_optimizers
 
@@ -37,23 +37,23 @@ AS_GOOD = 1.25  # times the loss of dense gradients
 
 
 class Sent(NamedTuple):
-    """One step of one rank: `grad` and `held` before it; what was returned, and both arrays after it."""
+    """A step of one rank: `grad` and `held` before it; the returned value, and both arrays after it."""
 
     grad: np.ndarray
     held: np.ndarray
-    out: Any
+    out: np.ndarray | str
     total: np.ndarray
     error: np.ndarray
 
 
 def gradient_of(rank: int, step: int, n: int) -> np.ndarray:
-    """(n,) different per rank and step; ranks agree a little, and most large numbers are negative."""
+    """Return (n,) different per rank and step; ranks agree a little, and most large numbers are negative."""
     common, own = np.random.default_rng([7, step]).normal(size=n), np.random.default_rng([rank, step]).normal(size=n)
     return common + own - 0.7
 
 
-def sparse_steps(comm: Comm, fn: Callable, n: int, k: int) -> list[Sent]:
-    """fn(comm, grad, error, k) ROUNDS times, with one error."""
+def sparse_steps(comm: Comm, fn: Answer, n: int, k: int) -> list[Sent]:
+    """Call fn(comm, grad, error, k) ROUNDS times, with one error."""
     error, course = torch.zeros(n, dtype=torch.float64), []
     for step in range(ROUNDS):
         grad, held = torch.from_numpy(gradient_of(comm.rank, step, n)), error.numpy().copy()
@@ -64,13 +64,13 @@ def sparse_steps(comm: Comm, fn: Callable, n: int, k: int) -> list[Sent]:
 
 
 def largest(x: np.ndarray, k: int) -> np.ndarray:
-    """x (n,) where its k numbers of largest magnitude are; 0 elsewhere."""
+    """Return x (n,) with 0 for all but its k numbers of largest magnitude."""
     out, places = np.zeros_like(x), np.argsort(-np.abs(x))[:k]
     out[places] = x[places]
     return out
 
 
-def check_top_k(fn: Callable, runner: Runner = None) -> Passed:
+def check_top_k(fn: Answer, runner: Runner = None) -> Passed:
     run = in_all_cases(fn, sparse_steps, SPARSE, sparse_case, check_sparse)
     p, n, k = SPARSE[-1]
     facts = [
@@ -116,7 +116,7 @@ def check_sparse(run: Results, where: str, n: int, k: int) -> None:
 
 
 def why_sum(left: Sent, r: int, now: list[Sent], k: int) -> Reason:
-    """Reason for what rank r takes for the sum."""
+    """Return the Reason for a wrong sum on rank r."""
     given = [one.grad + one.held for one in now]
     sums = [largest(x, k) for x in given]
     mine = np.flatnonzero(sums[r])
@@ -143,19 +143,19 @@ def why_sum(left: Sent, r: int, now: list[Sent], k: int) -> Reason:
         (total + left.grad, "clear: The gradient of this rank is still in it: grad has to be zeros before you add."),
         (total + left.grad + left.held, "clear: The numbers of this rank are still in it: begin with zeros."),
     )  # fmt: skip
-    found = off_reason(left.out, total, [(np.asarray(value), why) for value, why in rows])
+    found = off_reason(np.asarray(left.out), total, [(np.asarray(value), why) for value, why in rows])
     return found if found != "sum: " else "sum: Each rank sends its k largest, and all of them add up."
 
 
 def signed(x: np.ndarray, k: int) -> np.ndarray:
-    """x where its k largest numbers are, by their sign; 0 elsewhere."""
+    """Return x with 0 for all but its k largest numbers, by their sign."""
     out, places = np.zeros_like(x), np.argsort(-x)[:k]
     out[places] = x[places]
     return out
 
 
 def why_error(left: Sent, sent: np.ndarray, total: np.ndarray) -> Reason:
-    """Reason for what a rank holds back, which is not grad + error - sent."""
+    """Return the Reason for an error of a rank that is not grad + error - sent."""
     given = left.grad + left.held
     rows = (
         (left.held, """feedback: It is as it was: what this rank has not sent is lost. Write into the tensor `error`: a
@@ -170,7 +170,7 @@ def why_error(left: Sent, sent: np.ndarray, total: np.ndarray) -> Reason:
 
 
 def identity(run: Results) -> str:
-    """The fact that nothing is lost."""
+    """Return the fact that nothing is lost."""
     sent = sum(one.total for one in run[0])
     held, all_of_them = sum(course[-1].error for course in run), sum(one.grad for course in run for one in course)
     off = float(np.abs(sent + held - all_of_them).max())
@@ -178,7 +178,7 @@ def identity(run: Results) -> str:
 
 
 def check_few_bytes(run: Results, p: int, n: int, k: int) -> str:
-    """Raise Broken where much more than k values and k places of each rank travels. Returns a fact."""
+    """Raise Broken if much more than k values and k places of each rank travels. Returns a fact."""
     sent = sum(e.nbytes for e in run.events if e.op == "send") / ROUNDS / p
     most, dense = (p + 1) * k * (8 + 8), cost.all_reduce(p, 8 * n).nbytes
     if sent > most:
@@ -188,8 +188,8 @@ def check_few_bytes(run: Results, p: int, n: int, k: int) -> str:
     return f"bytes: {sent:,.0f} per rank and step, where all {n:,} numbers would be {dense:,.0f}"
 
 
-def check_learns(fn: Callable) -> str:
-    """Train a small model with few numbers and with all of them; raises Broken where that is much worse."""
+def check_learns(fn: Answer) -> str:
+    """Train a small model with few numbers and with all of them; raises Broken if few are much worse."""
     load_optimizers()
     with one_thread(torch):
         dense = with_all_numbers()
@@ -205,8 +205,8 @@ def with_all_numbers() -> float:
     return simulate(3, learn, DataParallel(), where="with all numbers", evidence=False)[0]
 
 
-def learn(comm: Comm, strategy: Any) -> float:
-    """The test loss of a small model after a short training on some of the digits."""
+def learn(comm: Comm, strategy: DataParallel) -> float:
+    """Return the test loss of a small model after a short training on some of the digits."""
     some = Dataset(*(part[:EXAMPLES] for part in data.load("digits")))
     return train(comm, mlp((64, 16, 10)), strategy, some, Recipe(steps=STEPS, batch=96, lr=0.3, momentum=0.0)).test_loss
 
@@ -221,18 +221,18 @@ class Walk(NamedTuple):
     """seen: [parameters that each call of `gradient` was given]; out: what was returned; held: w afterwards."""
 
     seen: list[np.ndarray]
-    out: Any
+    out: np.ndarray | str
     held: np.ndarray
 
 
 def slope(rank: int, step: int, w: np.ndarray) -> np.ndarray:
-    """(N,) the gradient of batch `step` of a rank: of a valley that is steep elsewhere on each rank."""
+    """Return (N,) the gradient of batch `step` of a rank: of a valley that is steep elsewhere on each rank."""
     chance = np.random.default_rng([rank, step])
     return chance.uniform(0.2, 2.5, N) * (w - chance.normal(size=N))
 
 
-def walk(comm: Comm, fn: Callable, steps: int, every: int, ledger: Ledger | None = None) -> Walk:
-    """fn from zeros. ledger: {rank: what it has seen}, which outlives an answer that raises."""
+def walk(comm: Comm, fn: Answer, steps: int, every: int, ledger: Ledger | None = None) -> Walk:
+    """Run fn from zeros. ledger: {rank: what it has seen}, left by an answer that raises, too."""
     seen: list[np.ndarray] = [] if ledger is None else ledger.setdefault(comm.rank, [])
     w = torch.zeros(N, dtype=torch.float64)
 
@@ -245,7 +245,7 @@ def walk(comm: Comm, fn: Callable, steps: int, every: int, ledger: Ledger | None
 
 
 def course(p: int, steps: int, every: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """((p, N) before a step, (p, N) right after it) for every step, and what all ranks have in the end, twice."""
+    """Yield ((p, N) before a step, (p, N) right after it) for every step, and what all ranks have in the end, twice."""
     w = np.zeros((p, N))
     for step in range(steps):
         after = w - LR * np.stack([slope(r, step, w[r]) for r in range(p)])
@@ -256,7 +256,7 @@ def course(p: int, steps: int, every: int) -> Iterator[tuple[np.ndarray, np.ndar
     yield w, w
 
 
-def check_local_sgd(fn: Callable, runner: Runner = None) -> Passed:
+def check_local_sgd(fn: Answer, runner: Runner = None) -> Passed:
     cases = [(p, steps, every, Ledger()) for p, steps, every in BLOCKS]
     run = in_all_cases(fn, walk, cases, block_case, check_walks, by_steps)
     p, steps, _ = BLOCKS[-1]
@@ -277,7 +277,7 @@ def block_case(p: int, steps: int, every: int, ledger: Ledger) -> str:
 
 
 def by_steps(broken: Broken, where: str, steps: int, every: int, ledger: Ledger) -> Reason | None:
-    """Of an answer that has asked for one gradient too many on some ranks only, so that the others wait."""
+    """Return why ranks wait, if an answer has asked for one gradient too many on some ranks only."""
     asked = {r: len(seen) for r, seen in ledger.items()}
     if broken.failed != "deadlock" or len(set(asked.values())) < 2:
         return None
@@ -286,7 +286,7 @@ def by_steps(broken: Broken, where: str, steps: int, every: int, ledger: Ledger)
 
 
 def check_walks(run: Results, where: str, steps: int, every: int, ledger: Ledger | None = None) -> None:
-    """Raise Broken at the first step that does not begin where it should, or where the end is wrong."""
+    """Raise Broken at the first step that begins elsewhere than it should, or for a wrong end."""
     p, right = len(run), list(course(len(run), steps, every))
     check_waits(run.events, p)
     for r, left in enumerate(run):
@@ -309,8 +309,10 @@ def check_walks(run: Results, where: str, steps: int, every: int, ledger: Ledger
             raise Broken(f"in place: {where}, what rank {r} returns is right, but w was not overwritten with it.")
 
 
-def why_walk(got: np.ndarray, r: int, step: int, right: list, steps: int, every: int) -> Reason:
-    """Reason for parameters `got` of rank r before step `step`, or after the last: those before were right."""
+def why_walk(
+    got: np.ndarray, r: int, step: int, right: list[tuple[np.ndarray, np.ndarray]], steps: int, every: int
+) -> Reason:
+    """Return the Reason for parameters `got` of rank r before step `step`, or after the last: all before were right."""
     before, after = right[step - 1]
     p, mine, mean = len(after), after[r], after.mean(0)
     begun = right[step - 1 - (step - 1) % every][0][r]
@@ -335,7 +337,7 @@ def why_walk(got: np.ndarray, r: int, step: int, right: list, steps: int, every:
 
 
 def check_meetings(run: Results, p: int, steps: int, every: int) -> str:
-    """Raise Broken where more is sent than an all_reduce per block. Returns a fact."""
+    """Raise Broken if more is sent than an all_reduce per block. Returns a fact."""
     sent = sum(e.nbytes for e in run.events if e.op == "send") / p
     once = cost.all_reduce(p, 8 * N).nbytes
     best = -(-steps // every) * once

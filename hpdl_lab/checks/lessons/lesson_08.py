@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ...parallel.grid.machine import grid_of
@@ -12,7 +10,7 @@ from ...parallel.grid.spec import Layer, Spec
 from ...units import GIB, amount_text, counted
 from ..checkers import because
 from ..ranks import alone, capital, real
-from ..record import Broken, Exercise, Passed
+from ..record import Answer, Broken, Exercise, Passed
 
 SEVEN = 7_000_000_000
 CASES = ((SEVEN, 1, 0), *((SEVEN, 64, stage) for stage in range(4)), (120_000, 4, 1), (120_000, 4, 3))
@@ -21,13 +19,13 @@ TRAININGS = {True: "mixed adam", False: "adam"}
 
 
 def held(parameters: int, ranks: int, stage: int, mixed: bool) -> tuple[int, ...]:
-    """(parameters, gradients, optimizer) in bytes, by the model that lab.memory measures."""
+    """Return (parameters, gradients, optimizer) in bytes, by the model that lab.memory measures."""
     layer = Layer("all of it", parameters, 0, 0.0, 0, 0, 0, 0)
     spec = Spec("a model", (layer,), training=TRAININGS[mixed])
     return memory_of(spec, grid_of(dp=ranks), stage=stage, micro_batches=1)[0][:3]
 
 
-def check_state_bytes(fn: Callable) -> Passed:
+def check_state_bytes(fn: Answer) -> Passed:
     for mixed in (True, False):
         for parameters, ranks, stage in CASES:
             check_case(fn, parameters, ranks, stage, mixed)
@@ -41,7 +39,7 @@ def check_state_bytes(fn: Callable) -> Passed:
     )
 
 
-def check_case(fn: Callable, parameters: int, ranks: int, stage: int, mixed: bool) -> None:
+def check_case(fn: Answer, parameters: int, ranks: int, stage: int, mixed: bool) -> None:
     """Raise Broken unless fn says what a rank holds."""
     bits = "mixed precision" if mixed else "32 bits"
     where = f"with {parameters:,} parameters, {counted(ranks, 'rank')}, stage {stage} and {bits}"
@@ -64,7 +62,7 @@ def check_case(fn: Callable, parameters: int, ranks: int, stage: int, mixed: boo
 
 
 def reasons(i: int, right: float, ranks: int, stage: int, mixed: bool) -> list[tuple[float, str]]:
-    """(what may be said of kind i, why that is wrong)."""
+    """Return Rows of what may be said of kind i, and why that is wrong."""
     divided = ranks if stage >= 3 - i else 1  # by what the kinds are divided: parameters from stage 3 on, and so on
     rows = [
         (right / 1e9, "units: That is right in GB; bytes are asked for."),

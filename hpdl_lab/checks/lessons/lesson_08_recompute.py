@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...parallel.recompute import Watch, recomputed
 from ...units import amount_text
 from ..ranks import alone, capital, number, type_text, unlike
-from ..record import Broken, Exercise, Passed
+from ..record import Answer, Broken, Exercise, Passed
 
 BATCH, WIDTH, HIDDEN, SEED = 64, 32, 128, 7
 CALLS = 2  # micro-batches under way at once
@@ -38,8 +38,8 @@ def block_of(dropout: float) -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Dropout(dropout), nn.Linear(HIDDEN, WIDTH))
 
 
-def plain(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable]:
-    """What `recomputed` does, by autograd, which keeps everything."""
+def plain(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor | None]]:
+    """Return what `recomputed` returns, by autograd, which keeps everything."""
     leaf = x.detach().requires_grad_()
     y = block(leaf)
 
@@ -50,8 +50,8 @@ def plain(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable]:
     return y.detach(), backward
 
 
-def observe(fn: Callable, dropout: float) -> Seen:
-    """Two forwards of one x, then their backwards, the second first."""
+def observe(fn: Answer, dropout: float) -> Seen:
+    """Run two forwards of one x, then their backwards, the second first."""
     with torch.random.fork_rng(devices=[]):
         block = block_of(dropout)
         x, *dys = torch.randn(1 + CALLS, BATCH, WIDTH)
@@ -62,7 +62,7 @@ def observe(fn: Callable, dropout: float) -> Seen:
             calls = [pair_of(fn(block, x)) for _ in range(CALLS)]
             outputs = [y for y, _ in calls]
             nbytes, later = watch.held(*outputs), [torch.rand(3)]
-            dx: list[Any] = [None] * CALLS
+            dx = [x] * CALLS  # to be replaced
             first: list[Tensor] = []
             for i in reversed(range(CALLS)):
                 dx[i] = calls[i][1](dys[i])
@@ -71,14 +71,14 @@ def observe(fn: Callable, dropout: float) -> Seen:
                 dx[i] = dx[i].detach().clone()
                 first = first or [p.grad.clone() for p in block.parameters() if p.grad is not None]
             later.append(torch.rand(3))
-        grads = [param.grad for param in block.parameters()]
-        if any(grad is None for grad in grads):
+        grads = [param.grad for param in block.parameters() if param.grad is not None]
+        if len(grads) < len(list(block.parameters())):
             raise Broken("gradients: a parameter has lost its .grad: what this x contributes is added to it.")
         graph = any(y.requires_grad for y in outputs)
         return Seen([y.detach() for y in outputs], dx, grads, first, later, nbytes, watch.flops, graph)
 
 
-def pair_of(returned: Any) -> tuple[Tensor, Callable]:
+def pair_of(returned: object) -> tuple[Tensor, Answer]:
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Tensor)):
         what = type_text(type(returned).__name__)
         raise Broken(f"returns: your function returned {what}: return (y, backward), a tensor and a function.")
@@ -88,7 +88,7 @@ def pair_of(returned: Any) -> tuple[Tensor, Callable]:
     return returned
 
 
-def check_recomputed(fn: Callable) -> Passed:
+def check_recomputed(fn: Answer) -> Passed:
     for dropout in (0.0, 0.5):
         where = f"with a block {'with' if dropout else 'without'} dropout"
         right = observe(plain, dropout)
@@ -102,15 +102,15 @@ def check_recomputed(fn: Callable) -> Passed:
     )
 
 
-def raised_as_it_is(fn: Callable, dropout: float, where: str) -> Seen:
-    """What `observe` sees, or raises Broken of itself."""
+def raised_as_it_is(fn: Answer, dropout: float, where: str) -> Seen:
+    """Return what `observe` sees; raise Broken that the answer itself raised."""
     result = alone(caught, fn, dropout, where=where)
     if isinstance(result, Broken):
         raise result.restate(f"{result.failed}: {capital(where)}, {result.message}")
     return result
 
 
-def caught(fn: Callable, dropout: float) -> Seen | Broken:
+def caught(fn: Answer, dropout: float) -> Seen | Broken:
     try:
         return observe(fn, dropout)
     except Broken as broken:
@@ -151,7 +151,7 @@ def check_gradients(seen: Seen, right: Seen, where: str, dropout: float) -> None
             began, of this micro-batch?""")
     for i in reversed(range(CALLS)):
         if not dx_alike[i]:
-            summed = seen.dx[i].allclose(sum(right.dx[i:]), rtol=1e-3, atol=1e-4)
+            summed = seen.dx[i].allclose(sum(right.dx[i:], torch.zeros(())), rtol=1e-3, atol=1e-4)
             why = "it holds what the backward before has left in x.grad, too:" if summed and i < CALLS - 1 else ""
             raise Broken(f"""dx: {where}, dx of call {i + 1} of {CALLS}, whose x is one and the same, is wrong: {why}
                 give the second forward a tensor of its own, x.detach().requires_grad_().""")
@@ -165,7 +165,7 @@ def check_gradients(seen: Seen, right: Seen, where: str, dropout: float) -> None
 
 
 def differs(got: list[Tensor], right: list[Tensor]) -> str:
-    """The first place at which two lists of tensors differ."""
+    """Return the first place at which two lists of tensors differ."""
     g, r = next((g, r) for g, r in zip(got, right, strict=True) if not torch.equal(g, r))
     if g.shape != r.shape:
         return f"has shape {tuple(g.shape)} and should have {tuple(r.shape)}"

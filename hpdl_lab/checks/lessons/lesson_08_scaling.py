@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from ...parallel.precision import LossScale, unscale_together
 from ...units import counted
 from ..checkers import engine_facts, in_all_cases, with_ranks
 from ..ranks import number, type_text
-from ..record import Broken, Exercise, Passed, Runner
+from ..record import Answer, Broken, Exercise, Passed, Runner
 
 RANKS = (2, 3, 1, 4)
 SCALE, INTERVAL, SIZES = 1024.0, 3, (500, 3)
@@ -34,20 +33,20 @@ class Step(NamedTuple):
 
 
 def gradients(rank: int, size: int, step: int) -> list[torch.Tensor]:
-    """[float32 tensor] that one rank should end a step with; of three ranks and more the last holds none."""
+    """Return [float32 tensor] that one rank should end a step with; of three ranks and more the last holds none."""
     chance = np.random.default_rng([rank, step])
     sizes = () if size > 2 and rank == size - 1 else SIZES
     return [torch.from_numpy(chance.integers(1, 100, n).astype(np.float32)) for n in sizes]
 
 
 def overflowing(size: int, trouble: str) -> list[int]:
-    """The ranks that have it: of infinity one, of NaN two, if there are."""
+    """Return the ranks that have it: one for infinity, two for NaN, if there are."""
     one = min(1, size - 1)
     return [] if trouble == GOOD else [one] if trouble == INFINITE else sorted({0, one})
 
 
-def work(comm: Comm, fn: Callable) -> list[Step]:
-    """All steps, with gradients of a loss that was multiplied by the right scale."""
+def work(comm: Comm, fn: Answer) -> list[Step]:
+    """Run all steps, with gradients of a loss that was multiplied by the right scale."""
     scaler, before, seen = LossScale(SCALE, INTERVAL), SCALE, []
     for step, trouble in enumerate(STEPS):
         grads = [grad * before for grad in gradients(comm.rank, comm.size, step)]
@@ -59,7 +58,7 @@ def work(comm: Comm, fn: Callable) -> list[Step]:
     return seen
 
 
-def check_unscale_together(fn: Callable, runner: Runner = None) -> Passed:
+def check_unscale_together(fn: Answer, runner: Runner = None) -> Passed:
     run = in_all_cases(fn, work, [(p,) for p in RANKS], with_ranks, judge)
     skipped = sum(trouble != GOOD for trouble in STEPS)
     facts = [
@@ -147,7 +146,7 @@ def check_gradients(rows: list[Step], i: int, before: float, at: str) -> None:
 
 
 def check_bytes(run: Results, where: str) -> None:
-    """Raise Broken where more travels than one number per step."""
+    """Raise Broken if more travels than one number per step."""
     for rank in range(len(run)):
         sent = sum(e.nbytes for e in run.events if e.op in ("send", "isend") and e.rank == rank)
         if sent > MOST * len(STEPS):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from ...units import counted
 from ..checkers import because, engine_facts, in_all_cases
 from ..layer import drawn
 from ..ranks import case, number, simulate
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits
 
 STEPS = 3
@@ -29,8 +28,16 @@ ITEM = 8  # bytes of an element: float64
 COPIES = 2  # that the optimizer keeps of what it updates
 
 
+class AdamState(TypedDict, total=False):
+    """The state of Adam for a tensor; empty before the first step."""
+
+    step: int
+    mean: Tensor
+    square: Tensor
+
+
 class Update(NamedTuple):
-    """One call of update on a rank: where x begins in params (-1: elsewhere), its length, and the gradient given.
+    """A call of update on a rank: where x begins in params (-1: elsewhere), its length, and the gradient given.
 
     fresh: whether the state was empty.
     """
@@ -42,15 +49,15 @@ class Update(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """One rank: params after each step, the calls of update in each, and the bytes of all optimizer state there is."""
+    """A rank's params after each step, the calls of update in each, and the bytes of all optimizer state there is."""
 
     params: list[np.ndarray]
     updates: list[list[Update]]
     state_nbytes: int
 
 
-def adam(x: Tensor, grad: Tensor, state: dict[str, Any]) -> None:
-    """A step of Adam for the tensor x. Its epsilon is large, so that twice the gradient is another step."""
+def adam(x: Tensor, grad: Tensor, state: AdamState) -> None:
+    """Take a step of Adam for the tensor x. Its epsilon is large, so that twice the gradient is another step."""
     if not state:
         state |= {"step": 0, "mean": torch.zeros_like(x), "square": torch.zeros_like(x)}
     state["step"] += 1
@@ -61,16 +68,16 @@ def adam(x: Tensor, grad: Tensor, state: dict[str, Any]) -> None:
 
 
 def gradient(step: int, rank: int, n: int) -> Tensor:
-    """(n,) what backward leaves on a rank in a step: other numbers on every rank."""
+    """Return (n,) the gradient of a rank in a step: other numbers on every rank."""
     return drawn(100 * step + rank + 1, n)
 
 
-def take_steps(comm: Comm, fn: Callable, n: int) -> Stepped:
-    """STEPS calls of the answer on one rank, with an update that notes what it is given."""
+def take_steps(comm: Comm, fn: Answer, n: int) -> Stepped:
+    """Call the answer STEPS times on one rank, with an update that notes what it is given."""
     params, state, states = drawn(0, n), {}, {}
     kept, updates = [], []
 
-    def update(x: Tensor, grad: Tensor, state: dict[str, Any]) -> None:
+    def update(x: Tensor, grad: Tensor, state: AdamState) -> None:
         offset = (x.data_ptr() - params.data_ptr()) // ITEM
         inside = x.untyped_storage().data_ptr() == params.untyped_storage().data_ptr()
         updates[-1].append(Update(offset if inside else -1, x.numel(), grad.numpy().copy(), not state))
@@ -86,15 +93,16 @@ def take_steps(comm: Comm, fn: Callable, n: int) -> Stepped:
 
 
 def course_of_one(p: int, n: int) -> list[np.ndarray]:
-    """Params after each step on one rank that has the gradients of all p."""
-    params, state, kept = drawn(0, n), {}, []
+    """Return params after each step on one rank that has the gradients of all p."""
+    params, kept = drawn(0, n), []
+    state: AdamState = {}
     for step in range(STEPS):
-        adam(params, sum(gradient(step, r, n) for r in range(p)) / p, state)
+        adam(params, sum((gradient(step, r, n) for r in range(p)), torch.zeros(())) / p, state)
         kept.append(params.numpy().copy())
     return kept
 
 
-def check_sharded_step(fn: Callable, runner: Runner = None) -> Passed:
+def check_sharded_step(fn: Answer, runner: Runner = None) -> Passed:
     def judge(run: Results, where: str, n: int) -> None:
         check_params(run, where, n)
         check_state(run, where, n)
@@ -125,7 +133,7 @@ def check_on_engines(run: Results, where: str, n: int) -> None:
 
 
 def check_params(run: Results, where: str, n: int) -> None:
-    """Raise Broken where params of a rank are not those of a single rank."""
+    """Raise Broken if params of a rank differ from a single rank's."""
     right = [drawn(0, n).numpy(), *course_of_one(len(run), n)]
     for step in range(STEPS):
         for r, stepped in enumerate(run):
@@ -139,7 +147,7 @@ def check_params(run: Results, where: str, n: int) -> None:
 
 
 def why_params(run: Results, n: int, step: int, r: int, i: int, right: list[np.ndarray]) -> Reason:
-    """The reason for a wrong params[i] on rank r, from what the owner of i has updated, with which gradient."""
+    """Return the Reason for a wrong params[i] on rank r, from what the owner of i has updated, with which gradient."""
     p = len(run)
     owner = next(c for c in range(p) if bounds(n, p, c)[0] <= i < bounds(n, p, c)[1])
     calls, chunk = run[owner].updates[step], bounds(n, p, owner)
@@ -172,7 +180,7 @@ def why_params(run: Results, n: int, step: int, r: int, i: int, right: list[np.n
 
 
 def why_gradient(call: Update, grads: list[np.ndarray], owner: int) -> Reason:
-    """What is wrong with the gradient that rank `owner` has updated its chunk with; "" if it is the mean."""
+    """Return what is wrong with the gradient by which rank `owner` has updated its chunk; "" if it is the mean."""
     p, part = len(grads), slice(call.first, call.first + call.n)
     mean = np.sum(grads, axis=0)[part] / p
     if call.grad.shape != mean.shape or np.allclose(call.grad, mean, rtol=1e-10, atol=1e-12):
@@ -191,7 +199,7 @@ def why_gradient(call: Update, grads: list[np.ndarray], owner: int) -> Reason:
 
 
 def check_state(run: Results, where: str, n: int) -> None:
-    """Raise Broken where a rank keeps more optimizer state than that of its chunk."""
+    """Raise Broken if a rank keeps more optimizer state than its chunk needs."""
     p = len(run)
     for r, stepped in enumerate(run):
         first, last = bounds(n, p, r)
@@ -205,7 +213,7 @@ def check_state(run: Results, where: str, n: int) -> None:
 
 
 def check_bytes(run: Results, where: str, n: int) -> None:
-    """Raise Broken where a rank sends more in a step than a ring's all-reduce does."""
+    """Raise Broken if a rank sends more in a step than a ring's all-reduce does."""
     p = len(run)
     sent = {r: nbytes / STEPS for r, nbytes in bytes_sent(run.events).items()}
     most = 2 * (p - 1) * -(-n // p) * ITEM  # of a rank whose chunks are all the longer ones
@@ -233,7 +241,7 @@ IDLE = 0.02  # s from one use to the next that count as none
 
 
 class Note(NamedTuple):
-    """What happened on a rank: "allocate", "begin", "end" (of use) or "release" of layer i, at t s."""
+    """A note of a rank: "allocate", "begin", "end" (of use) or "release" of layer i, at t s."""
 
     what: str
     i: int
@@ -264,7 +272,7 @@ class WatchedLayer(ShardedLayer):
         super().release()
 
     def ready(self, due: int) -> Tensor:
-        """The whole parameters, where layer `due` comes next. Raises Misused."""
+        """Return the whole parameters, if layer `due` comes next. Raises Misused."""
         self.note("begin")
         if self.i != due:
             raise Misused(f"""order: use was called for layer {self.i}, and layer {due} comes next. Use each layer of
@@ -282,8 +290,8 @@ class WatchedLayer(ShardedLayer):
         if wrong.any():
             k = int(wrong.nonzero()[0])
             raise Misused(f"""axis: layer {self.i} was gathered in a wrong order: whole[{k}] should be
-                {number(right[k])} and is {number(self.whole[k])}. A rank holds consecutive elements, and its chunk goes
-                where `chunk` has cut it.""")
+                {number(right[k].item())} and is {number(self.whole[k].item())}. A rank holds consecutive elements, and
+                its chunk goes where `chunk` has cut it.""")
         return self.whole.detach()
 
 
@@ -296,18 +304,18 @@ class Passes(NamedTuple):
 
 
 def layer_of(i: int) -> Tensor:
-    """The flat parameters of layer i: the weight (out, in), then the bias."""
+    """Return the flat parameters of layer i: the weight (out, in), then the bias."""
     return drawn(i, SIZES[i] * SIZES[i + 1] + SIZES[i + 1]) / 2
 
 
 def output(i: int, flat: Tensor, x: Tensor) -> Tensor:
-    """(b, out) of layer i for x, (b, in)."""
+    """Return (b, out) of layer i for x, (b, in)."""
     weight, bias = flat.split([SIZES[i] * SIZES[i + 1], SIZES[i + 1]])
     return torch.tanh(x @ weight.view(SIZES[i + 1], SIZES[i]).T + bias)
 
 
-def pass_through(comm: Comm, fn: Callable, count: int) -> Passes:
-    """Forward and backward of the first `count` layers on one rank, each through the answer; the loss is y.sum()."""
+def pass_through(comm: Comm, fn: Answer, count: int) -> Passes:
+    """Run the first `count` layers forward and backward on one rank, each through the answer; the loss is y.sum()."""
     notes: dict[str, list[Note]] = {"forward": [], "backward": []}
     inputs, grads = [drawn(50 + comm.rank, EXAMPLES, SIZES[0])], []
     outer = torch.ones(EXAMPLES, SIZES[count], dtype=torch.float64)
@@ -338,12 +346,12 @@ def pass_through(comm: Comm, fn: Callable, count: int) -> Passes:
 
 
 def passes_of_one(p: int, count: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """([y for the examples of each rank], [gradient of each layer]) of one rank that has the examples of all p."""
+    """Return ([y for the examples of each rank], [gradient of each layer]) of one rank with the examples of all p."""
     flats = [layer_of(i).requires_grad_() for i in range(count)]
     ys = [drawn(50 + r, EXAMPLES, SIZES[0]) for r in range(p)]
     for i, flat in enumerate(flats):
         ys = [output(i, flat, y) for y in ys]
-    grads = torch.autograd.grad(sum(y.sum() for y in ys), flats)
+    grads = torch.autograd.grad(sum((y.sum() for y in ys), torch.zeros(())), flats)
     return [y.detach().numpy() for y in ys], [grad.numpy() for grad in grads]
 
 
@@ -352,14 +360,14 @@ def with_layers(p: int, count: int) -> str:
 
 
 def misused(broken: Broken, where: str, count: int) -> Reason | None:
-    """What `use` has to say where it was called for a layer that was not ready."""
+    """Return the sentence about `use` of a layer that was not ready."""
     if not isinstance(broken.__cause__, Misused):
         return None
     failed, _, sentence = str(broken.__cause__).partition(": ")
     return f"{failed}: {where}, {sentence}"
 
 
-def check_gather_and_release(fn: Callable, runner: Runner = None) -> Passed:
+def check_gather_and_release(fn: Answer, runner: Runner = None) -> Passed:
     def judge(run: Results, where: str, count: int) -> None:
         try:
             check_memory(run, where, count)
@@ -390,7 +398,7 @@ def nbytes_of(i: int) -> int:
 
 
 def held(notes: list[Note]) -> list[tuple[int, list[int]]]:
-    """(bytes, layers) that are whole after each note."""
+    """Return (bytes, layers) that are whole after each note."""
     whole: dict[int, int] = {}
     course = []
     for note in notes:
@@ -403,7 +411,7 @@ def held(notes: list[Note]) -> list[tuple[int, list[int]]]:
 
 
 def check_memory(run: Results, where: str, count: int) -> None:
-    """Raise Broken unless results are those of one rank, and two layers at most were whole at once, none at the end."""
+    """Raise Broken unless results are as on one rank, and two layers at most were whole at once, none at the end."""
     ys, grads = passes_of_one(len(run), count)
     pairs = [nbytes_of(i) + (nbytes_of(i + 1) if i + 1 < count else 0) for i in range(count)]
     for r, passes in enumerate(run):
@@ -426,7 +434,7 @@ def check_memory(run: Results, where: str, count: int) -> None:
 
 
 def check_gathers(run: Results, where: str, count: int) -> None:
-    """Raise Broken where a layer is gathered more than once in a pass, or by more bytes than the hub would send."""
+    """Raise Broken if a layer is gathered more than once in a pass, or by more bytes than the hub would send."""
     p, n = len(run), sum(map(nbytes_of, range(count)))
     for r, passes in enumerate(run):
         for phase, notes in passes.notes.items():
@@ -442,7 +450,7 @@ def check_gathers(run: Results, where: str, count: int) -> None:
 
 
 def check_prefetch(run: Results, where: str) -> None:
-    """Raise Broken where a rank waits from the end of one layer to the beginning of the next."""
+    """Raise Broken if a rank waits from the end of one layer to the beginning of the next."""
     for r, passes in enumerate(run):
         for phase, notes in passes.notes.items():
             at = {(note.what, note.i): note.t for note in notes}

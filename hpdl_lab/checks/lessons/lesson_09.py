@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from ...units import counted
 from ..checkers import because, engine_facts, first_wrong, in_all_cases, with_ranks
 from ..layer import Case, Part, arrays, check_layer, cut, drawn, nearly_whole, ring_bytes, whole_numbers, width_for
 from ..ranks import alone, capital, describe_error, full_stop, simulate, tried, type_text
-from ..record import Broken, Exercise, Passed, Reason, Rows, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Rows, Runner
 from ..traffic import check_waits, in_barriers
 
 NARROW = 5  # wide is one side of the layer; the other is what the ranks share
@@ -30,7 +30,7 @@ LEADS = {3: (4,), 4: (2, 1, 2)}  # x is (2, 3, ...), and on some numbers of rank
 
 
 def column_case(p: int, biased: bool = True) -> Case:
-    """A layer 5 -> 12 whose outputs p ranks share."""
+    """Return a layer 5 -> 12 whose outputs p ranks share."""
     out, lead = width_for(p), LEADS.get(p, (2, 3))
     x, g = nearly_whole(1, *lead, NARROW), nearly_whole(4, *lead, out)
     weight, bias = nearly_whole(2, out, NARROW), nearly_whole(3, out) * biased
@@ -82,12 +82,12 @@ def column_case(p: int, biased: bool = True) -> Case:
 
 
 def without_bias(case: Case) -> Case:
-    """The same case of a layer whose bias is None."""
+    """Return the same case of a layer whose bias is None."""
     inputs = [{name: x for name, x in given.items() if name != "bias"} for given in case.inputs]
     return case._replace(inputs=inputs, grads={name: g for name, g in case.grads.items() if name != "bias"})
 
 
-def with_none(fn: Callable) -> Callable:
+def with_none(fn: Answer) -> Callable[..., Tensor]:
     return lambda comm, x, weight: fn(comm, x, weight, None)
 
 
@@ -97,7 +97,7 @@ def blame(r: int) -> Reason:
 
 
 def row_case(p: int, biased: bool = True) -> Case:
-    """A layer 12 -> 5 whose inputs p ranks share."""
+    """Return a layer 12 -> 5 whose inputs p ranks share."""
     into, lead = width_for(p), LEADS.get(p, (2, 3))
     x, g = nearly_whole(5, *lead, into), nearly_whole(8, *lead, NARROW)
     weight, bias = nearly_whole(6, NARROW, into), nearly_whole(7, NARROW) * biased
@@ -164,8 +164,8 @@ ROW = Part(
 )
 
 
-def check_linear(part: Part, case: Callable) -> Callable:
-    """The check of a layer with a bias, and with None."""
+def check_linear(part: Part, case: Callable[..., Case]) -> Callable[..., Passed]:
+    """Return the check of a layer with a bias, and with None."""
     bare = replace(part, case=lambda p: case(p, biased=False), adapt=with_none)
     return partial(check_layer, part=part, fact=share_of_weight, variant=bare, more="and bias None")
 
@@ -181,7 +181,7 @@ UNEVEN = ((2, 3, 12), (4, 6, 24), (3, 2, 12))  # the width could be shared, the 
 PARTS = ("q", "k", "v")
 
 
-def check_rows_of_heads(fn: Callable) -> Passed:
+def check_rows_of_heads(fn: Answer) -> Passed:
     for ranks, heads, width in SHARED:
         for rank in range(ranks):
             where = f"for rank {rank} of {ranks}, {counted(heads, 'head')} and a width of {width},"
@@ -195,8 +195,8 @@ def check_rows_of_heads(fn: Callable) -> Passed:
     )
 
 
-def rows_of(fn: Callable, rank: int, ranks: int, heads: int, width: int, where: str) -> list[int]:
-    """The answer's rows as a list of ints, or Broken."""
+def rows_of(fn: Answer, rank: int, ranks: int, heads: int, width: int, where: str) -> list[int]:
+    """Return the answer's rows as a list of ints; raises Broken."""
     rows = alone(fn, rank, ranks, heads, width, where=where)
     if isinstance(rows, torch.Tensor) and rows.ndim == 1 and not rows.is_floating_point():
         return rows.tolist()
@@ -242,7 +242,7 @@ def named(heads: list[int]) -> str:
     return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
 
 
-def check_refused(fn: Callable, ranks: int, heads: int, width: int) -> None:
+def check_refused(fn: Answer, ranks: int, heads: int, width: int) -> None:
     where = f"for {counted(heads, 'head')} of width {width // heads} on {ranks} ranks"
     _, error = tried(fn, 0, ranks, heads, width, where=where)
     if isinstance(error, ValueError):
@@ -254,11 +254,21 @@ def check_refused(fn: Callable, ranks: int, heads: int, width: int) -> None:
         ValueError.""")
 
 
-BATCH, TOKENS, HEAD = 2, 5, 3  # a head's width is no root of that of all heads
+BATCH, TOKENS, HEAD = 2, 5, 3  # a head's width is no root of the width of all heads
+
+
+class Mistake(TypedDict, total=False):
+    """A mistake of attention, see `variant`."""
+
+    turned: bool
+    one: bool
+    scale: float
+    swapped: bool
+    unmerged: bool
 
 
 def attention_case(p: int, causal: bool) -> Case:
-    """Attention with max(p, 4) heads or so, shared by p ranks."""
+    """Return attention with max(p, 4) heads or so, shared by p ranks."""
     heads = width_for(p, 4)
     d, per = heads * HEAD, heads // p
     x, g = drawn(11, BATCH, TOKENS, d), drawn(12, BATCH, TOKENS, d)
@@ -276,13 +286,13 @@ def attention_case(p: int, causal: bool) -> Case:
         return {**layer, **cuts, "out_weight": cut(layer["out_weight"], p, 1)[r]}
 
     shards = [shard(r, {name: t.detach() for name, t in leaves.items()}) for r in range(p)]
-    right = [shard(r, {name: t.grad for name, t in leaves.items()}) for r in range(p)]
+    right = [shard(r, {name: t.grad for name, t in leaves.items() if t.grad is not None}) for r in range(p)]
     y, out_bias = y.detach(), shards[0]["out_bias"]
     parts = [variant(s, per, causal) for s in shards]
 
     def explain(r: int) -> Rows:
-        def made(**changes: Any) -> Tensor:
-            return sum(variant(shards[s], per, causal, **changes) for s in range(p)) + out_bias
+        def made(**changes: Unpack[Mistake]) -> Tensor:
+            return sum((variant(shards[s], per, causal, **changes) for s in range(p)), torch.zeros(())) + out_bias
 
         other = "hear what comes later" if causal else "see only earlier positions, although causal is False"
         return (
@@ -330,7 +340,7 @@ def variant(
     swapped: bool = False,
     unmerged: bool = False,
 ) -> Tensor:
-    """Attention with these heads as in models/transformer.py, without out_bias; with one mistake, if any."""
+    """Return attention with these heads as in models/transformer.py, without out_bias; with one mistake, if any."""
     b, s, _ = shard["x"].shape
     heads = 1 if one else heads
     qkv = linear(shard["x"], shard["qkv_weight"], shard["qkv_bias"])
@@ -344,10 +354,9 @@ def variant(
 
 
 def own_say(shard: dict[str, Tensor], heads: int, causal: bool, g: Tensor) -> Tensor:
-    """The gradient of x by one rank's heads alone."""
+    """Return the gradient of x by one rank's heads alone."""
     x = shard["x"].clone().requires_grad_(True)
-    variant(shard | {"x": x}, heads, causal).backward(g)
-    return x.grad
+    return torch.autograd.grad(variant(shard | {"x": x}, heads, causal), x, g)[0]
 
 
 PROMISE = "the sum over all heads, (b, s, d), the same on every rank"
@@ -370,12 +379,12 @@ FIRST, SECOND = "the layer's first weight", "the layer's second weight"
 
 
 def mlp_part(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """One rank's part of an MLP: column linear, GELU, row linear without the sum."""
+    """Return one rank's part of an MLP: column linear, GELU, row linear without the sum."""
     return linear(gelu(linear(x, up)), down)
 
 
-def with_mlp(fn: Callable) -> Callable:
-    """The answer as a function of x and the weights of its rank's layer."""
+def with_mlp(fn: Answer) -> Callable[[Comm, Tensor, Tensor, Tensor], Tensor]:
+    """Return the answer as a function of x and the weights of its rank's layer."""
 
     def called(comm: Comm, up: Tensor, down: Tensor, x: Tensor) -> Tensor:
         seen = []
@@ -398,15 +407,16 @@ def sequence_case(p: int) -> Case:
     ups, downs = cut(drawn(23, p * HIDDEN, WIDTH), p, 0), cut(drawn(24, WIDTH, p * HIDDEN), p, 1)
     xs, gs = cut(x, p, 1), cut(g, p, 1)
     leaves = [t.clone().requires_grad_(True) for t in (x, *ups, *downs)]
-    sum(mlp_part(leaves[0], up, down) for up, down in zip(leaves[1 : p + 1], leaves[p + 1 :], strict=True)).backward(g)
-    dx, *others = [t.grad for t in leaves]
+    pairs = zip(leaves[1 : p + 1], leaves[p + 1 :], strict=True)
+    sum((mlp_part(leaves[0], up, down) for up, down in pairs), torch.zeros(())).backward(g)
+    dx, *others = [t.grad for t in leaves if t.grad is not None]
     parts = [mlp_part(x, up, down) for up, down in zip(ups, downs, strict=True)]
-    y = sum(parts)
+    y = sum(parts, torch.zeros(()))
     dealt = torch.stack(xs, 2).flatten(1, 2)
 
     def explain(r: int) -> Rows:
-        mixed = sum(mlp_part(dealt, up, down) for up, down in zip(ups, downs, strict=True))
-        lonely = sum(mlp_part(xs[s], ups[s], downs[s]) for s in range(p))
+        mixed = sum((mlp_part(dealt, up, down) for up, down in zip(ups, downs, strict=True)), torch.zeros(()))
+        lonely = sum((mlp_part(xs[s], ups[s], downs[s]) for s in range(p)), torch.zeros(()))
         return (
             (y, "whole: Those are all positions: every rank would keep a copy of what one of them has to keep."),
             (lonely, "gather: The layer saw only the positions of each rank, and what was added belongs to others."),
@@ -419,8 +429,8 @@ def sequence_case(p: int) -> Case:
     def explain_grad(name: str, r: int) -> Rows:
         if name == "x":
             alone = x.clone().requires_grad_(True)
-            mlp_part(alone, ups[r], downs[r]).backward(g)
-            return ((cut(alone.grad, p, 1)[r], NOT_ADDED.format(r=r)),)
+            (slope,) = torch.autograd.grad(mlp_part(alone, ups[r], downs[r]), alone, g)
+            return ((cut(slope, p, 1)[r], NOT_ADDED.format(r=r)),)
         pair = [t[r].clone().requires_grad_(True) for t in (ups, downs)]
         cut(mlp_part(x, *pair), p, 1)[r].backward(gs[r])
         return ((pair[name == SECOND].grad, NOT_GATHERED.format(r=r)),)
@@ -444,7 +454,7 @@ NOT_GATHERED = """transposed: That is what the positions of rank {r} say, as if 
 
 
 def both_ways(p: int, nbytes: int) -> int:
-    """What p ranks send for an all-gather and a reduce-scatter of a tensor of `nbytes`, through rank 0; a ring less."""
+    """Return the bytes of p ranks for an all-gather and a reduce-scatter of `nbytes` through rank 0; a ring: less."""
     return 2 * (p - 1) * (nbytes + nbytes // p)
 
 
@@ -466,6 +476,8 @@ def share_of_positions(p: int) -> str:
 check_sequence_parallel = partial(check_layer, part=SEQUENCE, fact=share_of_positions)
 
 
+T = TypeVar("T")
+Noted: TypeAlias = list[tuple[int, int, int]]  # (source, dest, height)
 Needs = Sequence[tuple[int, int]]  # rows (above, below) of each rank
 
 IMAGES, CHANNELS, COLUMNS = 2, 4, 3  # no two alike, so that none is taken for another
@@ -478,12 +490,12 @@ CASES = (  # (height of the image, (above, below) of each rank)
     (6, ((0, 0),) * 2),
     (5, ((2, 1),)),
 )
-MANY = (24, ((1, 1),) * 8)  # where time is counted
+MANY = (24, ((1, 1),) * 8)  # for counting time
 MOST_STEPS = 2  # messages in a row: up and down, or both at once, however many ranks there are
 
 
 class Padded(NamedTuple):
-    """One rank: what the answer returned as an array, or None; its type; whether it changed x."""
+    """A rank's result as an array, or None; its type; whether it changed x."""
 
     y: np.ndarray | None
     kind: str
@@ -494,11 +506,11 @@ def image_of(height: int) -> Tensor:
     return whole_numbers(31, IMAGES, CHANNELS, height, COLUMNS)
 
 
-def call(comm: Comm, fn: Callable, height: int, rows: Needs | None, noted: list | None = None) -> Padded:
-    """fn(comm, x, rows) on this rank's strip of the image; returns Padded.
+def call(comm: Comm, fn: Answer, height: int, rows: Needs | None, noted: Noted | None = None) -> Padded:
+    """Call fn(comm, x, rows) on this rank's strip of the image; returns Padded.
 
-    noted: a list of (source, dest, height) of a whole strip that is sent where none of it is needed: when it is sent,
-    as most such messages never arrive.
+    noted: a list of (source, dest, height) of a whole strip that is sent to a rank that needs none of it: noted when it
+    is sent, as most such messages never arrive.
     """
     rows = rows_for(comm.size) if rows is None else list(rows)
     x = image_of(height).tensor_split(comm.size, 2)[comm.rank].contiguous()
@@ -511,25 +523,25 @@ def call(comm: Comm, fn: Callable, height: int, rows: Needs | None, noted: list 
     return Padded(value, type(y).__name__, not torch.equal(x, given))
 
 
-def noting(comm: Comm, send: Callable, high: int, rows: Needs, noted: list) -> Callable:
-    """`send`, which also notes a strip that goes down to a rank that needs no rows from above."""
+def noting(comm: Comm, send: Callable[..., T], high: int, rows: Needs, noted: Noted) -> Callable[..., T]:
+    """Return `send`, which also notes a strip that goes down to a rank that needs no rows from above."""
 
-    def sends(x: Tensor, dest: int, *args: Any, **kwargs: Any) -> Any:
+    def sends(x: Tensor, dest: int) -> T:
         if dest == comm.rank + 1 < comm.size and rows[dest][0] == 0 and x.ndim == 4 and x.shape[2] == high:
             noted.append((comm.rank, dest, high))
-        return send(x, dest, *args, **kwargs)
+        return send(x, dest)
 
     return sends
 
 
 def rows_for(p: int) -> list[tuple[int, int]]:
-    """On the engines, however many there are: alternating needs."""
+    """Return alternating needs for the engines, however many there are."""
     return [((1, 2), (2, 1))[r % 2] for r in range(p)]
 
 
-def check_halo_exchange(fn: Callable, runner: Runner = None) -> Passed:
+def check_halo_exchange(fn: Answer, runner: Runner = None) -> Passed:
     for height, rows in CASES:
-        noted = []
+        noted: Noted = []
         trial = partial(call, noted=noted)  # of arguments every rank would get a copy
         blame = partial(with_needs, noted=noted)
         in_all_cases(fn, trial, [(len(rows), height, rows)], case_of, check_strips, blame)
@@ -543,7 +555,7 @@ def check_halo_exchange(fn: Callable, runner: Runner = None) -> Passed:
     return Passed(*facts, *engine_facts(runner, check_strips, call, fn, 17, None), run=run)
 
 
-def run_of(fn: Callable, height: int, rows: Needs, network: Network | None = None) -> Results:
+def run_of(fn: Answer, height: int, rows: Needs, network: Network | None = None) -> Results:
     return simulate(len(rows), call, fn, height, rows, network=network, where=case_of(len(rows), height, rows))
 
 
@@ -552,8 +564,8 @@ def case_of(p: int, height: int, rows: Needs) -> str:
     return f"{with_ranks(p)}, an image of {height} rows and rows = {needs},"
 
 
-def with_needs(broken: Broken, where: str, height: int, rows: Needs, noted: list) -> Reason | None:
-    """Where ranks need different numbers of rows and messages do not fit, what is behind it."""
+def with_needs(broken: Broken, where: str, height: int, rows: Needs, noted: Noted) -> Reason | None:
+    """Return why messages do not fit, if ranks need different numbers of rows."""
     if len({pair[0] for pair in rows} | {pair[1] for pair in rows}) == 1 or broken.failed not in ("raises", "deadlock"):
         return None
     found = capital(broken.message.removeprefix(where).strip())
@@ -591,7 +603,7 @@ def check_strips(run: Results, where: str, height: int, rows: Needs | None) -> N
 
 
 def explain(got: np.ndarray, r: int, rows: Needs, strips: list[np.ndarray]) -> Reason:
-    """Reason for what rank r returned, which is not right."""
+    """Return the Reason for a wrong result of rank r."""
     p, above, n = len(rows), rows[r][0], strips[r].shape[2]
     if not np.array_equal(got[:, :, above : above + n], strips[r]):
         return f"inside: Rows {above} to {above + n - 1} of y are the strip of rank {r} itself, unchanged."
@@ -622,7 +634,7 @@ def explain(got: np.ndarray, r: int, rows: Needs, strips: list[np.ndarray]) -> R
 
 
 def edge(strip: np.ndarray, k: int, last: int) -> np.ndarray:
-    """The first k rows of a strip, or its last ones."""
+    """Return the first k rows of a strip, or its last ones."""
     return strip[:, :, strip.shape[2] - k :] if last else strip[:, :, :k]
 
 
@@ -631,7 +643,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def check_bytes(run: Results, height: int, rows: Needs) -> str:
-    """Raise Broken where more than the halos was sent. Returns a fact."""
+    """Raise Broken if more than the halos was sent. Returns a fact."""
     p, row = len(run), IMAGES * CHANNELS * COLUMNS * 8
     sends = [e.nbytes for e in run.events if e.op == "send"]
     sent, halos = sum(sends), [(r > 0) * above for r, (above, _) in enumerate(rows)]
@@ -648,7 +660,7 @@ def check_bytes(run: Results, height: int, rows: Needs) -> str:
 
 
 def check_steps(run: Results) -> str:
-    """Raise Broken where ranks wait for each other in a row: `run` is one where a message takes 1 s. Returns a fact."""
+    """Raise Broken if ranks wait for each other in a row: in `run` a message takes 1 s. Returns a fact."""
     p, took = len(run), round(run.seconds)
     if took > MOST_STEPS:
         in_a_row = """a rank can send before its neighbor's rows have come. Begin all messages with sending and

@@ -24,7 +24,7 @@ from ...schedules.validation import in_order
 from ...units import counted
 from ..checkers import because, engine_facts, exactly, first_wrong, in_all_cases
 from ..ranks import ALONE, alone, capital, full_stop, number, off_by, simulate, tried
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits, in_barriers
 
 CASES = ((3, 4), (4, 8), (2, 5), (1, 3), (4, 4), (4, 2), (3, 1), (8, 16), (5, 7))  # (ranks, micro-batches)
@@ -39,18 +39,18 @@ WHY_LOST = {
 
 
 def case_of(ranks: int, micro_batches: int) -> str:
-    """How a case is named in messages."""
+    """Return the name of a case in messages."""
     several = "es" if micro_batches > 1 else ""
     return f"with {counted(ranks, 'rank')} and {micro_batches} micro-batch{several}"
 
 
 def beginning(schedule: Schedule) -> str:
-    """How a sentence about `schedule` begins."""
+    """Return the beginning of a sentence about `schedule`."""
     return capital(case_of(schedule.ranks, schedule.micro_batches))
 
 
-def schedule_of(fn: Callable, ranks: int, micro_batches: int, kinds: str) -> Schedule:
-    """The Schedule whose rows `fn` makes, every action in it once, and no rank ahead of itself; raises Broken.
+def schedule_of(fn: Answer, ranks: int, micro_batches: int, kinds: str) -> Schedule:
+    """Return the Schedule whose rows `fn` makes, every action in it once, and no rank ahead of itself; raises Broken.
 
     Args:    kinds: of the actions that each micro-batch needs, such as "FB".
     """
@@ -69,8 +69,8 @@ def schedule_of(fn: Callable, ranks: int, micro_batches: int, kinds: str) -> Sch
     return schedule
 
 
-def formed(row: Any, who: str) -> tuple[Action, ...]:
-    """`row` as a tuple of Actions."""
+def formed(row: object, who: str) -> tuple[Action, ...]:
+    """Return `row` as a tuple of Actions."""
     if row is None:
         raise Broken(f"returns: {who} gets nothing: return the list of its actions.")
     if not isinstance(row, (list, tuple)):
@@ -112,7 +112,7 @@ def check_actions(rank: int, row: tuple[Action, ...], schedule: Schedule, kinds:
 
 
 def lost_text(rank: int, kind: str, lost: list[int], m: int) -> str:
-    """The sentence about micro-batches whose action of `kind` is in no row."""
+    """Return the sentence about micro-batches whose action of `kind` is in no row."""
     if len(lost) == m:
         return f"has no {KINDS[kind]} at all: {WHY_LOST[kind]}."
     which = f"the last micro-batch, {m - 1}" if lost == [m - 1] else f"micro-batch {lost[0]}"
@@ -122,8 +122,8 @@ def lost_text(rank: int, kind: str, lost: list[int], m: int) -> str:
     return f"never does the {KINDS[kind]} of {which}: {WHY_LOST[kind].replace('its', each)}."
 
 
-def times_of(schedule: Schedule, **costs: Any) -> Evaluation:
-    """The Evaluation of `schedule`; raises Broken with the cycle where it deadlocks."""
+def times_of(schedule: Schedule, **costs: float) -> Evaluation:
+    """Return the Evaluation of `schedule`; raises Broken with the cycle if it deadlocks."""
     try:
         return evaluate(schedule, **costs)
     except ValueError as error:
@@ -132,25 +132,25 @@ def times_of(schedule: Schedule, **costs: Any) -> Evaluation:
 
 
 def text_of(error: ValueError) -> str:
-    """The sentence of validation or evaluation without the name of the schedule."""
+    """Return the sentence of validation or evaluation without the name of the schedule."""
     text = str(error)
     return text.partition(": ")[2] if ": rank" in text.partition(" deadlocks")[0] else text.partition(" ")[2]
 
 
 def shown_rows(schedule: Schedule) -> str:
-    """The rows of a schedule that cannot be carried out, for the detail of a message."""
+    """Return the rows of a schedule that cannot be carried out, for the detail of a message."""
     return "\n".join(
         f"rank {rank}  {' '.join(f'{a.kind}{a.micro_batch}' for a in row)}" for rank, row in enumerate(schedule.rows)
     )
 
 
 def shown(schedule: Schedule, times: Evaluation) -> str:
-    """`schedule` over time, for the detail of a message; "" where it is too long to read."""
+    """Return `schedule` over time, for the detail of a message; "" if it is too long to read."""
     return over_time(schedule, times) if times.makespan <= SHOWN_UNITS else ""
 
 
-def facts_of(fn: Callable, cases: tuple[tuple[int, ...], ...], kinds: str, memory: str) -> tuple[str, ...]:
-    """What a right answer has reached, with the number against its target."""
+def facts_of(fn: Answer, cases: tuple[tuple[int, ...], ...], kinds: str, memory: str) -> tuple[str, ...]:
+    """Return facts about a right answer, with the number against its target."""
     p, m = SHOW
     times = times_of(schedule_of(fn, p, m, kinds))
     return (
@@ -163,7 +163,7 @@ def facts_of(fn: Callable, cases: tuple[tuple[int, ...], ...], kinds: str, memor
 COSTS = ((1, 2), (1, 1), (2, 1))  # time of forward and of backward
 
 
-def check_gpipe(fn: Callable) -> Passed:
+def check_gpipe(fn: Answer) -> Passed:
     for p, m in CASES:
         schedule = schedule_of(fn, p, m, "FB")
         for rank, row in enumerate(schedule.rows):
@@ -175,7 +175,7 @@ def check_gpipe(fn: Callable) -> Passed:
 
 
 def check_forwards_first(schedule: Schedule, rank: int, row: tuple[Action, ...]) -> None:
-    """Raise Broken where a backward comes before a forward."""
+    """Raise Broken if a backward comes before a forward."""
     kinds = [action.kind for action in row]
     forwards = [place for place, kind in enumerate(kinds) if kind == "F"]
     early = next((place for place in range(forwards[-1]) if kinds[place] == "B"), None)
@@ -200,7 +200,7 @@ def check_makespan(schedule: Schedule, question: str) -> None:
             raise Broken(f"bubble: {message}", shown(schedule, times))
 
 
-def check_one_f_one_b(fn: Callable) -> Passed:
+def check_one_f_one_b(fn: Answer) -> Passed:
     for p, m in CASES:
         schedule = schedule_of(fn, p, m, "FB")
         times = times_of(schedule)
@@ -214,7 +214,7 @@ def check_one_f_one_b(fn: Callable) -> Passed:
 
 
 def too_many_live(schedule: Schedule, times: Evaluation, rank: int) -> str:
-    """The message about a rank that holds more than it has to."""
+    """Return the message about a rank that holds more than it has to."""
     m, peak, enough = schedule.micro_batches, times.peak[rank], min(schedule.micro_batches, schedule.ranks - rank)
     text = f"""{beginning(schedule)} rank {rank} holds the activations of {peak} micro-batches at once, and 1F1B needs
         min(m, p - rank) = {enough}. """
@@ -225,8 +225,8 @@ def too_many_live(schedule: Schedule, times: Evaluation, rank: int) -> str:
     return f"{text}Backward should come {counted(peak - enough, 'forward')} sooner."
 
 
-DRAWN = ([5, 1, 1, 1, 4, 4], 3)  # (costs, stages): the case that the docstring draws
-CASES_PARTITION = (
+DRAWN: tuple[list[float], int] = ([5, 1, 1, 1, 4, 4], 3)  # (costs, stages): the case that the docstring draws
+CASES_PARTITION: tuple[tuple[list[float], int], ...] = (
     DRAWN,
     ([1, 1, 1, 1, 1, 9], 3),  # equal numbers of layers are not equal work
     ([9, 1, 1, 1, 1, 1], 3),
@@ -242,7 +242,7 @@ A_GPT = [3.0, *[1.0] * 12, 6.0]  # about: a token embedding, twelve blocks, and 
 
 
 def cases() -> Iterator[tuple[list[float], int]]:
-    """(costs, stages) of every case."""
+    """Yield (costs, stages) of every case."""
     yield from CASES_PARTITION
     for seed in range(RANDOM):
         generator = np.random.default_rng(seed)
@@ -251,7 +251,7 @@ def cases() -> Iterator[tuple[list[float], int]]:
         yield [cost / 1000 for cost in costs] if seed % 2 else costs, stages
 
 
-def check_partition(fn: Callable) -> Passed:
+def check_partition(fn: Answer) -> Passed:
     for costs, stages in cases():
         given = list(costs)
         where = f"for costs = {costs} and {counted(stages, 'stage')}"
@@ -288,7 +288,7 @@ def check_form(sizes: Any, costs: list[float], stages: int, where: str) -> None:
 
 
 def parts_of(sizes: list[int], costs: list[float]) -> list[float]:
-    """What each part costs."""
+    """Return the cost of each part."""
     ends = np.cumsum([int(size) for size in sizes]).tolist()
     return [sum(costs[end - int(size) : end]) for end, size in zip(ends, sizes, strict=True)]
 
@@ -314,7 +314,7 @@ def check_balance(sizes: list[int], costs: list[float], stages: int, where: str)
     raise Broken(f"balance: {message}")
 
 
-def check_refusal(fn: Callable) -> None:
+def check_refusal(fn: Answer) -> None:
     """Raise Broken unless more stages than layers are refused in a sentence."""
     sizes, error = tried(fn, [1.0, 2.0], 3, where="for 2 layers and 3 stages,")
     if error is None:
@@ -329,8 +329,8 @@ def check_refusal(fn: Callable) -> None:
     raise Broken(f"refusal: {message}")
 
 
-def fact_about_a_gpt(fn: Callable) -> str:
-    """What it means for a model whose head is expensive."""
+def fact_about_a_gpt(fn: Answer) -> str:
+    """Return what it means for a model whose head is expensive."""
     sizes = [int(size) for size in alone(fn, list(A_GPT), 4, where="for a GPT of 14 layers,")]
     equal = max(parts_of([4, 4, 3, 3], A_GPT))
     slowest = max(parts_of(sizes, A_GPT))
@@ -340,7 +340,7 @@ def fact_about_a_gpt(fn: Callable) -> str:
 FILLED = tuple((p, m) for p, m in CASES if m >= p)  # ZB-H1 needs so many micro-batches
 
 
-def check_zero_bubble_h1(fn: Callable) -> Passed:
+def check_zero_bubble_h1(fn: Answer) -> Passed:
     for p, m in FILLED:
         schedule = schedule_of(fn, p, m, "FIW")
         times = times_of(schedule)
@@ -358,7 +358,7 @@ def check_zero_bubble_h1(fn: Callable) -> Passed:
 
 
 def not_filled(schedule: Schedule, times: Evaluation) -> str:
-    """The message about a bubble that is larger than it has to be."""
+    """Return the message about a bubble that is larger than it has to be."""
     p, m = schedule.ranks, schedule.micro_batches
     text = f"""{beginning(schedule)} F, I and W take 1 each, and your schedule {times.makespan}, where 3m+p-1 =
         {3 * m + p - 1} would do: {times.bubble:.0%} of it is bubble, not {(p - 1) / (3 * m + p - 1):.0%}. """
@@ -377,21 +377,21 @@ WHERE = {GEMS: "in GEMS ", REVERSED: "where the last micro-batch goes back first
 
 
 class Ran(NamedTuple):
-    """One rank after a step.
+    """A rank after a step.
 
     grads:  {stage: {parameter: its gradient as an array, or None}}.
     taken:  [(action, sorted keys that it took out of `saved`)] of its backwards.
     sent:   messages sent in backwards, nbytes: their bytes.
     """
 
-    grads: dict
-    taken: list
+    grads: dict[int, dict[str, np.ndarray | None]]
+    taken: list[tuple[Action, list[tuple[int, int]]]]
     sent: int
     nbytes: int
 
 
 def plan_of(name: str, ranks: int, micro_batches: int) -> Schedule:
-    """The schedule of a case."""
+    """Return the schedule of a case."""
     if name != REVERSED:
         return build(name, ranks, micro_batches)
     plan, m = build(GPIPE, ranks, micro_batches), micro_batches
@@ -399,7 +399,7 @@ def plan_of(name: str, ranks: int, micro_batches: int) -> Schedule:
 
 
 def layers_of(part: int) -> torch.nn.Module:
-    """The layers of one stage, the same wherever it is: (b, WIDTH) -> (b, WIDTH)."""
+    """Return the layers of one stage, the same wherever it is: (b, WIDTH) -> (b, WIDTH)."""
     return copy.deepcopy(stage_drawn(part))
 
 
@@ -411,14 +411,14 @@ def stage_drawn(part: int) -> torch.nn.Module:
 
 
 def batch(micro_batch: int) -> tuple[Tensor, ...]:
-    """(x, y) of a micro-batch, each (EXAMPLES, WIDTH)."""
+    """Return (x, y) of a micro-batch, each (EXAMPLES, WIDTH)."""
     generator = torch.Generator().manual_seed(100 + micro_batch)
     made = (torch.randn(EXAMPLES, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
     return tuple(made)
 
 
-def step(comm: Comm, fn: Callable, name: str, micro_batches: int) -> Ran:
-    """One step of the schedule `name`, forwards by the library, backwards by fn(comm, schedule, action, saved)."""
+def step(comm: Comm, fn: Answer, name: str, micro_batches: int) -> Ran:
+    """Run one step of the schedule `name`, forwards by the library, backwards by fn(comm, schedule, action, saved)."""
     schedule = plan_of(name, comm.size, micro_batches)
     modules = {stage: layers_of(stage % schedule.stages) for stage in schedule.stages_of(comm.rank)}
     saved, taken, backwards = {}, [], []
@@ -440,21 +440,21 @@ def step(comm: Comm, fn: Callable, name: str, micro_batches: int) -> Ran:
     return Ran(grads, taken, len(backwards), sum(backwards))
 
 
-def loss_for(y: Tensor, micro_batches: int) -> Callable:
-    """f(output) -> the loss of a micro-batch, divided so that those of all micro-batches add up."""
+def loss_for(y: Tensor, micro_batches: int) -> Callable[[Tensor], Tensor]:
+    """Return f(output) -> the loss of a micro-batch, divided so that the losses of all micro-batches add up."""
     return lambda output: mse_loss(output, y) / micro_batches
 
 
 def sequential(schedule: Schedule, micro_batches: Iterable[int]) -> list[dict[str, np.ndarray]]:
-    """{stage: {parameter: gradient}} of the sequential model, for those micro-batches."""
+    """Return {stage: {parameter: gradient}} of the sequential model, for those micro-batches."""
     modules = [layers_of(part) for part in range(schedule.stages)]
     for i in micro_batches:
         x, y = batch(i)
         loss_for(y, schedule.micro_batches)(torch.nn.Sequential(*modules)(x)).backward()
-    return [{name: p.grad.numpy() for name, p in module.named_parameters()} for module in modules]
+    return [{name: p.grad.numpy() for name, p in module.named_parameters() if p.grad is not None} for module in modules]
 
 
-def check_do_backward(fn: Callable, runner: Runner = None) -> Passed:
+def check_do_backward(fn: Answer, runner: Runner = None) -> Passed:
     in_all_cases(fn, step, [(p, name, m) for name, p, m in STEPPED], where_of, check_step, neighbor_wrong)
     name, p, m = STEPPED[1]
     run = simulate(p, step, fn, name, m, where=case_of(p, m))
@@ -474,7 +474,7 @@ def where_of(p: int, name: str, m: int) -> str:
 
 
 def neighbor_wrong(broken: Broken, where: str, name: str, m: int) -> Reason | None:
-    """What goes wrong only where stages run the other way is about the neighbor."""
+    """Return `broken`, about the neighbor if it goes wrong only when stages run the other way."""
     if name != GEMS:
         return None
     return f"""neighbor: Right in GPipe, but not in GEMS, which the notebook comes to below: its second replica runs
@@ -509,7 +509,7 @@ def check_step(run: Results, where: str, name: str, m: int) -> None:
 
 
 def wrongly_taken(rank: int, action: Action, taken: list[tuple[int, ...]]) -> Reason:
-    """Reason for a backward that left the wrong things in `saved`."""
+    """Return the Reason for a backward that left the wrong things in `saved`."""
     key = action.stage, action.micro_batch
     if not taken:
         return f"""memory: `saved` of rank {rank} still holds the activations of {key} after {action}. Take the entry
@@ -520,7 +520,7 @@ def wrongly_taken(rank: int, action: Action, taken: list[tuple[int, ...]]) -> Re
 
 
 def explain(got: np.ndarray | None, name: str, stage: int, mine: list[int], schedule: Schedule) -> Reason:
-    """Reason for a gradient of `stage` that is not the sequential model's."""
+    """Return the Reason for a gradient of `stage` that is not the sequential model's."""
     m, part = schedule.micro_batches, stage % schedule.stages
     if got is None:
         return f"""weights: stage {stage} has no gradient for {name}: torch.autograd.grad hands gradients out, and only
@@ -541,7 +541,7 @@ def explain(got: np.ndarray | None, name: str, stage: int, mine: list[int], sche
 
 
 def agreement(run: Results, schedule: Schedule) -> str:
-    """How well the gradients of a run agree with those of the sequential model, in words."""
+    """Return in words how well the gradients of a run agree with the sequential model's."""
     right = sequential(schedule, range(schedule.micro_batches))
     pairs = [(g, right[s][name]) for ran in run for s, grads in ran.grads.items() for name, g in grads.items()]
     most = max(float(np.abs(got - wanted).max()) for got, wanted in pairs)

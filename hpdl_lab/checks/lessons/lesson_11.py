@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,14 +23,14 @@ from ...units import counted
 from ..checkers import because, engine_facts, first_wrong, in_all_cases
 from ..layer import ring_bytes, whole_numbers
 from ..ranks import alone, capital, describe_error, simulate, tried
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits
 
 SIZES = ((2, 3), (4,), (2, 2, 2), (3, 2, 1), (2, 3, 4), (1,), (3, 1, 2, 2), (2, 1, 2, 1, 3))
 GROUPED = ((2, 2, 3), *SIZES)
 
 
-def check_coordinates(fn: Callable) -> Passed:
+def check_coordinates(fn: Answer) -> Passed:
     for sizes in SIZES:
         places = [place_of(fn, rank, sizes) for rank in range(math.prod(sizes))]
         for rank, place in enumerate(places):
@@ -44,7 +44,7 @@ def check_coordinates(fn: Callable) -> Passed:
     )
 
 
-def place_of(fn: Callable, rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def place_of(fn: Answer, rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     where = f"for rank {rank} on a grid of {drawn(sizes)}"
     place = alone(fn, rank, sizes, where=where)
     place = tuple(place) if isinstance(place, list | np.ndarray) else place
@@ -87,12 +87,12 @@ def drawn(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     text = repr(value)
     return "nothing" if value is None else f"{text[:60]}{'...' if len(text) > 60 else ''}"
 
 
-def check_groups(fn: Callable) -> Passed:
+def check_groups(fn: Answer) -> Passed:
     for sizes in GROUPED:
         for axis in range(len(sizes)):
             check_groups_of(fn, sizes, axis)
@@ -104,7 +104,7 @@ def check_groups(fn: Callable) -> Passed:
     )
 
 
-def check_groups_of(fn: Callable, sizes: tuple[int, ...], axis: int) -> None:
+def check_groups_of(fn: Answer, sizes: tuple[int, ...], axis: int) -> None:
     where = f"along axis {axis} of a grid of {drawn(sizes)}"
     got = alone(fn, sizes, axis, where=where)
     n, where = math.prod(sizes), capital(where)
@@ -130,7 +130,7 @@ def true_groups(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
 
 
 def why_groups(got: list[list[int]], right: list[list[int]], sizes: tuple[int, ...], axis: int) -> Reason:
-    """Reason for groups that are not right."""
+    """Return the Reason for groups that are not right."""
     flat = [r for group in got for r in group]
     others = {}
     for rank in range(math.prod(sizes)):
@@ -173,11 +173,16 @@ class Price(NamedTuple):
     nbytes: int  # of the fullest rank
 
 
+PriceOf: TypeAlias = Callable[..., Price | None]  # of (dp, pp, tp)
+
+
 class Prices:
     """predict(dp, pp, tp), which also notes what it was asked. table: {grid: Price}, of grids that can be."""
 
-    def __init__(self, ranks: int, price: Callable) -> None:
-        self.ranks, self.asked, self.table = ranks, [], {}
+    def __init__(self, ranks: int, price: PriceOf) -> None:
+        self.ranks = ranks
+        self.asked: list[tuple[int, int, int]] = []
+        self.table: dict[tuple[int, ...], Price] = {}
         for grid in grids(ranks):
             found = price(*grid)
             if found is not None:
@@ -192,7 +197,7 @@ class Prices:
         return self.table[dp, pp, tp]
 
     def best(self, limit: int) -> tuple[int, ...]:
-        """The grid that is asked for."""
+        """Return the grid that is asked for."""
         fitting = [grid for grid, price in self.table.items() if price.nbytes <= limit]
         return min(fitting, key=lambda grid: self.table[grid])
 
@@ -207,7 +212,7 @@ def grids(ranks: int) -> list[tuple[int, ...]]:
 
 
 def model(dp: int, pp: int, tp: int) -> Price | None:
-    """The price of MODEL on a grid: 24 GB of weights and such, shared by tp and pp; None where it cannot be."""
+    """Return the price of MODEL on a grid: 24 GB of weights and such, shared by tp and pp; None if it cannot be."""
     if 12 % tp or pp > 12:
         return None
     bubble, chatter = (pp - 1) / 8, 0.12 * (tp - 1)
@@ -215,8 +220,8 @@ def model(dp: int, pp: int, tp: int) -> Price | None:
     return Price(round(seconds, 3), round(24e9 / pp / tp + 1e9))
 
 
-def random_price(seed: int) -> Callable:
-    """A price list: seconds with many ties, bytes without, and every fifth grid impossible."""
+def random_price(seed: int) -> PriceOf:
+    """Return a price list: seconds with many ties, bytes without, and every fifth grid impossible."""
     generator = random.Random(seed)
 
     def price(dp: int, pp: int, tp: int) -> Price | None:
@@ -226,13 +231,13 @@ def random_price(seed: int) -> Callable:
     return price
 
 
-def price_by(axis: int) -> Callable:
-    """A price list in which the grid wins that gives all ranks to one axis: 0 for dp, 1 for pp, 2 for tp."""
+def price_by(axis: int) -> PriceOf:
+    """Return a price list in which the grid wins that gives all ranks to one axis: 0 for dp, 1 for pp, 2 for tp."""
     return lambda *grid: Price(round(24 / grid[axis], 3), 10**9)
 
 
 def cases() -> Iterator[tuple[str, Prices, int]]:
-    """(description, Prices, limit): from the plain ones on; limits that exclude some, that just fit, and none."""
+    """Yield (description, Prices, limit): from the plain ones on; limits that exclude some, that just fit, and none."""
     for ranks in RANKS:
         prices = Prices(ranks, model)
         sizes = sorted({price.nbytes for price in prices.table.values()})
@@ -251,7 +256,7 @@ def limit_text(limit: int) -> str:
     return f"a limit of {limit:,} bytes"
 
 
-def check_best_grid(fn: Callable) -> Passed:
+def check_best_grid(fn: Answer) -> Passed:
     n = 0
     for where, prices, limit in cases():
         check_grid(called(fn, prices, limit, where), prices, limit, capital(where))
@@ -261,13 +266,13 @@ def check_best_grid(fn: Callable) -> Passed:
     roomy, tight = (fn(16, prices, limit) for limit in (1e12, 4e9))
     return Passed(
         f"the fastest grid that fits in {n} cases, ties and grids that cannot be among them; none fits: refused",
-        f"{MODEL} on 16 ranks: dp {roomy[0]} x pp {roomy[1]} x tp {roomy[2]} where memory is plenty, dp {tight[0]} "
+        f"{MODEL} on 16 ranks: dp {roomy[0]} x pp {roomy[1]} x tp {roomy[2]} if memory is plenty, dp {tight[0]} "
         f"x pp {tight[1]} x tp {tight[2]} with 4 GB",
     )
 
 
-def called(fn: Callable, prices: Prices, limit: int, where: str) -> Any:
-    """What fn says where there is a grid that fits, or Broken, also where it refuses."""
+def called(fn: Answer, prices: Prices, limit: int, where: str) -> object:
+    """Return the answer of fn if there is a grid that fits; raise Broken, also if it refuses."""
     prices.asked.clear()
     got, error = tried(fn, prices.ranks, prices, limit, where=where)
     if error is None:
@@ -285,7 +290,7 @@ def called(fn: Callable, prices: Prices, limit: int, where: str) -> Any:
     raise Broken(f"limit: {head}: up to the limit, and the limit itself.")
 
 
-def check_grid(got: Any, prices: Prices, limit: int, where: str) -> None:
+def check_grid(got: object, prices: Prices, limit: int, where: str) -> None:
     """Raise Broken unless `got` is the best grid of this list."""
     if not isinstance(got, tuple | list) or len(got) != 3 or not all(isinstance(n, int) for n in got):
         plain = isinstance(got, tuple | list | dict | int | float | str)
@@ -324,7 +329,7 @@ def never_asked(prices: Prices, best: tuple[int, ...]) -> str:
 
 
 def beyond(prices: Prices, best: tuple[int, ...]) -> str:
-    """What to say where an axis of the best grid is longer than any that predict was asked about, else nothing."""
+    """Return what to say if an axis of the best grid is longer than any that predict was asked about, or ""."""
     for axis, name in enumerate(AXES):
         longest = max((grid[axis] for grid in prices.asked if math.prod(grid) == prices.ranks), default=0)
         if longest < best[axis]:
@@ -332,8 +337,8 @@ def beyond(prices: Prices, best: tuple[int, ...]) -> str:
     return ""
 
 
-def check_nothing_fits(fn: Callable) -> None:
-    prices, limit = Prices(12, random_price(0)), 10  # of which neither the last nor the fastest is the smallest
+def check_nothing_fits(fn: Answer) -> None:
+    prices, limit = Prices(12, random_price(0)), 10  # neither the last nor the fastest of them is the smallest
     least = min(price.nbytes for price in prices.table.values())
     where = f"Where no grid of 12 ranks fits into {limit} bytes"
     got, error = tried(fn, 12, prices, limit, where=where)
@@ -362,15 +367,15 @@ ABOUT = {  # name: (axes along which it is in parts, why)
 
 
 class Reduced(NamedTuple):
-    """One rank after the answer. grads: {name: array or None}; changed: names of parameters; nbytes: that it sent."""
+    """A rank after the answer. grads: {name: array or None}; changed: names of parameters; nbytes: that it sent."""
 
-    grads: dict
-    changed: list
+    grads: dict[str, np.ndarray | None]
+    changed: list[str]
     nbytes: int
 
 
 def gradient(name: str, dp: int, pp: int, tp: int) -> Tensor | None:
-    """(WIDTH, 2) whole numbers: what the rank at these coordinates has after backward, or None."""
+    """Return (WIDTH, 2) whole numbers: the gradient after backward of the rank at these coordinates, or None."""
     if name == UNUSED and dp == 0:
         return None
     if name == BIAS:
@@ -380,17 +385,17 @@ def gradient(name: str, dp: int, pp: int, tp: int) -> Tensor | None:
 
 
 def names_of(pp: int, stages: int) -> list[str]:
-    """The parameters of a stage, in order: what is tied is on the first and on the last."""
+    """Return the parameters of a stage, in order: a tied one is on the first and on the last."""
     return [name for name in ABOUT if "pp" not in ABOUT[name][0] or pp in (0, stages - 1)]
 
 
 def shown_name(name: str, sizes: tuple[int, ...] | None) -> str:
-    """What the answer gets: in the first case the name, then one that says nothing, as names may be anything."""
+    """Return the name that the answer gets: first the true one, then one that says nothing, as it may be anything."""
     return name if sizes == MESHES[0] else f"parameter {sorted(ABOUT).index(name)}"
 
 
-def call(comm: Comm, fn: Callable, sizes: tuple[int, ...] | None) -> Reduced:
-    """fn(mesh, parameters) on this rank; returns Reduced. sizes: (dp, pp, tp), None for a grid that fits."""
+def call(comm: Comm, fn: Answer, sizes: tuple[int, ...] | None) -> Reduced:
+    """Call fn(mesh, parameters) on this rank; returns Reduced. sizes: (dp, pp, tp), None for a grid that fits."""
     mesh = DeviceMesh(comm, grid_of(sizes_for(comm.size) if sizes is None else sizes))
     dp, pp, tp = (mesh.coordinates[axis] for axis in AXES)
     stages, parameters = mesh.grid["pp"], []
@@ -414,7 +419,7 @@ def sizes_for(p: int) -> tuple[int, ...]:
     return (p // 2, 1, 2) if p % 2 == 0 else (p, 1, 1)
 
 
-def check_reduce_gradients(fn: Callable, runner: Runner = None) -> Passed:
+def check_reduce_gradients(fn: Answer, runner: Runner = None) -> Passed:
     def judge(run: Results, where: str, sizes: tuple[int, ...]) -> None:
         check_sums(run, where, sizes)
         check_waits(run.events, len(run))
@@ -440,7 +445,7 @@ def grid_of(sizes: tuple[int, ...]) -> Grid:
 
 
 def with_missing(broken: Broken, where: str, sizes: tuple[int, ...] | None) -> Reason | None:
-    """What is likely behind ranks that wait for each other."""
+    """Return the likely reason for ranks that wait for each other."""
     if broken.failed == "raises" and re.search("'NoneType' .* no attribute '(all_reduce|size)'", broken.message):
         return f"shared: {broken.message} placed.shared is None where one stage alone holds the parameter."
     if broken.failed == "raises" and "NoneType" in broken.message:
@@ -478,7 +483,7 @@ def check_sums(run: Results, where: str, sizes: tuple[int, ...] | None) -> None:
 
 
 def summed(name: str, place: dict[str, int], grid: Grid, axes: tuple[str, ...]) -> np.ndarray:
-    """The gradient of `name` for the rank at `place`, added over some axes, as an array."""
+    """Return the gradient of `name` for the rank at `place`, added over some axes, as an array."""
     ranges = {axis: range(grid[axis]) if axis in axes else [place[axis]] for axis in AXES}
     if "pp" in axes and "pp" in ABOUT[name][0]:
         ranges["pp"] = sorted({0, grid["pp"] - 1})
@@ -487,7 +492,7 @@ def summed(name: str, place: dict[str, int], grid: Grid, axes: tuple[str, ...]) 
 
 
 def explain(name: str, got: np.ndarray, place: dict[str, int], grid: Grid, axes: tuple[str, ...]) -> Reason:
-    """Reason: over which axes was it added instead?"""
+    """Return the Reason that names the axes over which it was added instead."""
     long = [axis for axis in AXES if grid[axis] > 1]
     for n in range(len(long) + 1):
         for taken in itertools.combinations(long, n):
@@ -518,12 +523,12 @@ def explain(name: str, got: np.ndarray, place: dict[str, int], grid: Grid, axes:
 
 
 def ways(grid: Grid, axis: str) -> int:
-    """How many ranks along an axis hold a gradient that is added there: of the stages the first and the last."""
+    """Return how many ranks along an axis hold a gradient that is added there: of stages, the first and the last."""
     return min(grid[axis], 2) if axis == "pp" else grid[axis]
 
 
 def mean_over(axes: list[str], n: int) -> Reason:
-    """Reason for a sum that is divided by n, the size of one of these axes."""
+    """Return the Reason for a sum that is divided by n, the size of one of these axes."""
     if axes == ["dp"]:
         return f"""mean: That is divided by the {n} replicas of dp: each has divided its loss by the global batch
             already, so gradients add up."""
@@ -532,7 +537,7 @@ def mean_over(axes: list[str], n: int) -> Reason:
 
 
 def check_bytes(run: Results, where: str, sizes: tuple[int, ...]) -> None:
-    """Raise Broken where more was sent than one all-reduce over each axis needs."""
+    """Raise Broken if more was sent than one all-reduce over each axis needs."""
     grid = grid_of(sizes)
     nbytes, most = 8 * WIDTH * 2, 0
     for pp in range(grid["pp"]):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,10 @@ from ...units import counted
 from ..checkers import because
 from ..layer import difference, drawn, equal, why_wrong
 from ..ranks import alone, capital, unlike
-from ..record import Broken, Exercise, Passed
+from ..record import Answer, Broken, Exercise, Passed
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 
 class Made(TorchDispatchMode):
@@ -27,9 +30,16 @@ class Made(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most, self.shape = 0, ()
+        self.most = 0
+        self.shape: tuple[int, ...] = ()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         given = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         for x in tree_leaves(out):
@@ -43,7 +53,7 @@ def storage_of(x: Tensor) -> int:
 
 
 class Seen(NamedTuple):
-    """What an answer returned, its gradients by name, the largest tensor that it made, the operations it took, and
+    """The returned value, its gradients by name, the largest tensor that the answer made, the operations it took, and
     the names of inputs into which it has written."""
 
     y: Any
@@ -54,7 +64,7 @@ class Seen(NamedTuple):
     changed: list[str]
 
 
-def observe(fn: Callable, inputs: dict[str, Tensor], given: tuple) -> Seen:
+def observe(fn: Answer, inputs: dict[str, Tensor], given: tuple[object, ...]) -> Seen:
     """Call fn(*inputs, *given), without gradients as a decoder does, and once more to go back through it."""
     mine = {name: x.clone() for name, x in inputs.items()}
     with torch.no_grad(), Made() as made, FlopCounterMode(display=False) as counter:
@@ -82,8 +92,10 @@ def check_result(seen: Seen, right: Tensor, rows: Iterator[tuple[Tensor, str]], 
         raise because(why, f"{where}, {difference('y', got, wanted)}.")
 
 
-def check_grads(seen: Seen, reference: Callable, inputs: dict[str, Tensor], given: tuple, where: str) -> None:
-    """Raise Broken where a gradient is not that of the reference."""
+def check_grads(
+    seen: Seen, reference: Callable[..., Tensor], inputs: dict[str, Tensor], given: tuple[object, ...], where: str
+) -> None:
+    """Raise Broken if a gradient differs from the reference."""
     for name, right in observe(reference, inputs, given).grads.items():
         grad = seen.grads[name]
         if right is not None and not equal(grad, right):
@@ -128,17 +140,17 @@ GROUPS = (
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor, dim: int = -1) -> Tensor:
-    """Attention with keys and values for each head; hidden: (s, t), what a query does not see."""
+    """Return attention with keys and values for each head; hidden: (s, t), what a query does not see."""
     return ((q @ k.mT) * scale).masked_fill(hidden, -torch.inf).softmax(dim) @ v
 
 
 def hidden_of(s: int, t: int, shift: int) -> Tensor:
-    """Query i sees the positions up to i + shift."""
+    """Return a mask by which query i sees the positions up to i + shift."""
     return torch.ones(s, t, dtype=torch.bool).triu(shift + 1)
 
 
 def wrong_groups(case: Groups) -> Iterator[tuple[Tensor, str]]:
-    """(what may be returned, what is wrong with it)."""
+    """Yield (what may be returned, what is wrong with it)."""
     q, k, v = case.inputs().values()
     g, s, t = case.h // case.h_kv, case.s, case.t
     scale = case.d**-0.5 if case.scale is None else case.scale
@@ -167,11 +179,11 @@ def wrong_groups(case: Groups) -> Iterator[tuple[Tensor, str]]:
     yield (q @ keys.mT * scale).softmax(-1).masked_fill(seen, 0) @ values, over
 
 
-def check_grouped_query_attention(fn: Callable) -> Passed:
+def check_grouped_query_attention(fn: Answer) -> Passed:
     for case in GROUPS:
         inputs, given, where = case.inputs(), () if case.scale is None else (case.scale,), capital(case.words)
         seen = alone(observe, fn, inputs, given, where=case.words)
-        right = grouped_query_attention(*inputs.values(), *given)
+        right = grouped_query_attention(**inputs, scale=case.scale)
         check_result(seen, right, wrong_groups(case), where, "what each query head hears")
         keys, scores = inputs["k"].numel(), case.b * case.h * case.s * case.t
         most = max(scores, *(x.numel() for x in inputs.values()))
@@ -231,7 +243,7 @@ LATENTS = (Latents(2, 8, 1, 40, 16, 4, 12, 10), Latents(1, 3, 4, 9, 6, 4, 8, 5),
 
 
 def naive(case: Latents, scale: float | None = None, turned: bool = True, shift: int | None = None) -> Tensor:
-    """With keys and values of each head. shift: see hidden_of."""
+    """Return latent attention with keys and values of each head. shift: see hidden_of."""
     q, q_turned, cache, key_up, value_up = case.inputs().values()
     latent, part = cache.unsqueeze(1).split([case.c, case.r], -1)  # (b, 1, t, c), (b, 1, t, r)
     k, v = latent @ key_up.mT, latent @ value_up.mT  # (b, h, t, n), (b, h, t, m)
@@ -242,7 +254,7 @@ def naive(case: Latents, scale: float | None = None, turned: bool = True, shift:
 
 
 def wrong_latents(case: Latents) -> Iterator[tuple[Tensor, str]]:
-    """(what may be returned, what is wrong with it)."""
+    """Yield (what may be returned, what is wrong with it)."""
     own = f"""scale: That is the root of {case.c + case.r}, the length of the absorbed query. Products are those of keys
         of {case.n} + {case.r} numbers, whatever they are computed from: pass the scale that is given."""
     yield naive(case, (case.c + case.r) ** -0.5), own
@@ -256,11 +268,11 @@ def wrong_latents(case: Latents) -> Iterator[tuple[Tensor, str]]:
 
 
 def work_of(case: Latents) -> int:
-    """Operations of the absorbed form: queries and results through key_up and value_up, scores, weighted latents."""
+    """Return the operations of the absorbed form: queries and results through key_up and value_up, scores, latents."""
     return 2 * case.b * case.h * case.s * (case.c * (case.n + case.m) + case.t * (2 * case.c + case.r))
 
 
-def check_latent_attention(fn: Callable) -> Passed:
+def check_latent_attention(fn: Answer) -> Passed:
     for case in LATENTS:
         inputs, given, where = case.inputs(), (case.scale, grouped_query_attention), capital(case.words)
         seen = alone(observe, fn, inputs, given, where=case.words)
@@ -281,7 +293,7 @@ def check_latent_attention(fn: Callable) -> Passed:
 
 
 def check_made(seen: Seen, case: Latents, inputs: dict[str, Tensor], where: str) -> None:
-    """Raise Broken where something was made for each head and token, all at once or head by head."""
+    """Raise Broken if something was made for each head and token, all at once or head by head."""
     scores = case.b * case.h * case.s * case.t
     asked = case.b * case.h * case.s * (case.c + case.r)
     weights = case.b * max(inputs[name].numel() for name in ("key_up", "value_up"))  # as matmul expands them

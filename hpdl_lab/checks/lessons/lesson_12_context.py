@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,37 +18,37 @@ from ...units import counted
 from ..checkers import because, engine_facts, in_all_cases, with_ranks
 from ..layer import difference, drawn, equal, why_wrong
 from ..ranks import number, simulate, type_text
-from ..record import Broken, Exercise, Passed, Rows, Runner
+from ..record import Answer, Broken, Exercise, Passed, Rows, Runner
 from ..traffic import ROUNDING, check_peers, check_waits, in_barriers, messages_sent
 
 RANKS = (3, 2, 1, 4)
 B, H, N, D = 2, 2, 3, 4  # sequences, heads, positions of a chunk, numbers of a head
 LARGE = 1e3  # times the queries: exp of such scores is infinite
-HOP = 0.125  # s that a hop takes, where a rank computes 2 blocks of 1 s in each step
+HOP = 0.125  # s that a hop takes, while a rank computes 2 blocks of 1 s in each step
 
 
 class Heard(NamedTuple):
-    """What one rank made of it.
+    """A rank's result.
 
-    kind: of what it returned; found: {chunk: (out, lse)} as arrays, or None where it is something else.
+    kind: of what it returned; found: {chunk: (out, lse)} as arrays, or None if it is something else.
     read: the chunks that it has read; work: what it computed, in blocks of N x N scores; a causal one is half.
     """
 
     kind: str
-    found: dict | None
-    read: set
+    found: dict[int, tuple[np.ndarray, ...] | None] | None
+    read: set[int]
     work: float
 
 
 @cache
 def sequence_of(p: int, large: bool) -> list[Tensor]:
-    """q, k and v of all 2p chunks: (b, h, 2p n, d)."""
+    """Return q, k and v of all 2p chunks: (b, h, 2p n, d)."""
     q, k, v = (drawn(seed, B, H, 2 * p * N, D) for seed in (41, 42, 43))
     return [q * LARGE if large else q, k, v]
 
 
-def call(comm: Comm, fn: Callable, large: bool) -> Heard:
-    """fn(comm, read, attend) on one rank; a block takes a virtual second."""
+def call(comm: Comm, fn: Answer, large: bool) -> Heard:
+    """Call fn(comm, read, attend) on one rank; a block takes a virtual second."""
     read, work = set(), [0.0]
 
     def read_chunk(c: int) -> tuple[Tensor, ...]:
@@ -70,14 +70,14 @@ def call(comm: Comm, fn: Callable, large: bool) -> Heard:
     return Heard(type(left).__name__, found, read, work[0])
 
 
-def arrays_of(part: Any) -> tuple[np.ndarray, ...] | None:
-    """(out, lse) as arrays; None where it is no such pair."""
+def arrays_of(part: object) -> tuple[np.ndarray, ...] | None:
+    """Return (out, lse) as arrays; None if it is no such pair."""
     pair = isinstance(part, tuple | list) and len(part) == 2 and all(isinstance(x, Tensor) for x in part)
     return tuple(x.detach().cpu().numpy().copy() for x in part) if pair else None
 
 
-def attention_where(p: int, c: int, sees: Callable, large: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """(out, lse) of the queries of chunk c. sees(other): "all", "causal" or "" of the keys of each chunk."""
+def attention_where(p: int, c: int, sees: Callable[[int], str], large: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return (out, lse) of the queries of chunk c. sees(other): "all", "causal" or "" of the keys of each chunk."""
     q, k, v = sequence_of(p, large)
     scores = q[:, :, c * N : (c + 1) * N] @ k.mT / D**0.5
     earlier = torch.ones(N, N, dtype=torch.bool).tril()
@@ -86,19 +86,19 @@ def attention_where(p: int, c: int, sees: Callable, large: bool = False) -> tupl
     return (scores.softmax(-1) @ v).numpy(), scores.logsumexp(-1).numpy()
 
 
-def right_of(c: int) -> Callable:
+def right_of(c: int) -> Callable[[int], str]:
     return lambda other: "all" if other < c else "causal" if other == c else ""
 
 
 def parts_of(p: int, c: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """[out] and [lse] of chunk c for each chunk of keys that it hears alone."""
+    """Return [out] and [lse] of chunk c for each chunk of keys that it sees alone."""
     parts = [attention_where(p, c, lambda o, at=other: right_of(c)(o) if o == at else "") for other in range(c + 1)]
     outs, lses = zip(*parts, strict=True)
     return list(outs), list(lses)
 
 
-def explain(p: int, c: int, mine: set) -> Rows:
-    """[(out, reason)] of known mistakes in chunk c, on the rank that holds `mine`."""
+def explain(p: int, c: int, mine: set[int]) -> Rows:
+    """Return Rows (out, reason) of known mistakes in chunk c, on the rank that holds `mine`."""
     sees, (outs, lses) = right_of(c), parts_of(p, c)
     zigzag = [{r, 2 * p - 1 - r} for r in range(p)]
     pairs = zigzag if mine in zigzag else [{2 * r, 2 * r + 1} for r in range(p)]
@@ -108,7 +108,7 @@ def explain(p: int, c: int, mine: set) -> Rows:
     def of_ranks(o: int) -> str:
         return "all" if rank_of[o] < r or (rank_of[o] == r and o < c) else "causal" if o == c else ""
 
-    heard = (  # of which keys, and why
+    heard = (  # the keys seen, and why
         (lambda o: sees(o) and "all", "causal: In its own chunk a query hears keys after it, too: causal=True there."),
         (lambda o: "causal" if o == c else "all", f"causal: Chunk {c} hears all chunks, also the ones after it."),
         (lambda o: "all", f"causal: Chunk {c} hears all chunks, also the ones after it."),
@@ -165,7 +165,7 @@ def judge(run: Results, where: str, large: bool) -> None:
     check_work(run, where)
 
 
-def check_chunk(part: tuple, p: int, c: int, r: int, large: bool, where: str, mine: set) -> None:
+def check_chunk(part: tuple[np.ndarray, ...], p: int, c: int, r: int, large: bool, where: str, mine: set[int]) -> None:
     right, at = attention_where(p, c, right_of(c), large), f"of chunk {c} on rank {r}"
     for name, got, wanted in zip(("out", "lse"), part, right, strict=True):
         if got.shape != wanted.shape:
@@ -196,7 +196,7 @@ def check_work(run: Results, where: str) -> None:
 
 
 def check_traffic(run: Results) -> str:
-    """Raise Broken where a rank sends more than its k and v in each hop, or to others. Returns a fact."""
+    """Raise Broken if a rank sends more than its k and v in each hop, or to others. Returns a fact."""
     p, each = len(run), 2 * B * H * 2 * N * D * 8  # k and v of two chunks
     sent = [sum(e.nbytes for e in run.events if e.op == "send" and e.rank == r) for r in range(p)]
     check_peers(run.events, p)
@@ -212,7 +212,7 @@ def check_traffic(run: Results) -> str:
 
 
 def why_so_much(hops: float, messages: int, p: int) -> str:
-    """hops: how many times its k and v a rank has sent."""
+    """Return the hops: how many times a rank has sent its k and v."""
     if hops == p and messages % p == 0:
         return "one hop too many, at last everybody gets back what was its own."
     if hops == 1.5 * (p - 1):
@@ -224,8 +224,8 @@ def scores(p: int) -> int:
     return B * H * (2 * p * N) ** 2 * 8
 
 
-def time_of(fn: Callable, p: int) -> str:
-    """A fact: how many hops are under way while blocks are computed, where a hop takes a fraction of a step's work."""
+def time_of(fn: Answer, p: int) -> str:
+    """Return the fact that tells how many hops overlap with blocks, if a hop takes a fraction of a step's work."""
     run = simulate(p, call, fn, False, network=Ring(alpha=HOP, beta=0.0), evidence=False)
     waited = run.seconds - max(heard.work for heard in run)
     if waited < HOP / 2:
@@ -234,7 +234,7 @@ def time_of(fn: Callable, p: int) -> str:
         block 1 s: what starts before the blocks of a step is free"""
 
 
-def check_attention_around_ring(fn: Callable, runner: Runner = None) -> Passed:
+def check_attention_around_ring(fn: Answer, runner: Runner = None) -> Passed:
     def judge_all(run: Results, where: str, large: bool) -> None:
         judge(run, where, large)
         check_waits(run.events, len(run))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from numbers import Real
-from typing import Any
 
 from ...parallel.pipeline.overlap import Bar, hidden_by
 from ...schedules import Action
 from ..ranks import alone, capital, number
-from ..record import Broken, Exercise, Passed
+from ..record import Answer, Broken, Exercise, Passed
 
 FORWARD, BACKWARD, OTHER = Action(1, "F", 5), Action(6, "B", 1), Action(1, "F", 4)
 
@@ -34,7 +33,7 @@ CASES: tuple[tuple[str, tuple[float, float], list[Bar]], ...] = (  # (what it is
 )
 
 
-def check_hidden_by(fn: Callable) -> Passed:
+def check_hidden_by(fn: Answer) -> Passed:
     for what, (begin, end), computing in CASES:
         message = Bar(begin, end, FORWARD, "dispatch")
         given = copy.deepcopy(computing)
@@ -50,8 +49,8 @@ def check_hidden_by(fn: Callable) -> Passed:
     )
 
 
-def formed(found: Any, where: str) -> tuple[dict[str, float], float]:
-    """`found` as (dict, s)."""
+def formed(found: object, where: str) -> tuple[dict[str, float], float]:
+    """Return `found` as (dict, s)."""
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], dict):
         raise Broken(f"returns: {where} {found!r:.60} comes back: a dict and a number of seconds are needed.")
     under, rest = found
@@ -60,7 +59,7 @@ def formed(found: Any, where: str) -> tuple[dict[str, float], float]:
     if not all(isinstance(key, str) for key in under):
         key = next(key for key in under if not isinstance(key, str))
         raise Broken(f"returns: {where} {key!r} is a key: str(bar.action) is short, as 6B1.")
-    return under, float(rest)  # type: ignore[arg-type]
+    return under, float(rest)
 
 
 def judge(under: dict[str, float], rest: float, message: Bar, computing: Sequence[Bar], where: str) -> None:

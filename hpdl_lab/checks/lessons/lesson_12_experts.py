@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,11 +13,13 @@ from torch.nn.functional import gelu, linear
 from ...comm.base import Comm
 from ...parallel.experts import expert_layer
 from ..layer import Case, Part, arrays, check_layer, drawn
-from ..record import Exercise, Rows
+from ..record import Answer, Exercise, Rows
+
+Choose: TypeAlias = Callable[[int], list[Tensor]]  # choose(ranks) -> [(n, k) chosen ranks of each rank's tokens]
 
 D, HIDDEN, ITEMSIZE = 24, 3, 8
 TOKENS = (5, 3, 6, 4)  # of ranks 0, 1, ...: no two neighbors have as many
-CHOICES = 2  # experts of a token where there are more than two ranks
+CHOICES = 2  # experts of a token if there are more than two ranks
 FIRST, SECOND = "the expert's first weight", "the expert's second weight"
 
 
@@ -25,14 +28,14 @@ def tokens_of(p: int) -> list[int]:
 
 
 def spread(p: int) -> list[Tensor]:
-    """[(n, k) of each rank]: k different ranks for each token; of four ranks or more, rank 2 is chosen by nobody."""
+    """Return [(n, k) of each rank]: k different ranks for each token; of four ranks or more, none chooses rank 2."""
     k, ranks = (CHOICES if p > 2 else 1), torch.tensor([r for r in range(p) if p < 4 or r != 2])
     chosen = ranks[drawn(51, sum(tokens_of(p)), len(ranks)).argsort(1)[:, :k]]
     return list(chosen.split(tokens_of(p)))
 
 
 def all_on_one(p: int) -> list[Tensor]:
-    """All tokens choose the last rank, and no other."""
+    """Return a choice of the last rank, and no other, for all tokens."""
     return [torch.full((n, 1), p - 1) for n in tokens_of(p)]
 
 
@@ -40,7 +43,7 @@ def expert(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return linear(gelu(linear(x, up)), down)
 
 
-def case_of(p: int, choose: Callable) -> Case:
+def case_of(p: int, choose: Choose) -> Case:
     chosen = choose(p)
     n, k = tokens_of(p), chosen[0].shape[1]
     x, g, w = drawn(52, sum(n), D), drawn(53, sum(n), D), drawn(54, sum(n), k).sigmoid() + 0.5
@@ -50,7 +53,7 @@ def case_of(p: int, choose: Callable) -> Case:
     leaves = {"x": x, "weights": w, FIRST: torch.stack(ups), SECOND: torch.stack(downs)}
 
     def total(t: dict[str, Tensor], places: range | tuple[int, ...] = range(k), own: bool = False) -> Tensor:
-        """The sum over these of the k experts of each token; own: only where the expert is on the token's rank."""
+        """Return the sum over these of the k experts of each token; own: only if the expert is on the token's rank."""
         y = torch.zeros_like(x)
         for j in places:
             for r in range(p):
@@ -62,7 +65,7 @@ def case_of(p: int, choose: Callable) -> Case:
     def gradients(own: bool) -> dict[str, Tensor]:
         t = {name: tensor.clone().requires_grad_(True) for name, tensor in leaves.items()}
         total(t, own=own).backward(g)
-        return {name: tensor.grad for name, tensor in t.items()}  # type: ignore[misc]
+        return {name: tensor.grad for name, tensor in t.items() if tensor.grad is not None}
 
     def dealt(name: str, tensor: Tensor) -> list[Tensor]:
         return list(tensor) if name in (FIRST, SECOND) else list(tensor.split(n))
@@ -125,8 +128,8 @@ ORDER = """order: What comes back is in the order in which it was sent, by exper
 SET = "sum: A token has several copies: they are added to its place, not written over each other."
 
 
-def with_expert(fn: Callable, choose: Callable) -> Callable:
-    """The answer as a function of x, the weights and this rank's expert."""
+def with_expert(fn: Answer, choose: Choose) -> Callable[[Comm, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Return the answer as a function of x, the weights and this rank's expert."""
 
     def called(comm: Comm, x: Tensor, weights: Tensor, up: Tensor, down: Tensor) -> Tensor:
         calls = []
@@ -150,7 +153,7 @@ WHY = {
 }
 
 
-def part_of(choose: Callable) -> Part:
+def part_of(choose: Choose) -> Part:
     return Part(
         partial(case_of, choose=choose),
         "the weighted sum for each token of this rank, (n, d)",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from ...units import counted
 from ..checkers import because, engine_facts, in_all_cases, with_ranks
 from ..layer import Sent, Watch, cut, difference, drawn, equal, ring_bytes, why_wrong, width_for
 from ..ranks import SENTINEL, alone, capital, number, type_text, unlike
-from ..record import Broken, Exercise, Passed, Rows, Runner
+from ..record import Answer, Broken, Exercise, Passed, Rows, Runner
 from ..traffic import check_waits
 
 ROOM = 3  # positions that stay free in the cache
@@ -34,18 +34,18 @@ class Layer(NamedTuple):
     heads: int
 
     def room(self) -> tuple[int, int, int, int]:
-        """The shape of its cache."""
+        """Return the shape of its cache."""
         b, tokens, d = self.x.shape
         return b, self.heads, tokens + ROOM, d // self.heads
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v of all positions, each (b, heads, tokens, n)."""
+        """Return q, k, v of all positions, each (b, heads, tokens, n)."""
         q, k, v = (self.x @ self.qkv.T).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
 
 class Step(NamedTuple):
-    """What an answer returned for one more token, the operations it took, and the cache that it left."""
+    """The returned value for one more token, the operations it took, and the cache that the answer left."""
 
     y: Any
     flops: int
@@ -58,7 +58,7 @@ def layer_of(b: int, heads: int, width: int, tokens: int) -> Layer:
     return Layer(drawn(1, b, tokens, width), drawn(2, 3 * width, width) / 2, drawn(3, width, width) / 2, heads)
 
 
-def decode(fn: Callable, layer: Layer) -> list[Step]:
+def decode(fn: Answer, layer: Layer) -> list[Step]:
     """Call the answer for one token after the other."""
     keys, values = (torch.full(layer.room(), SENTINEL, dtype=layer.x.dtype) for _ in range(2))
     steps = []
@@ -71,7 +71,7 @@ def decode(fn: Callable, layer: Layer) -> list[Step]:
     return steps
 
 
-def check_decode_step(fn: Callable) -> Passed:
+def check_decode_step(fn: Answer) -> Passed:
     for shape in SHAPES:
         layer = layer_of(*shape)
         where = f"with {counted(shape[0], 'sequence')}, {counted(shape[1], 'head')} and a width of {shape[2]}"
@@ -90,13 +90,13 @@ def check_decode_step(fn: Callable) -> Passed:
 
 
 def right_of(layer: Layer) -> Tensor:
-    """(b, tokens, d): what attention says at each position."""
+    """Return (b, tokens, d): the result of attention at each position."""
     heard = scaled_dot_product_attention(*layer.parts(), is_causal=True)
     return heard.transpose(1, 2).flatten(2) @ layer.out.T
 
 
 def check_values(steps: list[Step], layer: Layer, where: str) -> None:
-    """Raise Broken where what is returned for a token is wrong."""
+    """Raise Broken if the result for a token is wrong."""
     right = right_of(layer)
     for s, step in enumerate(steps, 1):
         wanted = right[:, s - 1]
@@ -112,7 +112,7 @@ def check_values(steps: list[Step], layer: Layer, where: str) -> None:
 
 
 def mistakes(layer: Layer, s: int) -> Iterator[tuple[np.ndarray, str]]:
-    """(what may be returned for token s, what is wrong with it)."""
+    """Yield (what may be returned for token s, what is wrong with it)."""
     parts = layer.parts()
     d, n = layer.x.shape[-1], parts[0].shape[-1]
     q, new = parts[0][:, :, s - 1], s - 1
@@ -154,19 +154,19 @@ def mistakes(layer: Layer, s: int) -> Iterator[tuple[np.ndarray, str]]:
 
 
 def flops_of(layer: Layer, positions: int) -> int:
-    """Operations of one token that is multiplied once and attends to so many positions."""
+    """Return the operations of one token that is multiplied once and attends to so many positions."""
     b, _, d = layer.x.shape
     return 8 * b * d * d + 4 * b * positions * d
 
 
 def flops_without(layer: Layer) -> int:
-    """Operations of the last token without a cache: keys and values of all positions, one query."""
+    """Return the operations of the last token without a cache: keys and values of all positions, one query."""
     b, s, d = layer.x.shape
     return flops_of(layer, s) + 4 * b * (s - 1) * d * d
 
 
 def check_work(steps: list[Step], layer: Layer, where: str) -> None:
-    """Raise Broken where a token costs more than one row of each product, and attention to all of the room."""
+    """Raise Broken if a token costs more than one row of each product, and attention to all of the room."""
     most = flops_of(layer, layer.room()[2])
     for step in steps:
         if step.flops <= most:
@@ -184,7 +184,7 @@ def check_work(steps: list[Step], layer: Layer, where: str) -> None:
 
 
 def check_cache(steps: list[Step], layer: Layer, where: str) -> None:
-    """Raise Broken where the cache is not what the next token needs."""
+    """Raise Broken if the cache is not what the next token needs."""
     _, k, v = layer.parts()
     for s, step in enumerate(steps, 1):
         for name, got, right in (("keys", step.keys, k), ("values", step.values, v)):
@@ -234,17 +234,17 @@ class Heads:
 
 
 class Decoded(NamedTuple):
-    """What a rank returned for each token, what that was, how often each cache was asked, and what was sent."""
+    """A rank's results for each token, their kinds, how often each cache was asked, and what was sent."""
 
-    ys: list
-    kinds: list
+    ys: list[np.ndarray | None]
+    kinds: list[str]
     calls: list[int]
     sent: Sent
     changed: bool
 
 
 def heads_for(p: int) -> int:
-    """Of a layer that p ranks share."""
+    """Return the number of heads of a layer that p ranks share."""
     return width_for(p, 4)
 
 
@@ -255,7 +255,7 @@ def wholes(heads: int) -> list[Whole]:
 
 
 def shards_of(heads: int, p: int, r: int) -> list[Shard]:
-    """What a rank has of each layer, with empty caches."""
+    """Return a rank's part of each layer, with empty caches."""
     found = []
     for whole in wholes(heads):
         qkv = torch.cat([cut(part, p, 0)[r] for part in cut(whole.qkv, 3, 0)])
@@ -268,8 +268,8 @@ def tokens(heads: int) -> list[Tensor]:
     return [drawn(90 + i, BATCH, heads * HEAD) for i in range(TOKENS)]
 
 
-def decode_on(comm: Comm, fn: Callable) -> Decoded:
-    """Some tokens, one after the other, on one rank."""
+def decode_on(comm: Comm, fn: Answer) -> Decoded:
+    """Decode some tokens, one after the other, on one rank."""
     heads = heads_for(comm.size)
     shards, watch = shards_of(heads, comm.size, comm.rank), Watch(comm)
     ys, kinds, changed = [], [], False
@@ -279,25 +279,25 @@ def decode_on(comm: Comm, fn: Callable) -> Decoded:
         kinds.append(type(y).__name__)
         ys.append(y.detach().numpy().copy() if isinstance(y, Tensor) else None)
         changed |= not torch.equal(given, x)
-    return Decoded(ys, kinds, [shard.attend.calls for shard in shards], watch.phase(), changed)  # type: ignore[attr-defined]
+    return Decoded(ys, kinds, [shard.attend.calls for shard in shards], watch.phase(), changed)  # pyrefly: ignore[missing-attribute]
 
 
 def variant(heads: int, p: int = 1, **how: bool) -> list[np.ndarray]:
-    """What p ranks say about each token on rank 0, with one mistake, if any."""
+    """Return the results of p ranks for each token on rank 0, with one mistake, if any."""
     shards = [shards_of(heads, p, r) for r in range(p)]
     ys = []
     for x in tokens(heads):
         for parts in zip(*shards, strict=True):
             inner = x if how.get("bare") else norm(x)
             said = [part.attend(*(inner @ part.qkv.T).chunk(3, -1)) @ part.out.T for part in parts]
-            heard = said[0] if how.get("own") else sum(said) / (p if how.get("mean") else 1)
+            heard = said[0] if how.get("own") else sum(said, torch.zeros(())) / (p if how.get("mean") else 1)
             if how.get("one"):
                 heard, inner = heard + (p - 1) * x, inner
             old, x = x, heard if how.get("plain") else x + heard
             inner = norm(old) if how.get("beside") else x if how.get("bare") else norm(x)
             wide = [inner @ part.up.T for part in parts]
             said = [(w if how.get("linear") else gelu(w)) @ part.down.T for w, part in zip(wide, parts, strict=True)]
-            heard = said[0] if how.get("own") else sum(said) / (p if how.get("mean") else 1)
+            heard = said[0] if how.get("own") else sum(said, torch.zeros(())) / (p if how.get("mean") else 1)
             if how.get("one"):
                 heard = heard + (p - 1) * x
             x = heard if how.get("plain") else x + heard
@@ -345,7 +345,7 @@ def judge_decoded(run: Results, where: str) -> None:
 
 
 def check_sent(run: Results, where: str) -> None:
-    """Raise Broken where ranks together send more than two all-reduces of b d numbers for each layer."""
+    """Raise Broken if ranks together send more than two all-reduces of b d numbers for each layer."""
     p, n = len(run), BATCH * heads_for(len(run)) * HEAD
     total, most = sum(decoded.sent.nbytes for decoded in run), ring_bytes(p, 8 * n, 2 * LAYERS * TOKENS)
     sent = run[0].sent
@@ -360,7 +360,7 @@ def check_sent(run: Results, where: str) -> None:
             heads and columns stay where they are; only what is added travels.""")
 
 
-def check_tensor_parallel_decode(fn: Callable, runner: Runner = None) -> Passed:
+def check_tensor_parallel_decode(fn: Answer, runner: Runner = None) -> Passed:
     def judge(run: Results, where: str) -> None:
         judge_decoded(run, where)
         check_waits(run.events, len(run))

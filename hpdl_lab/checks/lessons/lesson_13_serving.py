@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ...inference.pages import reserve
 from ...inference.scheduler import Lengths, schedule, schedule_static, virtual_steps
@@ -13,7 +13,7 @@ from ...inference.speculative import expected_tokens
 from ...units import counted
 from ..checkers import because, reason
 from ..ranks import alone, capital, number, real, type_text
-from ..record import Broken, Exercise, Passed, Reason
+from ..record import Answer, Broken, Exercise, Passed, Reason
 
 Steps = list[dict[int, int]]
 NEW = (20, 3, 6, 2, 4, 14, 3, 9, 2, 5, 12, 4, 6, 10, 3, 5)  # tokens to generate
@@ -58,7 +58,7 @@ class Watched:
     Raises:  Broken for a choice that may not be.
     """
 
-    def __init__(self, fn: Callable) -> None:
+    def __init__(self, fn: Answer) -> None:
         self.fn, self.idle, self.refills = fn, list[tuple[int, int]](), set[bool]()
         self.calls = 0
 
@@ -85,7 +85,9 @@ class Watched:
         return list(counts)
 
 
-def check_counts(counts: Any, running: list[int], waiting: list[int], slots: int, budget: int, said: str) -> None:
+def check_counts(
+    counts: Sequence[int], running: list[int], waiting: list[int], slots: int, budget: int, said: str
+) -> None:
     """Raise Broken for a choice that may not be, whatever comes next."""
     if not isinstance(counts, list | tuple) or not all(type(n) is int for n in counts):
         raise Broken(f"returns: {said}: return a list of ints, first one for each running request.")
@@ -114,7 +116,7 @@ def check_counts(counts: Any, running: list[int], waiting: list[int], slots: int
 
 
 def check_prompts(counts: Sequence[int], left: list[int], decodes: list[int], budget: int, said: str) -> None:
-    """Raise Broken where prompts are not read in order of arrival, each as far as the budget goes."""
+    """Raise Broken if prompts are not read in order of arrival, each as far as the budget goes."""
     prompts = [i for i in range(len(counts)) if i not in decodes]
     for first, second in zip(prompts, prompts[1:], strict=False):
         if counts[first] < left[first] and counts[second]:
@@ -126,7 +128,7 @@ def check_prompts(counts: Sequence[int], left: list[int], decodes: list[int], bu
             {short} could read more of its prompt: as much as fits.""")
 
 
-def watched(fn: Callable, load: Load) -> Broken | tuple[Steps, Watched]:
+def watched(fn: Answer, load: Load) -> Broken | tuple[Steps, Watched]:
     choose = Watched(fn)
     try:
         return virtual_steps(*load, choose=choose), choose
@@ -134,8 +136,8 @@ def watched(fn: Callable, load: Load) -> Broken | tuple[Steps, Watched]:
         return broken
 
 
-def one_choice(fn: Callable, running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> Broken | None:
-    """What is wrong with a choice by itself."""
+def one_choice(fn: Answer, running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> Broken | None:
+    """Return what is wrong with a choice by itself."""
     choose = Watched(fn)
     try:
         counts = choose([*running], [*waiting], slots, budget)
@@ -144,7 +146,7 @@ def one_choice(fn: Callable, running: Sequence[int], waiting: Sequence[int], slo
     return Broken(f"idle: a slot is free after {counts}, and requests wait for it.") if choose.idle else None
 
 
-def check_schedule(fn: Callable) -> Passed:
+def check_schedule(fn: Answer) -> Passed:
     for load in (MIXED, ALONE, CHUNKS, NARROW, *map(random_load, range(3))):
         found = alone(watched, fn, load, where=str(load))
         if isinstance(found, Broken):
@@ -167,15 +169,15 @@ def check_schedule(fn: Callable) -> Passed:
     )
 
 
-def compared(fn: Callable = schedule) -> tuple[dict[str, Steps], int, int]:
-    """({how: steps} of static and of continuous batching by `fn`, slots, the least number of steps)."""
+def compared(fn: Answer = schedule) -> tuple[dict[str, Steps], int, int]:
+    """Return ({how: steps} of static and of continuous batching by `fn`, slots, the least number of steps)."""
     runs = {"static batching": schedule_static, "yours": fn}
     least = math.ceil(sum(NEW) / MIXED.slots)
     return {how: virtual_steps(*MIXED, choose=choose) for how, choose in runs.items()}, MIXED.slots, least
 
 
 def told_idle(load: Load, steps: Steps, choose: Watched) -> str:
-    """What slots that were empty have cost."""
+    """Return the cost of slots that were empty."""
     best, total = len(virtual_steps(*load)), sum(n for _, n in choose.idle)
     at, n = choose.idle[0]
     text = f"""{capital(str(load))}, {counted(total, "slot")} were idle while requests waited, first {n} of them in step
@@ -204,7 +206,7 @@ SMALL = (  # free, pages of the request, tokens
 COUNT, ROUNDS = 48, 400
 
 
-def check_reserve(fn: Callable) -> Passed:
+def check_reserve(fn: Answer) -> Passed:
     for free, pages, tokens in SMALL:
         where = f"reserve({free}, {pages}, {tokens}, {SIZE})"
         returned, after, held = alone(once, fn, free, pages, tokens, where=f"in {where}")
@@ -223,13 +225,13 @@ def check_reserve(fn: Callable) -> Passed:
     )
 
 
-def once(fn: Callable, free: list[int], pages: list[int], tokens: int) -> tuple[Any, list[int], list[int]]:
+def once(fn: Answer, free: list[int], pages: list[int], tokens: int) -> tuple[object, list[int], list[int]]:
     after, held = [*free], [*pages]
     return fn(after, held, tokens, SIZE), after, held
 
 
-def misuse(returned: Any, free: list[int], pages: list[int], after: list[int], held: list[int], tokens: int) -> str:
-    """What is wrong with a call that has made after of free and held of pages: a Reason, or ""."""
+def misuse(returned: object, free: list[int], pages: list[int], after: list[int], held: list[int], tokens: int) -> str:
+    """Return what is wrong with a call that has made after of free and held of pages: a Reason, or ""."""
     needed = math.ceil(tokens / SIZE)
     missing = max(0, needed - len(pages))
     now = f"free is {after} and pages are {held}"
@@ -265,8 +267,8 @@ def misuse(returned: Any, free: list[int], pages: list[int], after: list[int], h
     return ""
 
 
-def worked(fn: Callable) -> Broken | tuple[float, int, int, float]:
-    """(pages that were empty, refusals, requests, share of scattered ones) of a random workload, or what broke."""
+def worked(fn: Answer) -> Broken | tuple[float, int, int, float]:
+    """Return (pages that were empty, refusals, requests, share of scattered ones) of a random workload, or Broken."""
     chance, free, requests = random.Random(13), [*range(COUNT)], list[tuple[list[int], int]]()
     waste, refused, held, scattered = 0.0, 0, 0, 0
     for _ in range(ROUNDS):
@@ -298,7 +300,7 @@ def worked(fn: Callable) -> Broken | tuple[float, int, int, float]:
 ACCEPTANCES, GAMMAS, ITERATIONS = (0.8, 0.5, 0.0, 1.0), (3, 1, 7, 0), 20_000
 
 
-def check_expected_tokens(fn: Callable) -> Passed:
+def check_expected_tokens(fn: Answer) -> Passed:
     for a in ACCEPTANCES:
         for gamma in GAMMAS:
             where = f"with an acceptance of {a:g} and γ = {gamma}"
@@ -324,7 +326,7 @@ DRAFT = 0.8, 4
 
 
 def guesses(a: float, gamma: int) -> list[tuple[float, Reason]]:
-    """What may be said, and what is wrong with it."""
+    """Return Rows of what may be said, and what is wrong with it."""
     kept = sum(a**k for k in range(1, gamma + 1))
     return [
         (
@@ -343,7 +345,7 @@ def guesses(a: float, gamma: int) -> list[tuple[float, Reason]]:
 
 
 def played(a: float, gamma: int) -> float:
-    """Tokens of an iteration on average, drawn at random."""
+    """Return the tokens of an iteration on average, drawn at random."""
     chance, tokens = random.Random(5), 0
     for _ in range(ITERATIONS):
         tokens += 1 + next((k for k in range(gamma) if chance.random() >= a), gamma)

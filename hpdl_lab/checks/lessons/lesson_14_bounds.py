@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ from ...performance.machines import BYTES, PROCESSORS
 from ...units import amount_text
 from ..checkers import because, reason
 from ..ranks import alone, capital, real
-from ..record import Broken, Exercise, Passed, Reason
+from ..record import Answer, Broken, Exercise, Passed, Reason
 
 SHOWN = "H100 SXM"  # by the text
-WIDE = 8192  # rows and columns of the weights of which the text speaks
+WIDE = 8192  # rows and columns of the weights in the text
 SHAPES = ((3, 4, 5), (24, 4096, 11008), (1, WIDE, WIDE), (4096, 4096, 14336), (8192, 64, 4096), (96, 320, 48))
 
 
@@ -58,12 +58,12 @@ def products(names: Iterable[str]) -> Iterator[tuple[str, Product]]:
                 yield f"with ({m}, {k}) @ ({k}, {n}) in {dtype} on {hardware}", Product(m, k, n, *given)
 
 
-def least_batch(fn: Callable, bytes_each: int, peak: float, bandwidth: float) -> int:
+def least_batch(fn: Answer, bytes_each: int, peak: float, bandwidth: float) -> int:
     """Return the least m for which fn says that arithmetic bounds (m, WIDE) @ (WIDE, WIDE)."""
     return next(m for m in count(1) if fn(m, WIDE, WIDE, bytes_each, peak, bandwidth)[1] == "compute")
 
 
-def check_attainable(fn: Callable) -> Passed:
+def check_attainable(fn: Answer) -> Passed:
     others = {name: processor for name, processor in PROCESSORS.items() if name != SHOWN}
     cases = [*products(others)]
     for where, product in cases:
@@ -80,7 +80,7 @@ def check_attainable(fn: Callable) -> Passed:
     )
 
 
-def check_product(fn: Callable, product: Product, where: str) -> None:
+def check_product(fn: Answer, product: Product, where: str) -> None:
     """Raise Broken unless fn says what a product reaches, and which roof bounds it."""
     got = alone(fn, *product, where=where)
     try:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...collectives import cost
 from ...performance.links import cheapest_link, offers
 from ...units import amount_text
 from ..checkers import because, reason
 from ..ranks import alone, capital
-from ..record import Broken, Exercise, Passed, Rows
+from ..record import Answer, Broken, Exercise, Passed, Rows
 
 Links = tuple[tuple[str, float, float], ...]
 DEFAULT = 0.9  # of hidden
@@ -35,7 +34,7 @@ class Task(NamedTuple):
 
     def seconds(self, i: int = 0) -> float:
         """Return how long the ring takes over link i."""
-        price = cost.all_reduce(self.ranks, self.gradient_bytes)  # type: ignore[arg-type]
+        price = cost.all_reduce(self.ranks, self.gradient_bytes)
         return price.seconds(self.links[i][2], 1 / self.links[i][1])
 
 
@@ -47,7 +46,7 @@ SINGLE = (
 )
 
 
-def check_cheapest_link(fn: Callable) -> Passed:
+def check_cheapest_link(fn: Answer) -> Passed:
     for task in SINGLE:
         check_time(fn, task)
     chance, cases = random.Random(14), [(MADE_UP, 0.1), (MADE_UP, 1e-6)]
@@ -59,17 +58,17 @@ def check_cheapest_link(fn: Callable) -> Passed:
     )
 
 
-def answer(fn: Callable, task: Task, backward_s: float, where: str) -> str | None:
+def answer(fn: Answer, task: Task, backward_s: float, where: str) -> str | None:
     """Return the name that fn returns, or None."""
     more = () if task.hidden == DEFAULT else (task.hidden,)
-    got: Any = alone(fn, list(task.links), task.gradient_bytes, task.ranks, backward_s, *more, where=where)
+    got = alone(fn, list(task.links), task.gradient_bytes, task.ranks, backward_s, *more, where=where)
     if got is None or (isinstance(got, str) and got in [name for name, *_ in task.links]):
         return got
     text = "return the name of one link in the list, or None if no link hides enough"
     raise Broken(f"returns: {capital(where)}, your function returned {got!r}: {text}.")
 
 
-def least_backward(fn: Callable, task: Task, where: str) -> float:
+def least_backward(fn: Answer, task: Task, where: str) -> float:
     """Return the backward, in s, from which fn accepts the only link of task; 0 if always, inf if never."""
     low, high = (task.hidden * task.seconds() * factor for factor in (1 / FAR, FAR))
     shortest, longest = answer(fn, task, low, where), answer(fn, task, high, where)
@@ -83,7 +82,7 @@ def least_backward(fn: Callable, task: Task, where: str) -> float:
     return high
 
 
-def check_time(fn: Callable, task: Task) -> None:
+def check_time(fn: Answer, task: Task) -> None:
     """Raise Broken unless fn accepts the only link of task from the right backward on."""
     (_, n, p, hidden), ((name, bandwidth, latency),) = task, task.links
     link = f"{name} ({amount_text(bandwidth)}/s, {amount_text(latency, 's')})"
@@ -133,7 +132,7 @@ def reasons(p: int, hidden: float) -> Rows:
     ]
 
 
-def check_choice(fn: Callable, links: Links, backward_s: float) -> None:
+def check_choice(fn: Answer, links: Links, backward_s: float) -> None:
     """Raise Broken unless fn returns the first of several links that hides enough."""
     task = Task(links, 1e9, 16)
     where = f"with 16 ranks, 1 GB of gradients, and {amount_text(backward_s, 's')} of backward"

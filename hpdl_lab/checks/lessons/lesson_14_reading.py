@@ -12,7 +12,7 @@ from ...performance.reading import play, trace, workers_and_prefetch
 from ...units import counted
 from ..checkers import because
 from ..ranks import alone, capital
-from ..record import Broken, Exercise, Passed, Reason
+from ..record import Answer, Broken, Exercise, Passed, Reason
 
 LIMIT = 0.01  # of the time of the steps, which waits may add
 NEXT = range(100, 110)  # seeds of epochs that follow
@@ -85,7 +85,7 @@ MISTAKES: tuple[tuple[Reason, Callable[[Case], int | Pair | None]], ...] = (
 )
 
 
-def check_workers(fn: Callable) -> Passed:
+def check_workers(fn: Answer) -> Passed:
     answers = {case: answer(fn, case) for case in CASES}
     wrong = [case for case, got in answers.items() if got != least(case)]
     for why, mistake in MISTAKES if wrong else ():
@@ -106,7 +106,7 @@ def check_workers(fn: Callable) -> Passed:
     )
 
 
-def answer(fn: Callable, case: Case) -> Pair | None:
+def answer(fn: Answer, case: Case) -> Pair | None:
     """Return what fn returns: (workers, prefetch), or None."""
     got = alone(fn, [*case.reads], *case[2:], where=case.where)
     try:

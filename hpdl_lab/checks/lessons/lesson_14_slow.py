@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 from ...performance.slow import STEPS, TEXTS, Counts, Job, count, table, train_quickly, train_slowly
 from ...units import counted
 from ..checkers import because
 from ..ranks import alone, capital, number, real, type_text
-from ..record import Broken, Exercise, Passed, Reason
+from ..record import Answer, Broken, Exercise, Passed, Reason
 
 JOBS = (Job(cores=12, ranks=3, rank=1), Job(cores=10, ranks=4, rank=3))
 GRAPHS = 2  # the second one, if torch finds out by itself that the number of rows changes
 
 
-def check_train(fn: Callable) -> Passed:
-    for job in JOBS:
-        where = f"on rank {job.rank} of a node with {counted(job.ranks, 'rank')} and {counted(job.cores, 'core')}"
-        right = count(train_quickly, job)  # before fn: the first compilation takes seconds
-        got = alone(count, fn, job, where=where)
-        check_losses(got, right, capital(where))
-        for is_wrong, why in faults(got, right):
-            if is_wrong:
-                text = f"{capital(where)}, the losses are right."
-                raise Broken(str(because(why, text)), table({"yours": got, "repaired": right}))
+def check_train(fn: Answer) -> Passed:
+    *_, got = [check_job(fn, job) for job in JOBS]
     return Passed(
         f"the losses of the slow script, on {len(JOBS)} nodes",
         f"""{counted(got.graphs, "graph")} for {STEPS} steps, no graph break,
-        {counted(got.synchronizations, "synchronization")}, {counted(got.threads, "thread")} on {job.cores} cores, no
-        bytes waited for, and every text that is read is used""",
+        {counted(got.synchronizations, "synchronization")}, {counted(got.threads, "thread")} on {JOBS[-1].cores} cores,
+        no bytes waited for, and every text that is read is used""",
     )
+
+
+def check_job(fn: Answer, job: Job) -> Counts:
+    """Raise Broken unless fn is right and quick on this node; return what it took."""
+    where = f"on rank {job.rank} of a node with {counted(job.ranks, 'rank')} and {counted(job.cores, 'core')}"
+    right = count(train_quickly, job)  # before fn: the first compilation takes seconds
+    got = alone(count, fn, job, where=where)
+    check_losses(got, right, capital(where))
+    for is_wrong, why in faults(got, right):
+        if is_wrong:
+            text = f"{capital(where)}, the losses are right."
+            raise Broken(str(because(why, text)), table({"yours": got, "repaired": right}))
+    return got
 
 
 def check_losses(got: Counts, right: Counts, where: str) -> None:
     """Raise Broken unless the script returned the loss of each step."""
     try:
-        losses = list(got.losses)
+        losses: list[Any] = list(got.losses)
         kept = any(getattr(loss, "requires_grad", False) for loss in losses)
         values = [real(loss.detach() if kept else loss) for loss in losses]
     except (TypeError, ValueError, RuntimeError, AttributeError):

@@ -1,13 +1,12 @@
 """Notebook 14: how many ranks train fastest, judged by the step of each choice on nodes that the text does not show."""
 
 import math
-from collections.abc import Callable
 
 from ...performance.threads import split_cores
 from ...trace import seconds_text
 from ...units import counted
 from ..ranks import alone, real
-from ..record import Broken, Exercise, Passed, Reason
+from ..record import Answer, Broken, Exercise, Passed, Reason
 
 PASSES = 0.05  # regret: how much longer a step takes than with the best split, as a share
 Node = tuple[int, int, int, float, float, float, float, float]  # the arguments of split_cores, in its order
@@ -38,7 +37,7 @@ def steps(node: Node) -> dict[int, float]:
     return {r: s + max(a, m) + x for r in range(1, node[0] + 1) if node[0] % r == 0 for s, a, m, x in [parts(node, r)]}
 
 
-def check_split_cores(fn: Callable) -> Passed:
+def check_split_cores(fn: Answer) -> Passed:
     where = {name: f"On {name} ({', '.join(f'{value:g}' for value in node)})" for name, node in NODES.items()}
     chosen = {name: choice(fn, node, where[name]) for name, node in NODES.items()}
     regrets = {name: steps(node)[chosen[name]] / min(steps(node).values()) - 1 for name, node in NODES.items()}
@@ -54,7 +53,7 @@ def check_split_cores(fn: Callable) -> Passed:
     return Passed(f"{found}; numbers of ranks: {', '.join(map(str, sorted(set(chosen.values()))))}")
 
 
-def choice(fn: Callable, node: Node, where: str) -> int:
+def choice(fn: Answer, node: Node, where: str) -> int:
     got = alone(fn, *node, where=where)
     try:
         ranks = real(got)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from typing import NamedTuple
 
 from ...performance.machines import PROCESSORS
 from ...performance.utilization import model_flops_utilization
 from ..checkers import because, reason
 from ..ranks import alone, capital, real
-from ..record import Broken, Exercise, Passed, Reason
+from ..record import Answer, Broken, Exercise, Passed, Reason
 
 
 class Training(NamedTuple):
@@ -52,7 +51,7 @@ def random_training(seed: int) -> Training:
     return Training(parameters, layers, width, sequence, tokens_per_s, devices, peak, recomputed)
 
 
-def check_utilization(fn: Callable) -> Passed:
+def check_utilization(fn: Answer) -> Passed:
     drawn = [random_training(seed) for seed in range(20)]
     for training in (*(training for training, *_ in PUBLISHED.values()), *drawn):
         check_training(fn, training)
@@ -65,7 +64,7 @@ def check_utilization(fn: Callable) -> Passed:
     return Passed(*facts)
 
 
-def check_training(fn: Callable, training: Training) -> None:
+def check_training(fn: Answer, training: Training) -> None:
     """Raise Broken unless fn says both utilizations of a training."""
     where = capital(str(training))
     got = alone(fn, *training, where=where)

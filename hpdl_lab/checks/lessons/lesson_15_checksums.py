@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...collectives import ring
 from ...collectives.chunks import bounds
@@ -18,10 +19,12 @@ from ...resilience.checksums import Flips, checked_all_reduce, flip, swap
 from ...units import counted
 from ..checkers import engine_facts
 from ..ranks import capital, case, number, simulate
-from ..record import Broken, Exercise, Passed, Reason, Runner
+from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_peers, check_waits, messages_sent
 
-Pairs = list[tuple[int, int]]
+Pairs: TypeAlias = list[tuple[int, int]]
+Faults: TypeAlias = dict[tuple[int, int], Callable[[Tensor], object]]
+Given: TypeAlias = list[tuple[np.ndarray, Faults, bool]]
 CASES = ((3, 30), (2, 31), (5, 33), (3, 2), (2, 0), (1, 9))  # (ranks, elements)
 RUNS = ((2, 120), (3, 90), (5, 30))  # without faults, with so many ranks: so many
 OF_FAULTS = {2: 8, 3: 2, 5: 1}  # with so many ranks: so many kinds at each rank and hop
@@ -30,7 +33,7 @@ N = 31  # elements with faults
 SCALES = (1.0, 1e12, 1e-12)
 
 
-def call(comm: Comm, fn: Callable, given: list[tuple[np.ndarray, dict, bool]]) -> list[tuple[Any, np.ndarray]]:
+def call(comm: Comm, fn: Answer, given: list[tuple[np.ndarray, Faults, bool]]) -> list[tuple[object, np.ndarray]]:
     """Call fn for each (values, faults, whether they are in memory); returns [(what it returned, x)]."""
     left = []
     for values, faults, memory in given:
@@ -40,7 +43,7 @@ def call(comm: Comm, fn: Callable, given: list[tuple[np.ndarray, dict, bool]]) -
     return left
 
 
-def in_batches(p: int, fn: Callable, given: list, where: str) -> list[list[tuple[Any, np.ndarray]]]:
+def in_batches(p: int, fn: Answer, given: Given, where: str) -> list[list[tuple[object, np.ndarray]]]:
     """Return what `call` returns on each rank, in short runs."""
     runs = [simulate(p, call, fn, given[i : i + BATCH], where=where) for i in range(0, len(given), BATCH)]
     return [[left for run in runs for left in run[r]] for r in range(p)]
@@ -60,7 +63,7 @@ def pairs(out: Any, where: str) -> Pairs:
         raise Broken(f"returns: {capital(where)}, your function returned {out!r}: {text}.") from None
 
 
-def check_checked_all_reduce(fn: Callable, runner: Runner = None) -> Passed:
+def check_checked_all_reduce(fn: Answer, runner: Runner = None) -> Passed:
     chance = random.Random(15)
     for p, n in CASES:
         values = made("ordinary", chance, p, n)
@@ -154,7 +157,7 @@ def check_sum(run: Results, values: np.ndarray, where: str) -> None:
         pairs(out, where)
 
 
-def check_traffic(fn: Callable, chance: random.Random) -> tuple[float, Results]:
+def check_traffic(fn: Answer, chance: random.Random) -> tuple[float, Results]:
     """Return which share of bytes is sent on top of the ring's, and the run; raise Broken if it is too much."""
     p, n = 3, 10_000
     values, where = made("ordinary", chance, p, n), f"With 3 ranks and {10_000:,} elements,"
@@ -179,7 +182,7 @@ def check_traffic(fn: Callable, chance: random.Random) -> tuple[float, Results]:
     return nbytes / best - 1, run
 
 
-def check_clean(fn: Callable, chance: random.Random, p: int, times: int) -> int:
+def check_clean(fn: Answer, chance: random.Random, p: int, times: int) -> int:
     """Return the number of runs; raise Broken if a rank notes anything, though nothing is wrong."""
     kinds = list(KINDS)
     sizes = [chance.choice((p, 2 * p + 1, 7 * p, 12 * p + 2)) for _ in range(times)]
@@ -256,15 +259,16 @@ def change(x: torch.Tensor, kind: str, m: int, i: int, other: np.ndarray) -> Non
         x[:m] = x[:m].roll(1) if kind == "moved" else new
 
 
-def plans(chance: random.Random, p: int) -> list[tuple[str, float, int, int, np.ndarray, dict, bool]]:
+def plans(chance: random.Random, p: int) -> list[tuple[str, float, int, int, np.ndarray, Faults, bool]]:
     """Make up faults at each rank and hop: [(kind, scale, rank, hop, values, faults, whether in memory)]."""
-    made_up: list[tuple[str, float, int, int, np.ndarray, dict, bool]] = []
+    made_up: list[tuple[str, float, int, int, np.ndarray, Faults, bool]] = []
     m, last, signs = N // p, 2 * p - 3, [chance.choice((-1.0, 1.0)) for _ in range(N)]
 
     def add(kind: str, rank: int, hops: tuple[int, ...]) -> None:
         scale = SCALES[len(made_up) % 3]
         values = made("ordinary", chance, p, N) * scale * signs
         other = made("ordinary", chance, 1, N)[0] * scale
+        faults: Faults
         i, how, reader = chance.randrange(m), "sign" if kind == "two" else kind, (rank + 1) % p
         if kind == "memory":
             i, how, at = i + bounds(N, p, reader - hops[0] - 2)[0], "exponent", (reader, hops[0])
@@ -283,7 +287,7 @@ def plans(chance: random.Random, p: int) -> list[tuple[str, float, int, int, np.
     return made_up
 
 
-def check_faults(fn: Callable, chance: random.Random) -> int:
+def check_faults(fn: Answer, chance: random.Random) -> int:
     """Return the number of faults; raise Broken unless each one is noted once, by the next rank, at its hop."""
     seen = []
     for p, _ in RUNS:
@@ -383,7 +387,7 @@ def explained(wrong: list[Fault], seen: list[Fault]) -> Broken:
 # -- on the engines ----------------------------------------------------------------------------------------------------
 
 
-def call_engines(comm: Comm, fn: Callable) -> list[tuple[Any, np.ndarray]]:
+def call_engines(comm: Comm, fn: Answer) -> list[tuple[object, np.ndarray]]:
     """Call fn without a fault, then with one in the last message of rank 0."""
     values = made("ordinary", random.Random(15), comm.size, 1001)
     return call(comm, fn, [(values, {}, False), (values, {(0, 2 * comm.size - 3): partial(flip, i=3, bit=63)}, False)])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from ...resilience.shards import ITEM, LATEST, Disk, opened
 from ...units import counted
 from ..checkers import because
 from ..ranks import capital, simulate, unlike
-from ..record import Broken, Exercise, Passed, Reason
+from ..record import Answer, Broken, Exercise, Passed, Reason
 
 KILLS, WITHIN = 200, 30  # random kills; operations of a life, gradients among them, within which they come
 TASKS = (make_task(13, 9, 5), make_task(10, 14, 6), make_task(11, 7, 3))
@@ -76,26 +76,28 @@ class Life(Disk):
 class Asked(Task):
     """A task that notes what a rank asks it for."""
 
-    life: Any = None
+    life: Life = field(kw_only=True)
 
     def gradient(self, weights: Tensor, ids: Sequence[int]) -> Tensor:
         self.life.begin("gradient", "begins")
-        self.life.notes.append((self.life.comm.rank, weights.detach().clone(), list(map(int, ids))))
+        self.life.notes.append((cast("Comm", self.life.comm).rank, weights.detach().clone(), list(map(int, ids))))
         total = super().gradient(weights, ids)
         self.life.begin("gradient", "ends")
         return total
 
 
-def living(comm: Comm, fn: Callable, life: Life) -> None:
-    """On every rank: one life of the job, in which some ranks have a slow disk."""
-    mine = life.of(comm, 1e-3 * (1 + (5 * comm.rank + 2) % 3))
+def living(comm: Comm, fn: Answer, life: Life) -> None:
+    """Run one life of the job on every rank; some ranks have a slow disk."""
+    mine = cast("Life", life.of(comm, 1e-3 * (1 + (5 * comm.rank + 2) % 3)))
     task = Asked(**vars(life.course.task), life=mine)
     life.notes.append((comm.rank, fn(comm, mine, task, life.until, life.every), None))
 
 
-def live(fn: Callable, *args: Any) -> Life:
+def live(
+    fn: Answer, course: Course, last: Life | None, p: int, until: int, every: int, kill_at: int | None = None
+) -> Life:
     """Return a life of these arguments, up to its end or to the kill, if it did what one rank would have done."""
-    life = Life(*args)
+    life = Life(course, last, p, until, every, kill_at)
     try:
         life.run = simulate(life.p, living, fn, life, where=life.where)
     except Broken:
@@ -161,7 +163,7 @@ def judge_ids(life: Life, step: int, asked: Asking) -> None:
 
 
 def why_load(life: Life, weights: Tensor) -> Reason:
-    """Return why the first weights of a life are not those of its checkpoint."""
+    """Return why the first weights of a life differ from its checkpoint."""
     if weights.shape != life.course.weights[0].shape:
         return f"assembled: They have shape {tuple(weights.shape)}. From whom does it get the others?"
     if close(weights, life.course.weights[0]):
@@ -176,7 +178,7 @@ def why_load(life: Life, weights: Tensor) -> Reason:
 
 
 def why_update(life: Life, step: int, asked: Asking, rank: int, weights: Tensor) -> Reason:
-    """Return why an update is not that of one rank, although the examples were the right ones."""
+    """Return why an update differs from one rank's, although the examples were the right ones."""
     for state, mean, t, why in mistakes(life, step, asked):
         if t > 0 and close(updated(life.course.task, state, mean, t)[:, 0], weights):
             return why
@@ -213,13 +215,15 @@ def close(x: Tensor, y: Tensor, within: float = 1e-10) -> bool:
     return x.shape == y.shape and bool(((x - y).abs() <= within).all())
 
 
-def check_train_elastic(fn: Callable) -> Passed:
+def check_train_elastic(fn: Answer) -> Passed:
+    run: Results | None = None
     for course in (Course(task, 7) for task in TASKS):
         for p in (1, 2, 3, 4):
             stopped = live(fn, course, None, p, 5, 3)
             ended = live(fn, course, stopped, p, 7, 3)
             live(fn, course, ended, 1 + p % 4, 7, 3)  # there is nothing left to do
-    run, course, chance = stopped.run, Course(TASKS[0], UNTIL), random.Random(15)
+            run = stopped.run
+    course, chance = Course(TASKS[0], UNTIL), random.Random(15)
     for kills in count():  # at each operation
         life = live(fn, course, None, 3, UNTIL, EVERY, kills)
         if not life.killed:

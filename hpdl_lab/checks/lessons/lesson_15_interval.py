@@ -11,7 +11,7 @@ from ...resilience.interval import checkpoint_interval, goodput
 from ...trace import number_text
 from ..checkers import because
 from ..ranks import alone, capital, real
-from ..record import Broken, Exercise, Passed, Reason
+from ..record import Answer, Broken, Exercise, Passed, Reason
 
 PASSES = 0.01  # regret: share of the best goodput that is lost; right ways lose up to 0.6%, wrong ones 1.7% on some job
 MONTHS = 20  # of failures, the same for all intervals
@@ -41,7 +41,7 @@ class Job(NamedTuple):
         return math.sqrt(2 * self.slowdown * self.write_s * self.mtbf_s)
 
     def goodput(self, interval_s: float) -> float:
-        """Return the mean goodput of MONTHS; that of no training, if there is no interval."""
+        """Return the mean goodput of MONTHS, or the goodput of no training if there is no interval."""
         return goodput(interval_s, *self, months=MONTHS) if interval_s > 0 else 0.0
 
 
@@ -93,7 +93,7 @@ def best(job: Job) -> float:
     return max(job.goodput(checkpoint_interval(*job[:4]) * times) for times in TRIED)
 
 
-def check_interval(fn: Callable) -> Passed:
+def check_interval(fn: Answer) -> Passed:
     answers = {job: answer(fn, job) for job in JOBS}
     regrets = {job: 1 - job.goodput(interval_s) / best(job) for job, interval_s in answers.items()}
     worst = max(regrets, key=lambda job: regrets[job])
@@ -116,7 +116,7 @@ def check_interval(fn: Callable) -> Passed:
     )
 
 
-def answer(fn: Callable, job: Job) -> float:
+def answer(fn: Answer, job: Job) -> float:
     """Return the number that fn returns."""
     more = () if job.slowdown == 1 else (job.slowdown,)
     got = alone(fn, *job[:3], *more, where=job.where)
@@ -128,7 +128,7 @@ def answer(fn: Callable, job: Job) -> float:
     raise Broken(f"returns: {capital(job.where)}, your function returned {got!r}: return a number of seconds.")
 
 
-def reason_of(fn: Callable, answers: dict[Job, float], worst: Job) -> Reason:
+def reason_of(fn: Answer, answers: dict[Job, float], worst: Job) -> Reason:
     """Return the mistake that explains the answers for all jobs, or else the argument that changes nothing."""
 
     def made(job: Job, mistake: Callable[[Job, float], float]) -> bool:

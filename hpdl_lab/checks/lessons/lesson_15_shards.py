@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from ...resilience.shards import ITEM, LATEST, Disk, Killed, Operation, load, op
 from ...units import counted
 from ..layer import drawn
 from ..ranks import Ledger, capital, simulate
-from ..record import Broken, Exercise, Passed
+from ..record import Answer, Broken, Exercise, Passed
 
 FACTS = 1000  # bytes that a rank may write or receive in a save, besides its shard
 STEPS = (20, 30, 45)  # that are saved before the kill
@@ -49,10 +48,8 @@ class Saved(NamedTuple):
     committed: int | None
 
 
-def saving(
-    comm: Comm, fn: Callable, disk: Disk, layout: Layout, steps: tuple[int, ...], life: int, told: Ledger
-) -> None:
-    """On every rank: save each step with the answer, on a disk that is slow for some ranks, and note it in `told`."""
+def saving(comm: Comm, fn: Answer, disk: Disk, layout: Layout, steps: tuple[int, ...], life: int, told: Ledger) -> None:
+    """Save each step with the answer on every rank, on a disk that is slow for some ranks, and note it in `told`."""
     start, n = layout.spans[comm.rank]
     chance = random.Random(15 + 10 * life + comm.rank)
     notes = told.setdefault(comm.rank, [])
@@ -76,9 +73,8 @@ def committed(disk: Disk) -> int | None:
         return None
 
 
-def check_save_sharded(fn: Callable) -> Passed:
-    for layout, _ in CASES:
-        run = check_undisturbed(fn, layout)
+def check_save_sharded(fn: Answer) -> Passed:
+    *_, run = [check_undisturbed(fn, layout) for layout, _ in CASES]
     kills = sum(check_killed(fn, *case, k) for case in CASES for k in operations(fn, case[0]))
     return Passed(
         f"{counted(len(STEPS), 'save')} on 1, 3 and 4 simulated ranks, with uneven shards: loaded on another number",
@@ -89,7 +85,7 @@ def check_save_sharded(fn: Callable) -> Passed:
     )
 
 
-def check_undisturbed(fn: Callable, layout: Layout) -> Results:
+def check_undisturbed(fn: Answer, layout: Layout) -> Results:
     """Raise Broken unless several saves one after the other do what they should without a kill."""
     p, told, disk = len(layout.spans), Ledger(), Disk()
     where = f"with {counted(p, 'rank')}"
@@ -166,14 +162,14 @@ def check_space(disk: Disk, total: int, where: str) -> None:
                 room for two. Which files does nobody need any more, and from when on?""")
 
 
-def operations(fn: Callable, layout: Layout) -> list[int]:
+def operations(fn: Answer, layout: Layout) -> list[int]:
     """Return the numbers of operations after which a kill may leave another disk."""
     disk = Disk()
     simulate(len(layout.spans), saving, fn, disk, layout, STEPS, 0, Ledger(), evidence=False)
     return [k for k, done in enumerate(disk.log) if done.what != "read"]
 
 
-def check_killed(fn: Callable, layout: Layout, then: Layout, k: int) -> bool:
+def check_killed(fn: Answer, layout: Layout, then: Layout, k: int) -> bool:
     """Raise Broken unless a job that dies after k operations can go on, with another number of ranks."""
     p, q, told, disk = len(layout.spans), len(then.spans), Ledger(), Disk(kill_at=k)
     try:

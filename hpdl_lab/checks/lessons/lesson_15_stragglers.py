@@ -5,19 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ...resilience.stragglers import OPS, SECONDS, Lanes, find_straggler, make_lanes
 from ..checkers import because
 from ..ranks import alone, capital
-from ..record import Broken, Exercise, Passed, Reason
+from ..record import Answer, Broken, Exercise, Passed, Reason
 
 DEFAULT = 1.2  # of least
 NOBODY = (-1, "none")
 
-Answer = tuple[int, str]
+Found = tuple[int, str]
+More: TypeAlias = tuple[tuple[str, Any], ...]  # keywords of make_lanes, such as can be hashed
+Middle: TypeAlias = Callable[..., np.ndarray]  # of numbers, along an axis
 Table = dict[str, np.ndarray]  # (ranks, steps) of an op, or of messages
 
 
@@ -29,11 +31,11 @@ class Case(NamedTuple):
     rank: int = -1
     cause: str = "none"
     factor: float = 1.0
-    more: tuple[tuple[str, Any], ...] = ()
+    more: More = ()
     least: float = DEFAULT
 
     @property
-    def right(self) -> Answer:
+    def right(self) -> Found:
         return find_straggler(lanes(self), self.least)
 
 
@@ -71,7 +73,7 @@ def table(case: Case) -> Table:
 SMOOTH, BIG = (("jitter", 0.0),), "one chunk that has 70% of the bytes"
 
 
-def more(**given: Any) -> tuple[tuple[str, Any], ...]:
+def more(**given: float | str) -> More:
     return tuple({"steps": 7, **given}.items())
 
 
@@ -82,7 +84,7 @@ def drawn(n: int) -> list[Case]:
         ranks, cause = chance.choice((4, 5, 6, 7, 9, 16)), (*OPS, *OPS, "none")[i % 7]
         rank, decoy = chance.sample(range(ranks), 2)
         given = more(seed=chance.randrange(999), decoy=decoy if i % 2 else -1)
-        slow = (rank, cause, chance.choice((1.3, 1.6, 2.5, 4.0))) if cause != "none" else NOBODY
+        slow = (rank, cause, chance.choice((1.3, 1.6, 2.5, 4.0))) if cause != "none" else (*NOBODY, 1.0)
         cases.append(Case(f"with {ranks} ranks, drawn by chance", ranks, *slow, more=given))
     return cases
 
@@ -106,13 +108,13 @@ CASES = (
 
 
 def worst(
-    case: Case, typical: Callable = np.median, middle: Callable = np.median, least: float = 0, **names: tuple[str, ...]
-) -> Answer:
+    case: Case, typical: Middle = np.median, middle: Middle = np.median, least: float = 0, **names: tuple[str, ...]
+) -> Found:
     """Answer as find_straggler does, with mistakes. names: columns of `table` for a cause, () for a cause left out."""
     factors = {}
     for cause, columns in ({"core": OPS["core"], "link": ("link",), "input": ("input",)} | names).items():
         if columns:
-            usual = typical(sum(table(case)[name] for name in columns), axis=1)
+            usual = typical(sum((table(case)[name] for name in columns), np.zeros(())), axis=1)
             factors[cause] = usual / middle(usual)
     cause = max(factors, key=lambda c: float(factors[c].max()))
     enough = factors[cause].max() >= (least or case.least)
@@ -120,10 +122,10 @@ def worst(
 
 
 def most(case: Case, *ops: str) -> int:
-    return int(sum(table(case)[op] for op in ops).sum(axis=1).argmax())
+    return int(sum((table(case)[op] for op in ops), np.zeros(())).sum(axis=1).argmax())
 
 
-def off_by(case: Case, n: int) -> Answer:
+def off_by(case: Case, n: int) -> Found:
     return case.right if case.right == NOBODY else ((case.right[0] + n) % case.ranks, case.right[1])
 
 
@@ -132,7 +134,7 @@ WAITS = "wait: You name the rank that is longest in its messages. For whom does 
 ONE = "steps: You look at the {} step only. Is it the same rank in others?"
 ONLY = "core: You look at {} only. In which other events does the core work?"
 READY = "link: You also count the time in which the {}. When can the bytes begin to move?"
-MISTAKES: tuple[tuple[Reason, Callable[[Case], Answer | int]], ...] = (
+MISTAKES: tuple[tuple[Reason, Callable[[Case], Found | int]], ...] = (
     ("none: You never name a rank. Is each of these trainings as fast as it could be?", lambda c: NOBODY),
     (STEP, lambda c: most(c, "whole")),
     *((WAITS, lambda c, ops=ops: most(c, *ops)) for ops in (("send", "recv"), ("recv",), ("send",))),
@@ -167,7 +169,7 @@ MISTAKES: tuple[tuple[Reason, Callable[[Case], Answer | int]], ...] = (
 )
 
 
-def check_straggler(fn: Callable) -> Passed:
+def check_straggler(fn: Answer) -> Passed:
     answers = {case: answer(fn, case) for case in CASES}
     wrong = [case for case, got in answers.items() if got != case.right]
     for why, mistake in MISTAKES if wrong else ():
@@ -184,10 +186,10 @@ def check_straggler(fn: Callable) -> Passed:
     )
 
 
-def answer(fn: Callable, case: Case) -> Answer:
+def answer(fn: Answer, case: Case) -> Found:
     """Return what fn returns: (rank, cause)."""
     given = () if case.least == DEFAULT else (case.least,)
-    got: Any = alone(fn, [[[*events] for events in steps] for steps in lanes(case)], *given, where=case.where)
+    got = alone(fn, [[[*events] for events in steps] for steps in lanes(case)], *given, where=case.where)
     try:
         rank, cause = got
         if int(rank) == rank and 0 <= rank < case.ranks and cause in OPS or (rank, cause) == NOBODY:
@@ -198,11 +200,11 @@ def answer(fn: Callable, case: Case) -> Answer:
     raise Broken(f"returns: {capital(case.where)}, your function returned {got!r}: {text}")
 
 
-def said(case: Case, got: Answer) -> str:
+def said(case: Case, got: Found) -> str:
     return f"{capital(case.where)}, you return {got}, and right is {case.right}."
 
 
-def reason(case: Case, got: Answer) -> Reason:
+def reason(case: Case, got: Found) -> Reason:
     """Return why `got` is not right, if no known mistake explains all answers."""
     if case.right == NOBODY:
         return f"none: Does this rank usually need {case.least:g} times the median of all ranks?"

@@ -1,19 +1,26 @@
-"""What is wrong with a converted training script: its ranks against the one-rank script, one invariant after the other.
+"""The judge of a converted training script: its ranks against the one-rank script, one invariant after the other.
 
 Each judge takes a `Case` and raises Broken("invariant: sentence with numbers"), or returns.
 """
+
+from __future__ import annotations
 
 import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from ...units import bytes_text, counted
+from ...watch.records import Event
 from ...watch.strategy import nbytes
 from ..ranks import full_stop
 from ..record import Broken
 from .launch import LIMIT, SAVED, STALL, Rank, Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 TOLERANCE = 1e-10  # of a loss in float64 that all ranks have a part of
 OF_NORM = 1e-6  # relative, of a gradient's sum of squares: more than rounding, less than any mistake
@@ -40,12 +47,12 @@ class Case:
         return self.alone.ranks[0]
 
     @cached_property
-    def steps(self) -> list[list[dict[str, Any]]]:
+    def steps(self) -> list[list[Event]]:
         """The events of each step, of all ranks."""
         return [list(events) for events in zip(*(rank.optimizer_steps for rank in self.ranks), strict=False)]
 
     def held(self, rank: int) -> dict[str, int]:
-        """{name: numbers that this rank holds of a parameter}."""
+        """Return {name: numbers that this rank holds of a parameter}."""
         return {name: weight["held"] for name, weight in self.ranks[rank].weights.items()}
 
     @cached_property
@@ -54,22 +61,22 @@ class Case:
         return {name: weight["held"] for name, weight in self.one.weights.items()}
 
     def copies(self, name: str) -> float:
-        """How many times all ranks together hold a parameter."""
+        """Return how many times all ranks together hold a parameter."""
         return sum(self.held(rank).get(name, 0) for rank in range(len(self.ranks))) / self.whole[name]
 
     def ratio(self, step: int, name: str) -> float:
-        """A gradient's norm, as of the whole parameter, over that of the one-rank script."""
+        """Return a gradient's norm, as of the whole parameter, over its norm in the one-rank script."""
         right = self.one.optimizer_steps[step]["grads"][name]
         total = sum(event["grads"].get(name, 0.0) for event in self.steps[step]) / (self.copies(name) or 1)
         return 1.0 if right < 1e-20 > total else (total / max(right, 1e-30)) ** 0.5
 
     def loss(self, step: str) -> tuple[str, float, float]:
-        """(as rank 0 printed it, its value, that of the one-rank script)."""
+        """Return (the loss as rank 0 printed it, its value, the value of the one-rank script)."""
         text = self.ranks[0].losses[step]
         return text, float(text), float(self.one.losses[step])
 
     def same(self, step: str) -> bool:
-        """Whether a loss is that of the one-rank script, to as many digits as are printed."""
+        """Return True if a loss is as in the one-rank script, to as many digits as are printed."""
         text, got, right = self.loss(step)
         digits = len(text.lower().partition("e")[0].partition(".")[2])
         return abs(got - right) <= max(TOLERANCE, 0.51 * 10.0**-digits)
@@ -97,7 +104,7 @@ def judge(case: Case) -> None:
 
 
 def ends(case: Case) -> None:
-    """It neither waits forever nor raises."""
+    """Raise Broken if the script waits forever or raises."""
     ranks, where = case.ranks, [at(rank) for rank in case.ranks]
     table = "\n".join(f"rank {r} {text}" for r, text in enumerate(where))
     raised = [(event["time_ns"], r, event) for r, rank in enumerate(ranks) for event in rank.all("raised")]
@@ -129,7 +136,7 @@ def ends(case: Case) -> None:
         raise Broken(f"launch: {ended} before the end of the script, without an error.", printed)
 
 
-def why_raised(r: int, event: dict[str, Any], gone: list[int], lost: list[int], printed: str) -> None:
+def why_raised(r: int, event: Event, gone: list[int], lost: list[int], printed: str) -> None:
     """Raise Broken about the first error, of rank r; gone: ranks that had ended; lost: those that said nothing."""
     _, line, code = event["places"][-1] if event["places"] else ("", 0, "")
     place = f" in line {line}, `{code}`" if event["places"] else ""
@@ -151,7 +158,7 @@ def why_raised(r: int, event: dict[str, Any], gone: list[int], lost: list[int], 
 
 
 def at(rank: Rank) -> str:
-    """ "waits in line 41: dist.all_reduce(mean)"."""
+    """Return "waits in line 41: dist.all_reduce(mean)"."""
     if rank.first("ended"):
         return "has ended"
     if rank.place is None:
@@ -164,7 +171,7 @@ def last_lines(rank: Rank) -> str:
 
 
 def begins_together(case: Case) -> None:
-    """There is a process group, and the optimizer steps with the parameters of the model, equally often everywhere."""
+    """Require a process group, and steps with the parameters of the model, equally many on every rank."""
     p, wanted = len(case.ranks), len(case.one.optimizer_steps)
     taken = [len(rank.optimizer_steps) for rank in case.ranks]
     blind = [r for r, rank in enumerate(case.ranks) if not rank.weights]
@@ -182,7 +189,7 @@ def begins_together(case: Case) -> None:
 
 
 def same_examples(case: Case) -> None:
-    """In every step the replicas have the global batch of the one-rank script, and each of them another part of it."""
+    """Require the global batch of the one-rank script in every step, another part of it in each of the replicas."""
     whole = case.one.batches
     batches = [rank.batches for rank in case.ranks]
     groups = tp_groups(case)
@@ -203,7 +210,7 @@ def same_examples(case: Case) -> None:
 
 
 def tp_groups(case: Case) -> list[list[int]]:
-    """The ranks of each replica: of its mesh where a layer is a DTensor, else neighbors."""
+    """Return the ranks of each replica: of its mesh if a layer is a DTensor, else neighbors."""
     everybody = range(len(case.ranks))
     if case.tp == 1:
         return [[rank] for rank in everybody]
@@ -226,7 +233,7 @@ def tp_groups(case: Case) -> list[list[int]]:
 
 
 def check_groups(case: Case, groups: list[list[int]], step: int, mine: list[list[int]], right: list[int]) -> None:
-    """The ranks that share layers see the same examples."""
+    """Require that ranks that share layers see the same examples."""
     for group in groups:
         for rank in group[1:]:
             if Counter(mine[rank]) == Counter(mine[group[0]]):
@@ -244,7 +251,7 @@ def check_groups(case: Case, groups: list[list[int]], step: int, mine: list[list
 def why_other_examples(
     case: Case, step: int, shares: list[list[int]], right: list[int], batches: list[list[list[int]]]
 ) -> str:
-    """The reason why the replicas' shares are not the batch of the one-rank script."""
+    """Return the reason why the replicas' shares are not the batch of the one-rank script."""
     n, sizes = len(shares), [len(share) for share in shares]
     who = "ranks" if case.tp == 1 else "replicas"
     if n == 1:
@@ -281,7 +288,7 @@ def other_order(step: int, shares: list[list[int]], right: list[int], who: str) 
 
 
 def same_weights(case: Case) -> None:
-    """All ranks start from the weights of the one-rank script."""
+    """Require that all ranks start from the weights of the one-rank script."""
     weights = [rank.weights for rank in case.ranks]
     for name, right in case.one.weights.items():
         if name not in weights[0]:
@@ -304,7 +311,7 @@ def differs(a: float, b: float, relative: float = OF_NORM) -> bool:
 
 
 def same_gradients(case: Case) -> None:
-    """What every step is taken with: the gradient of the whole batch, and the rate of the one-rank script."""
+    """Require for every step the gradient of the whole batch, and the rate of the one-rank script."""
     for step, right in enumerate(case.one.optimizer_steps):
         if case.tp > 1 and step == 0 and "step 0" in case.ranks[0].losses and not case.same("step 0"):
             forward(case)
@@ -322,8 +329,8 @@ def same_gradients(case: Case) -> None:
             raise Broken(why_other_gradients(case, step, ratios, wrong))
 
 
-def check_gradient(case: Case, step: int, name: str, events: list[dict[str, Any]]) -> None:
-    """Every rank has a gradient of it, and those that hold all of it have the same."""
+def check_gradient(case: Case, step: int, name: str, events: list[Event]) -> None:
+    """Require a gradient of `name` on every rank, the same on all ranks that hold it whole."""
     missing = [r for r, event in enumerate(events) if name not in event["grads"] and case.held(r).get(name)]
     if missing:
         raise Broken(f"gradient: in step {step} {name} has no gradient on rank {missing[0]}.")
@@ -338,7 +345,7 @@ def check_gradient(case: Case, step: int, name: str, events: list[dict[str, Any]
 
 
 def why_other_gradients(case: Case, step: int, ratios: dict[str, float], wrong: list[str]) -> str:
-    """The reason for norms of gradients that are not those of the one-rank script."""
+    """Return the reason for norms of gradients that differ from the one-rank script."""
     p, values = case.dp, [ratios[name] for name in wrong]
     for factor, reason in ((p, "sum"), (len(case.ranks), "sum"), (1 / p, "twice"), (1 / len(case.ranks), "twice")):
         if factor == 1 or any(differs(value, factor) for value in values) or len(wrong) < 0.9 * len(ratios):
@@ -363,7 +370,7 @@ def why_other_gradients(case: Case, step: int, ratios: dict[str, float], wrong: 
 
 
 def forward(case: Case) -> None:
-    """The first loss of a model whose layers are shared is wrong, before any step."""
+    """Raise Broken if the first loss, before any step, of a model whose layers are shared is wrong."""
     text, _, right = case.loss("step 0")
     rank = case.ranks[0]
     begun, over = (rank.first(what)["time_ns"] for what in ("forward", "output"))
@@ -377,7 +384,7 @@ def forward(case: Case) -> None:
 
 
 def prints_the_loss(case: Case) -> None:
-    """Rank 0, and nobody else, prints the loss of the whole batch of every step, and that of the test batch."""
+    """Require that rank 0 alone prints the loss of the whole batch of every step, and of the test batch."""
     first = case.ranks[0].losses
     loud = [r for r, rank in enumerate(case.ranks) if r and rank.losses]
     missing = [step for step in case.one.losses if step not in first]
@@ -404,7 +411,7 @@ def prints_the_loss(case: Case) -> None:
 
 
 def shards(case: Case) -> None:
-    """Where layers are to be shared over tp, every one of them is. A norm is shared over dp at most, by FSDP."""
+    """Require that every layer that is to be shared over tp is cut. A norm is shared over dp at most, by FSDP."""
     if case.tp == 1:
         return
     names = [name for name in case.whole if name.endswith(LAYERS)]
@@ -422,7 +429,7 @@ def shards(case: Case) -> None:
 
 
 def saves_once(case: Case) -> None:
-    """Rank 0 alone has saved the model: whole, and under the names of the one-rank script."""
+    """Require that rank 0 alone has saved the model: whole, and under the names of the one-rank script."""
     savers = [r for r, rank in enumerate(case.ranks) if SAVED in rank.files]
     if not savers:
         raise Broken(f"saved: no rank has saved {SAVED}; the one-rank script does.")
@@ -430,7 +437,7 @@ def saves_once(case: Case) -> None:
         who = "every rank" if len(savers) == len(case.ranks) else f"rank {savers[-1]}"
         raise Broken(f"""saved: {who} has written {SAVED}: in one folder they write into the same file at the same time,
             and what is left in it is anybody's guess. Only rank 0 saves.""")
-    got, right = case.run.state, case.alone.state
+    got, right = case.run.state, cast("dict[str, Tensor]", case.alone.state)
     again = "model.load_state_dict of the one-rank script could not take it"
     if isinstance(got, Exception):
         raise Broken(f"""checkpoint: {SAVED} cannot be read on one rank ({type(got).__name__}): shards of DTensors, not
@@ -453,7 +460,7 @@ def saves_once(case: Case) -> None:
 
 
 def traffic(case: Case, rank: int = 0) -> Counter:
-    """{what: bytes} of the collectives of one rank in its second step; ("calls", what): how many there are."""
+    """Return {what: bytes} of the collectives of one rank in its second step; ("calls", what): how many there are."""
     events = case.ranks[rank]
     begun, over = (event["time_ns"] for event in events.optimizer_steps[:2])
     found: Counter = Counter()
@@ -464,14 +471,14 @@ def traffic(case: Case, rank: int = 0) -> Counter:
 
 
 def described(found: Counter) -> str:
-    """ "12 all_reduce of 12.6 MB together"."""
+    """Return "12 all_reduce of 12.6 MB together"."""
     names = [what for what in found if isinstance(what, str)]
     text = [f"{found['calls', what]} {what}, {bytes_text(found[what])}" for what in sorted(names)]
     return "; ".join(text) or "nothing"
 
 
 def sends_enough(case: Case) -> None:
-    """No rank adds or gathers much more than a right answer does; FSDP gathers parameters forward and backward."""
+    """Raise Broken if a rank adds or gathers much more than a right answer; FSDP gathers parameters in both passes."""
     found, needed = traffic(case), needed_bytes(case)
     for what, often in (("all_reduce", 1), ("all_gather", 2)):
         if found[what] > TOO_MUCH * often * needed:
@@ -481,7 +488,7 @@ def sends_enough(case: Case) -> None:
 
 
 def needed_bytes(case: Case) -> float:
-    """Bytes of the gradients that are averaged over dp, and of the sums of layers that tp shares."""
+    """Return the bytes of the gradients that are averaged over dp, and of the sums of layers that tp shares."""
     width, parameters = 8, sum(case.whole.values())
     gradients = parameters if case.tp == 1 else case.dp * sum(case.held(0).values())  # FSDP holds a share of them
     rows, d = len(case.ranks[0].batches[0]), case.whole["norm.weight"]
@@ -492,7 +499,7 @@ def needed_bytes(case: Case) -> float:
 
 
 def destroys(case: Case) -> None:
-    """No process group is left at the end."""
+    """Require that no process group is left at the end."""
     left = [r for r, rank in enumerate(case.ranks) if rank.first("left")["group"]]
     if left:
         raise Broken(f"""destroy: all numbers are right, but rank {left[0]} ends with its process group:

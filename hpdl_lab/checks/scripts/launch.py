@@ -1,5 +1,7 @@
 """Launch a training script under observation, by torchrun or on one rank, and read what its ranks did."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -9,10 +11,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -21,15 +24,19 @@ from ...watch.launch import Stall
 from ...watch.records import Event
 from ...watch.records import Rank as Observed
 
+if TYPE_CHECKING:
+    pass
+
+
 STALL = 3.0  # s in which no rank computes and none moves to another line: they wait for each other
-LIMIT = 90.0  # s for a whole run, of which most is the import of torch
+LIMIT = 90.0  # s for a whole run, mostly the import of torch
 SAVED = "gpt.pt"
 LOSS = re.compile(r"^(step \d+|test) loss (\S+)", re.M)
 
 
 @dataclass
 class Rank(Observed):
-    """Hold what one rank did. printed: its output; files: what it left in its folder."""
+    """A rank of a script. printed: its output; files: what it left in its folder."""
 
     printed: str = ""
     files: list[str] = field(default_factory=list)
@@ -41,12 +48,12 @@ class Rank(Observed):
 
     @property
     def optimizer_steps(self) -> list[Event]:
-        """Return what each step of the optimizer was taken with."""
+        """The events of the optimizer, one per step."""
         return self.all("optimizer")
 
     @property
     def batches(self) -> list[list[int]]:
-        """For each step of the optimizer, the examples that the model saw for it, as numbers that tell them apart."""
+        """Examples that the model saw for each step of the optimizer, as numbers that tell them apart."""
         found: list[list[int]] = [[]]
         for event in self.events:
             if event["what"] == "forward" and event["training"]:
@@ -73,13 +80,13 @@ class Run:
     late: bool
     seconds: float
     output: str
-    state: Any = None
+    state: object = None
 
 
 class Launcher:
     """A process that has imported torch and starts ranks of scripts by forking; it ends with the `with` block."""
 
-    def __enter__(self) -> "Launcher":
+    def __enter__(self) -> Launcher:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
         self._lock = threading.Lock()
         command = [sys.executable, "-m", f"{__package__}.observe"]
@@ -108,7 +115,7 @@ class Launcher:
             folder = Path(name)
             with self._lock:
                 print(json.dumps([str(script), name, ranks]), file=self._process.stdin, flush=True)
-                pid = int(self._process.stdout.readline())  # type: ignore[union-attr]
+                pid = int(self._process.stdout.readline())  # pyrefly: ignore[missing-attribute]
             stall, stalled, late = Stall(folder, STALL, pid), False, False
             try:
                 while psutil.pid_exists(pid) and not (stalled or late):
@@ -146,15 +153,15 @@ def end(pid: int, folder: Path) -> None:
             time.sleep(0.01)
 
 
-def kill(how: Any, pid: int) -> None:
+def kill(how: Callable[[int, int], None], pid: int) -> None:
     try:
         how(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
 
 
-def saved(path: Path) -> Any:
-    """{name: tensor} of a file of torch.save, None if there is none; the exception where it cannot be read."""
+def saved(path: Path) -> object:
+    """Return {name: tensor} of a file of torch.save, None if there is none, or the exception if it cannot be read."""
     if not path.exists():
         return None
     import torch

@@ -20,7 +20,7 @@ ALONE = "train_gpt.py"
 
 @dataclass(frozen=True)
 class ScriptExercise(Hinted):
-    """One of them. name: of the attendee's file, without .py, and of the solution; dp, tp: ranks along each axis."""
+    """A script to be converted. name: of the attendee's file and the solution, without .py; dp, tp: ranks per axis."""
 
     id: str
     title: str
@@ -51,7 +51,7 @@ SCRIPTS = (
 
 
 def script_of(name: str) -> Path:
-    """The file of that name among the scripts of the clone, or of the installed package: they lie next to the hints."""
+    """Return the file of that name among the scripts of the clone, or of the installed package, next to the hints."""
     folders = [folder.with_name("scripts") / name for folder in HINTS]
     return next((path for path in folders if path.exists()), folders[0])
 
@@ -60,7 +60,7 @@ ONE: dict[str, Run] = {}  # the run of the one-rank script, which is the same fo
 
 
 def alone(launcher: Launcher) -> Run:
-    """The one-rank script, run once in this process."""
+    """Return the run of the one-rank script, once in this process."""
     if ALONE not in ONE:
         ONE[ALONE] = launcher.launch(script_of(ALONE), 1)
     return ONE[ALONE]
@@ -93,7 +93,7 @@ def check_script(exercise: ScriptExercise, path: Path, launcher: Launcher | None
 
 
 def facts(case: Case) -> tuple[str, ...]:
-    """What was found in a right script."""
+    """Return facts about a right script."""
     p, steps = len(case.ranks), len(case.steps)
     off = max(abs(case.loss(step)[1] - case.loss(step)[2]) for step in case.one.losses)
     held, whole = sum(case.held(0).values()), sum(case.whole.values())

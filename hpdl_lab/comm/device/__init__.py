@@ -1,8 +1,17 @@
 """Communicators of ranks whose tensors are on a device, such as a GPU."""
 
+from __future__ import annotations
 
-def kind(device: str) -> type:
-    """What makes communicators for Session.comm: "cpu" or "cuda". Raises RuntimeError without a GPU or NCCL."""
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..real import RealComm
+
+
+def kind(device: str) -> Callable[..., RealComm]:
+    """Return what makes communicators for Session.comm: "cpu" or "cuda". Raises RuntimeError without a GPU or NCCL."""
     from ..real import RealComm
 
     if device == "cpu":

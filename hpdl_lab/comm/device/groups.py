@@ -4,13 +4,16 @@ What hangs on a GPU is ended at the deadline, and the next run connects anew. A 
 next run of the same ranks: to make one takes NCCL a second.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -23,46 +26,54 @@ from ..torch.group import store_of
 from .comm import DeviceComm
 from .host import HostGroup
 
+if TYPE_CHECKING:
+    from ..mpi.session import Session
+    from .comm import Reached
+
 SHARING = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}  # several ranks on one GPU, which NVLS excludes
 FEW_BLOCKS = 2  # of a kernel, if ranks share a GPU: all kernels must be on it at once, since they wait for each other
 FOREVER = timedelta(days=1)  # our own deadlines end what hangs
 
 
 class MpiGroups:
-    """Of MPI ranks with GPUs: `session.comm(..., make=groups.comm)`."""
+    """The process groups of MPI ranks with GPUs: `session.comm(..., make=groups.comm)`."""
 
     shares_memory = True
 
     def __init__(
         self,
-        session: Any,
-        device: Any = None,
-        make_group: Callable | None = None,
-        cuda: Any = None,
+        session: Session,
+        device: str | torch.device | None = None,
+        make_group: Callable[..., Any] | None = None,
+        cuda: ModuleType | Literal[False] | None = None,
         through_host: Callable[[list[int]], bool] | None = None,
     ) -> None:
         """device: by default the ranks of a host take its GPUs by turns. make_group: in place of `nccl_group`.
 
-        through_host: of the ranks that share their GPU: does NCCL not serve them? In place of `nccl_refuses`.
+        cuda: False is no module _cuda, None the one that is there.
+
+        through_host: in place of `nccl_refuses`.
 
         Raises: RuntimeError without a GPU, features.Missing without NCCL.
         """
         self.device = torch.device(device or device_of(session))
-        self.make_group, self.cuda = make_group or nccl_group, cuda
+        self.make_group, self.cuda = make_group or nccl_group, cuda or None
         self.through_host = through_host or nccl_refuses
         if cuda is None:
             with suppress(Missing):  # then nothing is shared between GPUs
                 self.cuda = cuda_module()
-        self.kept = {}  # members: (name, process group) that no communicator uses
-        self.names = {}  # process group: its name, of those in use
-        self.retired = {}  # members: GPU memory that they have had open
+        self.kept: dict[
+            tuple[int, ...], tuple[str, Any]
+        ] = {}  # members: (name, process group) that no communicator uses
+        self.names: dict[Any, str] = {}  # process group: its name, of those in use
+        self.retired: dict[tuple[int, ...], list[Reached]] = {}  # members: GPU memory that they have had open
 
     def comm(self, *arguments: Any) -> DeviceComm:
-        """A communicator; called as RealComm is."""
+        """Return a communicator; called as RealComm is."""
         return DeviceComm(self, *arguments)
 
     def connect(self, comm: DeviceComm) -> Any:
-        """The process group of the ranks of `comm`: one that all of them have kept, or a new one. Collective."""
+        """Return the process group of the ranks of `comm`: one that all of them have kept, or a new one. Collective."""
         name, group = self.kept.pop(comm.members, ("", None))
         notes = [note.decode().split("|") for note in comm.agree("gpus", note=f"{name}|{self.identity}".encode())]
         self.retired.pop(comm.members, None)
@@ -83,7 +94,7 @@ class MpiGroups:
 
     @property
     def identity(self) -> str:
-        """The same for two ranks exactly if they use the same GPU of one host."""
+        """Return the same for two ranks exactly if they use the same GPU of one host."""
         if self.device.type != "cuda":
             return secrets.token_hex(4)
         known = torch.cuda.get_device_properties(self.device)
@@ -102,13 +113,13 @@ class MpiGroups:
 
 
 @functools.cache
-def mpi_groups() -> Any:
-    """This process's MpiGroups: they keep process groups from one run to the next."""
+def mpi_groups() -> MpiGroups:
+    """Return this process's MpiGroups: they keep process groups from one run to the next."""
     return MpiGroups(session_of_this_process())
 
 
-def device_of(session: Any) -> Any:
-    """The GPU that serves this rank. Raises RuntimeError without a GPU."""
+def device_of(session: Session) -> str:
+    """Return the GPU that serves this rank. Raises RuntimeError without a GPU."""
     count = torch.cuda.device_count()
     if count == 0:
         raise RuntimeError(f"rank {session.rank} has no GPU: {why_no_gpu()}")
@@ -117,8 +128,8 @@ def device_of(session: Any) -> Any:
     return f"cuda:{place % count}"
 
 
-def nccl_group(store: Any, rank: int, size: int, device: Any, sharing: Any) -> Any:
-    """A process group of NCCL that is not registered anywhere; sharing: see `nccl_options`."""
+def nccl_group(store: dist.Store, rank: int, size: int, device: torch.device, sharing: list[int]) -> dist.ProcessGroup:
+    """Return a process group of NCCL that is not registered anywhere; sharing: see `nccl_options`."""
     options = nccl_options(sharing)
     group, kind = dist.ProcessGroup(store, rank, size), dist.ProcessGroup.BackendType.NCCL
     group._set_default_backend(kind)
@@ -127,12 +138,12 @@ def nccl_group(store: Any, rank: int, size: int, device: Any, sharing: Any) -> A
 
 
 def nccl_refuses(sharing: list[int]) -> bool:
-    """Does the NCCL of this torch refuse ranks of which `sharing` share their GPU with another?"""
+    """Return True if the NCCL of this torch refuses ranks, because `sharing` share their GPU with another."""
     return bool(sharing) and nccl.version_of_torch() < nccl.SHARES_A_GPU
 
 
-def nccl_options(sharing: Any) -> Any:
-    """What torch tells NCCL. sharing: ranks that share their GPU with another.
+def nccl_options(sharing: list[int]) -> dist.ProcessGroupNCCL.Options:
+    """Return the options that torch gives NCCL. sharing: ranks that share their GPU with another.
 
     Raises: CommError with the reason if this NCCL refuses them.
     """

@@ -9,7 +9,7 @@ a GPU open each other's memory there (CUDA IPC).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,12 +17,16 @@ from torch import Tensor
 from ..errors import CommError
 from ..status.waiting import NAP
 
+if TYPE_CHECKING:
+    from ..real import RealComm
+    from ..transport import Message, Transport
+
 
 class HostWork:
     """Do what DeviceComm asks of a Work of torch.distributed: is_completed() never blocks, wait() ends what came."""
 
-    def __init__(self, advance: Callable[[], bool], land: Callable[[], Any]) -> None:
-        """advance(): has the host done its part? land(): copy what has come to the device."""
+    def __init__(self, advance: Callable[[], bool], land: Callable[[], object]) -> None:
+        """advance(): True if the host has done its part. land(): copy what has come to the device."""
         self._advance, self._land, self._done = advance, land, False
 
     def is_completed(self) -> bool:
@@ -39,14 +43,23 @@ class HostMessage:
     comm: whose transport carries it, and sets `message` before it begins.
     """
 
-    message: Any = None
+    message: Message | None = None
 
     def __init__(self, memory: Tensor, comm: HostGroup, sends: bool) -> None:
         self.memory, self.comm, self.sends = memory, comm, sends
 
     def let_go(self, seconds: float) -> bool:
         """See RealWork.let_go."""
+        if self.message is None:
+            return True
         return self.message.wait(seconds, NAP, False) if self.sends else self.message.cancel()
+
+    @property
+    def transport(self) -> Transport:
+        return self.comm.transport
+
+    def advance(self) -> bool:
+        return self.message is None or self.message.wait(0.0, 0.0, False)
 
 
 class HostGroup:
@@ -55,14 +68,14 @@ class HostGroup:
     Raises: CommError if the ranks are on several hosts, or cannot share memory.
     """
 
-    def __init__(self, comm: Any) -> None:
-        shared = comm.shared("gpus") if comm.node_size == comm.size else False
-        if not shared:
+    def __init__(self, comm: RealComm) -> None:
+        shared = comm.shared("gpus") if comm.node_size == comm.size else None
+        if shared is None:
             raise CommError(
                 "ranks share a GPU, which NCCL of this torch refuses; to go through the host in its place, all ranks "
                 "have to be on one host. Start one rank for each GPU"
             )
-        self._memory, self._oversubscribed = shared.group, comm.oversubscribed
+        self._memory, self._collectives, self._oversubscribed = shared.group, shared.collectives, comm.oversubscribed
         # Messages of their own: those of the host tell ahead of each what will come.
         self.transport = comm.transport.double(comm, comm.waiting)
         self._pinned = torch.device(comm.device).type == "cuda"
@@ -79,19 +92,19 @@ class HostGroup:
         memory = self._like(tensors[0])
         return self._message(False, memory, src, lambda: tensors[0].copy_(memory))
 
-    def _message(self, sends: bool, memory: Tensor, peer: int, land: Callable) -> HostWork:
+    def _message(self, sends: bool, memory: Tensor, peer: int, land: Callable[[], object]) -> HostWork:
         holder = HostMessage(memory, self, sends)
         (self.transport.send if sends else self.transport.receive)(holder, memory, peer)
-        self._messages = [m for m in self._messages if not m.message.wait(0.0, 0.0, False)] + [holder]
-        work = HostWork(lambda: holder.message.wait(0.0, 0.0, False), land)
+        self._messages = [m for m in self._messages if not m.advance()] + [holder]
+        work = HostWork(holder.advance, land)
         if self._batch is not None:
             self._batch.append(work)
         return work
 
-    def _start_coalescing(self, device: Any) -> None:
+    def _start_coalescing(self, device: torch.device) -> None:
         self._batch = []
 
-    def _end_coalescing(self, device: Any) -> HostWork:
+    def _end_coalescing(self, device: torch.device) -> HostWork:
         batch, self._batch = self._batch or [], None
 
         def advance() -> bool:
@@ -151,18 +164,18 @@ class HostGroup:
         result = self._like(out)
         return self._begin(name, (self._from(x), result), lambda: out.copy_(result))
 
-    def _begin(self, name: str, arguments: tuple, land: Callable) -> HostWork:
-        begun = getattr(self._memory, name)(*arguments, 0.0, self._oversubscribed)
+    def _begin(self, name: str, arguments: tuple[object, ...], land: Callable[[], object]) -> HostWork:
+        begun = self._collectives[name](*arguments, 0.0, self._oversubscribed)
 
-        def advance(memory: tuple = arguments) -> bool:  # which stays as long as this
+        def advance(memory: tuple[object, ...] = arguments) -> bool:  # which stays as long as this
             return begun or self._memory.wait(0.0, 0.0, self._oversubscribed)
 
         return HostWork(advance, land)
 
     def _like(self, x: Tensor, *rows: int) -> Tensor:
-        """Memory of the host for `x`, or for rows of it."""
+        """Return memory of the host for `x`, or for rows of it."""
         return torch.empty((*rows, *x.shape), dtype=x.dtype, pin_memory=self._pinned)
 
     def _from(self, x: Tensor) -> Tensor:
-        """A copy of `x` in the host's memory."""
+        """Return a copy of `x` in the host's memory."""
         return self._like(x).copy_(x)

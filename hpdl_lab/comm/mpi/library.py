@@ -1,21 +1,31 @@
-"""What the compiled module must know of the MPI library that mpi4py has loaded: what mpi.h would have said."""
+"""The numbers that the compiled module needs of the MPI library that mpi4py has loaded: what mpi.h would have said."""
+
+from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
 import stat
 import sys
-from typing import Any
+from collections.abc import Collection, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
-from ...features import Missing, dev_shm
+from ...features import Missing, compiled_module, dev_shm
 from ..buffers import DTYPES
 from ..errors import CommError
+
+if TYPE_CHECKING:
+    from ... import _core
+
+Key: TypeAlias = tuple[str, int]  # device and inode
+Access: TypeAlias = tuple[int, int]  # user id and permissions
 
 PROBE = 0x1234567  # a tag that no other field of a status holds
 
 
-def load(core: Any) -> Any:
-    """Start MPI where it has not been, and hand its functions to the compiled module: (mpi4py.MPI, core.Mpi)."""
+def load() -> tuple[ModuleType, _core.Mpi]:
+    """Start MPI unless it has been, and give its functions to the compiled module; return (mpi4py.MPI, _core.Mpi)."""
     import mpi4py
 
     try:
@@ -29,13 +39,13 @@ def load(core: Any) -> Any:
     from mpi4py import MPI
 
     require_own_memory(MPI, earlier)
-    return MPI, core.Mpi(MPI.__file__, MPI.COMM_WORLD.rank, constants(MPI))
+    return MPI, compiled_module().Mpi(MPI.__file__, MPI.COMM_WORLD.rank, constants(MPI))
 
 
-def require_own_memory(MPI: Any, earlier: Any) -> None:
-    """Raise CommError where another account may read what ranks of this machine send each other.
+def require_own_memory(MPI: ModuleType, earlier: Collection[Key] | None) -> None:
+    """Raise CommError if another account may read what ranks of this machine send each other.
 
-    earlier: what was shared before MPI was started; None where the program has started it by itself.
+    earlier: what was shared before MPI was started; None if the program has started it by itself.
     """
     by_chance = MPI.Get_library_version().startswith("Intel")  # its names nobody can foresee, and it removes them
     mapped = shared()
@@ -43,8 +53,8 @@ def require_own_memory(MPI: Any, earlier: Any) -> None:
     require_own(new, unknown=earlier is not None and not by_chance)
 
 
-def constants(MPI: Any) -> Any:
-    """The numbers that differ from one MPI to the next, as 64-bit words."""
+def constants(MPI: ModuleType) -> dict[str, int]:
+    """Return the numbers that differ from one MPI to the next, as 64-bit words."""
     names = {  # what MPI adds; the rest it moves as bytes
         "float32": MPI.FLOAT,
         "float64": MPI.DOUBLE,
@@ -70,17 +80,17 @@ def constants(MPI: Any) -> Any:
     return {name: value & (1 << 64) - 1 for name, value in info.items()}
 
 
-def tag_offset(MPI: Any) -> Any:
-    """Where in an MPI_Status the tag lies, in bytes: every MPI has an order of its own, so a marked tag is searched."""
+def tag_offset(MPI: ModuleType) -> int:
+    """Return the offset of the tag in an MPI_Status, in bytes: each MPI has another, so a marked tag is searched."""
     status = MPI.Status()
     status.Set_tag(PROBE)
     raw = ctypes.string_at(MPI._addressof(status), MPI._sizeof(MPI.Status))
     return raw.index(PROBE.to_bytes(4, "little"))
 
 
-def shared() -> Any:
-    """What this process has mapped to share and to write: {(device, inode): path, as /proc/self/maps has it}."""
-    found = {}
+def shared() -> dict[Key, str]:
+    """Return what this process has mapped to share and to write: {(device, inode): path, as /proc/self/maps has it}."""
+    found: dict[Key, str] = {}
     if sys.platform.startswith("linux"):
         with open("/proc/self/maps", errors="surrogateescape") as file:
             for line in file:
@@ -90,12 +100,12 @@ def shared() -> Any:
     return found
 
 
-def require_own(segments: Any, unknown: bool = True) -> None:
-    """Raise CommError where one of `segments`, as of `shared`, is another user's, or others may open it.
+def require_own(segments: Mapping[Key, str], unknown: bool = True) -> None:
+    """Raise CommError if one of `segments`, as of `shared`, is another user's, or others may open it.
 
-    unknown: also where no file can be found of which that could be asked, as it is removed, and closed everywhere.
+    unknown: also if no file can be found that says so, as it is removed, and closed everywhere.
     """
-    modes = {}  # (device, inode): (user id, permissions) or None
+    modes: dict[Key, Access | None] = {}
     for (device, inode), path in segments.items():
         if path.startswith("/SYSV"):
             modes[device, inode] = system_v(inode)
@@ -117,8 +127,8 @@ def require_own(segments: Any, unknown: bool = True) -> None:
             raise CommError(f"shared memory {path} is open to other accounts (mode {mode:o}): nothing was sent")
 
 
-def by_path(path: Any, inode: Any) -> Any:
-    """(user id, permissions) of the file at `path`; None where that is not the one that was mapped."""
+def by_path(path: str, inode: int) -> Access | None:
+    """Return (user id, permissions) of the file at `path`; None if that is not the one that was mapped."""
     with contextlib.suppress(OSError):
         about = os.stat(path)
         if about.st_ino == inode:  # not its device: an overlay has another than the files in it
@@ -126,8 +136,8 @@ def by_path(path: Any, inode: Any) -> Any:
     return None
 
 
-def system_v(number: Any) -> Any:
-    """(user id, permissions) of a segment of System V; None where there is none of that number."""
+def system_v(number: int) -> Access | None:
+    """Return (user id, permissions) of a segment of System V; None if there is none of that number."""
     with open("/proc/sysvipc/shm") as file:
         for line in file:
             _, found, mode, _, _, _, _, owner, *_ = line.split()
@@ -136,9 +146,10 @@ def system_v(number: Any) -> Any:
     return None
 
 
-def by_open_files(missing: Any) -> Any:
-    """{(device, inode): (user id, permissions)} of those that this process, or another of this user, holds open."""
-    found, me = {}, os.getpid()
+def by_open_files(missing: Collection[Key]) -> dict[Key, Access]:
+    """Return {(device, inode): (user id, permissions)} of what a process of this user holds open."""
+    found: dict[Key, Access] = {}
+    me = os.getpid()
     for pid in sorted(map(int, filter(str.isdigit, os.listdir("/proc"))), key=lambda pid: abs(pid - me)):
         if len(found) == len(missing):
             break

@@ -1,11 +1,15 @@
 """Real ranks: processes that MPI has started, one communicator for each run."""
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import functools
 import sys
 import time
-from typing import Any
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, cast
 
 from ...features import compiled_module
 from ..errors import CommError, name_ranks
@@ -15,25 +19,47 @@ from ..status.operation import InThread
 from ..status.remote import RemoteStatus
 from ..status.table import StatusTable, open_together
 from ..status.waiting import NAP, RARELY, SLICE, DeferredInterrupt, Waiting, finish_blindly
-from ..work import unsettled
+from ..work import still_pending
 from .library import load
 from .transport import MpiTransport
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+
+    from ..base import OnRow
+    from ..status.waiting import Waiting as Waits
+    from ..transport import Pending, Transport
+
+    class Make(Protocol):
+        """A maker of communicators, called as RealComm is."""
+
+        def __call__(
+            self,
+            place: Session,
+            transport: Transport,
+            members: tuple[int, ...],
+            waiting: Waits,
+            on_row: OnRow | None,
+            trace: bool,
+            /,
+        ) -> RealComm: ...
+
 
 LAST_LOOK = 0.1  # s: for a rank that gives up, to learn that it is too late for that
 LAST_HELP = 1.0  # s: for what nobody has received, when ranks leave
 ARRIVALS = 16_383  # numbers that tell them apart
 
 
-def world(deadline: float = 10.0, make: type = RealComm) -> RealComm:
-    """The communicator of all ranks of this MPI job. Collective. deadline: the longest that one wait may last, in s."""
+def world(deadline: float = 10.0, make: Make = RealComm) -> RealComm:
+    """Return the communicator of all ranks of this MPI job. Collective. deadline: the most s of one wait."""
     session = session_of_this_process()
     session.worlds += 1
     return session.comm(run=session.worlds, deadline=deadline, make=make)
 
 
 @functools.cache
-def session_of_this_process() -> Any:
-    """MPI can be started once in a process, and so can its Session."""
+def session_of_this_process() -> Session:
+    """Return the Session of this process: MPI can be started once in it."""
     return Session()
 
 
@@ -43,17 +69,21 @@ class Session:
     def __init__(self) -> None:
         """Start MPI and open the status table. Collective over all ranks of the job. Does not import torch."""
         self.core = compiled_module()
-        self.MPI, self.mpi = load(self.core)
+        self.MPI, self.mpi = load()
         self.rank, self.size = self.MPI.COMM_WORLD.rank, self.MPI.COMM_WORLD.size
         self.worlds = 0
-        self.parents = {}  # ranks: handle of the communicator that those of their runs are duplicates of
-        self.closed = {}  # ranks: communicators of runs that this rank has left
-        self.pending_sends = []  # messages of closed communicators that MPI has not done with: their memory must stay
-        self.cancelled = []  # collectives that did not complete: likewise
-        self.unfreed = []  # communicators in which something is left
-        self.open = []  # communicators
+        self.parents: dict[
+            tuple[int, ...], int
+        ] = {}  # ranks: handle of the communicator that those of their runs are duplicates of
+        self.closed: dict[
+            tuple[int, ...], list[tuple[int, ...]]
+        ] = {}  # ranks: communicators of runs that this rank has left
+        # messages of closed communicators that MPI has not done with: their memory must stay
+        self.pending_sends: list[Pending] = []
+        self.cancelled: list[object] = []  # collectives that did not complete: likewise
+        self.unfreed: list[tuple[int, ...]] = []  # communicators in which something is left
+        self.open: list[RealComm] = []
         self.threads = self.MPI.Query_thread() == self.MPI.THREAD_MULTIPLE  # may two of them call MPI at a time?
-        self.status = None
         everybody = tuple(range(self.size))
         duplicates = self.core.Duplicates(self.mpi, self.MPI.COMM_WORLD.handle)
         finish_blindly(duplicates, "MPI_Comm_idup")
@@ -68,13 +98,13 @@ class Session:
     def comm(
         self,
         run: int,
-        ranks: Any = None,
+        ranks: Iterable[int] | None = None,
         deadline: float = 10.0,
-        on_row: Any = None,
+        on_row: OnRow | None = None,
         trace: bool = True,
-        make: type = RealComm,
+        make: Make = RealComm,
     ) -> RealComm:
-        """A communicator that no message of another run can reach. Collective over `ranks`.
+        """Return a communicator that no message of another run can reach. Collective over `ranks`.
 
         Args:    run: a number that no other run of these ranks has, the same everywhere.
                  ranks: of MPI_COMM_WORLD, which become 0, 1, ... in this order; None: all.
@@ -112,8 +142,10 @@ class Session:
             raise
         return comm
 
-    def _arrive(self, members: tuple[int, ...], run: int, waiting: Waiting, interrupt: DeferredInterrupt) -> Any:
-        """Wait until all members are here. Returns what ended the wait too late: the others go on, this rank has to."""
+    def _arrive(
+        self, members: tuple[int, ...], run: int, waiting: Waiting, interrupt: DeferredInterrupt
+    ) -> BaseException | None:
+        """Wait until all members are here. Return what ended the wait too late: the others go on, this rank has to."""
         rendezvous = self.core.Rendezvous(self.control, list(members), run % ARRIVALS)
 
         def stop() -> None:
@@ -126,6 +158,7 @@ class Session:
             if not rendezvous.give_up(LAST_LOOK):
                 raise
             return error
+        return None
 
     def _parent(self, members: tuple[int, ...], waiting: Waiting) -> int:
         if members not in self.parents:
@@ -141,30 +174,31 @@ class Session:
     def forget(self, comm: RealComm) -> None:
         """`comm` has been closed: it can be freed when all its ranks have left it."""
         self.open.remove(comm)
-        handles = comm.transport.handles
-        if comm.transport.doubles == ():  # its double is being made, perhaps forever
+        transport = cast(MpiTransport, comm.transport)
+        handles = transport.handles
+        if transport.doubles == ():  # its double is being made, perhaps forever
             self.unfreed.append(handles)
         else:
             self.closed.setdefault(comm.members, []).append(handles)
 
-    def keep(self, works: list[Any], seconds: float) -> None:
+    def keep(self, works: Sequence[Pending], seconds: float) -> None:
         """Keep the messages `works` of a communicator that is closed, but for those that end within `seconds`."""
         # All of them first: an interrupt may come now.
         earlier, self.pending_sends = (
             self.pending_sends,
             [*self.pending_sends, *works],
         )
-        self.pending_sends = [*earlier, *unsettled(works, seconds)]
+        self.pending_sends = [*earlier, *still_pending(works, seconds)]
 
     def _free_closed(self, members: tuple[int, ...]) -> None:
         """Free the communicators that all `members` have left, which is known when all have come to a later run.
 
         MPI gives the number of a freed communicator to the next one, which would receive what the first has left
-        unreceived. So that is dropped, and where it cannot be, the communicator is never freed. The last one waits for
+        unreceived. So that is dropped, and if it cannot be, the communicator is never freed. The last one waits for
         another turn, since a message may come later than the news that its sender has left.
         """
         self._discard_finished()
-        owing = [work.comm.transport.group.comm for work in self.pending_sends]
+        owing = [cast(MpiTransport, work.transport).group.comm for work in self.pending_sends]
         closed = self.closed.get(members, [])
         for handles in closed[:-1]:
             comms = [self.MPI.Comm.fromhandle(handle) for handle in handles]
@@ -177,22 +211,22 @@ class Session:
 
     def _discard_finished(self, seconds: float = 0.0) -> None:
         """Forget the messages that MPI has done with after all; wait up to `seconds` for all of them."""
-        self.pending_sends = unsettled(self.pending_sends, seconds)
+        self.pending_sends = still_pending(self.pending_sends, seconds)
 
-    def _tell(self, note: Any) -> Any:
-        """What every rank of the job has to tell, in rank order; before there is a status table."""
+    def _tell(self, note: str) -> list[str]:
+        """Return the notes of all ranks of the job, in rank order; before there is a status table."""
         consensus = self.core.Consensus(self.control, self.core.Call("start", 0, 0, -1), note.encode())
         finish_blindly(consensus, "MPI_Iallgather")
         return [note.decode() for note in consensus.notes()]
 
-    def _board_at(self, path: Any) -> Any:
-        """The status table of this host, which hears of the ranks of other hosts where there are some."""
+    def _board_at(self, path: str) -> StatusTable:
+        """Return the status table of this host, which receives the slots of other hosts if there are some."""
         if len(set(self.hosts)) == 1:
             return StatusTable(path)
         return RemoteStatus(path, self.MPI, self.MPI.Comm.fromhandle(self.control.comm), self.hosts)
 
     def leave(self) -> None:
-        """End MPI together with the others, or without it where somebody cannot: MPI_Finalize would wait forever."""
+        """End MPI together with the others, or without it if a rank cannot: MPI_Finalize would wait forever."""
         if self.MPI.Is_finalized():
             return
         for comm in list(self.open):
@@ -231,10 +265,10 @@ WORTH_DROPPING = 1 << 20  # bytes
 PATIENCE = 0.1  # s
 
 
-def drop_stale(MPI: Any, comm: Any, cancelled: list, whatever: bool = False) -> bool:
-    """Receive and forget what has arrived in `comm`; True when nothing is left there.
+def drop_stale(MPI: ModuleType, comm: Comm, cancelled: list[object], whatever: bool = False) -> bool:
+    """Receive and forget what has arrived in `comm`; return True if nothing is left there.
 
-    False where a message cannot be received: a large one needs the help of its sender, which has left.
+    False if a message cannot be received: a large one needs the help of its sender, which has left.
     Args:    cancelled: list that keeps alive what MPI may still write to. whatever: try also the large ones.
     """
     status = MPI.Status()

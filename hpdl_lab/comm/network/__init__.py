@@ -1,4 +1,4 @@
-"""Networks as data: which links a message crosses from one rank to another, and what that costs.
+"""Networks as data: the links that a message crosses from one rank to another, and their cost.
 
     Switch()                                           every rank has a port to one switch
     Ring()                                             every rank is wired to its two neighbors
@@ -10,7 +10,7 @@ The one rule of contention: a message starts when both its ends are ready and ev
 alpha + n * beta seconds. Until it has arrived it holds the first and the last link of its route, which are the ports of
 its ends; the links between carry other messages as soon as its bytes have passed, after n * beta. Links are booked in
 the order in which messages become ready; at equal times the message goes first whose later end has the lower rank, and
-among those of one rank, the one that it posted first. So a message that waits for a busy link also blocks what is
+among messages of one rank, the one that it posted first. So a message that waits for a busy link also blocks what is
 booked behind it, as in networks that lose nothing (InfiniBand; Ethernet with priority flow control).
 """
 

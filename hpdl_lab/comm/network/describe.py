@@ -1,17 +1,19 @@
 """A network in words: what joins what, how fast, and which links are shared."""
 
-from typing import Any
+from __future__ import annotations
 
 import numpy as np
 
+from .kinds import Network
+from .links import Link, Seconds
 
-def describe(network: Any, size: int) -> str:
-    """The network among `size` ranks as lines of text: its record, its links by kind, what a far message costs."""
-    kinds = {}
+
+def describe(network: Network, size: int) -> str:
+    """Return the network among `size` ranks as lines of text: its record, links by kind, cost of a far message."""
+    kinds: dict[tuple[tuple[str, str], float], list[Link]] = {}
     for link in network.links(size):
-        ends = sorted((link.source, link.dest), key=lambda name: name.startswith("rank"), reverse=True)
-        kind = tuple(name.split()[0] for name in ends)
-        kinds.setdefault((kind, link.beta), []).append(link)
+        low, high = sorted((link.source, link.dest), key=lambda name: name.startswith("rank"), reverse=True)
+        kinds.setdefault(((low.split()[0], high.split()[0]), link.beta), []).append(link)
     lines = [f"{network}", f"{size} ranks, {network.link_count(size)} links (both directions of a cable count):"]
     shared = shared_links(network, size)
     numbers = {link: i for i, link in enumerate(network.links(size))}
@@ -25,22 +27,22 @@ def describe(network: Any, size: int) -> str:
     return "\n".join(lines)
 
 
-def title(network: Any) -> str:
-    """The kind of network and what distinguishes it: "FatTree, hosts per leaf 16, oversubscription 4"."""
+def title(network: Network) -> str:
+    """Return the kind of network and what distinguishes it: "FatTree, hosts per leaf 16, oversubscription 4"."""
     fields = ("hosts_per_leaf", "oversubscription", "size", "nics")
     texts = [f"{name.replace('_', ' ')} {getattr(network, name)}" for name in fields if hasattr(network, name)]
     return ", ".join([type(network).__name__, *texts])
 
 
-def bandwidth(beta: float) -> str:
-    """Seconds per byte as people say it: "12.5 GB/s"."""
+def bandwidth(beta: Seconds) -> str:
+    """Return seconds per byte, one number, as people say it: "12.5 GB/s"."""
     return f"{1e-9 / float(beta):.4g} GB/s" if beta else "no limit"
 
 
-def shared_links(network: Any, size: int) -> np.ndarray:
-    """(links,) numbers: how many messages can need each link at once, where every rank sends one and receives one.
+def shared_links(network: Network, size: int) -> np.ndarray:
+    """Return (links,) numbers: how many messages can need each link at once if every rank sends and receives one.
 
-    That is its senders or its receivers, whichever are fewer: 1 for a port, 0 for a link that nothing uses.
+    The number is that link's senders or receivers, whichever are fewer: 1 for a port, 0 for a link that nothing uses.
     """
     count = network.link_count(size)
     senders = [np.zeros(0, np.int64)]
@@ -50,7 +52,7 @@ def shared_links(network: Any, size: int) -> np.ndarray:
         dest = ranks[ranks != source]
         if not len(dest):
             break
-        for link in network.routes(np.full(len(dest), source), dest, size).links:
+        for link in map(np.asarray, network.routes(np.full(len(dest), source), dest, size).links):
             used = link >= 0
             senders.append(np.unique(link[used]) * size + source)
             receivers.append(link[used] * size + dest[used])

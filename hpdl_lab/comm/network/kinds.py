@@ -5,18 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from .links import Link, Route, Timetable
+from .links import Link, Ranks, Route, Timetable
 from .presets import PRESETS, Interconnect, interconnect
+
+Fields: TypeAlias = dict[str, Any]  # of a kind, by their names
 
 MOST_CABLES = 2**25  # in the routes of the messages of one round on a Ring: 256 MiB
 
 
 class Network(ABC):
-    """What every kind has.
+    """A network of any kind.
 
     alpha:         latency, s per message; also of one step of a barrier.
     beta:          inverse bandwidth, s per byte.
@@ -26,32 +28,42 @@ class Network(ABC):
                    program that is right under it never relies on buffering (MPI standard 3.5, "safe" programs).
     """
 
-    alpha: float
-    beta: float
-    flops_per_s: float
-    eager_nbytes: int
+    if TYPE_CHECKING:  # else they are fields or properties of the kinds
+
+        @property
+        def alpha(self) -> float: ...
+
+        @property
+        def beta(self) -> float: ...
+
+        @property
+        def flops_per_s(self) -> float: ...
+
+        @property
+        def eager_nbytes(self) -> int: ...
 
     @classmethod
-    def of(cls, name: str, **more: Any) -> Any:
-        """This kind with the published latency and bandwidth of the interconnect `name`, a key of PRESETS."""
+    def of(cls, name: str, **more: float | str | Interconnect) -> Self:
+        """Return this kind with the published latency and bandwidth of the interconnect `name`, a key of PRESETS."""
         published = interconnect(name)
-        return cls(**{"alpha": published.alpha, "beta": published.beta, **more})
+        fields: Fields = {"alpha": published.alpha, "beta": published.beta, **more}
+        return cls(**fields)
 
     def timetable(self, size: int) -> Timetable:
-        """The state of this network for one run of `size` ranks."""
+        """Return the state of this network for one run of `size` ranks."""
         return Timetable(self, size)
 
     @abstractmethod
     def link_count(self, size: int) -> int:
-        """Links among `size` ranks, numbered from 0."""
+        """Return the number of links among `size` ranks, which are numbered from 0."""
 
     @abstractmethod
     def links(self, size: int) -> list[Link]:
-        """Every Link among `size` ranks, in the order of their numbers."""
+        """Return every Link among `size` ranks, in the order of their numbers."""
 
     @abstractmethod
-    def routes(self, source: Any, dest: Any, size: int) -> Route | None:
-        """The Route from rank `source` to rank `dest`, both numbers or both arrays of ranks, among `size` ranks."""
+    def routes(self, source: Ranks, dest: Ranks, size: int) -> Route:
+        """Return the Route from rank `source` to rank `dest`, both numbers or both arrays, among `size` ranks."""
 
     def require_costs(self) -> None:
         """Raise ValueError for a negative cost."""
@@ -62,7 +74,7 @@ class Network(ABC):
 
 @dataclass(frozen=True)
 class Switch(Network):
-    """Every rank has one full-duplex port to a switch that never blocks.
+    """A switch that never blocks, to which every rank has one full-duplex port.
 
     A message of n bytes takes alpha + n * beta seconds, in which it holds its sender's way out and its receiver's way
     in. Default: 2 us, and the 12.5 GB/s of a 100 Gbit/s port.
@@ -83,15 +95,15 @@ class Switch(Network):
         out = [Link(f"rank {r}", "switch", self.beta) for r in range(size)]
         return out + [Link("switch", f"rank {r}", self.beta) for r in range(size)]
 
-    def routes(self, source: Any, dest: Any, size: int) -> Route:
+    def routes(self, source: Ranks, dest: Ranks, size: int) -> Route:
         return Route(self.alpha + 0 * source, self.beta + 0 * source, (source, size + dest))
 
 
 @dataclass(frozen=True)
 class Ring(Network):
-    """Every rank has a router that is wired to its two neighbors, by cables that carry both directions at once.
+    """A ring of one router per rank, each wired to its two neighbors by cables that carry both directions at once.
 
-    A message takes the shorter way, or the way up where both are equal, and the routers between pass it on without
+    A message takes the shorter way, or the way up if both are equal, and the routers between pass it on without
     storing it: over h cables it takes h * alpha + n * beta. A rank has a port to its router for each direction, so it
     sends both ways at once. Messages to neighbors meet nobody; all others share cables.
     """
@@ -108,14 +120,14 @@ class Ring(Network):
         return 6 * size
 
     def links(self, size: int) -> list[Link]:
-        out = []
+        out: list[Link] = []
         for source, dest in (("rank", "router"), ("router", "rank")):
             out += 2 * [Link(f"{source} {r}", f"{dest} {r}", self.beta) for r in range(size)]  # up, then down
         for step in (1, -1):
             out += [Link(f"router {r}", f"router {(r + step) % size}", self.beta) for r in range(size)]
         return out
 
-    def routes(self, source: Any, dest: Any, size: int) -> Route:
+    def routes(self, source: Ranks, dest: Ranks, size: int) -> Route:
         up, down = (dest - source) % size, (source - dest) % size
         hops = np.minimum(up, down)
         most = int(np.max(hops, initial=0))
@@ -181,13 +193,13 @@ class FatTree(Network):
     def links(self, size: int) -> list[Link]:
         hosts = [(f"rank {r}", f"leaf {r // self.hosts_per_leaf}") for r in range(size)]
         cables = [(f"leaf {leaf}", f"spine {s}") for leaf in range(self.leaves(size)) for s in range(self.spines)]
-        out = []
+        out: list[Link] = []
         for wires in (hosts, cables):
             out += [Link(low, high, self.beta) for low, high in wires]
             out += [Link(high, low, self.beta) for low, high in wires]
         return out
 
-    def routes(self, source: Any, dest: Any, size: int) -> Route:
+    def routes(self, source: Ranks, dest: Ranks, size: int) -> Route:
         leaf, their_leaf = source // self.hosts_per_leaf, dest // self.hosts_per_leaf
         far, spine = leaf != their_leaf, dest % self.spines
         cables = self.leaves(size) * self.spines
@@ -204,7 +216,7 @@ class Islands(Network):
     Every rank has a port to its island's switch and another one to an adapter. With fewer adapters than ranks, the
     messages that leave an island share them: rank i of an island uses adapter i * nics // size.
 
-    inside, between: Interconnect records or keys of PRESETS. alpha and beta of the whole are those of `between`.
+    inside, between: Interconnect records or keys of PRESETS. alpha and beta of the whole network are from `between`.
     nics: network adapters per island.
     """
 
@@ -224,18 +236,18 @@ class Islands(Network):
             raise ValueError(f"{size} ranks cannot share {nics} adapters evenly: nics divides size")
 
     @property
-    def alpha(self) -> float:  # type: ignore[override]
+    def alpha(self) -> float:
         return self.between.alpha
 
     @property
-    def beta(self) -> float:  # type: ignore[override]
+    def beta(self) -> float:
         return self.between.beta
 
     def adapters(self, size: int) -> int:
         return -(-size // self.size) * self.nics
 
-    def adapter(self, rank: int) -> int:
-        """The adapter of `rank`, numbered over all islands."""
+    def adapter(self, rank: Ranks) -> Ranks:
+        """Return the adapter of `rank`, numbered over all islands."""
         return rank // self.size * self.nics + rank % self.size * self.nics // self.size
 
     def link_count(self, size: int) -> int:
@@ -245,13 +257,13 @@ class Islands(Network):
         fast = [(f"rank {r}", f"island {r // self.size}", self.inside.beta) for r in range(size)]
         slow = [(f"rank {r}", f"adapter {self.adapter(r)}", self.between.beta) for r in range(size)]
         shared = [(f"adapter {a}", "switch", self.between.beta) for a in range(self.adapters(size))]
-        out = []
+        out: list[Link] = []
         for wires in (fast, slow, shared):
             out += [Link(low, high, beta) for low, high, beta in wires]
             out += [Link(high, low, beta) for low, high, beta in wires]
         return out
 
-    def routes(self, source: Any, dest: Any, size: int) -> Route:
+    def routes(self, source: Ranks, dest: Ranks, size: int) -> Route:
         far = source // self.size != dest // self.size
         adapters = self.adapters(size)
         near, far = 1 - 1 * far, 1 * far
@@ -263,13 +275,14 @@ class Islands(Network):
         return Route(alpha, beta, (first, up, down, size + dest + far * 2 * size))
 
     @classmethod
-    def of(cls, name: str, **more: Any) -> Any:
-        """Islands joined by the interconnect `name`, a key of PRESETS."""
-        return cls(**{"between": name, **more})
+    def of(cls, name: str, **more: float | str | Interconnect) -> Self:
+        """Return islands joined by the interconnect `name`, a key of PRESETS."""
+        fields: Fields = {"between": name, **more}
+        return cls(**fields)
 
 
-def whole(value: Any, name: str) -> int:
-    """`value` as a whole number of at least 1; ValueError otherwise."""
+def whole(value: SupportsIndex, name: str) -> int:
+    """Return `value` as an int of at least 1. Raises ValueError unless it is one."""
     try:
         number = index(value)
     except TypeError:

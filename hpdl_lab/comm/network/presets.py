@@ -1,16 +1,16 @@
 """Published latencies and bandwidths of interconnects, with their sources.
 
-Bandwidths are those of one direction of one port, as the standard or the vendor states them; software reaches less.
-Latencies are of a small message between two ranks, as software sees it: for links between GPUs and for networks with
-remote direct memory access (InfiniBand, RoCE, Omni-Path) the ones by which NCCL chooses its algorithms, which knows one
-latency for all such networks; for Ethernet the one measured through the TCP of Linux on 10 Gbit/s, where the software
-and not the wire sets it. An adapter alone is faster: below 0.6 us for HDR (Lenovo Press LP1195, 2024).
+Bandwidths are for one direction of one port, as the standard or the vendor states them; software reaches less.
+Latencies are for a small message between two ranks, as software sees it: for links between GPUs and for networks with
+remote direct memory access (InfiniBand, RoCE, Omni-Path) the ones by which NCCL chooses its algorithms, which has one
+latency for all such networks; for Ethernet the one measured through the TCP of Linux on 10 Gbit/s, which is set by the
+software and not by the wire. An adapter alone is faster: below 0.6 us for HDR (Lenovo Press LP1195, 2024).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 NCCL = "NVIDIA, NCCL 2.30, src/graph/tuning.cc: hwLatencies, ring, LL, {}; 2026"
 TCP = "Larsen et al., Architectural Breakdown of End-to-End Latency in a TCP/IP Network; 2009"
@@ -18,7 +18,7 @@ TCP = "Larsen et al., Architectural Breakdown of End-to-End Latency in a TCP/IP 
 
 @dataclass(frozen=True)
 class Interconnect:
-    """alpha: s per message; GBps: 1e9 bytes per second, of each direction; and who says so, with the year."""
+    """A published link. alpha: s per message; GBps: 1e9 bytes per s in each direction; sources: who says so, when."""
 
     name: str
     alpha: float
@@ -28,12 +28,12 @@ class Interconnect:
 
     @property
     def beta(self) -> float:
-        """Seconds per byte."""
+        """Inverse bandwidth, s per byte."""
         return 1e-9 / self.GBps
 
 
-def _nccl(name: Any, kind: Any, GBps: Any, source: Any) -> Any:
-    """An interconnect whose latency is NCCL's for links of `kind`."""
+def _nccl(name: str, kind: Literal["NVLink", "PCI", "network"], GBps: float, source: str) -> Interconnect:
+    """Return an interconnect that has NCCL's latency for links of `kind`."""
     alpha = {"NVLink": 0.6e-6, "PCI": 1.0e-6, "network": 2.7e-6}[kind]
     return Interconnect(name, alpha, GBps, NCCL.format(kind), source)
 
@@ -59,7 +59,7 @@ PRESETS = {
 
 
 def interconnect(name: Interconnect | str) -> Interconnect:
-    """The Interconnect of that name; an Interconnect is returned as it is. Raises ValueError that lists the names."""
+    """Return the Interconnect of that name, or a given one as it is. Raises ValueError that lists the names."""
     if isinstance(name, Interconnect):
         return name
     if name not in PRESETS:

@@ -1,4 +1,4 @@
-"""Ranks that are simulated in one process, on networks of which every link is known: `sim.run`."""
+"""Ranks that are simulated in one process, on networks whose links are all known: `sim.run`."""
 
 from ..base import PerRank
 from .run import run

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit
 
-from ..base import Work
+from ..base import Comm, Work
 from ..errors import ForgottenWait
 from .coroutine import Coroutine
-from .ending import require_no_forgotten_wait
-from .rank import SimRank
-
-if TYPE_CHECKING:
-    import numpy as np
+from .rank import InLane, SimRank
 
 
 class Lane(SimRank):
-    """Runs what `comm.background` was given, one after the other. It has the ports of its rank, and waits by itself."""
+    """A runner of what `comm.background` is given, one after the other, with the ports of its rank. It waits by itself.
+
+    Its rank may be a Lane itself.
+    """
 
     def __init__(self, rank: SimRank) -> None:
-        """rank: the SimRank whose background it is, which may be a Lane itself."""
         super().__init__(rank.scheduler, rank.index, rank.trace.enabled)
         self.rank = rank
         self.trace = rank.trace.in_lane("background", self.clock_ns)
         self.calls = rank.calls
         self.state = "finished"
-        self.given = deque()
+        self.given: deque[SimBackground] = deque()
         self.code = Coroutine(self._main, self.scheduler.outside)
         self.number = self.scheduler.enroll(self)
 
     def give(self, work: SimBackground) -> None:
-        """Run `work` after what has been given before, and not before the rank's own time."""
+        """Run `work` after what was given before, and not before the rank's own time."""
         self.given.append(work)
         if self.state == "finished":
             self.state = "running"
@@ -62,45 +59,42 @@ class Lane(SimRank):
             pass  # stopped by the scheduler: `state` says in what
 
 
-class Turn:
-    """What a Lane waits for whose next work comes after `work`, of another Lane."""
-
-    waiter: Any = None
+class Turn(InLane):
+    """The end of `work`, of another Lane, for which a Lane waits."""
 
     def __init__(self, work: SimBackground) -> None:
         self.lane = work.lane
         work.turns.append(self)
 
 
-class SimBackground(Work):
-    """One call of `comm.background`."""
+class SimBackground(InLane, Work):
+    """A call of `comm.background`."""
 
     ended = waited = False
-    value: Any = None
+    value: object = None
     error: BaseException | None = None
-    waiter: Any = None
 
     def __init__(
-        self, comm: Any, double: Any, fn: Callable, args: tuple[np.ndarray, ...], after: Sequence[SimBackground]
+        self,
+        state: SimRank,
+        lane: Lane,
+        double: Comm,
+        fn: Callable[..., object],
+        args: tuple[object, ...],
+        after: Sequence[SimBackground],
     ) -> None:
-        """comm: that of the caller; double: the communicator that `fn` is given; after: works that end before."""
-        self.comm, self.double, self.fn, self.args, self.after = comm, double, fn, args, after
+        """state: the rank that calls; lane: its background; double: given to `fn`; after: these end before."""
+        self.state, self.lane, self.double, self.fn, self.args, self.after = state, lane, double, fn, args, after
         self.turns: list[Turn] = []
-        state = comm.state
         self.posted, self.line = state.clock, state.trace.line()
         state.unwaited[id(self)] = self
-        double.state.give(self)
-
-    @property
-    def lane(self) -> Lane:
-        """What runs it, whose wait is that of a rank that waits for this."""
-        return self.double.state
+        lane.give(self)
 
     def run(self, lane: Lane) -> None:
-        """Call the function in `lane`, keep what it returns or raises, and tell the rank where it waits."""
+        """Call the function in `lane`, keep what it returns or raises, and resume all that wait for it."""
         try:
             self.value = self.fn(self.double, *self.args)
-            require_no_forgotten_wait(lane)
+            lane.require_no_forgotten_wait()
         except Exception as error:
             self.error = error
         self.ended = True
@@ -109,9 +103,9 @@ class SimBackground(Work):
             if waiter is not None:
                 lane.scheduler.resume_at(lane.clock, waiter)
 
-    def wait(self) -> np.ndarray:
+    def wait(self) -> object:
         if not self.waited:
-            state = self.comm.state
+            state = self.state
             state.unwaited.pop(id(self), None)
             state.settle()
             step, t0, line = state.trace.step(), state.clock_ns(), state.trace.line()
@@ -125,11 +119,11 @@ class SimBackground(Work):
 
     def test(self) -> bool:
         if not self.ended:
-            state = self.comm.state
+            state = self.state
             state.sleep_until(state.clock + state.scheduler.network.alpha)
         return self.ended
 
     def forgotten(self) -> ForgottenWait:
-        """The error of a rank that ends without waiting for this."""
+        """Return the error of a rank that ends without waiting for this."""
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
-        return ForgottenWait.of_background(self.comm.state.index, name, self.line)
+        return ForgottenWait.of_background(self.state.index, name, self.line)

@@ -1,12 +1,14 @@
 """The discrete-event scheduler under simulated ranks: whose turn it is, and what is booked next."""
 
+from __future__ import annotations
+
 import heapq
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...trace import line_of
 from ..errors import CommTimeout
@@ -18,39 +20,56 @@ from .rank import SimRank
 from .token import TokenThread
 from .torch_state import Outside, bounded_workers
 
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from torch import Tensor
+
+    from ..inject import Injection
+    from ..network import Network
+    from .channel import Booking, Meeting, Waiter
+    from .rank import Key
+
 
 class Scheduler:
-    """Runs ranks in the order of virtual time, and books messages in the order in which they become ready.
+    """Runner of ranks in the order of virtual time, and of messages in the order in which they become ready.
 
-    No message is booked while a rank can still run at the same virtual time, so that the order of booking is that of
-    comm/network: by time, by the rank of the later end, by that rank's own order. Nothing depends on which of two ranks
-    runs first.
+    No message is booked while a rank can still run at the same virtual time, so that messages are booked in the order
+    of comm/network: by time, by the rank of the later end, by that rank's own order. Nothing depends on which of two
+    ranks runs first.
     """
 
-    def __init__(self, size: int, network: Any, trace: bool = True, inject: Any = None, threads: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        network: Network,
+        trace: bool = True,
+        inject: Injection | None = None,
+        threads: bool = False,
+    ) -> None:
         self.network, self.inject = network, inject
         self.timetable = network.timetable(size)
         self.threads = threads
         self.code = TokenThread if threads else Coroutine  # how the code of a rank is run
         self.outside = Outside()
         self.ranks = [SimRank(self, i, trace) for i in range(size)]
-        self.lanes = []  # the background of the ranks
+        self.lanes: list[SimRank] = []  # the background of the ranks
         self.scheduled = [*self.ranks]  # SimRank.number -> SimRank
         self.now = 0.0  # virtual s
-        self.ready = []  # heap of (virtual s, SimRank.number)
-        self.bookings = []  # (rank, step) of the later end, then channel, send, receive: what is ready now
-        self.channels = {}  # (communicator, source, dest) -> Channel
-        self.meetings = {}  # (communicator, n) -> Meeting, until its last rank has arrived
-        self.segments = {}  # (communicator, n) -> the nth tensor that each of its ranks has allocated
+        self.ready: list[tuple[float, int]] = []  # heap of (virtual s, SimRank.number)
+        self.bookings: list[Booking] = []  # what is ready now
+        self.channels: dict[tuple[Key, int, int], Channel] = {}  # (communicator, source, dest) -> Channel
+        self.meetings: dict[tuple[Key, int], Meeting] = {}  # (communicator, n) -> Meeting, until its last rank has come
+        self.segments: dict[tuple[Key, int], list[Tensor]] = {}  # the nth tensor that each rank of one has allocated
         self.stopping = False
-        self.late = None  # CommTimeout, once the deadline has passed
+        self.late: CommTimeout | None = None  # once the deadline has passed
 
     @property
     def seconds(self) -> float:
-        """The makespan: the virtual time of the last rank to end."""
+        """Makespan: the virtual time of the last rank to end."""
         return max(rank.clock for rank in self.ranks)
 
-    def channel(self, key: Any, source: int, dest: int) -> Channel:
+    def channel(self, key: Key, source: int, dest: int) -> Channel:
         channel = self.channels.get((key, source, dest))
         if channel is None:
             channel = self.channels[key, source, dest] = Channel(self, source, dest)
@@ -62,10 +81,10 @@ class Scheduler:
         self.scheduled.append(lane)
         return len(self.scheduled) - 1
 
-    def resume_at(self, seconds: float, rank: SimRank) -> None:
+    def resume_at(self, seconds: float, rank: Waiter) -> None:
         heapq.heappush(self.ready, (seconds, rank.number))
 
-    def run(self, body: Callable, deadline: float) -> list[Any]:
+    def run(self, body: Callable[[SimRank], object], deadline: float) -> list[object]:
         """Run `body(rank)` on every rank; returns the values in rank order."""
         self.outside.look()
         for rank in self.ranks:
@@ -97,13 +116,14 @@ class Scheduler:
         if self.late is not None and not any(rank.error for rank in self.ranks) and (ready or self.bookings):
             raise self.late  # whose code was interrupted has caught it
 
-    def running_code(self) -> Any:
-        """The code of the rank or lane that runs now; None while the scheduler does."""
+    def running_code(self) -> Coroutine | TokenThread | None:
+        """Return the code of the rank or lane that runs now; None while the scheduler does."""
         return next((rank.code for rank in self.scheduled if rank.code.running), None)
 
     def threads_of_ranks(self) -> list[int]:
-        """The system's numbers of the threads that ranks have."""
-        return [rank.code.thread.native_id for rank in self.ranks if self.threads and rank.code.thread is not None]
+        """Return the system's numbers of the threads that ranks have."""
+        threads = [rank.code.thread for rank in self.ranks if isinstance(rank.code, TokenThread)]
+        return [thread.native_id for thread in threads if thread is not None and thread.native_id is not None]
 
     def _book(self) -> None:
         """Book every message that has become ready at this virtual time."""
@@ -120,15 +140,15 @@ class Scheduler:
             rank.code.stop()
 
 
-LOOK = 0.25  # s: between two looks at what has passed, of which a deadline has four at least
+LOOK = 0.25  # s: between two looks at what has passed; until a deadline there are four at least
 AGAIN = 0.5  # s: after the deadline it is raised again and again, because code that catches all may swallow the first
 
 
 @contextmanager
-def real_time_limit(seconds: float, scheduler: Any) -> Iterator[Any]:
+def real_time_limit(seconds: float, scheduler: Scheduler) -> Generator[None]:
     """Raise CommTimeout in whatever code runs once `seconds` of OwnTime have passed, also in a loop without messages.
 
-    Only the main thread can be interrupted so (it is where notebooks and scripts run); elsewhere there is no limit.
+    Only the main thread, in which notebooks and scripts run, can be interrupted so; elsewhere there is no limit.
     A timer that was set before is restored with what is left of it.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -136,7 +156,7 @@ def real_time_limit(seconds: float, scheduler: Any) -> Iterator[Any]:
         return
     own, look, passed = OwnTime(scheduler.threads_of_ranks), min(LOOK, seconds / 4), False
 
-    def stop(signum: int, frame: Any) -> None:
+    def stop(signum: int, frame: FrameType | None) -> None:
         nonlocal passed
         if scheduler.stopping or not passed and own.seconds(look) < seconds:
             return
@@ -167,19 +187,19 @@ def real_time_limit(seconds: float, scheduler: Any) -> Iterator[Any]:
 
 
 class OwnTime:
-    """The real time since it was made, without that in which the main thread or one of others waited for a core.
+    """Real time since it was made, without the time in which the main thread or one of others waited for a core.
 
-    others: called for the other threads, as numbers of the system. Of all of them one works at a time.
+    others: returns the other threads, as numbers of the system. Only one of all threads works at a time.
     """
 
-    def __init__(self, others: Callable) -> None:
+    def __init__(self, others: Callable[[], Iterable[int]]) -> None:
         self.others, self.main = others, threading.get_native_id()
         self.own = 0.0
         self.looked, self.used = time.monotonic(), time.process_time()
-        self.waited = {}  # thread -> s, at the last look; of the first look also those of before: most runs need none
+        self.waited: dict[int, float] = {}  # thread -> s, at the last look; the first counts all before it
 
     def seconds(self, look: float = float("inf")) -> float:
-        """The seconds until now. look: when they were to be asked for again; where it got later, all was stopped."""
+        """Return the seconds until now. look: s between two calls; if more have passed, all was stopped meanwhile."""
         now, used = time.monotonic(), time.process_time()
         waited = {thread: seconds_waited(thread) for thread in (self.main, *self.others())}
         waits = sum(max(0.0, s - self.waited.get(thread, 0.0)) for thread, s in waited.items())
@@ -191,13 +211,13 @@ class OwnTime:
 
 
 def seconds_waited(thread: int) -> float:
-    """How long this thread has been ready without a core; 0 where it has ended, or where the system does not count."""
+    """Return the s that this thread was ready without a core; 0 if it has ended, or if the system does not count."""
     with suppress(OSError, IndexError), open(f"/proc/self/task/{thread}/schedstat", "rb", buffering=0) as file:
         return int(file.read(100).split()[1]) / 1e9
     return 0.0
 
 
-def frames_up(frame: Any) -> Iterator[Any]:
+def frames_up(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back

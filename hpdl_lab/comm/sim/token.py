@@ -3,31 +3,38 @@
 Autograd keeps its state in the thread while backward runs, so a function that communicates inside backward needs one.
 """
 
+from __future__ import annotations
+
 import ctypes
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from greenlet import GreenletExit
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from .torch_state import Outside
 
 LOOK = 0.2  # s: between two looks whether the thread that is to hand back the token is still there
 PATIENCE = 2.0  # s: for a thread that has to end; nothing interrupts it while it waits for something outside Python
 
 
 class TokenThread:
-    """Calls `main()` piece by piece, as coroutine.Coroutine does. Of all threads of a run only one runs at any time."""
+    """A call of `main()`, piece by piece, as coroutine.Coroutine. Only one thread of a run runs at any time."""
 
-    def __init__(self, main: Callable, outside: Any, name: str) -> None:
-        """outside: torch_state.Outside of the run."""
+    def __init__(self, main: Callable[[], None], outside: Outside, name: str) -> None:
+        """outside: of the run."""
         self.main, self.outside, self.name = main, outside, name
         self.turn, self.back = threading.Lock(), threading.Lock()  # released to hand the token over, and back
         self.turn.acquire()
         self.back.acquire()
-        self.thread: Any = None  # started by whoever resumes it first
+        self.thread: threading.Thread | None = None  # started by whoever resumes it first
         self.running = self.stopping = self.ended = False
-        self.raised: Any = None  # what ends the whole run, as SystemExit
+        self.raised: BaseException | None = None  # what ends the whole run, as SystemExit
 
     def resume(self) -> None:
         """Let it go on until it pauses or ends. Called by the scheduler."""
@@ -45,14 +52,14 @@ class TokenThread:
             raise GreenletExit
 
     def may_pause(self) -> bool:
-        """True where its own code asks: whatever the thread keeps stays in the thread."""
+        """Return True to its own code: whatever the thread keeps stays in the thread."""
         return threading.current_thread() is self.thread
 
-    def where(self, frame: Any) -> Any:
-        """The frame in which the running code is. frame: that of a signal's handler."""
-        return sys._current_frames().get(self.thread.ident, frame)
+    def where(self, frame: FrameType | None) -> FrameType | None:
+        """Return the frame in which the running code is. frame: of a signal's handler."""
+        return sys._current_frames().get(self._number(), frame)
 
-    def give_up(self, error: BaseException | None) -> None:
+    def give_up(self, error: BaseException) -> None:
         """Raise a copy of `error`, a CommError, in the running code. Called by a signal's handler."""
         kind, args = type(error), error.args
         self._raise_inside(type(kind.__name__, (kind,), {"__init__": lambda self: kind.__init__(self, *args)}))
@@ -96,12 +103,16 @@ class TokenThread:
         """Wait until the token is handed back, at most `seconds`."""
         give_up = time.monotonic() + seconds
         while not self.back.acquire(timeout=LOOK):
-            self.ended = self.ended or not self.thread.is_alive()
+            self.ended = self.ended or self.thread is None or not self.thread.is_alive()
             if self.ended or time.monotonic() > give_up:
                 break
-        if self.ended:
+        if self.ended and self.thread is not None:
             self.thread.join()
 
-    def _raise_inside(self, kind: type) -> None:
+    def _number(self) -> int:
+        """Return Python's number of the thread; 0 before it has begun."""
+        return 0 if self.thread is None else self.thread.ident or 0
+
+    def _raise_inside(self, kind: type[BaseException]) -> None:
         """Have `kind()` raised in the thread, before its next instruction of Python."""
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), ctypes.py_object(kind))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._number()), ctypes.py_object(kind))

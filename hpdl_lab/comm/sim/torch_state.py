@@ -1,26 +1,31 @@
-"""What torch keeps per thread, kept per simulated rank. torch is looked at only where it is already loaded."""
+"""State that torch keeps per thread, kept per simulated rank. torch is looked at only if it is already loaded."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch as torch_types  # "torch" is what may be loaded
 
 DEVICES = ("cpu", "cuda")
-MOST_WORKERS = 256  # OpenMP ends the process where the machine has no more threads
+MOST_WORKERS = 256  # OpenMP ends the process if the machine has no more threads
 OUTSIDE_BACKWARD = -1  # as torch numbers the graphs through which autograd goes
 
 
-def loaded_torch() -> Any:
-    """torch where it is loaded, None where it is not, or not completely."""
+def loaded_torch() -> ModuleType | None:
+    """Return torch if it is loaded; None if it is not, or not completely."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "is_grad_enabled") else None
 
 
 @contextmanager
-def one_thread(torch: Any) -> Iterator[Any]:
-    """Inside, torch computes with one thread."""
+def one_thread(torch: ModuleType) -> Generator[None]:
+    """Limit torch to one thread inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -30,10 +35,10 @@ def one_thread(torch: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def bounded_workers(threads: int) -> Iterator[Any]:
-    """Inside, `threads` new threads have at most MOST_WORKERS workers of torch in all: each has a pool of its own.
+def bounded_workers(threads: int) -> Generator[None]:
+    """Give `threads` new threads at most MOST_WORKERS workers of torch in all inside: each has a pool of its own.
 
-    With fewer workers the last bits of long sums may be others.
+    With fewer workers the last bits of long sums may differ.
     """
     torch = loaded_torch()
     if torch is None or threads * torch.get_num_threads() <= MOST_WORKERS:
@@ -46,29 +51,29 @@ def bounded_workers(threads: int) -> Iterator[Any]:
 class TorchState(NamedTuple):
     """Grad mode; autocast: per device whether it is on and its dtype, how deep it is nested, whether casts are kept.
 
-    inference: is the code in torch.inference_mode? leave: the context manager that was entered to leave that mode, or
+    inference: True in torch.inference_mode. leave: the context manager that was entered to leave that mode, or
     to enter it, when the rank paused; its exit puts the thread back into it.
     """
 
     grad_mode: bool
-    autocast: tuple
+    autocast: tuple[tuple[bool, torch_types.dtype], ...]
     nesting: int
     cache: bool
     inference: bool
-    leave: Any = None
+    leave: AbstractContextManager[object] | None = None
 
     @classmethod
-    def read(cls, torch: Any) -> TorchState:
-        """That of this thread."""
+    def read(cls, torch: ModuleType) -> TorchState:
+        """Return the state of this thread."""
         autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES)
         nesting = torch.autocast_increment_nesting() - 1
         torch.autocast_decrement_nesting()
         cache, inference = torch.is_autocast_cache_enabled(), torch.is_inference_mode_enabled()
         return cls(torch.is_grad_enabled(), autocast, nesting, cache, inference)
 
-    def apply(self, torch: Any) -> Any:
-        """Make it that of this thread. Returns what was entered for that, if anything: see `leave`."""
-        entered: Any = None
+    def apply(self, torch: ModuleType) -> AbstractContextManager[object] | None:
+        """Give this thread this state. Returns the context manager that was entered for it, if any: see `leave`."""
+        entered = None
         if self.leave is not None:
             self.leave.__exit__(None, None, None)
         before = TorchState.read(torch)
@@ -82,7 +87,7 @@ class TorchState(NamedTuple):
             self._apply_autocast(torch, before)
         return entered
 
-    def _apply_autocast(self, torch: Any, before: TorchState) -> None:
+    def _apply_autocast(self, torch: ModuleType, before: TorchState) -> None:
         torch.set_autocast_cache_enabled(self.cache)
         for device, (enabled, dtype) in zip(DEVICES, self.autocast, strict=True):
             torch.set_autocast_enabled(device, enabled)
@@ -96,16 +101,19 @@ class TorchState(NamedTuple):
 class Outside:
     """The state of torch around a run, to which it returns whenever a rank pauses.
 
+    torch, state, autocast: from the first look that finds torch; until then torch is None and the others are not there.
     graph_task(): the number of the graph through which autograd goes backward in this thread, or OUTSIDE_BACKWARD.
     """
 
-    def __init__(self) -> None:
-        self.torch: Any = None
-        self.state: Any = None
-        self.graph_task = self._first_look
+    state: TorchState
+    autocast: bool
 
-    def look(self) -> Any:
-        """torch, as soon as it is loaded; None until then."""
+    def __init__(self) -> None:
+        self.torch: ModuleType | None = None
+        self.graph_task: Callable[[], int] = self._first_look
+
+    def look(self) -> ModuleType | None:
+        """Return torch as soon as it is loaded; None until then."""
         torch = loaded_torch()
         if torch is not None:
             self.state, self.autocast = TorchState.read(torch), torch._C._is_any_autocast_enabled()
@@ -113,18 +121,18 @@ class Outside:
         return torch
 
     @contextmanager
-    def begun(self) -> Iterator[Any]:
-        """Inside, it is the state of this thread, which is new."""
-        entered = self.state.apply(self.torch) if self.torch or self.look() else None
+    def begun(self) -> Generator[None]:
+        """Keep this thread, which is new, in this state inside."""
+        torch = self.torch or self.look()
+        entered = self.state.apply(torch) if torch else None
         try:
             yield
         finally:
             if entered is not None:
                 entered.__exit__(None, None, None)
 
-    def left(self) -> bool:
-        """Might this thread be in another state?"""
-        torch = self.torch
+    def left(self, torch: ModuleType) -> bool:
+        """Return True if this thread may be in another state."""
         return (
             torch.is_grad_enabled() is not self.state.grad_mode
             or self.autocast
@@ -132,12 +140,12 @@ class Outside:
             or torch.is_inference_mode_enabled() is not self.state.inference
         )
 
-    def restore(self) -> TorchState | None:
-        """Return to it from that of a rank that pauses; returns the rank's, or None where that is the same."""
-        state = TorchState.read(self.torch)
+    def restore(self, torch: ModuleType) -> TorchState | None:
+        """Give this thread this state when a rank pauses. Returns the state of the rank if it differs, else None."""
+        state = TorchState.read(torch)
         if state == self.state:
             return None
-        return state._replace(leave=self.state.apply(self.torch))
+        return state._replace(leave=self.state.apply(torch))
 
     def _first_look(self) -> int:
         return OUTSIDE_BACKWARD if self.look() is None else self.graph_task()

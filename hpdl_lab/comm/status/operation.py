@@ -6,19 +6,39 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 IDLE_BEFORE_NAP = 500e-6  # s
 NAP = 50e-6  # s: between two looks of compiled code
 LOOK = 1e-3  # s: between two looks at what a thread has ended with an error that is not raised yet
 
+T = TypeVar("T")
+
+
+class Waitable(Protocol):
+    """Something under way, of Python (Operation) or compiled (_core.Operation)."""
+
+    @property
+    def progress(self) -> int: ...
+
+    def wait(self, seconds: float, nap_s: float, oversubscribed: bool) -> bool: ...
+
+    def wait_among(self, seconds: float, nap_s: float, oversubscribed: bool, others: Any) -> bool: ...
+
+    def calls(self) -> list[tuple[str, int, int, int]]: ...
+
 
 class Operation(ABC):
-    """A subclass has `advance`. Looking again and again, it never blocks where no interrupt reaches the rank."""
+    """An operation that is advanced by looks: it never blocks where no interrupt reaches the rank."""
 
     @property
     def progress(self) -> int:
-        """Grows whenever a part has been done."""
+        """Return a number that grows whenever a part has been done."""
         return 0
+
+    def calls(self) -> list[tuple[str, int, int, int]]:
+        """Return (op, count, index of the dtype, root) of every rank if they have called different things; else []."""
+        return []
 
     @abstractmethod
     def advance(self) -> bool:
@@ -35,7 +55,7 @@ class Operation(ABC):
         """Advance for `seconds` at most; true when done. nap_s: 0 spins."""
         return self.wait_among(seconds, nap_s, oversubscribed, ())
 
-    def wait_among(self, seconds: float, nap_s: float, oversubscribed: bool, others: Iterable) -> bool:
+    def wait_among(self, seconds: float, nap_s: float, oversubscribed: bool, others: Iterable[Waitable]) -> bool:
         """`wait`, in which `others`, compiled operations, are advanced as well."""
         if self.advance():
             return True
@@ -51,7 +71,7 @@ class Operation(ABC):
 
 
 class OfThread(Operation):
-    """What a thread of this rank does, and ends by setting `ended`."""
+    """Work of a thread of this rank, which sets `ended` at its end."""
 
     error: BaseException | None = None
 
@@ -73,22 +93,27 @@ class OfThread(Operation):
             time.sleep(min(left, LOOK))
 
 
-class InThread(OfThread):
+class InThread(OfThread, Generic[T]):
     """`function()`, a call that can only block, in a thread of its own, which stays where it hangs."""
 
-    def __init__(self, function: Callable) -> None:
+    def __init__(self, function: Callable[[], T]) -> None:
         super().__init__()
-        self.result = None
+        self._result: T | None = None
         self._function = function
         threading.Thread(target=self._run, daemon=True, name="hpdl-blocking").start()
 
-    def wait_among(self, seconds: float, nap_s: float, oversubscribed: bool, others: Iterable) -> bool:
+    def wait_among(self, seconds: float, nap_s: float, oversubscribed: bool, others: Iterable[Waitable]) -> bool:
         """`wait`: MPI looks after `others` while it is in the call of the thread, and may not be for two threads."""
         return self.wait(seconds, nap_s, oversubscribed)
 
+    @property
+    def result(self) -> T:
+        """The return value of the function, after the end."""
+        return cast(T, self._result)
+
     def _run(self) -> None:
         try:
-            self.result = self._function()
+            self._result = self._function()
         except BaseException as error:
             self.error = error
         self.ended.set()

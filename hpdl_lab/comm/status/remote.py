@@ -1,44 +1,52 @@
-"""What ranks of several hosts are doing: a status table on each host, and messages from one to the other.
+"""The states of ranks on several hosts: a status table on each host, and messages from one to the other.
 
      host A   table  0 1 2 3          table  4 5 6 7   host B
                      |                       |
-                     `--- slots of 0-3 --->  `--- whoever waits for long hears them
+                     `--- slots of 0-3 --->  `--- received by ranks that wait for long
               the lowest rank that waits for long sends them, when they have changed
 
-A rank that waits for long looks for such messages too. Who ends a run tells its own slot, as nobody may be waiting on
-its host. A rank of which nobody tells works, or its host is gone: it is "silent". That it has died, the notebook tells:
-nothing is sent to it from then on.
+A rank that waits for long looks for such messages too. A rank that ends a run sends its own slot, as nobody may be
+waiting on its host. A rank whose slot does not come works, or its host is gone: it is "silent". The notebook says when
+it has died: nothing is sent to it from then on.
 """
 
+from __future__ import annotations
+
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .table import Slot, StatusTable
 from .waiting import DeferredInterrupt
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from mpi4py.MPI import Comm, Request
 
 NEWS = 32_767  # a tag of the session's own communicator that a rendezvous does not use (csrc/consensus.cpp)
 SILENT = Slot(0, -1, "silent", "", (), 0, 0, 0, "", {})
 
 
 class RemoteStatus(StatusTable):
-    """The status table of this host's ranks, and what has been heard of the others.
+    """The status table of this host's ranks, and the slots that have come from others.
 
-    comm: mpi4py's communicator of all ranks, on which nothing else uses the tag NEWS. hosts: that of each rank.
+    comm: mpi4py's communicator of all ranks, on which nothing else uses the tag NEWS. hosts: of each rank.
     """
 
-    def __init__(self, path: Any, MPI: Any, comm: Any, hosts: Any) -> None:
+    def __init__(self, path: str, MPI: ModuleType, comm: Comm, hosts: Sequence[str]) -> None:
         super().__init__(path)
         self._MPI, self._comm, self._rank = MPI, comm, comm.rank
         self._far = [host != hosts[self._rank] for host in hosts]
-        self._heard = {}  # rank -> {run: (time of its host's clock, Slot)}
-        self._dead = set()  # ranks elsewhere whose processes have ended
-        self._last: Any = None  # what was sent last
-        self._sent = []  # (request, bytes) of messages that MPI may still read
+        self._heard: dict[int, dict[int, tuple[int, Slot]]] = {}  # rank -> {run: (time of its host's clock, Slot)}
+        self._dead: set[int] = set()  # ranks elsewhere whose processes have ended
+        self._last: dict[int, Slot] | None = None  # what was sent last
+        self._sent: list[tuple[Request, bytes]] = []  # (request, bytes) of messages that MPI may still read
         self._run = 0
 
     # -- as in a table ------------------------------------------------------------------------------------------------
 
-    def slot(self, rank: int) -> Any:
+    def slot(self, rank: int) -> Slot:
         if not self._far[rank]:
             return super().slot(rank)
         heard = self._heard.get(rank, {})
@@ -51,25 +59,25 @@ class RemoteStatus(StatusTable):
         if self._far[rank]:
             self._dead.add(rank)
 
-    def is_unreachable(self, rank: int) -> Any:
+    def is_unreachable(self, rank: int) -> bool:
         return rank in self._dead
 
-    def is_dead(self, rank: int) -> Any:
+    def is_dead(self, rank: int) -> bool:
         return self.slot(rank).state == "dead" if self._far[rank] else super().is_dead(rank)
 
-    def died(self, rank: int) -> Any:
+    def died(self, rank: int) -> bool:
         return self.is_dead(rank) if self._far[rank] else super().died(rank)
 
     # -- news ---------------------------------------------------------------------------------------------------------
 
-    def begin_run(self, run: Any) -> None:
+    def begin_run(self, run: int) -> None:
         self._run, self._last = run, None
         self._hear()
         for heard in self._heard.values():
             for earlier in [number for number in heard if number < run]:
                 del heard[earlier]
 
-    def exchange(self, members: Any) -> None:
+    def exchange(self, members: tuple[int, ...]) -> None:
         with DeferredInterrupt() as interrupt:
             self._hear()
             here = [rank for rank in members if not self._far[rank]]
@@ -82,18 +90,18 @@ class RemoteStatus(StatusTable):
         if interrupt.came:
             raise KeyboardInterrupt
 
-    def leave(self, members: Any) -> None:
+    def leave(self, members: tuple[int, ...]) -> None:
         with DeferredInterrupt() as interrupt:
             self._send({self._rank: self.slot(self._rank)}, members)
         if interrupt.came:
             raise KeyboardInterrupt
 
-    def flush(self) -> Any:
+    def flush(self) -> bool:
         self._hear()
         self._sent = [(request, raw) for request, raw in self._sent if not request.Test()]
         return not self._sent
 
-    def _send(self, slots: Any, members: Any) -> None:
+    def _send(self, slots: dict[int, Slot], members: tuple[int, ...]) -> None:
         """Send the slots, one in each message, which is then short enough to leave at once, to `members` elsewhere."""
         self.flush()
         for rank, slot in slots.items():
@@ -111,5 +119,5 @@ class RemoteStatus(StatusTable):
             rank, then, fields = json.loads(raw)
             slot = Slot(*fields)._replace(peers=tuple(fields[Slot._fields.index("peers")]))
             heard = self._heard.setdefault(rank, {})
-            if then >= heard.get(slot.run, (0, None))[0]:  # two ranks of a host may tell of the same one
+            if slot.run not in heard or then >= heard[slot.run][0]:  # two ranks of a host may tell of the same one
                 heard[slot.run] = then, slot.moved(self.now() - then)

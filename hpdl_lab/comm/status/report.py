@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...trace import seconds_text
 
@@ -22,29 +21,29 @@ WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "
 
 @dataclass(frozen=True)
 class Wait:
-    """What one rank is doing: an edge of the wait-for graph when `state` is "waiting".
+    """The state of one rank: an edge of the wait-for graph when `state` is "waiting".
 
     state:   "waiting", "running" (in code, not in a communication), "finished", "failed" (raised), "dead", "idle",
              "silent" (on another host, and not heard of).
     op:      "send", "recv", "barrier", "split", "all_reduce", ...; `peers` are the ranks that it waits for.
     nbytes:  size of the message; seconds: how long it has waited; line: the attendee's line, such as "cell:7".
-    call:    the call of Comm that `op` is a part of, where that is another one: "broadcast", "sendrecv".
-    count, dtype, root: of the message or of the call; -1, "" where there is none.
-    comm:    the communicator: "" is that of the run, "split 1 color 0" a part of it.
+    call:    the call of Comm that `op` is a part of, if that is another one: "broadcast", "sendrecv".
+    count, dtype, root: of the message or of the call; -1, "" if there is none.
+    comm:    the communicator: "" is the whole run, "split 1 color 0" a part of it.
     nth:     this is the nth collective that the rank has called on `comm`; 0 before the first.
-    counts:  ((op, line, times), ...): how often it has begun what where. Of waiting ranks: what it waits in.
+    counts:  ((op, line, times), ...): how often it has begun this there. Of waiting ranks: only what it waits in.
     error, message: of a rank that failed: the type of its exception and the first line of its text.
     unreceived: ranks whose messages have arrived and are not received.
     background: what runs in this rank's background (Comm.background) and waits as well, each a Wait. Of a rank that
-             waits for its own background, the Wait is that of the background.
+             waits for its own background, the Wait describes that background.
 
-    Of a rank that does not wait, op, call, count, dtype, root, comm and nth are those of what it did last.
+    Of a rank that does not wait, op, call, count, dtype, root, comm and nth are about what it did last.
     """
 
     rank: int
     state: str
     op: str = ""
-    peers: tuple = ()
+    peers: tuple[int, ...] = ()
     nbytes: int = 0
     seconds: float = 0.0
     line: str = ""
@@ -54,15 +53,15 @@ class Wait:
     root: int = -1
     comm: str = ""
     nth: int = 0
-    counts: tuple = ()
+    counts: tuple[tuple[str, str, int], ...] = ()
     error: str = ""
     message: str = ""
-    unreceived: tuple = ()
-    background: tuple = ()
+    unreceived: tuple[int, ...] = ()
+    background: tuple[Wait, ...] = ()
 
     @property
     def collective(self) -> str:
-        """The collective that this rank is in, or was in last; "" where it is a message."""
+        """The collective that this rank is in, or was in last; "" if it is a message."""
         name = self.call or self.op
         return "" if name in ("", "send", "recv", "sendrecv", "start") else name
 
@@ -73,7 +72,7 @@ class Wait:
 
     @property
     def times(self) -> int:
-        """How often it has begun this at `line`, as far as that is known."""
+        """The number of times that it has begun this at `line`, as far as that is known."""
         return next((n for op, line, n in self.counts if (op, line) == (self.counted, self.line)), 0)
 
     def __str__(self) -> str:
@@ -86,7 +85,7 @@ class Wait:
 
     @property
     def what(self) -> str:
-        """What it waits in: "recv", "broadcast with root 1 (recv)", "barrier on split 1"."""
+        """The operation that it waits in: "recv", "broadcast with root 1 (recv)", "barrier on split 1"."""
         root = f" with root {self.root}" if self.root >= 0 and self.collective else ""
         where = f" on {self.comm}" if self.comm else ""
         return f"{self.call}{root}{where} ({self.op})" if self.call else f"{self.op}{root}{where}"
@@ -97,7 +96,7 @@ class Wait:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """A list of ranks as a person would say it: "rank 3", "ranks 0-2, 5"."""
+    """Return a list of ranks as a person would say it: "rank 3", "ranks 0-2, 5"."""
     ranks = sorted(set(ranks))
     spans = []
     for r in ranks:
@@ -110,7 +109,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def wait_cycle(waits: Sequence[Wait]) -> tuple[int, ...]:
-    """One cycle of the wait-for graph as ranks in order, or (): 0 waits for 1 waits for 0 gives (0, 1).
+    """Return one cycle of the wait-for graph as ranks in order, or (): 0 waits for 1 waits for 0 gives (0, 1).
 
     Ranks that have met in a collective do not wait for each other, though what is heard from other hosts may be older.
     """
@@ -131,8 +130,8 @@ def wait_cycle(waits: Sequence[Wait]) -> tuple[int, ...]:
     return ()
 
 
-def describe_waits(waits: Sequence[Any]) -> list[str]:
-    """The table of who waits for whom as lines of text, then the cycle where there is one."""
+def describe_waits(waits: Sequence[Wait]) -> list[str]:
+    """Return the table of who waits for whom as lines of text, then the cycle if there is one."""
     if not waits:
         return []
     rows, more = chosen(waits)
@@ -154,7 +153,7 @@ HEAD = ("rank", "state", "in", "with", "bytes", "elements", "since", "line")
 
 
 def row(w: Wait) -> tuple[str, ...]:
-    """The cells of one rank, in the order of HEAD."""
+    """Return the cells of one rank, in the order of HEAD."""
     if w.state != "waiting":
         last = {"failed": w.error, "finished": f"after {w.counted}" if w.op else ""}.get(w.state, "")
         return (str(w.rank), w.state, last, "", "", "", "", w.line)
@@ -170,11 +169,11 @@ def row(w: Wait) -> tuple[str, ...]:
     )
 
 
-def chosen(waits: Sequence[Wait]) -> tuple[Sequence[Wait], list[tuple[int, Any]]]:
-    """(the rows to show, [(rank, others that do the same as it)]): every rank, or of many ranks one of each kind."""
+def chosen(waits: Sequence[Wait]) -> tuple[Sequence[Wait], list[tuple[int, list[int]]]]:
+    """Return (the rows to show, [(rank, others that do the same)]): every rank, or of many ranks one of each kind."""
     if len(waits) <= MOST_ROWS:
         return waits, []
-    kinds = {}
+    kinds: dict[tuple[object, ...], list[Wait]] = {}
     for w in waits:
         kinds.setdefault((w.state, w.op, w.call, w.root, w.comm, w.line, w.error), []).append(w)
     rows = [same[0] for same in kinds.values()][:MOST_ROWS]
@@ -183,15 +182,15 @@ def chosen(waits: Sequence[Wait]) -> tuple[Sequence[Wait], list[tuple[int, Any]]
 
 
 def shortened(ranks: tuple[int, ...]) -> tuple[int | str, ...]:
-    """A long cycle, without its middle."""
+    """Return a cycle, without its middle if it is long."""
     return ranks if len(ranks) <= MOST_ROWS else (*ranks[:6], "...", *ranks[-3:])
 
 
 # -- the likely reason -------------------------------------------------------------------------------------------------
 
 
-def likely_reason(waits: Sequence[Any]) -> str:
-    """One sentence about why ranks got stuck or failed, from a list of Wait; "" where there is nothing to say."""
+def likely_reason(waits: Sequence[Wait]) -> str:
+    """Return one sentence about why ranks got stuck or failed; "" if there is nothing to say."""
     waits = list(waits)
     return next((sentence for rule in RULES if (sentence := rule(waits))), "")
 
@@ -200,7 +199,7 @@ def likely_reason(waits: Sequence[Any]) -> str:
 
 
 def collectives_differ(waits: list[Wait]) -> str:
-    """The nth collective on one communicator is another on some ranks, or has another root, count or dtype there."""
+    """Say that the nth collective on one communicator is another on some ranks, or has another root, count or dtype."""
     same = {}
     for w in [w for rank in waits for w in (rank, *rank.background)]:
         if w.collective and w.nth:
@@ -212,11 +211,14 @@ def collectives_differ(waits: list[Wait]) -> str:
 
 
 def disagreement(calls: dict[int, tuple[str, int, str, int]]) -> str:
-    """How ranks contradict each other that should call the same: `calls` is {rank: (name, count, dtype, root)}.
+    """Return how ranks contradict each other that should call the same: `calls` is {rank: (name, count, dtype, root)}.
 
-    count: elements, dtype: their name, root: a rank; -1, "", -1 where a call has none. The few are named first.
+    count: elements, dtype: their name, root: a rank; -1, "", -1 if a call has none. The few are named first.
     """
-    names, counts, dtypes, roots = ({rank: call[i] for rank, call in calls.items()} for i in range(4))
+    names = {rank: call[0] for rank, call in calls.items()}
+    counts = {rank: call[1] for rank, call in calls.items()}
+    dtypes = {rank: call[2] for rank, call in calls.items()}
+    roots = {rank: call[3] for rank, call in calls.items()}
     name = next(iter(names.values()))
     if len(set(names.values())) == 2:
         (few, ranks), (many, others) = groups(names)
@@ -233,15 +235,15 @@ def disagreement(calls: dict[int, tuple[str, int, str, int]]) -> str:
     return "counts differ: " + by_ranks(f"{name} of", {r: f"{n:,} elements" for r, n in counts.items()}, in_order=True)
 
 
-def groups(values: Mapping[int, Any], in_order: bool = False) -> list[tuple[str, list[int]]]:
-    """{rank: value} as [(value, ranks)]: the smallest group first, or that of the lowest rank."""
-    found = {}
+def groups(values: Mapping[int, str], in_order: bool = False) -> list[tuple[str, list[int]]]:
+    """Return {rank: value} as [(value, ranks)]: the smallest group first, or the one with the lowest rank."""
+    found: dict[str, list[int]] = {}
     for rank, value in sorted(values.items()):
         found.setdefault(value, []).append(rank)
     return list(found.items()) if in_order else sorted(found.items(), key=lambda group: len(group[1]))
 
 
-def by_ranks(what: str, values: Mapping[int, Any], in_order: bool = False) -> str:
+def by_ranks(what: str, values: Mapping[int, str], in_order: bool = False) -> str:
     """ "rank 1 calls broadcast with root 1, ranks 0, 2, 3 with root 0" """
     parts = [(name_ranks(ranks), value) for value, ranks in groups(values, in_order)]
     first = f"{calling(groups(values, in_order)[0][1])} {what} {parts[0][1]}"
@@ -253,12 +255,12 @@ def calling(ranks: list[int]) -> str:
 
 
 def said_why(waits: list[Wait]) -> str:
-    """Ranks contradict each other, or one has forgotten something, and the error says so with the numbers."""
+    """Return the error of a rank that says how ranks contradict each other, or what one has forgotten."""
     return next((w.message for w in waits if w.state == "failed" and w.error in ("Mismatch", "ForgottenWait")), "")
 
 
 def mismatch(source: int, dest: int, sent: tuple[int, str], expected: tuple[int, str]) -> str:
-    """The two ends of a message contradict each other: `sent` and `expected` are (count, name of the dtype)."""
+    """Say how the two ends of a message contradict each other: `sent` and `expected` are (count, name of the dtype)."""
     if sent[1] == expected[1]:
         return f"counts differ: rank {source} sends {sent[0]:,} elements, rank {dest} expects {expected[0]:,}"
     if sent[0] == expected[0]:
@@ -288,7 +290,7 @@ def died(waits: list[Wait]) -> str:
 
 
 def left_early(waits: list[Wait]) -> str:
-    """A rank has finished that came to the line of a wait less often than the rank that waits there."""
+    """Name a rank that has finished, and came to the line of a wait less often than the rank that waits there."""
     for w, gone in waits_for_finished(waits):
         came = {f.rank: times_of(f, w.counted, w.line) for f in gone}
         few = [rank for rank, times in came.items() if 0 < times < w.times]
@@ -303,7 +305,7 @@ def left_early(waits: list[Wait]) -> str:
 
 
 def never_called(waits: list[Wait]) -> str:
-    """A rank has finished without the operation in which another waits for it."""
+    """Name a rank that has finished without the operation in which another waits for it."""
     for w, gone in waits_for_finished(waits):
         owed = {"recv": "send", "send": "recv"}.get(w.counted, w.counted)
         what = {"send": f"sent to rank {w.rank}", "recv": f"received from rank {w.rank}"}.get(owed, f"called {owed}")
@@ -317,7 +319,7 @@ def never_called(waits: list[Wait]) -> str:
 
 
 def wrong_source(waits: list[Wait]) -> str:
-    """A rank receives from one that has sent nothing and finished, while a message of another lies there."""
+    """Name a rank that receives from one that has sent nothing and finished, while a message of another lies there."""
     for w, gone in waits_for_finished(waits):
         others = [rank for rank in w.unreceived if rank not in w.peers]
         if w.op == "recv" and others and not any(has_called(f, "send") for f in gone):
@@ -332,8 +334,8 @@ def has_called(w: Wait, op: str) -> bool:
     return any(o == op for o, _, _ in w.counts)
 
 
-def waits_for_finished(waits: list[Wait]) -> Iterator[Any]:
-    """(a rank that waits, those of its peers that have finished), where there are any."""
+def waits_for_finished(waits: list[Wait]) -> Iterator[tuple[Wait, list[Wait]]]:
+    """Yield (a rank that waits, its peers that have finished), if there are any."""
     finished = {w.rank: w for w in waits if w.state == "finished"}
     for w in waits:
         if w.state == "waiting" and w.op != "start":
@@ -385,7 +387,7 @@ def waits_in_a_circle(waits: list[Wait]) -> str:
 
 
 def cycle_of(waits: list[Wait]) -> list[Wait]:
-    """The ranks of a cycle, as list[Wait]."""
+    """Return the ranks of a cycle."""
     by_rank = {w.rank: w for w in waits}
     return [by_rank[rank] for rank in wait_cycle(waits)]
 

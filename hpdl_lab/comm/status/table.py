@@ -12,9 +12,10 @@ import os
 import select
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from ...trace import now_ns
+from ..calls import Facts
 from ..errors import Wait
 from ..hosts import shared_file
 
@@ -31,7 +32,7 @@ MAGIC = b"hpdl-brd"
 
 
 class Slot(NamedTuple):
-    """What one rank has published. Times in ns of the monotonic clock; until_ns is 0 while the state lasts.
+    """The state that one rank has published. Times in ns of the monotonic clock; until_ns is 0 while the state lasts.
 
     facts: what else errors.Wait tells, by the names of its fields; in `unreceived` are ranks of MPI_COMM_WORLD.
     """
@@ -40,12 +41,12 @@ class Slot(NamedTuple):
     run: int
     state: str
     op: str
-    peers: tuple
+    peers: tuple[int, ...]
     nbytes: int
     since_ns: int
     until_ns: int
     line: str
-    facts: dict
+    facts: Facts
 
     def moved(self, ns: int) -> Slot:
         """This slot, read on a clock that is `ns` behind."""
@@ -58,13 +59,15 @@ class Slot(NamedTuple):
         return self._replace(state="finished" if self.run > run else "idle", op="", line="", facts={})
 
     def died(self) -> Slot:
-        """The slot of a rank whose process has ended in this state."""
+        """Return the slot of a rank whose process has ended in this state."""
         return self._replace(state="dead", op="", facts={})
 
-    def wait(self, rank: int, number: dict[int, int]) -> Any:
-        """This slot as errors.Wait of rank `rank` of a run; number: {rank of MPI_COMM_WORLD: rank of the run}."""
+    def wait(self, rank: int, number: dict[int, int]) -> Wait:
+        """Return this slot as the Wait of rank `rank` of a run; number: {rank of MPI_COMM_WORLD: rank of the run}."""
         facts = {**self.facts, "unreceived": [number[r] for r in self.facts.get("unreceived", ()) if r in number]}
-        facts = {name: tuple(map(as_tuple, fact)) if isinstance(fact, list) else fact for name, fact in facts.items()}
+        facts: Facts = {
+            name: tuple(map(as_tuple, fact)) if isinstance(fact, list) else fact for name, fact in facts.items()
+        }
         if self.state != "waiting":
             return Wait(rank, self.state, self.op, line=self.line, **facts)
         peers = tuple(number[p] for p in self.peers if p in number)
@@ -72,8 +75,10 @@ class Slot(NamedTuple):
         return Wait(rank, "waiting", self.op, peers, self.nbytes, seconds, self.line, **facts)
 
 
-def open_together(rank: int, hosts: list[str], tell: Callable, attach: Callable) -> StatusTable:
-    """What `attach` makes of the path of a table, one file for the ranks of each host. Collective.
+def open_together(
+    rank: int, hosts: list[str], tell: Callable[[str], list[str]], attach: Callable[[str], StatusTable]
+) -> StatusTable:
+    """Return what `attach` makes of the path of a table, one file for the ranks of each host. Collective.
 
     The file has no name any more when all have opened it.   tell: tell(note) returns the notes of all ranks.
     """
@@ -89,22 +94,65 @@ def open_together(rank: int, hosts: list[str], tell: Callable, attach: Callable)
     return table
 
 
+class Status(Protocol):
+    """The status table as the waits of a rank use it."""
+
+    def publish(
+        self,
+        rank: int,
+        state: str,
+        run: int = 0,
+        op: str = "",
+        peers: Sequence[int] = (),
+        nbytes: int = 0,
+        since_ns: int = 0,
+        until_ns: int = 0,
+        line: str = "",
+        facts: Facts | None = None,
+    ) -> None: ...
+
+    def end_wait(self, rank: int) -> None: ...
+
+    def exchange(self, members: tuple[int, ...]) -> None: ...
+
+    def leave(self, members: tuple[int, ...]) -> None: ...
+
+    def slot(self, rank: int) -> Slot: ...
+
+    def died(self, rank: int) -> bool: ...
+
+    def is_unreachable(self, rank: int) -> bool: ...
+
+    def waits(self, ranks: Sequence[int] | None = None, run: int | None = None) -> list[Wait]: ...
+
+
+def waits_of(status: Status, ranks: Sequence[int], run: int | None) -> list[Wait]:
+    """Return what `ranks` do, as StatusTable.waits."""
+    number = {rank: i for i, rank in enumerate(ranks)}
+    slots = {rank: status.slot(rank).died() if status.died(rank) else status.slot(rank) for rank in ranks}
+    if run is not None:
+        slots = {rank: slot.in_run(run) for rank, slot in slots.items()}
+    return [slot.wait(number[rank], number) for rank, slot in slots.items() if slot.state != "absent"]
+
+
 class StatusTable:
     """The slots of `size` ranks in the file `path`."""
 
     now = staticmethod(now_ns)
 
-    def __init__(self, path: Any) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
         magic, self.size = HEADER.unpack_from(self._memory)
         if magic != MAGIC:
             raise ValueError(f"{path} is not a status table")
-        self._watched = {}  # pid: pidfd, which cannot be mistaken when the system gives the pid to another process
+        self._watched: dict[
+            int, int
+        ] = {}  # pid: pidfd, which cannot be mistaken when the system gives the pid to another process
 
     @classmethod
-    def create(cls, path: Any, size: int) -> StatusTable:
+    def create(cls, path: str, size: int) -> StatusTable:
         """Write an empty status table for `size` ranks to `path`, readable by this user only, and open it."""
         if size < 1:
             raise ValueError(f"a status table needs at least 1 rank, got {size}")
@@ -113,7 +161,7 @@ class StatusTable:
         return cls(path)
 
     @classmethod
-    def open(cls, path: Any) -> StatusTable:
+    def open(cls, path: str) -> StatusTable:
         """Open the table that somebody has created at `path`."""
         return cls(path)
 
@@ -132,12 +180,12 @@ class StatusTable:
         state: str,
         run: int = 0,
         op: str = "",
-        peers: Any = (),
+        peers: Sequence[int] = (),
         nbytes: int = 0,
         since_ns: int = 0,
         until_ns: int = 0,
         line: str = "",
-        facts: dict[str, Any] | None = None,
+        facts: Facts | None = None,
     ) -> None:
         """Replace slot `rank`, which must be this process's own. `peers` are ranks of MPI_COMM_WORLD."""
         raw = packed(facts or {})
@@ -166,7 +214,7 @@ class StatusTable:
         self._memory[at + VERSION.size : at + SLOT.size] = body[VERSION.size :]
         VERSION.pack_into(self._memory, at, version + 2)
 
-    def end_wait(self, rank: int, now: Callable = now_ns) -> None:
+    def end_wait(self, rank: int, now: Callable[[], int] = now_ns) -> None:
         """Keep the wait in slot `rank` as it is, but stop its clock: the rank has given up."""
         slot = self.slot(rank)
         ended = (slot.op, slot.peers, slot.nbytes, slot.since_ns, now(), slot.line, slot.facts)
@@ -190,7 +238,7 @@ class StatusTable:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def slot(self, rank: int) -> Slot:
-        """The Slot of `rank`."""
+        """Return the Slot of `rank`."""
         at = self._at(rank)
         for _ in range(100):
             (before,) = VERSION.unpack_from(self._memory, at)
@@ -202,7 +250,7 @@ class StatusTable:
         return Slot(pid, run, STATES[state], text(op), peers, nbytes, since, until, text(line), unpacked(facts[:size]))
 
     def is_dead(self, rank: int) -> bool:
-        """True when the process that published slot `rank` has ended; False also where nothing was published."""
+        """Return True if the process that published slot `rank` has ended; False also if nothing was published."""
         pid = self.slot(rank).pid
         if pid == 0 or pid == os.getpid():
             return False
@@ -218,7 +266,7 @@ class StatusTable:
         return bool(ended.poll(0))
 
     def mark_dead(self, rank: int) -> None:
-        """Somebody has seen the process of `rank` end: no news to those of this host, who see it themselves."""
+        """Note that the process of `rank` has ended, for ranks of other hosts: those of this host see it themselves."""
 
     def is_unreachable(self, rank: int) -> bool:
         """True if MPI must not be given a message to `rank`, as it would try to connect to it and not return."""
@@ -228,18 +276,13 @@ class StatusTable:
         """True when the process of `rank` has ended in the middle of its work."""
         return self.slot(rank).state in ("running", "waiting", "failed") and self.is_dead(rank)
 
-    def waits(self, ranks: Sequence[int] | None = None, run: int | None = None) -> list[Any]:
-        """What the ranks are doing, as list[errors.Wait].
+    def waits(self, ranks: Sequence[int] | None = None, run: int | None = None) -> list[Wait]:
+        """Return what the ranks are doing, as list[errors.Wait].
 
         ranks: ranks of MPI_COMM_WORLD; the answer numbers them, and their peers, 0, 1, ... in this order. None: all.
         run: what ranks do in other runs is left out; None: all. A rank that never published is left out.
         """
-        ranks = range(self.size) if ranks is None else list(ranks)
-        number = {rank: i for i, rank in enumerate(ranks)}
-        slots = {rank: self.slot(rank).died() if self.died(rank) else self.slot(rank) for rank in ranks}
-        if run is not None:
-            slots = {rank: slot.in_run(run) for rank, slot in slots.items()}
-        return [slot.wait(number[rank], number) for rank, slot in slots.items() if slot.state != "absent"]
+        return waits_of(self, range(self.size) if ranks is None else ranks, run)
 
     def _at(self, rank: int) -> int:
         if not 0 <= rank < self.size:
@@ -247,28 +290,28 @@ class StatusTable:
         return HEADER.size + rank * SLOT.size
 
 
-def packed(facts: dict[str, Any]) -> bytes:
-    """The facts as bytes, without those that are as they are where nothing is said; the longest are cut or left out."""
+def packed(facts: Facts) -> bytes:
+    """Return the facts as bytes, without those that have their default; the longest are cut or left out."""
     facts = {k: v[:MAX_TEXT] if isinstance(v, str) else v for k, v in facts.items() if v not in ("", (), -1)}
     while len(raw := json.dumps(facts, separators=(",", ":")).encode()) > MAX_FACTS:
         del facts[max(facts, key=lambda name: len(json.dumps(facts[name])))]
     return raw
 
 
-def unpacked(raw: bytes) -> dict[str, Any]:
-    """The facts from bytes; {} where their writer was killed while writing."""
+def unpacked(raw: bytes) -> Facts:
+    """Return the facts from bytes; {} if their writer was killed while writing."""
     try:
         return json.loads(raw) if raw else {}
     except ValueError:
         return {}
 
 
-def as_tuple(fact: Any) -> Any:
+def as_tuple(fact: object) -> object:
     return tuple(fact) if isinstance(fact, list) else fact
 
 
 def text(raw: bytes) -> str:
-    """A field of fixed length as a string."""
+    """Return a field of fixed length as a string."""
     return raw.rstrip(b"\0").decode(errors="replace")
 
 

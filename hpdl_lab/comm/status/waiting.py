@@ -1,4 +1,4 @@
-"""How a rank waits for others: never where neither an interrupt nor the deadline nor a peer's death could reach it."""
+"""The waits of a rank for others, each ended by an interrupt, by the deadline or by a peer's death."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from ...trace import caller_line, now_ns
-from ..calls import Calls
+from ..calls import Calls, Facts
 from ..errors import CommError, CommTimeout, RankFailed, name_ranks
-from .table import Slot
+from .operation import Waitable
+from .table import Slot, Status
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+    from ..inject import Injection
+    from .report import Wait
+
+Peers: TypeAlias = tuple[int, ...] | Callable[[], tuple[int, ...]]  # ranks that a rank waits for
+FactsOf: TypeAlias = Callable[[], Facts]
 
 SPIN = 0.001  # s: the first look at an operation spins, since most answers come at once
 SLICE = 0.02  # s: afterwards, the longest time without a look at signals
@@ -25,17 +35,17 @@ ABSENT = 0.2  # s: who has not looked for so long got no core, or was stopped, a
 
 
 class StallDetector:
-    """For how long nothing has moved, as far as this rank was there to see it.
+    """The time for which nothing has moved, as far as this rank was there to see it.
 
     Each look is judged by the time at which it began: what had come by then is found before anybody gives up.
     """
 
     def __init__(self, now: int) -> None:
-        self._progress: Any = None
+        self._progress: int | None = None
         self._moved, self._looked = now, now
 
-    def seconds(self, progress: Any, now: int) -> float:
-        """After a look that began at `now` (ns). progress: changes when something moves; None where that is so."""
+    def seconds(self, progress: int | None, now: int) -> float:
+        """Return them after a look that began at `now` (ns). progress: changes if something moves; None if it does."""
         if now - self._looked > ABSENT * 1e9:
             self._moved += now - self._looked
         if progress is None or progress != self._progress:
@@ -55,24 +65,28 @@ class Waiting:
     in_background = False  # are these the waits of what runs in the background of the rank?
 
     def __init__(
-        self, status: Any, rank: int, members: tuple[int, ...], run: int, deadline: float, oversubscribed: bool
+        self, status: Status, rank: int, members: tuple[int, ...], run: int, deadline: float, oversubscribed: bool
     ) -> None:
         self.status, self.rank, self.members = status, rank, members
         self.run, self.deadline, self.oversubscribed = run, deadline, oversubscribed
         self.calls = Calls()
-        self.inject = None  # an Injection for this rank
-        self.receives = {}  # id of a work: its message, of receives that have been posted and have not ended
-        self.sends = {}  # the same of sends, which MPI's own calls advance: a wait for another thread makes none
+        self.inject: Injection | None = None
+        self.receives: dict[
+            int, Waitable
+        ] = {}  # id of a work: its message, of receives that have been posted and have not ended
+        self.sends: dict[
+            int, Waitable
+        ] = {}  # the same of sends, which MPI's own calls advance: a wait for another thread makes none
 
     def finish(
         self,
-        operation: Any,
+        operation: Waitable,
         op: str,
-        peers: Callable | tuple[int, ...],
+        peers: Peers,
         nbytes: int = 0,
         line: str = "",
-        stop: Callable | None = None,
-        facts: Callable = dict,
+        stop: Callable[[], object] | None = None,
+        facts: FactsOf = dict,
     ) -> None:
         """Wait until `operation` is done.
 
@@ -87,11 +101,11 @@ class Waiting:
         if not done:
             self.go_on(operation, op, peers, nbytes, line, stop, facts)
 
-    def _wait(self, operation: Any, seconds: float, nap: float) -> bool:
+    def _wait(self, operation: Waitable, seconds: float, nap: float) -> bool:
         """Advance `operation`, and the pending receives: large messages wait until their receiver asks for them."""
         return self._wait_among(operation, seconds, nap, self.receives)
 
-    def _wait_among(self, operation: Any, seconds: float, nap: float, messages: dict[int, Any]) -> bool:
+    def _wait_among(self, operation: Waitable, seconds: float, nap: float, messages: dict[int, Waitable]) -> bool:
         others = [message for message in messages.values() if message is not operation]
         if not others:
             return operation.wait(seconds, nap, self.oversubscribed)
@@ -99,13 +113,13 @@ class Waiting:
 
     def go_on(
         self,
-        operation: Any,
+        operation: Waitable,
         op: str,
-        peers: Callable | tuple[int, ...],
+        peers: Peers,
         nbytes: int = 0,
         line: str = "",
-        stop: Callable | None = None,
-        facts: Callable = dict,
+        stop: Callable[[], object] | None = None,
+        facts: FactsOf = dict,
     ) -> None:
         """`finish`, for an operation that has not ended by itself."""
         line, since = line or caller_line(), now_ns()
@@ -121,12 +135,12 @@ class Waiting:
             raise
         self.status.publish(self.rank, "running", self.run)
 
-    def watch(self, operation: Any, what: str, described: Callable, line: str) -> None:
+    def watch(self, operation: Waitable, what: str, described: Callable[[], Slot | None], line: str) -> None:
         """Wait for `operation`, which another thread of this rank does, and whose waits have deadlines of their own.
 
         Args:    what: its name. described: a function that gives the Slot of the other thread, or None: others
                  see it meanwhile. line: where it began, for a thread that computes.
-        Raises:  CommTimeout where it neither ends nor communicates for as long as a wait may last; KeyboardInterrupt.
+        Raises:  CommTimeout if it neither ends nor communicates for as long as a wait may last; KeyboardInterrupt.
         """
         messages = self.receives | self.sends
         if self._wait_among(operation, SPIN, 0.0, messages):
@@ -161,8 +175,8 @@ class Waiting:
         elif last != shown:  # what it gave up waiting for stays to be read
             self.status.publish(self.rank, last.state, self.run, *last[3:])
 
-    def missing(self, ranks: tuple[int, ...], op: str, place: Callable = dict) -> Callable:
-        """A function that says which of `ranks`, as the status table shows, have not come to `op`.
+    def missing(self, ranks: tuple[int, ...], op: str, place: FactsOf = dict) -> Callable[[], tuple[int, ...]]:
+        """Return a function that says which of `ranks`, as the status table shows, have not come to `op`.
 
         place: a function that tells facts that a rank which has come shares, such as the communicator.
         """
@@ -178,22 +192,23 @@ class Waiting:
 
     def _look(
         self,
-        operation: Any,
+        operation: Waitable,
         op: str,
-        peers: Callable | tuple[int, ...],
+        peers: Peers,
         nbytes: int,
         line: str,
         since: int,
-        stop: Callable | None,
-        facts: Callable,
+        stop: Callable[[], object] | None,
+        facts: FactsOf,
     ) -> None:
-        whom, stall, next_search = None, StallDetector(since), since + PATIENCE * 1e9
+        whom: tuple[int, ...] = ()
+        shown, stall, next_search = False, StallDetector(since), since + PATIENCE * 1e9
         nap = NAP
         while True:
             now = now_ns()
             now_whom = peers() if callable(peers) else peers
-            if now_whom != whom:
-                whom = now_whom
+            if now_whom != whom or not shown:
+                whom, shown = now_whom, True
                 self.status.publish(self.rank, "waiting", self.run, op, whom, nbytes, since, 0, line, facts())
             search = now >= next_search
             if search:
@@ -213,16 +228,16 @@ class Waiting:
             if still > self.deadline:
                 raise CommTimeout(f"no answer within {self.deadline:g} s: {self._me(op, whom)}", self.waits())
 
-    def _pace(self, waited: float, nap: float) -> tuple[float, ...]:
-        """(s until the next look at signals, s of a nap between two looks at the operation) after `waited` s."""
+    def _pace(self, waited: float, nap: float) -> tuple[float, float]:
+        """Return (s until the next look at signals, s of a nap between two looks at the operation) after `waited` s."""
         if waited > LONG:
             return RARELY
         if not self.oversubscribed:
             return SLICE, nap
         return min(SLICE, max(2 * SPIN, waited)), min(LONG_NAP, max(nap, waited / OVERSUBSCRIBED))
 
-    def explain(self, error: BaseException | None, op: str, peers: Any) -> None:
-        """Raise RankFailed where a rank has died, which MPI may notice before we do and tell in words of its own.
+    def explain(self, error: BaseException, op: str, peers: Peers) -> NoReturn:
+        """Raise RankFailed if a rank has died, which MPI may notice before we do and say in words of its own.
 
         The operation is not asked again: MPI has forgotten the request that failed, and says of it that it is done.
         """
@@ -233,16 +248,16 @@ class Waiting:
         raise error
 
     def require_reachable(self, to: int) -> None:
-        """Raise RankFailed where a message to rank `to` of the run could not even be posted."""
+        """Raise RankFailed if a message to rank `to` of the run could not even be posted."""
         if self.status.is_unreachable(self.members[to]):
             self._require_alive("send", (self.members[to],))
 
-    def _require_alive(self, op: str, whom: Any, error: BaseException | None = None) -> None:
+    def _require_alive(self, op: str, whom: Sequence[int], error: BaseException | None = None) -> None:
         if died := [r for r in self.members if self.status.died(r)]:
             raise RankFailed(f"{self._names(died)} died: {self._me(op, whom)}", self.waits()) from error
 
-    def _search(self, operation: Any, op: str, whom: Any, still: float, now: int) -> None:
-        """Raise RankFailed or CommTimeout where one of the ranks waited for will never answer."""
+    def _search(self, operation: Waitable, op: str, whom: tuple[int, ...], still: float, now: int) -> None:
+        """Raise RankFailed or CommTimeout if one of the ranks waited for will never answer."""
         if any(self.status.died(r) for r in self.members):
             try:
                 if self._wait(operation, 0.05, NAP):
@@ -257,7 +272,7 @@ class Waiting:
             raise (RankFailed if failed else CommTimeout)(f"{why}: {self._me(op, whom)}", self.waits())
 
     def _left(self, rank: int, now: int) -> bool:
-        """Has `rank` left this run, and long enough ago for everything that it sent to have arrived?"""
+        """Return True if `rank` has left this run, long enough ago for everything that it sent to have arrived."""
         slot = self.status.slot(rank)
         if slot.state in ("absent", "silent"):  # on another host, and not heard of
             return False
@@ -275,11 +290,11 @@ class Waiting:
         self.status.publish(self.rank, state, self.run, op, line=last if error is None else line, facts=facts)
         self.status.leave(self.members)
 
-    def waits(self) -> list[Any]:
-        """What every rank of the run is doing: list[Wait]."""
+    def waits(self) -> list[Wait]:
+        """Return what every rank of the run is doing."""
         return self.status.waits(self.members, self.run)
 
-    def _me(self, op: str, whom: Any) -> str:
+    def _me(self, op: str, whom: Sequence[int]) -> str:
         word = {"send": "to", "recv": "from"}.get(op, "with")
         return f"{self._names([self.rank])} waits in {op}" + (f" {word} {self._names(whom)}" if whom else "")
 
@@ -287,7 +302,7 @@ class Waiting:
         return name_ranks(self.members.index(r) for r in ranks)
 
 
-def finish_blindly(operation: Any, call: str) -> None:
+def finish_blindly(operation: Waitable, call: str) -> None:
     """Wait for `operation` while there is no status table that could say who is missing."""
     end = time.monotonic() + START
     while not operation.wait(SLICE, NAP, True):
@@ -305,9 +320,11 @@ class DeferredInterrupt:
             self.handler = signal.signal(signal.SIGINT, self._note)
         return self
 
-    def _note(self, number: Any, frame: Any) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         self.came = True
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if self.handler is not None:
             signal.signal(signal.SIGINT, self.handler)

@@ -1,4 +1,4 @@
-"""What is to be done before torch's backward ends, by the thread that has begun backward."""
+"""Calls before torch's backward ends, by the thread that has begun backward."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 from torch.autograd import Variable
 
 
-def before_backward_ends(function: Callable) -> None:
+def before_backward_ends(function: Callable[[], None]) -> None:
     """Call `function()`, which may wait in Python, before DDP waits in C++, where no interrupt reaches the rank.
 
     From the node of a gradient: at the end of backward, by a callback. DDP asks for its last bucket there, and so its

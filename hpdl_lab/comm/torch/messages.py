@@ -13,9 +13,9 @@ import queue
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +27,10 @@ from ..status.waiting import GRACE
 from ..transport import NUMBERS
 
 if TYPE_CHECKING:
-    pass
+    from torch.distributed import ProcessGroup, Work
+
+    from ..buffers import Array
+    from ..transport import Meant
 
 OPINION = struct.Struct("<24sqiiH120s")  # of a consensus: op, count, index of the dtype, root, bytes of the note, note
 BROKEN = timedelta(milliseconds=1)
@@ -35,32 +38,32 @@ LOOK = 0.05  # s: at a thread that has to end, also where the time for it has pa
 
 
 class Messages:
-    """What the ranks of one communicator send each other through `group`, apart from all others: by tags of its own.
+    """The messages of the ranks of one communicator through `group`, apart from all others: by tags of its own.
 
     number: of the communicator; background: of its double for the background. peers[r]: rank r's rank in `group`.
     """
 
-    def __init__(self, group: Any, number: int, peers: tuple[int, ...], background: bool = False) -> None:
+    def __init__(self, group: ProcessGroup, number: int, peers: tuple[int, ...], background: bool = False) -> None:
         self.group, self.peers = group, peers
         self.tag = 4 * number + 2 * background
         self.consensus_tag = self.tag + 1
-        self.threads = {}  # (peer, tag, direction): MessageThread
+        self.threads: dict[tuple[int, str, int], MessageThread] = {}  # (peer, tag, direction): MessageThread
 
-    def send(self, x: Any, dst: int) -> PendingMessage:
+    def send(self, x: Array, dst: int) -> PendingMessage:
         """Start sending tensor or array `x` to rank `dst`; returns a PendingMessage."""
         data = as_bytes(x)
         note = torch.tensor([len(data) // ITEMSIZE[dtype_of(x)], DTYPES.index(dtype_of(x))])
         works = [self._send(part, dst, self.tag) for part in (note, data) if len(part)]
         return self._give(dst, "send", self.tag, lambda pending: [work.wait() for work in works], len(data))
 
-    def receive(self, x: Any, src: int) -> PendingMessage:
+    def receive(self, x: Array, src: int) -> PendingMessage:
         """Start receiving into `x` from rank `src`; returns a PendingMessage that raises ValueError for another one."""
         into, expected = as_bytes(x), DTYPES.index(dtype_of(x))
 
         def take(pending: PendingMessage) -> None:
             note = torch.zeros(2, dtype=torch.int64)
             self._receive(note, src, self.tag).wait()
-            count, dtype = pending.sent = tuple(note.tolist())
+            count, dtype = pending.sent = int(note[0]), int(note[1])
             nbytes = count * ITEMSIZE[DTYPES[dtype]]
             fits = (nbytes, dtype) == (len(into), expected)
             if nbytes:
@@ -76,22 +79,24 @@ class Messages:
         return self._give(to, "send", self.consensus_tag, lambda pending: work.wait(), OPINION.size)
 
     def receive_opinion(self, source: int) -> PendingMessage:
-        """Start receiving an OPINION: its bytes are in `sent` when it has come."""
+        """Start receiving an OPINION: its bytes are in `opinion` when it has come."""
 
         def take(pending: PendingMessage) -> None:
             opinion = torch.empty(OPINION.size, dtype=torch.uint8)
             self._receive(opinion, source, self.consensus_tag).wait()
-            pending.sent = bytes(opinion.numpy())
+            pending.opinion = bytes(opinion.numpy())
 
         return self._give(source, "recv", self.consensus_tag, take, OPINION.size)
 
-    def _send(self, data: Tensor, to: int, tag: int) -> Any:
+    def _send(self, data: Tensor, to: int, tag: int) -> Work:
         return self.group.send([data], self.peers[to], tag)
 
-    def _receive(self, data: Tensor, source: int, tag: int) -> Any:
+    def _receive(self, data: Tensor, source: int, tag: int) -> Work:
         return self.group.recv([data], self.peers[source], tag)
 
-    def _give(self, peer: int, direction: str, tag: int, job: Callable, nbytes: int) -> PendingMessage:
+    def _give(
+        self, peer: int, direction: str, tag: int, job: Callable[[PendingMessage], object], nbytes: int
+    ) -> PendingMessage:
         key = (peer, direction, tag)
         if key not in self.threads:
             self.threads[key] = MessageThread()
@@ -122,7 +127,7 @@ class MessageThread(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="hpdl-messages")
-        self.jobs = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[PendingMessage | None] = queue.SimpleQueue()
         self.start()
 
     def run(self) -> None:
@@ -131,20 +136,22 @@ class MessageThread(threading.Thread):
 
 
 class PendingMessage(OfThread):
-    """A message under way. sent: what its sender has said of it."""
+    """A message under way. sent, opinion: what has come from its sender."""
 
-    def __init__(self, job: Callable, nbytes: int) -> None:
+    def __init__(self, job: Callable[[PendingMessage], object], nbytes: int) -> None:
         super().__init__()
         self.nbytes = nbytes
-        self.sent: Any = None
-        self._job: Callable | None = job
+        self.sent = 0, 0  # (count, index of the dtype)
+        self.opinion = b""
+        self._job: Callable[[PendingMessage], object] | None = job
         self._failed: Exception | None = None
         self._since = 0.0
 
     def run(self) -> None:
         """Do it, in the thread of a MessageThread."""
         try:
-            self._job(self)
+            if self._job is not None:
+                self._job(self)
         except ValueError as error:  # another message than expected
             self.error = error
         except Exception as error:
@@ -167,38 +174,38 @@ class PendingMessage(OfThread):
         raise CommError(f"the process group has failed: {self._failed}")
 
     def cancel(self) -> bool:
-        """A receive cannot be taken back: true only when it is over."""
+        """Return True if it is over: a receive cannot be taken back."""
         return self.ended.is_set()
 
 
 class ConsensusByMessages(Operation):
     """All ranks exchange what they mean, and a note: csrc/consensus.h by way of Messages."""
 
-    def __init__(self, messages: Messages, rank: int, call: tuple[str, int, int, int], note: bytes) -> None:
+    def __init__(self, messages: Messages, rank: int, call: Meant, note: bytes) -> None:
         """call: (op, count, index of the dtype, root)."""
         op, count, dtype, root = call
         if len(note) > 120:
             raise ValueError(f"a note of {len(note)} bytes: at most 120 can go along")
-        self._opinions: list[Any] = [None] * len(messages.peers)
-        self._opinions[rank] = OPINION.pack(op.encode()[:24], count, dtype, root, len(note), note)
+        self._opinions = [b""] * len(messages.peers)
+        mine = self._opinions[rank] = OPINION.pack(op.encode()[:24], count, dtype, root, len(note), note)
         others = [r for r in range(len(messages.peers)) if r != rank]
         self._coming = {r: messages.receive_opinion(r) for r in others}
-        self._leaving = [messages.send_opinion(self._opinions[rank], r) for r in others]
+        self._leaving = [messages.send_opinion(mine, r) for r in others]
 
     @property
     def progress(self) -> int:
-        """How many opinions have come."""
-        return sum(opinion is not None for opinion in self._opinions)
+        """Return the number of opinions that have come."""
+        return sum(opinion != b"" for opinion in self._opinions)
 
-    def missing(self) -> Any:
-        """The ranks whose opinions have not come."""
+    def missing(self) -> tuple[int, ...]:
+        """Return the ranks whose opinions have not come."""
         return tuple(self._coming)
 
     def advance(self) -> bool:
         """True when all opinions have come. Raises ValueError if they differ."""
         for rank, message in list(self._coming.items()):
             if message.advance():
-                self._opinions[rank] = message.sent
+                self._opinions[rank] = message.opinion
                 del self._coming[rank]
         self._leaving = [message for message in self._leaving if not message.advance()]
         if self._coming or self._leaving:
@@ -210,14 +217,22 @@ class ConsensusByMessages(Operation):
     def rest(self, waited: float, left: float, nap_s: float, oversubscribed: bool) -> None:
         (*self._coming.values(), *self._leaving)[0].rest(waited, left, nap_s, oversubscribed)
 
-    def calls(self) -> list[tuple[str, int, int, int]]:
-        """What every rank meant: [(op, count, index of the dtype, root)]."""
-        opened = [OPINION.unpack(opinion) for opinion in self._opinions if opinion is not None]
+    def calls(self) -> list[Meant]:
+        """Return what every rank called: [(op, count, index of the dtype, root)]."""
+        opened = [OPINION.unpack(opinion) for opinion in self._opinions if opinion]
         return [(op.rstrip(b"\0").decode(), count, dtype, root) for op, count, dtype, root, _, _ in opened]
 
     def notes(self) -> list[bytes]:
-        """What every rank had to say besides."""
+        """Return the note of every rank."""
         return [note[:size] for *_, size, note in map(OPINION.unpack, self._opinions)]
+
+
+class Completing(Protocol):
+    """A Work of torch.distributed, or what does the same (device/host.py)."""
+
+    def is_completed(self) -> bool: ...
+
+    def wait(self) -> object: ...
 
 
 class GroupWork(Operation):
@@ -226,8 +241,8 @@ class GroupWork(Operation):
     works: of torch.distributed. nap_s: between two looks; 0 spins, which is for a GPU.
     """
 
-    def __init__(self, works: list[Any], nap_s: float = 20e-6) -> None:
-        self._works, self._nap_s, self.done = works, nap_s, False
+    def __init__(self, works: Sequence[Completing | None], nap_s: float = 20e-6) -> None:
+        self._works, self._nap_s, self.done = [work for work in works if work is not None], nap_s, False
 
     def advance(self) -> bool:
         """True when all have ended. Raises CommError if the group has failed."""
@@ -247,22 +262,22 @@ class GroupWork(Operation):
             super().rest(waited, left, nap_s, oversubscribed)
 
 
-def as_bytes(x: Any) -> Tensor:
-    """The memory of contiguous `x`, a tensor or an array, as a flat uint8 tensor."""
+def as_bytes(x: Array) -> Tensor:
+    """Return the memory of contiguous `x`, a tensor or an array, as a flat uint8 tensor."""
     flat = as_tensor(x).reshape(-1)
     return flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)
 
 
-def as_tensor(x: Any) -> Tensor:
-    """Contiguous `x`, a tensor or an array, as a tensor of the same memory that no gradient flows through."""
+def as_tensor(x: Array) -> Tensor:
+    """Return contiguous `x`, a tensor or an array, as a tensor of the same memory that no gradient flows through."""
     return x.detach() if is_tensor(x) else torch.from_numpy(x)
 
 
-def dtype_of(x: Any) -> str:
+def dtype_of(x: Array) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-def break_off(group: Any, peers: Any) -> None:
+def break_off(group: ProcessGroup, peers: Sequence[int]) -> None:
     """End all that is under way in `group`, by a receive that nobody answers in time."""
     other = next(peer for peer in peers if peer != group.rank())
     try:

@@ -1,21 +1,26 @@
 """A rank's place in a process group of torch.distributed, as Session of comm/mpi is its place in an MPI job."""
 
+from __future__ import annotations
+
 import atexit
 import secrets
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 
-from ...features import compiled_module
 from ..errors import CommError
 from ..hosts import core_mask, host_id, oversubscribed
 from ..status.table import StatusTable, open_together
 from ..status.waiting import Waiting, finish_blindly
 from ..transport import NUMBERS
-from ..work import unsettled
+from ..work import still_pending
 from .messages import ConsensusByMessages, Messages
+
+if TYPE_CHECKING:
+    from ..transport import Pending
 
 BIRTH = 0  # the number of the messages by which places are made: all ranks make theirs in the same order
 RUN = 1  # a place serves one communicator and what is made from it
@@ -23,17 +28,18 @@ CUT = 0.5  # s: for the threads of messages to end
 
 
 class TorchPlace:
-    """What communicators of the process group `group` need besides it. Collective over its ranks.
+    """The place of a rank in `group`, from which a communicator is made. Collective over its ranks.
 
     owned: a process group that ends with the place, or None.
     """
 
-    def __init__(self, group: Any, owned: Any = None) -> None:
-        self.core = compiled_module()
+    def __init__(self, group: dist.ProcessGroup, owned: dist.ProcessGroup | None = None) -> None:
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self.owned = owned
-        self.cancelled = []  # collectives that did not complete: another rank may still write to their memory
-        self.made = []  # Messages
+        self.cancelled: list[
+            object
+        ] = []  # collectives that did not complete: another rank may still write to their memory
+        self.made: list[Messages] = []
         self._birth = self.messages(BIRTH, tuple(range(self.size)))
         notes = self._tell(f"{1 + secrets.randbelow(NUMBERS - 2)} {host_id()}")
         self.number = int(notes[0].split(" ", 1)[0])  # of the communicator: messages of others have other numbers
@@ -44,20 +50,20 @@ class TorchPlace:
         atexit.register(close_at_exit, weakref.ref(self))
 
     def waiting(self, deadline: float) -> Waiting:
-        """How the ranks of the communicator wait; deadline in s."""
+        """Return the waits of this rank; deadline in s."""
         everybody = tuple(range(self.size))
         return Waiting(self.status, self.rank, everybody, RUN, deadline, self.oversubscribed)
 
     def messages(self, number: int, members: tuple[int, ...], background: bool = False) -> Messages:
-        """The Messages of the communicator with that number."""
+        """Return the Messages of the communicator with that number."""
         self.made.append(Messages(self.group, number, members, background))
         return self.made[-1]
 
-    def keep(self, works: list[Any], seconds: float) -> None:
+    def keep(self, works: Sequence[Pending], seconds: float) -> None:
         """Wait for the messages of a communicator that is closed, up to `seconds` for all of them."""
-        unsettled(works, seconds)
+        still_pending(works, seconds)
 
-    def forget(self, comm: Any) -> None:
+    def forget(self, comm: object) -> None:
         """`comm` is closed: so is what was made for it. What is still under way ends, and with it the process group."""
         for messages in self.made:
             messages.cut(CUT)
@@ -68,14 +74,14 @@ class TorchPlace:
         self.owned = None
 
     def _tell(self, note: str) -> list[str]:
-        """What every rank has to tell, in rank order; before there is a status table."""
+        """Return the notes of all ranks, in rank order; before there is a status table."""
         consensus = ConsensusByMessages(self._birth, self.rank, ("start", 0, 0, -1), note.encode())
         finish_blindly(consensus, "the process group")
         return [note.decode() for note in consensus.notes()]
 
 
-def group_of(group: Any = None) -> Any:
-    """`group`, or the default one. Raises RuntimeError where there is none, or this rank is not in it."""
+def group_of(group: dist.ProcessGroup | int | None = None) -> dist.ProcessGroup:
+    """Return `group`, or the default one. Raises RuntimeError if there is none, or this rank is not in it."""
     if group is None:
         if not dist.is_initialized():
             raise RuntimeError('torch.distributed has no process group yet: dist.init_process_group("gloo")')
@@ -85,22 +91,22 @@ def group_of(group: Any = None) -> Any:
     return group
 
 
-def gloo_in(group: Any) -> Any:
-    """The part of `group` that moves CPU tensors, or None."""
+def gloo_in(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
+    """Return the part of `group` that moves CPU tensors, or None."""
     gloo = group if isinstance(group, dist.ProcessGroupGloo) else backend_for("cpu", group)
-    return gloo if isinstance(gloo, dist.ProcessGroupGloo) else None
+    return cast("dist.ProcessGroup", gloo) if isinstance(gloo, dist.ProcessGroupGloo) else None
 
 
-def backend_for(device: str, group: Any) -> Any:
-    """The part of `group` that moves tensors of this device, or None."""
+def backend_for(device: str, group: dist.ProcessGroup) -> object:
+    """Return the part of `group` that moves tensors of this device, or None."""
     try:
         return group._get_backend(torch.device(device))
     except RuntimeError:
         return None
 
 
-def cuda_of(group: Any) -> Any:
-    """The CUDA device of this rank in `group`. Raises ValueError where the group moves none of its tensors."""
+def cuda_of(group: dist.ProcessGroup) -> torch.device:
+    """Return the CUDA device of this rank in `group`. Raises ValueError if the group moves none of its tensors."""
     if backend_for("cuda", group) is None:
         raise ValueError(
             f'a process group of {group.name()} moves neither tensors of the CPU nor of GPUs: make it with "gloo", '
@@ -109,22 +115,23 @@ def cuda_of(group: Any) -> Any:
     return group.bound_device_id or torch.device("cuda", torch.cuda.current_device())
 
 
-def gloo_for(group: Any) -> tuple[Any, Any]:
-    """(gloo part, group) of a new group of the same ranks, as monitored_barrier wants one next to nccl. Collective."""
-    group = dist.new_group(dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True)
-    return gloo_in(group), group
+def gloo_for(group: dist.ProcessGroup) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return (gloo part, group) of a new group of the same ranks, as monitored_barrier wants one. Collective."""
+    ranks = dist.get_process_group_ranks(group)
+    new = group_of(dist.new_group(ranks, backend="gloo", use_local_synchronization=True))
+    return gloo_in(new) or new, new
 
 
 def initialize() -> None:
-    """torch.distributed with gloo, which ends when Python does; nothing where it is initialized already."""
+    """Initialize torch.distributed with gloo, which ends when Python does, unless it is initialized already."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
         atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
-def close_at_exit(place: Any) -> None:
+def close_at_exit(reference: weakref.ref[TorchPlace]) -> None:
     """Close what Python's end would find open: threads in the middle of a wait would end it with an error."""
-    place = place()
+    place = reference()
     if place is not None and place.made:
         try:
             place.forget(None)

@@ -8,6 +8,8 @@ breaks its process groups off to end that.
     engine's thread           look   look: no CPU time since, it waits   look ... the deadline: break off
 """
 
+from __future__ import annotations
+
 import dis
 import functools
 import glob
@@ -18,17 +20,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import FrameType
-from typing import Any, NamedTuple
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...trace import PACKAGE, is_the_attendees, line_of, now_ns
 from ..errors import CommError, CommTimeout, name_ranks
 from .address import INTERFACE, LOOPBACK_ADDRESS, loopback_interface, own_address
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+
+    from ..mpi.session import Session
+    from ..real import RealComm
 
 LOOK = 0.2  # s between two looks at the main thread
 IDLE = 0.05  # s: for gloo's threads to have nothing to do any more
@@ -48,7 +56,7 @@ class TorchCall(NamedTuple):
 
 
 @functools.cache
-def plain_torch() -> "PlainTorch":
+def plain_torch() -> PlainTorch:
     """Return the PlainTorch of this process."""
     return PlainTorch()
 
@@ -57,13 +65,15 @@ class PlainTorch:
     """torch.distributed in this process. comm: the communicator of the run that is under way, or None."""
 
     def __init__(self) -> None:
-        self.comm: Any = None
+        self.comm: RealComm | None = None
         self.address = (LOOPBACK_ADDRESS, 0)  # MASTER_ADDR and MASTER_PORT where rank 0 is here
         self._dist: Any = None  # torch.distributed, once it is imported
         self._environment: dict[str, str | None] = {}  # as it was before the run
-        self._before: Any = None  # the process group that a cell of %px had left to its next one
-        self._kept: list[Any] = []  # process groups of gloo that were destroyed in this run, or since the last one
-        self._older: list[Any] = []  # and those before: see group.last_group
+        self._before: ProcessGroup | None = None  # the process group that a cell of %px had left to its next one
+        self._kept: list[
+            ProcessGroup
+        ] = []  # process groups of gloo that were destroyed in this run, or since the last one
+        self._older: list[ProcessGroup] = []  # and those before: see group.last_group
         self._timeout: timedelta | None = None  # torch's own, while there is another one
         self._store_port = 0
         self._lock = threading.Lock()
@@ -73,7 +83,7 @@ class PlainTorch:
 
     # -- of an engine -----------------------------------------------------------------------------------------------
 
-    def open(self, far: bool, create: Callable[[Any, Any], Any]) -> None:
+    def open(self, far: bool, create: Callable[..., object]) -> None:
         """Called once by the main thread: take a port, and wait for an import of torch.
 
         far: there are other hosts. create: makes a process group of the back end "hpdl", of what torch gives it.
@@ -88,7 +98,7 @@ class PlainTorch:
         self._clock = time.pthread_getcpuclockid(self._main)
         sys.meta_path.insert(0, AfterImport("torch.distributed", self._imported))
 
-    def tell(self, session: Any, master: tuple[str, int]) -> None:
+    def tell(self, session: Session, master: tuple[str, int]) -> None:
         """Tell the cells of %px what torchrun would tell; `master`: the address of engine 0."""
         host, hosts = session.hosts[session.rank], session.hosts
         local = hosts[: session.rank].count(host), hosts.count(host)
@@ -104,13 +114,13 @@ class PlainTorch:
         dist.Backend.register_backend("hpdl", self._create, extended_api=True, devices=["cpu"])
         self._dist = dist
         if self.comm is not None:
-            self._limit()
+            self._limit(self.comm)
 
     def _keeping(self, destroy: Callable[..., None]) -> Callable[..., None]:
         """torch's destroy_process_group: a gloo group stays until its threads have nothing to do (group.last_group)."""
 
         @functools.wraps(destroy)
-        def destroy_process_group(*args: Any, **options: Any) -> None:
+        def destroy_process_group(*args: object, **options: object) -> None:
             if self.comm is not None:
                 self._kept += self._groups("gloo")
             else:  # in a cell of %px, where it would keep the store as well, and with it the names of the next group
@@ -119,7 +129,9 @@ class PlainTorch:
 
         return destroy_process_group
 
-    def _meet(self, native: Callable, url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    def _meet(
+        self, native: Callable[..., Iterator[tuple[Store, int, int]]], url: str, **options: object
+    ) -> Iterator[tuple[Store, int, int]]:
         """Yield what env:// is here: (store, rank, size). Scripts that name other ranks than the run's get torch's."""
         said, comm = dict(re.findall(r"\b(rank|world_size)=(\d+)", url)), self.comm
         if comm is None or said not in ({}, {"rank": str(comm.rank), "world_size": str(comm.size)}):
@@ -136,8 +148,8 @@ class PlainTorch:
 
     # -- of a run ---------------------------------------------------------------------------------------------------
 
-    def begin(self, comm: Any, master: tuple[str, int]) -> None:
-        """The run of `comm` begins: tell scripts what torchrun would. master: the address of its rank 0."""
+    def begin(self, comm: RealComm, master: tuple[str, int]) -> None:
+        """Begin the run of `comm`: set what torchrun would. master: the address of its rank 0."""
         for group in self._kept:  # the other ranks have left them: what they still do ends
             break_gloo(group)
         self._older, self._kept = self._kept, []
@@ -148,16 +160,16 @@ class PlainTorch:
         os.environ.update(names)
         if self._dist is not None:
             self._before = self._dist.group.WORLD
-            self._limit()
+            self._limit(comm)
 
-    def _limit(self) -> None:
+    def _limit(self, comm: RealComm) -> None:
         """Have torch's own time limits come after the deadline of the run."""
         module = self._dist.distributed_c10d
         self._timeout = module.default_pg_timeout
-        module.default_pg_timeout = timedelta(seconds=self.comm.waiting.deadline + LATER)
+        module.default_pg_timeout = timedelta(seconds=comm.waiting.deadline + LATER)
 
     def leave(self, failed: bool) -> None:
-        """The run is over for this rank: end the process groups that it has left, and take back its environment."""
+        """End the run for this rank: the process groups that it has left, and its environment."""
         if self.comm is None:
             return
         for name, value in self._environment.items():
@@ -181,12 +193,12 @@ class PlainTorch:
                 self._moved(comm)
 
     def _forget_names(self) -> None:
-        """Have the next process group named as on other ranks, also where some have tried in vain to make one."""
+        """Have the next process group named as on other ranks, also if some have tried in vain to make one."""
         if not self._dist.is_initialized():
             self._dist.distributed_c10d._world.group_count = 0
 
-    def _groups(self, backend: str) -> list[Any]:
-        """The process groups of this process that work with `backend`."""
+    def _groups(self, backend: str) -> list[ProcessGroup]:
+        """Return the process groups of this process that work with `backend`."""
         return [
             g for g in self._dist.distributed_c10d._world.pg_map if backend in str(self._dist.get_backend_config(g))
         ]
@@ -211,22 +223,22 @@ class PlainTorch:
                 self._moved(comm)
                 self._seen, self._since_ns = (call, cpu), now_ns()
                 return
-            self._publish(call)
+            self._publish(comm, call)
             waiting = comm.waiting
             late = not self._ended and now_ns() - self._since_ns > waiting.deadline * 1e9
         if late:
             self.end("deadline")
 
-    def _publish(self, call: TorchCall) -> None:
-        """Tell that this rank waits in `call`."""
-        members, waiting = self.comm.members, self.comm.waiting
+    def _publish(self, comm: RealComm, call: TorchCall) -> None:
+        """Publish that this rank waits in `call`."""
+        members, waiting = comm.members, comm.waiting
         peers = (members[call.peer],) if call.peer >= 0 else waiting.missing(members, call.op)()
         facts = {} if call.peer >= 0 else {"nth": 1}  # those who have met do not wait for each other
         described = (call.op, peers, 0, self._since_ns, 0, call.line, facts)
         waiting.status.publish(waiting.rank, "waiting", waiting.run, *described)
 
-    def _moved(self, comm: Any) -> None:
-        """The main thread does not wait there any more."""
+    def _moved(self, comm: RealComm) -> None:
+        """Note that the main thread does not wait there any more."""
         status, rank, call = comm.waiting.status, comm.waiting.rank, self._seen[0]
         slot = status.slot(rank)
         if call is not None and (slot.state, slot.op, slot.since_ns) == ("waiting", call.op, self._since_ns):
@@ -268,7 +280,7 @@ class PlainTorch:
             *_, (frame, _) = traceback.walk_tb(error.__traceback__)
             if (call := self._call(frame)) is not None:
                 self._since_ns = now_ns()
-                self._publish(call)  # that it failed is a consequence: what it waited in stays to be read
+                self._publish(self.comm, call)  # that it failed is a consequence: what it waited in stays to be read
             said = str(error).partition("\n")[0]
             cause = CommError(f"the process group has failed: {said}", self.comm.waiting.waits())
         return cause.with_traceback(error.__traceback__)
@@ -297,12 +309,12 @@ class PlainTorch:
             return TorchCall("backward", line)
         return TorchCall("wait", line) if not inner and frame is not None and called_by(frame) == "wait" else None
 
-    def _rank(self, peer: Any) -> int:
-        return peer if self.comm is not None and peer in range(self.comm.size) else -1
+    def _rank(self, peer: object) -> int:
+        return peer if self.comm is not None and isinstance(peer, int) and 0 <= peer < self.comm.size else -1
 
 
 def environment_of(rank: int, size: int, local: int, local_size: int, master: tuple[str, int]) -> dict[str, str]:
-    """Return what torchrun would put into the environment of a rank, and the interface where all are on one host."""
+    """Return what torchrun would put into the environment of a rank, and the interface if all are on one host."""
     values: dict[str, int | str] = {
         "RANK": rank,
         "WORLD_SIZE": size,
@@ -316,7 +328,7 @@ def environment_of(rank: int, size: int, local: int, local_size: int, master: tu
 
 
 def called_by(frame: FrameType) -> str:
-    """Return the name of the method that `frame` is calling, "" where it is none."""
+    """Return the name of the method that `frame` is calling, "" if it is none."""
     names = [i.argval for i in dis.get_instructions(frame.f_code) if i.offset < frame.f_lasti and "METHOD" in i.opname]
     return names[-1] if names else ""
 
@@ -328,7 +340,7 @@ def answers(host: str, port: int) -> bool:
     return False
 
 
-def break_gloo(group: Any) -> None:
+def break_gloo(group: ProcessGroup) -> None:
     """End all that is under way in a group of gloo."""
     from .messages import break_off
 
@@ -352,7 +364,7 @@ class AfterImport(MetaPathFinder):
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name, self.then = name, then
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self.name:
             return None
         sys.meta_path.remove(self)
@@ -360,7 +372,7 @@ class AfterImport(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_tell(module: Any) -> None:
+            def execute_and_tell(module: ModuleType) -> None:
                 execute(module)
                 self.then()
 

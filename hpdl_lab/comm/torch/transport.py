@@ -3,15 +3,17 @@
     torchrun --nproc-per-node 2 script.py          comm = hpdl_lab.comm.world()
     dist.init_process_group("gloo")                comm = from_process_group()
 
-Collectives go through shared memory where all ranks are on one machine, as those of MPI ranks do; messages, and
+Collectives go through shared memory if all ranks are on one machine, as with MPI ranks; messages, and
 collectives between machines, go through the process group.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ..base import Comm
+import torch
+
 from ..buffers import buffer_of, is_tensor
 from ..real import RealComm
 from ..transport import Transport
@@ -20,14 +22,22 @@ from .messages import ConsensusByMessages, GroupWork, as_tensor
 from .place import TorchPlace, cuda_of, gloo_for, gloo_in, group_of, initialize
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+    from ..base import OnRow
+    from ..buffers import Array
+    from ..status.waiting import Waiting
+    from ..transport import Carried, Meant, Ranks
 
 
 def from_process_group(
-    group: Any = None, deadline: float = 10.0, on_row: Any = None, trace: bool = True, device: str | None = None
+    group: ProcessGroup | None = None,
+    deadline: float = 10.0,
+    on_row: OnRow | None = None,
+    trace: bool = True,
+    device: str | torch.device | None = None,
 ) -> RealComm:
-    """The communicator of the ranks of `group`, a process group of torch.distributed. Collective over its ranks.
+    """Return the communicator of the ranks of `group`, a process group of torch.distributed. Collective over its ranks.
 
     A group that moves no CPU tensors, such as nccl alone, gets one of gloo as well, for what is said on the host, and
     the communicator is a device.DeviceComm.
@@ -35,26 +45,26 @@ def from_process_group(
     Args:    group: None is the default one. deadline: the longest that one wait may last, s.
              on_row, trace: as of Comm. device: of the tensors that a group without gloo moves, by default the
              current CUDA device.
-    Raises:  ValueError for a group that moves neither; RuntimeError where there is no group, or this rank is not in it.
+    Raises:  ValueError for a group that moves neither; RuntimeError if there is no group, or this rank is not in it.
     """
     group = group_of(group)
     gloo = gloo_in(group)
-    device = device or (cuda_of(group) if gloo is None else None)
+    gpu = None if gloo is not None else torch.device(device or cuda_of(group))
     place = TorchPlace(*(gloo_for(group) if gloo is None else (gloo,)))
     members = tuple(range(place.size))
     transport = TorchTransport(place, place.number, members)
     how = place, transport, members, place.waiting(deadline), on_row, trace
-    if gloo is not None:
+    if gpu is None:
         return RealComm(*how)
     from ..device.comm import DeviceComm
 
-    comm = DeviceComm(TorchrunGroups(group, device), *how)
+    comm = DeviceComm(TorchrunGroups(group, gpu), *how)
     comm.connect()
     return comm
 
 
-def world(deadline: float = 10.0) -> Any:
-    """The communicator of all ranks of this torchrun job. It initializes torch.distributed, with gloo, where needed."""
+def world(deadline: float = 10.0) -> RealComm:
+    """Return the communicator of all ranks of this torchrun job; initialize torch.distributed, with gloo, if needed."""
     initialize()
     return from_process_group(deadline=deadline)
 
@@ -62,7 +72,7 @@ def world(deadline: float = 10.0) -> Any:
 class TorchTransport(Transport):
     """Threads carry the messages, whatever their rank does meanwhile.
 
-    place: TorchPlace. number: tells the messages from those of other communicators. members: ranks in the group.
+    place: TorchPlace. number: tells the messages from others. members: ranks in the group.
     """
 
     polled = False
@@ -73,11 +83,11 @@ class TorchTransport(Transport):
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def send(self, work: Any, x: np.ndarray, dst: int) -> None:
+    def send(self, work: Carried, x: Array, dst: int) -> None:
         buffer_of(x, "send")
         work.message = self.messages.send(x, dst)
 
-    def receive(self, work: Any, x: np.ndarray, src: int) -> None:
+    def receive(self, work: Carried, x: Array, src: int) -> None:
         buffer_of(x, "receive into")
         if not is_tensor(x) and not x.flags.writeable:
             raise ValueError("cannot receive into a read-only array: use x.copy()")
@@ -85,26 +95,26 @@ class TorchTransport(Transport):
 
     # -- ranks ------------------------------------------------------------------------------------------------------
 
-    def consensus(self, rank: int, call: tuple[str, int, int, int], note: bytes) -> ConsensusByMessages:
+    def consensus(self, rank: int, call: Meant, note: bytes) -> ConsensusByMessages:
         return ConsensusByMessages(self.messages, rank, call, note)
 
-    def part(self, comm: RealComm, chosen: list[int], number: int) -> TorchTransport:
+    def part(self, comm: Ranks, chosen: Sequence[int], number: int) -> TorchTransport:
         return TorchTransport(self.place, number, tuple(self.members[r] for r in chosen))
 
-    def double(self, comm: RealComm, waiting: Any) -> TorchTransport:
+    def double(self, comm: Ranks, waiting: Waiting) -> TorchTransport:
         return TorchTransport(self.place, self.number, self.members, background=True)
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, comm: RealComm, op: str, x: Tensor) -> None:
-        """The process group's own, of all its ranks; by messages among some, and for what gloo adds not, or badly."""
+    def all_reduce(self, comm: Ranks, op: str, x: Array) -> None:
+        """Let the process group add, if all its ranks take part; else, or if gloo adds this badly, add by messages."""
         if comm.size < self.group.size() or buffer_of(x, op).dtype in ("float16", "bfloat16", "int16"):
             with comm.agreed(op, x):
-                Comm.all_reduce(comm, x)
+                comm.all_reduce_by_gather(x)
             return
         with comm.together(op, x):
             work = GroupWork([self.group.allreduce([as_tensor(x)])])
             comm.complete(work, op, comm.others, buffer_of(x, op).nbytes)
 
-    def mpi_all_reduce(self, comm: Comm, x: Tensor) -> None:
+    def mpi_all_reduce(self, comm: Ranks, x: Array) -> None:
         raise ValueError("these ranks have no MPI, since torchrun has started them: use mpiexec")

@@ -1,1 +1,1 @@
-"""What a hybrid grid costs before it runs: memory, seconds and bytes, searched and simulated."""
+"""The costs of a hybrid grid before it runs: memory, seconds and bytes, searched and simulated."""

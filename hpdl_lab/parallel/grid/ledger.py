@@ -12,11 +12,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +34,15 @@ from .measure import grid_steps
 from .memory import Memory, SavedBytes, memory_of
 from .spec import Spec
 
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
 STRATEGIES: tuple[type[Strategy], ...] = (DataParallel, ZeRO1, ZeRO2, ZeRO3)
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Way(NamedTuple):
-    """One way to train. training: "adam" or "mixed adam"; stage: of ZeRO; recompute: "blocks" or False.
+    """A way to train. training: "adam" or "mixed adam"; stage: of ZeRO; recompute: "blocks" or False.
 
     axis: along which all ranks lie, "dp", "tp" or "pp".
     """
@@ -71,7 +74,7 @@ WAYS = (
 
 
 class Counted(NamedTuple):
-    """What one rank held. most, process: bytes, None where ranks are not processes of their own."""
+    """The memory of one rank. most, process: bytes, None if ranks are not processes of their own."""
 
     held: Memory
     most: int | None = None
@@ -79,16 +82,16 @@ class Counted(NamedTuple):
 
 
 def predicted(spec: Spec, way: Way, ranks: int, batch: int) -> Memory:
-    """What the fullest of `ranks` ranks holds. Args: spec: of any training; batch: examples of all ranks."""
+    """Predict what the fullest of `ranks` ranks holds. Args: spec: of any training; batch: examples of all ranks."""
     grid, micro_batches = way.grid(ranks), way.micro_batches(ranks)
     each = batch // (grid["dp"] * micro_batches)
-    how: dict[str, Any] = {"recompute": way.recompute, "stage": way.stage}
-    rows = memory_of(replace(spec, training=way.training), grid, "1f1b", micro_batches, each, **how)
+    spec = replace(spec, training=way.training)
+    rows = memory_of(spec, grid, "1f1b", micro_batches, each, recompute=way.recompute, stage=way.stage)
     return max(rows, key=lambda held: held.total)
 
 
 def can_be(spec: Spec, way: Way, ranks: int) -> bool:
-    """Whether `ranks` ranks can share the model in this way: all heads, a layer for each, blocks to recompute."""
+    """Return True if `ranks` ranks can share the model in this way: whole heads, a layer each, blocks to recompute."""
     if way.axis == "tp":
         return ranks > 1 and spec.heads > 0 and spec.heads % ranks == 0
     return 1 < ranks <= len(spec.layers) if way.axis == "pp" else not way.recompute or spec.heads > 0
@@ -125,7 +128,7 @@ def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) 
         optimizer = strategy.optimizer(model, adam)
 
         def step(x: Tensor, y: Tensor) -> tuple[dict[str, int], int]:
-            """(bytes held when gradients are there, bytes more than before that forward and backward took)."""
+            """Return (bytes held when gradients are there, bytes more than before that forward and backward took)."""
             if way.stage == 0:
                 for bucket in strategy.require_begun().buckets:
                     bucket.attach()
@@ -144,7 +147,7 @@ def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) 
         inputs, graphs = [0], [0]
 
         def look(block: nn.Module, args: tuple[Tensor]) -> None:
-            """What torch.utils.checkpoint keeps, and what it will keep for a while, no other hook sees."""
+            """Count what torch.utils.checkpoint keeps, and what it will keep for a while: no other hook sees it."""
             with SavedBytes([*strategy.tensors(model)["parameters"], *args]) as graph:
                 PreNorm.forward(cast(PreNorm, block), args[0].detach().requires_grad_())
             graphs.append(graph.most)
@@ -163,8 +166,8 @@ def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) 
 
 
 @contextmanager
-def peak(comm: Comm) -> Iterator[list[int]]:
-    """A list of one number: the most bytes that torch has allocated within, less those that it has freed.
+def peak(comm: Comm) -> Generator[list[int]]:
+    """Yield a list of one number: the most bytes that torch has allocated within, less those that it has freed.
 
     0 on simulated ranks, which share a process.
     """
@@ -176,7 +179,8 @@ def peak(comm: Comm) -> Iterator[list[int]]:
     with profile(profile_memory=True) as profiler:
         yield found
     now = 0
-    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
+    recorded = profiler.kineto_results.events()  # pyrefly: ignore[missing-attribute]
+    events = [e for e in recorded if e.name() == "[memory]"]
     for event in sorted(events, key=lambda e: e.start_ns()):
         now += event.nbytes()
         found[0] = max(found[0], now)

@@ -15,7 +15,7 @@ class Machine:
     """network: whose routes say what a message costs, and whose flops_per_s how fast a rank computes.
 
     memory: bytes that a rank can hold. at_once: ranks that compute at full speed at the same time, 0 for all; on a
-    laptop these are its cores. source: where the numbers are from.
+    laptop these are its cores. source: the origin of the numbers.
     """
 
     name: str
@@ -27,9 +27,9 @@ class Machine:
 
 @functools.lru_cache(maxsize=4096)
 def message_cost(network: Network, grid: Grid, axis: str) -> tuple[float, float]:
-    """(alpha, beta): s per message and s per byte between neighbors on an axis, all of which send at the same time.
+    """Return (alpha, beta): s per message and s per byte between neighbors on an axis that all send at the same time.
 
-    The slowest pair counts, and where messages share a link, as with few adapters per node, each gets its share.
+    The slowest pair counts, and if messages share a link, as with few adapters per node, each gets its share.
     Args:    network: a Network; grid: a Grid with its ranks numbered as its axes say; axis: one of these.
     """
     size = grid[axis]
@@ -52,12 +52,12 @@ def message_cost(network: Network, grid: Grid, axis: str) -> tuple[float, float]
 
 
 def grid_of(dp: int = 1, pp: int = 1, tp: int = 1, cp: int = 1, ep: int = 1) -> Grid:
-    """The Grid in the order that all of this counts on: tp varies fastest, and stays inside a node; then cp, ep."""
+    """Return the Grid in the order that all of this counts on: tp varies fastest, inside a node; then cp, ep."""
     return Grid(**{"dp": dp, "pp": pp} | {axis: n for axis, n in (("ep", ep), ("cp", cp)) if n > 1} | {"tp": tp})
 
 
 def replicas(grid: Grid) -> int:
-    """How many ranks see other examples or positions with the same dense parameters: those of dp, ep and cp."""
+    """Return how many ranks see other examples or positions with the same dense parameters: dp, ep and cp."""
     return grid["dp"] * grid["ep"] * grid["cp"]
 
 

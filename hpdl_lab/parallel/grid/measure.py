@@ -8,8 +8,9 @@ what a shard does not have is what tp divides.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ...collectives import cost
 from ...collectives.sweep import ping_pong
-from ...comm.base import Comm, Results, Work
+from ...comm.base import Comm, Results, Row, Work
+from ...comm.buffers import ArrayT, copy_into, dtype_name, new_like
 from ...comm.network import Switch
 from ...measure import measure
 from ...mesh import AXES, DeviceMesh, Grid
@@ -33,11 +35,18 @@ from .machine import Machine, replicas
 from .memory import Memory, SavedBytes
 from .spec import Layer, Spec
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...comm.buffers import Array
+
 REPEATS = 5
+
+LossOf: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Reading(NamedTuple):
-    """What was seen of one layer with a whole example batch; sums, gathers, returns: sizes of messages over tp.
+    """The figures of one layer with a whole example batch; sums, gathers, returns: sizes of messages over tp.
 
     again: what it keeps as the layer before does, which is not part of `saved`.
     experts, routed, keys, scores, expert_flops: as of Layer.
@@ -75,27 +84,38 @@ class Watched(Attend):
 
 
 class Silent(Comm):
-    """Rank 0 of `size` ranks that all have what it has; nothing is sent. sums, gathers: sizes of what would be."""
+    """Rank 0 of `size` ranks that all have equal tensors; nothing is sent. sums, gathers: sizes of what would be."""
 
     def __init__(self, size: int) -> None:
         super().__init__(0, size, Trace(0, enabled=False))
         self.sums: list[int] = []
         self.gathers: list[int] = []
 
-    def all_reduce(self, x: Tensor, async_op: bool = False) -> Tensor:
-        self.sums.append(x.numel())
+    @overload
+    def all_reduce(self, x: ArrayT, async_op: Literal[False] = False) -> ArrayT: ...
+
+    @overload
+    def all_reduce(self, x: ArrayT, async_op: Literal[True]) -> Work: ...
+
+    def all_reduce(self, x: ArrayT, async_op: bool = False) -> ArrayT | Work:
+        self.sums.append(math.prod(x.shape))
         return x
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        self.gathers.append(x.numel())
-        return x.expand(self.size, *x.shape).clone()
+    def all_gather(self, x: ArrayT) -> ArrayT:
+        self.gathers.append(math.prod(x.shape))
+        stack = new_like(x, (self.size, *x.shape))
+        for rank in range(self.size):
+            copy_into(stack[rank], x)
+        return stack
 
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        self.sums.append(x.numel())
-        return x[0].clone()
+    def reduce_scatter(self, x: ArrayT) -> ArrayT:
+        self.sums.append(math.prod(x.shape))
+        out = new_like(x, x.shape[1:])
+        copy_into(out, x[0])
+        return out
 
     def taken(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(sums, gathers) since the last call."""
+        """Return (sums, gathers) since the last call."""
         found = tuple(self.sums), tuple(self.gathers)
         self.sums, self.gathers = [], []
         return found
@@ -103,20 +123,21 @@ class Silent(Comm):
     def barrier(self) -> None:
         pass
 
-    def split(self, color: Any, key: Any = 0) -> Comm:
+    def split(self, color: object, key: object = 0) -> Comm:
         return self
 
-    def allocate(self, shape: Any, dtype: Any = "float32") -> Tensor:
-        return torch.zeros(shape, dtype=getattr(torch, dtype))
+    def allocate(self, shape: int | Sequence[int], dtype: str | torch.dtype = "float32") -> Tensor:
+        return torch.zeros(shape, dtype=getattr(torch, dtype_name(dtype)))
 
-    def isend(self, x: Tensor, dst: int) -> Work:
+    def isend(self, x: Array, dst: int) -> NoReturn:
         raise TypeError("this communicator has no other rank to send to")
 
-    irecv = isend  # type: ignore[assignment]
+    def irecv(self, x: Array, src: int) -> NoReturn:
+        self.isend(x, src)
 
 
 def spec_of(model: torch.nn.Module, example: Tensor, name: str | None = None, training: str | None = None) -> Spec:
-    """The Spec of `model`, an nn.Module. What tp divides is known for what models/ builds.
+    """Return the Spec of `model`, an nn.Module. What tp divides is known for what models/ builds.
 
     Args:    example: x of some examples, such as two of them; training: a key of TRAININGS, by default SGD with
              momentum in the model's own dtype.
@@ -153,7 +174,7 @@ def spec_of(model: torch.nn.Module, example: Tensor, name: str | None = None, tr
 
 
 def layer_of(whole: Reading, part: Reading, narrow: Reading, ways: int, n: int) -> Layer:
-    """A Layer, of Readings of n examples: of the whole one, of one of `ways` shards, of one with sequence parallel."""
+    """Return a Layer from Readings of n examples: of the whole, of a shard of `ways`, of one with sequence parallel."""
 
     def divided(before: int, after: int) -> int:
         return (before - after) * ways // max(ways - 1, 1)
@@ -182,15 +203,17 @@ def layer_of(whole: Reading, part: Reading, narrow: Reading, ways: int, n: int) 
 
 
 def heads_of(model: torch.nn.Module) -> tuple[int, int]:
-    """(heads of its attention or 0, positions that it reads or 1) of a model of models/."""
-    heads = next((m.heads for m in model.modules() if hasattr(m, "heads")), 0)
+    """Return (heads of its attention or 0, positions that it reads or 1) of a model of models/."""
+    heads = next((vars(m)["heads"] for m in model.modules() if "heads" in vars(m)), 0)
     positions = getattr(model, "positions", None)
     weight = getattr(positions, "weight", positions)  # a table of a GPT, a parameter of a ViT
-    return heads, getattr(model, "block", 1) if weight is None else weight.shape[-2]
+    if isinstance(weight, Tensor):
+        return heads, weight.shape[-2]
+    return heads, vars(model).get("block", 1)
 
 
 def shard_readings(model: torch.nn.Module, example: Tensor, ways: int, sequence: bool) -> list[Reading] | None:
-    """readings of rank 0's shard for `ways` tp ranks; None where the model cannot be cut so."""
+    """Return readings of rank 0's shard for `ways` tp ranks; None if the model cannot be cut so."""
     comm = Silent(ways)
     try:
         shard, loss = shard_and_loss(comm, copy.deepcopy(model), sequence, cross_entropy_per_answer)
@@ -199,13 +222,14 @@ def shard_readings(model: torch.nn.Module, example: Tensor, ways: int, sequence:
         return None
 
 
-def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: Callable) -> list[Reading]:
-    """A Reading of each layer of `model`, which communicates over `comm`, in order."""
+def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: LossOf) -> list[Reading]:
+    """Return a Reading of each layer of `model`, which communicates over `comm`, in order."""
     layers = Layers(model, example)
     stages = layers.stages([1] * len(layers))
     found: list[Reading] = []
     known = {t.untyped_storage().data_ptr() for t in (example, *model.parameters(), *model.buffers())}
-    x, before = (example,), {}
+    x: tuple[Tensor, ...] = (example,)
+    before: dict[int, tuple[int, Tensor]] = {}
 
     def on_zeros(output: Tensor) -> Tensor:
         return loss(output, torch.zeros(output.shape[:-1], dtype=torch.int64))
@@ -214,7 +238,7 @@ def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: Callab
     for i, stage in enumerate(stages):
         kept: dict[int, tuple[int, Tensor]] = {}
 
-        def keep(tensor: Tensor, kept: dict = kept) -> Tensor:
+        def keep(tensor: Tensor, kept: dict[int, tuple[int, Tensor]] = kept) -> Tensor:
             storage = tensor.untyped_storage()
             if tensor.is_floating_point() and storage.data_ptr() not in known:
                 kept[storage.data_ptr()] = storage.nbytes() // tensor.element_size(), tensor
@@ -256,9 +280,9 @@ def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: Callab
 
 
 def flop_counter() -> FlopCounterMode:
-    """torch's counter, which does not know the attention that torch has for CPUs."""
+    """Return torch's counter with the attention that torch has for CPUs, which it lacks."""
 
-    def attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    def attention(query: Tensor, key: Tensor, value: Tensor, *_: object, out_shape: object = None, **__: object) -> int:
         return sdpa_flop_count(query, key, value)
 
     mine = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
@@ -266,13 +290,13 @@ def flop_counter() -> FlopCounterMode:
 
 
 def measured(
-    comm: Comm, model: torch.nn.Module, x: Tensor, y: Tensor, loss: Callable | None = None, flops: float | None = None
+    comm: Comm, model: torch.nn.Module, x: Tensor, y: Tensor, loss: LossOf | None = None, flops: float | None = None
 ) -> Machine:
-    """The Machine that the ranks of `comm` are: what a rank computes alone and among all, what a message costs.
+    """Return the Machine that the ranks of `comm` are: what a rank computes alone and among all, what a message costs.
 
     Args:    model, x, y: trained on for a few steps of forward and backward, while every rank does the same.
-             flops: of one example, Spec.flops, where that is known.
-    Returns: Machine, the same on every rank. Its speed is that of this model's layers, not of one large product.
+             flops: of one example, Spec.flops, if that is known.
+    Returns: Machine, the same on every rank. Its speed is of this model's layers, not of one large product.
     """
     loss = loss or cross_entropy_per_answer
     work = (flops or spec_of(model, x[:1]).flops) * len(x)
@@ -280,8 +304,10 @@ def measured(
     def step() -> None:
         loss(model(x), y).backward()
 
-    how: dict[str, Any] = {"warmup": 0, "repeats": REPEATS, "barrier": comm.barrier, "clock": now_ns}
-    alone, together = (measure(f, **how).median for f in (step if comm.rank == 0 else lambda: None, step))
+    alone, together = (
+        measure(f, warmup=0, repeats=REPEATS, barrier=comm.barrier, clock=now_ns).median
+        for f in (step if comm.rank == 0 else lambda: None, step)
+    )
     model.zero_grad()
     medians = comm.all_gather(torch.tensor([alone, together], dtype=torch.float64))  # (p, 2)
     least, slow = float(medians[0, 0]), float(medians[:, 1].max())
@@ -301,7 +327,7 @@ LITTLE = 32  # bytes: of the all-reduce that adds the loss up, which is no layer
 
 
 class Taken(NamedTuple):
-    """What a rank says afterwards: what it held, and when its last step began, in ns of its clock.
+    """The report of a rank afterwards: what it held, and when its last step began, in ns of its clock.
 
     sums: {bytes of a bucket of gradients: among how many ranks it is added}.
     """
@@ -321,7 +347,7 @@ def grid_steps(
     grid: Grid,
     x: Tensor,
     y: Tensor,
-    options: dict[str, Any],
+    options: Row,
     steps: int,
     optimizer_of: Callable[..., torch.optim.Optimizer] = momentum,
 ) -> Taken:
@@ -358,21 +384,21 @@ def grid_steps(
     sums = {
         bucket.flat.nbytes: group.comm.size
         for group in hybrid.gradients.groups
-        for bucket in (() if options.get("zero") else group.reducer.buckets)
+        for bucket in group.buckets  # none with zero
     }
     return Taken(held, begin, sums)
 
 
 def last_step(results: Results) -> list[Event]:
-    """The events of the last step of all ranks, from the Results of grid_steps."""
+    """Return the events of the last step of all ranks, from the Results of grid_steps."""
     return [e for e in results.events if e.t0_ns >= results[e.rank].begin_ns]
 
 
 def bytes_over_axes(results: Results, grid: Grid) -> dict[str, float]:
-    """{axis: bytes} that the busiest rank sent in the last step of grid_steps.
+    """Return {axis: bytes} that the busiest rank sent in the last step of grid_steps.
 
-    In the background there are gradients: "dp", those of tied weights and of replicas along pp included. Other single
-    messages go along the axis in which both ranks differ; other all-reduces are those of layers, over tp. Where an
+    In the background there are gradients: "dp", of tied weights and of replicas along pp as well. Other single
+    messages go along the axis in which both ranks differ; other all-reduces are of layers, over tp. If an
     all-reduce is not made of messages, it counts as a ring's.
     """
     places = [grid.coordinates(rank) for rank in range(grid.size)]
@@ -391,7 +417,7 @@ def bytes_over_axes(results: Results, grid: Grid) -> dict[str, float]:
 
 
 def rows_over_pp(events: Iterable[Event], grid: Grid) -> list[list[Timed]]:
-    """What the ranks of the first pipeline did: a list of schedules.Timed for each place along pp."""
+    """Return what the ranks of the first pipeline did: a list of schedules.Timed for each place along pp."""
     ranks = grid.groups("pp")[0]
     mine = [e._replace(rank=ranks.index(e.rank)) for e in events if e.rank in ranks]
     return timed_actions(mine, len(ranks))

@@ -1,4 +1,4 @@
-"""What a rank of a grid holds, in bytes: parameters, gradients, the optimizer's state, activations, temporaries.
+"""The memory of a rank of a grid, in bytes: parameters, gradients, the optimizer's state, activations, temporaries.
 
 a GPT on dp=2, pp=2, tp=2                   held by one rank                   divided by
 parameters, gradients, optimizer            of its layers                      pp and tp; dp with ZeRO: state_bytes
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ def state_bytes(parameters: int, ranks: int, stage: int, mixed: bool = True) -> 
 
 
 def sharded(held: Memory, ranks: int, stage: int) -> Memory:
-    """What is left of `held` on each of `ranks` ranks whose parameters, gradients and optimizer ZeRO divides."""
+    """Return what is left of `held` on each of `ranks` ranks whose parameters, gradients and optimizer ZeRO divides."""
     parameters, gradients, optimizer = (
         -(-nbytes // (ranks if stage >= least else 1)) for nbytes, least in zip(held[:3], (3, 2, 1), strict=True)
     )
@@ -81,9 +81,9 @@ def sharded(held: Memory, ranks: int, stage: int) -> Memory:
 
 @functools.lru_cache(maxsize=256)
 def stages_of(spec: Spec, stages: int) -> tuple[Layers, ...]:
-    """The layers of each stage: tuples of Layers, cut so that the most that a stage computes is least.
+    """Return the layers of each stage: tuples of Layers, cut so that the most that a stage computes is least.
 
-    Raises:  ValueError where there are more stages than layers.
+    Raises:  ValueError if there are more stages than layers.
     """
     require_layers(spec, stages)
     costs = [layer.flops for layer in spec.layers]
@@ -99,11 +99,11 @@ def require_layers(spec: Spec, stages: int) -> None:
 
 
 class Deal(NamedTuple):
-    """How a schedule deals out the stages. held: per rank, its stages of the model; stages, replicas: of the schedule.
+    """The stages as a schedule deals them out. held: the stages of the model per rank; stages, replicas: its own.
 
     fullest: per rank, the moments at which it holds most, each ((stage of the model, live, graphs), ...). live:
-    micro-batches between their forward and the end of their backward; graphs: those of them that are in their backward,
-    whose whole graph is there even where it was computed again.
+    micro-batches between their forward and the end of their backward; graphs: how many of them are in their backward,
+    with their whole graph there even if it was computed again.
     """
 
     stages: int
@@ -113,7 +113,7 @@ class Deal(NamedTuple):
 
 
 def deal(schedule: str, ranks: int, micro_batches: int, chunks: int | None = None) -> Deal:
-    """The Deal of a schedule. Raises ValueError as schedules.build.
+    """Return the Deal of a schedule. Raises ValueError as schedules.build.
 
     After a few rounds a rank's order repeats itself, so that three show how much is in flight; not so in GPipe.
     """
@@ -133,7 +133,7 @@ def _deal(schedule: str, ranks: int, micro_batches: int, chunks: int | None) -> 
 
 
 def fullest(row: Sequence[Action], stages: int) -> list[Moment]:
-    """The moments of a row that no other one exceeds in everything: a list of ((stage, live, graphs), ...)."""
+    """Return the moments of a row that no other one exceeds in everything: a list of ((stage, live, graphs), ...)."""
     live: dict[int, int] = {}
     graphs: dict[int, int] = {}
     moments = set()
@@ -154,7 +154,7 @@ def fullest(row: Sequence[Action], stages: int) -> list[Moment]:
 
 
 def exceeds(other: Moment, moment: Moment) -> bool:
-    """Whether `other` holds as much of everything as `moment`."""
+    """Return True if `other` holds as much of everything as `moment`."""
     counts = {s: (n, g) for s, n, g in other}
     return all(counts.get(s, (0, 0))[0] >= n and counts.get(s, (0, 0))[1] >= g for s, n, g in moment)
 
@@ -170,15 +170,15 @@ def memory_of(
     chunks: int | None = None,
     stage: int = 0,
 ) -> list[Memory]:
-    """Bytes on the ranks of every pipeline place: a list of Memory, one for each rank along pp.
+    """Return bytes on the ranks of every pipeline place: a list of Memory, one for each rank along pp.
 
     Args:    spec: a Spec; grid: a Grid; schedule: its name; micro_batches: of one replica; micro_batch: its examples.
              recompute: activation checkpointing, True: a stage at a time, "blocks": a block at a time, "attention":
              only the (s, s) weights of eager attention. sequence: sequence parallel. stage: of ZeRO, 0 to 3, along dp,
              ep and cp, experts along dp and cp.
-    Returns: list of Memory. Gradients are those that all micro-batches are added up in; what a message needs on its way
+    Returns: list of Memory. Gradients are the sums of all micro-batches; what a message needs on its way
              is not counted.
-    Raises:  ValueError where the grid has more stages than the model has layers, or the schedule cannot be.
+    Raises:  ValueError if the grid has more stages than the model has layers, or the schedule cannot be.
     """
     dealt = deal(schedule, grid["pp"], micro_batches, chunks)
     parts, each, (tp, cp, ep) = stages_of(spec, dealt.stages), spec.bytes_each, (grid["tp"], grid["cp"], grid["ep"])
@@ -223,12 +223,12 @@ def memory_of(
 
 
 def is_block(layer: Layer) -> bool:
-    """Whether it is an item of an nn.Sequential or the like: what is recomputed, and a unit of ZeRO."""
+    """Return True if it is an item of an nn.Sequential or the like: what is recomputed, and a unit of ZeRO."""
     return layer.name.rpartition(".")[2].isdigit()
 
 
 def recomputed(part: Layers, tp: int, sequence: bool) -> tuple[int, int]:
-    """Numbers per example, of layers whose blocks are recomputed: (kept of each micro-batch, more in its backward).
+    """Return numbers per example, if blocks of these layers are recomputed: (kept per micro-batch, more in backward).
 
     Kept are the inputs of blocks; what else there is, before or behind them, is kept as ever, until backward has come
     through it. Then one block is whole.
@@ -249,21 +249,22 @@ class SavedBytes:
 
     def __init__(self, params: Iterable[Tensor]) -> None:
         self.params = {p.untyped_storage()._cdata for p in params}  # also of one whose memory is taken away and back
-        self.live, self.now, self.most = {}, 0, 0
+        self.live: dict[int, int] = {}
+        self.now, self.most = 0, 0
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda kept: kept.tensor)
 
     def __enter__(self) -> SavedBytes:
         self.hooks.__enter__()
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.hooks.__exit__(*exception)
 
     def pack(self, tensor: Tensor) -> Kept:
         return Kept(self, tensor)
 
-    def add(self, storage: Any, sign: int) -> None:
-        """One more tensor, or one less, needs this storage."""
+    def add(self, storage: torch.UntypedStorage, sign: int) -> None:
+        """Count one more tensor, or one less, that needs this storage."""
         key, nbytes = storage._cdata, storage.nbytes()
         if key in self.params:
             return

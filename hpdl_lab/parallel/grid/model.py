@@ -1,4 +1,4 @@
-"""What a grid costs before it runs: s per step, bubble, bytes per link, bytes per rank, as formulas.
+"""The costs of a grid before it runs: s per step, bubble, bytes per link, bytes per rank, as formulas.
 
     stage time     flops / (flops per s) + all-reduces over tp                              backward: twice the flops
                    + keys and values around cp, as far as attention does not hide them      backward: twice the bytes
@@ -11,7 +11,7 @@
 ZeRO sends gradients to their owners as they come (stage 1: when all are there) and gathers parameters before the next
 step; stage 3 gathers them for each forward and backward, and hides what it can behind the arithmetic of the stage.
 
-A test holds the seconds to those of the same grid on simulated ranks, and the bytes to those of a real step.
+A test compares the seconds with the same grid on simulated ranks, and the bytes with a real step.
 Ref: Narayanan et al. 2021, arXiv:2104.04473, sections 3.2 and 3.3.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...collectives import cost
 from ...mesh import Grid
@@ -68,7 +68,7 @@ class Prediction(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the fullest rank."""
+        """The memory of the fullest rank."""
         return self.memory.total
 
 
@@ -105,7 +105,7 @@ def predict(
     limit: int | None = None,
     zero: int = 0,
 ) -> Prediction:
-    """What one training step of `spec` costs on `grid`.
+    """Predict what one training step of `spec` costs on `grid`.
 
     Args:    spec: a grid.spec.Spec; grid: as grid_of makes it, tp varying fastest. Examples are dealt out over dp and
              ep, positions over cp, in zigzag, so that all have the same work.
@@ -169,7 +169,7 @@ def predict(
 class Reduction(NamedTuple):
     """Gradients of one layer that are added over `ranks` ranks.
 
-    layer: its place in the stage; shared: by stages; experts: routed ones, of which ranks along ep hold others.
+    layer: its place in the stage; shared: by stages; experts: routed ones; ranks along ep hold different ones.
     """
 
     stage: int
@@ -181,7 +181,7 @@ class Reduction(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What is priced: a model on a grid of a machine. micro_batch: examples; dealt, layers: which stages lie where."""
+    """The case that is priced: a model on a grid of a machine. micro_batch: examples; dealt, layers: of its stages."""
 
     spec: Spec
     grid: Grid
@@ -194,12 +194,12 @@ class Case(NamedTuple):
     zero: int = 0
 
     @property
-    def each(self) -> Any:
+    def each(self) -> float:
         """Bytes on a rank for one number per example."""
         return self.spec.bytes_each.activations * self.micro_batch / self.grid["cp"]
 
     def stage_time(self, part: Layers) -> StageTime:
-        """The StageTime of these layers; with `recompute` backward begins with another forward."""
+        """Return the StageTime of these layers; with `recompute` backward begins with another forward."""
         tp, each, network = self.grid["tp"], self.each, self.machine.network
         speed = self.micro_batch / self.grid["cp"] / network.flops_per_s  # s per flop of an example
         compute = sum(layer.flops_on(tp) for layer in part) * speed
@@ -219,13 +219,13 @@ class Case(NamedTuple):
         return StageTime(compute, backward, messages)
 
     def hideable(self, stages: Sequence[StageTime]) -> list[tuple[float, float]]:
-        """s of the all-to-alls over ep of each stage, forward and backward, which a pair of DualPipe hides."""
+        """Return s of the all-to-alls over ep of each stage, forward and backward, which a pair of DualPipe hides."""
         return [stage.messages["ep"] for stage in stages] if self.grid["ep"] > 1 else []
 
     def ring_seconds(self, layer: Layer, speed: float, times: int) -> float:
-        """What ring attention waits for keys and values: cp - 1 messages, each under a part of the products.
+        """Return how long ring attention waits for keys and values: cp - 1 messages, each under a part of the products.
 
-        times: 2 in backward, where their gradients travel with them, and there are twice the products.
+        times: 2 in backward: their gradients travel with them, and there are twice the products.
         """
         cp, tp = self.grid["cp"], self.grid["tp"]
         if cp == 1 or not layer.keys:
@@ -235,7 +235,7 @@ class Case(NamedTuple):
         return (cp - 1) * max(0.0, sending - times * layer.scores / tp / cp * speed)
 
     def gather_seconds(self, part: Layers) -> float:
-        """Of ZeRO-3: until the parameters of these layers are there."""
+        """Return the seconds of ZeRO-3 until the parameters of these layers are there."""
         tp, ep, ranks = self.grid["tp"], self.grid["ep"], replicas(self.grid)
         alpha, beta = self.way()
         each, seconds = self.spec.bytes_each.parameters, 0.0
@@ -246,18 +246,19 @@ class Case(NamedTuple):
         return seconds
 
     def way(self) -> tuple[float, float]:
-        """(alpha, beta) of the slowest axis over which gradients are added."""
+        """Return (alpha, beta) of the slowest axis over which gradients are added."""
         costs = [message_cost(self.machine.network, self.grid, axis) for axis in ("dp", "ep", "cp")]
         return max(a for a, _ in costs), max(b for _, b in costs)
 
     def activation(self, part: Layers) -> float:
-        """Bytes of what a stage hands to the next for one micro-batch."""
+        """Return bytes of what a stage hands to the next for one micro-batch."""
         return part[-1].output_on(self.grid["tp"], self.sequence) * self.each
 
     def reductions(self, rank: int) -> list[Reduction]:
-        """What the rank at place `rank` along pp adds up, as hybrid/gradients.py does it: a list of Reductions."""
+        """Return what the rank at place `rank` along pp adds up, as hybrid/gradients.py does it: [Reduction]."""
         spec, grid, dealt, layers = self.spec, self.grid, self.dealt, self.layers
-        mine, last, rows, alike, ep = dealt.held[rank], dealt.stages - 1, [], replicas(grid), grid["ep"]
+        rows: list[Reduction] = []
+        mine, last, alike, ep = dealt.held[rank], dealt.stages - 1, replicas(grid), grid["ep"]
         each, over_tp = spec.sent_each, grid["tp"] if self.sequence else 1
         tied = spec.tied // grid["tp"] * each
         for stage in sorted({*mine}):
@@ -279,9 +280,9 @@ class Case(NamedTuple):
         return [row for row in rows if row.nbytes and row.ranks > 1]
 
     def end_of(self, rank: int, times: PipelineTime, sums: Sequence[Reduction]) -> float:
-        """When this rank has all its gradients: s since the step began.
+        """Return when this rank has all its gradients: s since the step began.
 
-        A stage sends those of a layer when its last backward has come through it, one after the other: what is left
+        A stage sends a layer's when its last backward has come through it, one after the other: what is left
         when backward has ended is exposed. What several stages share comes after all of them. With ZeRO that is half of
         each sum, and before the next step the parameters are gathered.
         """
@@ -303,7 +304,7 @@ class Case(NamedTuple):
         return max(end, times.seconds) + shared if shared else end
 
     def bytes_sent(self, mine: Sequence[int], share: float, sums: Sequence[Reduction]) -> dict[str, float]:
-        """{axis, "shared": bytes} that a rank with stages `mine` sends in a step, as Prediction.links."""
+        """Return {axis, "shared": bytes} that a rank with stages `mine` sends in a step, as Prediction.links."""
         tp, pp, layers, times = self.grid["tp"], 0.0, self.layers, 1 + self.recompute
         cp, ep, each = self.grid["cp"], self.grid["ep"], self.each * share
         in_layers = sum(times * sum(layer.sums) + sum(layer.returns) for s in mine for layer in layers[s])
@@ -342,7 +343,7 @@ def case_of(
     chunks: int | None,
     zero: int = 0,
 ) -> Case:
-    """The Case. Raises ValueError unless heads, positions, experts, layers, batch can be shared out like this."""
+    """Return the Case. Raises ValueError unless heads, positions, experts, layers, batch can be shared out so."""
     tp, cp, ep = grid["tp"], grid["cp"], grid["ep"]
     dp = grid["dp"] * ep
     batch = dp * micro_batches if batch is None else batch
@@ -381,18 +382,18 @@ def require_stage(zero: int, pp: int) -> None:
 
 
 def taken(part: Layers, field: str) -> list[int]:
-    """The numbers that these layers have in a field, such as "keys", without zeros."""
+    """Return the numbers that these layers have in a field, such as "keys", without zeros."""
     return [n for layer in part if (n := getattr(layer, field))]
 
 
 @functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and a search asks for each of them
 def all_reduce_seconds(p: int, nbytes: float, alpha: float, beta: float) -> float:
-    """Of a ring."""
+    """Return the seconds of an all-reduce around a ring."""
     return cost.all_reduce(p, nbytes).seconds(alpha, beta)
 
 
 def completed(part: Layers, span: Sequence[float], tp: int) -> list[float]:
-    """When the gradients of each layer are: the stage's last backward, of this (begin, end), ends with the first."""
+    """Return when each layer's gradients are there: the stage's last backward ends with the first."""
     begin, end = span
     before = [0.0, *accumulate(layer.flops_on(tp) for layer in part)]
     return [end - (end - begin) * flops / (before[-1] or 1) for flops in before[:-1]]

@@ -1,15 +1,17 @@
-"""Which grid is best: every way to share out the ranks among dp, pp and tp, priced, and the fastest that fits.
+"""The best grid: every way to share out the ranks among dp, pp and tp, priced, and the fastest that fits.
 
     16 ranks = dp x pp x tp      16 x 1 x 1   8 x 2 x 1   8 x 1 x 2   4 x 4 x 1   ...   1 x 1 x 16
                                  too large    fits        fastest     fits               heads do not divide
 
-Experts and long sequences are shared out as well where that is asked for: ranks = dp x pp x tp x cp x ep.
+Experts and long sequences are shared out as well if that is asked for: ranks = dp x pp x tp x cp x ep.
 Ref: Jia et al. 2018 (FlexFlow), arXiv:1807.05358; Narayanan et al. 2021, arXiv:2104.04473, section 3.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 from ...mesh import Grid
 from .machine import MACHINES, Machine, grid_of, replicas
@@ -17,7 +19,17 @@ from .model import Prediction, predict
 from .spec import Spec
 
 
-def best_grid(ranks: int, predict: Callable, limit: float) -> tuple[int, int, int]:
+class Priced(Protocol):
+    """Seconds of a step, bytes of the fullest rank."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def nbytes(self) -> float: ...
+
+
+def best_grid(ranks: int, predict: Callable[[int, int, int], Priced], limit: float) -> tuple[int, int, int]:
     """Find the fastest grid of this many ranks whose fullest rank holds no more than `limit` bytes.
 
     Every dp x pp x tp = ranks counts, not only powers of two: `grids(ranks)` lists all (dp, pp, tp). For those that
@@ -45,13 +57,13 @@ def best_grid(ranks: int, predict: Callable, limit: float) -> tuple[int, int, in
 
 
 def grids(ranks: int) -> list[tuple[int, int, int]]:
-    """Every (dp, pp, tp) whose product is `ranks`, by tp, then by pp."""
+    """Return every (dp, pp, tp) whose product is `ranks`, by tp, then by pp."""
     divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
     return [(ranks // tp // pp, pp, tp) for tp in divisors for pp in divisors if ranks // tp % pp == 0]
 
 
 def every_grid(ranks: int, cp: Sequence[int] = (1,), ep: Sequence[int] = (1,)) -> list[Grid]:
-    """Every Grid of `ranks` ranks whose cp and ep are among these sizes, in the order of `grids`."""
+    """Return every Grid of `ranks` ranks whose cp and ep are among these sizes, in the order of `grids`."""
     return [
         grid_of(dp, pp, tp, c, e)
         for c in cp
@@ -75,21 +87,21 @@ def search(
     ep: Sequence[int] = (1,),
     zero: Sequence[int] = (0,),
 ) -> list[Prediction]:
-    """Predictions of every grid of `ranks` ranks that can be, fastest first.
+    """Return Predictions of every grid of `ranks` ranks that can be, fastest first.
 
     Args:    spec: a Spec; limit: bytes per rank, by default the machine's memory; see row.fits.
              batch: examples of a step, by default 8 per rank; micro_batch: examples in one, by default 1, 2, 4 and 8
-             where they fit; recompute: which of both to try; schedules: their names.
+             if they fit; recompute: which of both to try; schedules: their names.
              cp, ep: sizes of these axes to try, such as (1, 2, 4, 8); zero: stages of ZeRO.
     Returns: list of Prediction. Each grid with each schedule, recomputation and stage of ZeRO comes once: with the
-             micro-batch that is fastest among those that fit, or that needs least memory where none does.
-    Raises:  ValueError where no grid at all can be.
+             micro-batch that is fastest among those that fit, or that needs least memory if none does.
+    Raises:  ValueError if no grid at all can be.
     """
     machine = MACHINES["laptop"] if machine is None else machine
     batch = 8 * ranks if batch is None else batch
     sizes = (1, 2, 4, 8) if micro_batch is None else (micro_batch,)
     rows: list[Prediction] = []
-    why: Any = f"cp and ep must divide {ranks}, and stages of ZeRO need replicas"
+    why: object = f"cp and ep must divide {ranks}, and stages of ZeRO need replicas"
     ways = itertools.product(every_grid(ranks, cp, ep), schedules, recompute, zero)
     for grid, schedule, again, stage in ways:
         if stage and replicas(grid) == 1:
@@ -98,8 +110,8 @@ def search(
         for size in sizes:
             try:
                 count = micro_batches(batch, grid["dp"] * grid["ep"], size)
-                how: dict[str, Any] = {"machine": machine, "batch": batch, "limit": limit, "zero": stage}
-                candidates.append(predict(spec, grid, schedule, count, again, sequence, **how))
+                how = again, sequence, machine, batch, None, limit, stage
+                candidates.append(predict(spec, grid, schedule, count, *how))
             except ValueError as error:
                 why = error
         if candidates:
@@ -110,14 +122,14 @@ def search(
 
 
 def micro_batches(batch: int, dp: int, size: int) -> int:
-    """How many micro-batches of `size` examples a replica has. Raises ValueError where they do not come out even."""
+    """Return how many micro-batches of `size` examples a replica has. Raises ValueError if it comes out uneven."""
     if batch % (dp * size):
         raise ValueError(f"a batch of {batch} cannot be cut into dp={dp} shards of micro-batches of {size}")
     return batch // (dp * size)
 
 
 def best(rows: Sequence[Prediction]) -> Prediction:
-    """The fastest of a search's rows that fits. Raises ValueError with the least memory where none does."""
+    """Return the fastest of a search's rows that fits. Raises ValueError with the least memory if none does."""
     fitting = [row for row in rows if row.fits]
     if not fitting:
         least = min(row.nbytes for row in rows)

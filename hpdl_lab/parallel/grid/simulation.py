@@ -1,4 +1,4 @@
-"""One step of a grid, rank by rank and message by message: 1,024 ranks in seconds, in virtual time.
+"""A step of a grid, rank by rank and message by message: 1,024 ranks in seconds, in virtual time.
 
     a rank          does the actions of its schedule, in the last backward of a stage layer by layer
     over pp         a message for each activation and its gradient, on the links between both ranks
@@ -11,9 +11,11 @@
 All of it is one graph of predict/graph.py, in which messages wait for links.
 """
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,7 +32,8 @@ from .model import Case, Reduction, case_of
 from .spec import Spec
 
 # what goes around during backward, by stage of ZeRO; of stage 1 nothing
-DURING: dict[int, Callable] = {0: ring.all_reduce_steps, 2: ring.reduce_scatter_steps, 3: ring.reduce_scatter_steps}
+Rounds: TypeAlias = Callable[[int, int], Iterator[steps.Round]]  # f(ranks, elements)
+DURING: dict[int, Rounds] = {0: ring.all_reduce_steps, 2: ring.reduce_scatter_steps, 3: ring.reduce_scatter_steps}
 
 
 def simulate(
@@ -61,11 +64,11 @@ class Step:
     """A step as a graph.
 
     ranks[s]: (dp, ep, cp, tp) numbers of the ranks of place s along pp; costs[stage][layer]: s of its (F, B, I, W).
-    done: {action: its tasks}, rows[s]: those of its actions so far: lists in the order of ranks[s].
+    done: {action: its tasks}, rows[s]: the tasks of its actions so far: lists in the order of ranks[s].
     """
 
     def __init__(self, case: Case, schedule: tuple[str, int, int, int | None]) -> None:
-        """schedule: as schedules.evaluation.built takes it; its micro-batches may be fewer than those of the case."""
+        """Lay out the step. schedule: as schedules.evaluation.built takes it, of as many micro-batches or fewer."""
         case = case._replace(dealt=memories.deal(*schedule))
         spec, grid, dealt, layers = case.spec, case.grid, case.dealt, case.layers
         self.grid, self.network, (self.plan, self.actions, _) = grid, case.machine.network, built(*schedule)
@@ -76,7 +79,7 @@ class Step:
         self.itemsize, self.updated = spec.sent_each, spec.bytes_each.parameters
         self.sums = [case.reductions(place) for place in range(grid["pp"])]
         ends = spec.tied // grid["tp"] and {0, self.plan.stages - 1}
-        self.tied = [bool(ends and ends & {*held}) for held in dealt.held]  # the last reduction is that of tied layers
+        self.tied = [bool(ends and ends & {*held}) for held in dealt.held]  # the last reduction is of tied layers
         shape = [grid[axis] for axis in ("dp", "pp", "ep", "cp", "tp")]
         self.ranks = np.arange(grid.size).reshape(shape).swapaxes(0, 1)
         self.zero = case.zero
@@ -88,7 +91,7 @@ class Step:
         self.exchange = Exchange(self.graph, [self.graph.add()] * grid.size, self.network)
 
     def seconds(self) -> float:
-        """s of the step."""
+        """Return the seconds of the step."""
         actions = [(place, action) for place, row in enumerate(self.plan.rows) for action in row]
         left = Counter((place, a.stage % self.plan.stages) for place, a in actions if a.kind in "BW")
         for number in self.actions.order:
@@ -101,7 +104,7 @@ class Step:
         return max(self.graph.times()[1])
 
     def act(self, place: int, action: Action, is_last: bool) -> None:
-        """One action on all ranks of a place. is_last: the gradients of its stage are complete with it."""
+        """Do one action on all ranks of a place. is_last: the gradients of its stage are complete with it."""
         stage = action.stage % self.plan.stages
         messages = [self.receive(place, action, *need) for need in self.plan.needs(action)]
         needs = [[Need(task) for task in tasks if task is not None] for tasks in zip(*messages, strict=True)]
@@ -110,6 +113,7 @@ class Step:
         if self.hideable and action in self.second:
             less = hidden_in_pair(self.plan, self.second[action], self.whole, self.hideable)
             costs = [seconds * (1 - less / sum(costs)) for seconds in costs]
+        tasks: list[int] = []
         for layer in reversed(range(len(costs))) if rows else (None,):
             seconds = sum(costs) if layer is None else costs[layer]
             tasks = self.compute(place, seconds, needs)
@@ -120,13 +124,13 @@ class Step:
         self.rows[place].append(tasks)
 
     def compute(self, place: int, seconds: float, needs: Sequence[Sequence[Need]]) -> list[int]:
-        """A task on each rank of a place."""
+        """Return a task on each rank of a place."""
         ranks = self.ranks[place].ravel().tolist()
         needs = needs or [()] * len(ranks)
         return [self.graph.add(seconds, need, row=rank) for rank, need in zip(ranks, needs, strict=True)]
 
     def receive(self, place: int, action: Action, stage: int, kinds: str, micro_batch: int) -> list[int | None]:
-        """The messages with what `action` needs, one for each rank; None where it is on the same rank."""
+        """Return the messages with what `action` needs, one for each rank; None if it is on the same rank."""
         source = self.plan.rank_of(stage)
         if source == place:
             return [None] * self.ranks[place].size
@@ -145,14 +149,14 @@ class Step:
 
     def go_around(
         self,
-        rounds_of: Callable,
+        rounds_of: Rounds,
         row: Reduction,
         behind: Sequence[tuple[int, list[int]]],
         itemsize: float | None = None,
     ) -> None:
-        """Rings in the background over the ranks that have gradients of the same parameters.
+        """Send rings in the background over the ranks that have gradients of the same parameters.
 
-        behind: (place, its tasks) of each place among whose ranks they go; itemsize: bytes of a number in messages, by
+        behind: (place, its tasks) of each place whose ranks take part; itemsize: bytes of a number in messages, by
         default of a gradient.
         """
         columns = self.grid["tp"] * (self.grid["ep"] if row.experts else 1)  # of experts, ranks along ep hold others
@@ -168,8 +172,8 @@ class Step:
             self.exchange.add(*batch)
 
     def add_shared_gradients(self) -> None:
-        """When a rank has computed all, what several places share is added over all of them."""
-        holders: dict[Any, dict[int, Reduction]] = {}  # what is shared, by place
+        """Add what several places share over all of them, when a rank has computed all."""
+        holders: dict[str | tuple[int, int, bool], dict[int, Reduction]] = {}  # what is shared, by place
         for place, rows in enumerate(self.sums):
             for i, row in enumerate(rows):
                 is_tied = self.tied[place] and i == len(rows) - 1
@@ -181,7 +185,7 @@ class Step:
             self.go_around(ring.all_reduce_steps, most, [(place, self.rows[place][-1]) for place in places])
 
     def publish(self) -> None:
-        """What ZeRO-1 and 2 do when a rank has computed all: owners give the others what they have updated."""
+        """Do what ZeRO-1 and 2 do when a rank has computed all: owners give the others what they have updated."""
         for place, rows in enumerate(self.sums) if self.zero in (1, 2) else ():
             last = [(place, self.rows[place][-1])]
             ways = (ring.reduce_scatter_steps, self.itemsize), (ring.all_gather_steps, self.updated)

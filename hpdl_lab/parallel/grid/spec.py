@@ -1,4 +1,4 @@
-"""What a model is to a grid of ranks: layers that can be dealt to stages, each with what it computes, keeps and sends.
+"""A model as a grid of ranks sees it: layers that can be dealt to stages, each with what it computes, keeps and sends.
 
     Spec  =  a chain of Layers  =  [ tokens and positions | block | block | ... | block | norm, head ]
                                      pp cuts the chain between layers, tp and ep cut inside each, cp the positions
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Training(NamedTuple):
@@ -32,21 +32,21 @@ TRAININGS = {
 
 
 class Layer(NamedTuple):
-    """One layer of a chain.
+    """A layer of a chain.
 
     parameters: how many; cut: how many of them tp divides among its ranks, 0: every tp rank has and does all of it.
-    flops:      of forward, per example, a multiplication and an addition counting as two; divided by tp where cut.
+    flops:      of forward, per example, a multiplication and an addition counting as two; divided by tp if cut.
     saved:      numbers kept for backward; of these saved_cut are divided by tp, and saved_positions by sequence
                 parallel alone.
     output:     numbers that it hands to the next layer; of these output_cut are divided by tp, and output_positions by
                 sequence parallel alone.
-    again:      numbers of its input that it keeps as the layer before does: they count once where both are together.
+    again:      numbers of its input that it keeps as the layer before does: they count once if both are together.
     weights:    of `saved`, the (s, s) weights of eager attention, which selective recomputation does not keep; all cut.
-    sums:       sizes of the all-reduces over tp in forward; returns: of those in backward; gathers: what each rank has
+    sums:       sizes of the all-reduces over tp in forward; returns: in backward; gathers: what each rank has
                 of the all-gathers in forward.
-    experts:    of `parameters`, those of routed experts, which ep divides, and tp does not; expert_flops: of `flops`.
+    experts:    of `parameters`, routed experts', which ep divides, and tp does not; expert_flops: of `flops`.
     routed:     numbers that go to experts by all-to-all, and as many come back.
-    keys:       numbers of k and v, which cp passes around a ring; tp divides them. scores: of `flops`, those of
+    keys:       numbers of k and v, which cp passes around a ring; tp divides them. scores: of `flops`, in
                 attention's two products, behind which a ring hides its messages.
 
     cp divides all that is counted per example: each of its ranks has as many positions.
@@ -74,21 +74,21 @@ class Layer(NamedTuple):
     expert_flops: float = 0.0
 
     def parameters_on(self, tp: int, ep: int = 1) -> int:
-        """How many of its parameters each of tp x ep ranks holds."""
+        """Return how many of its parameters each of tp x ep ranks holds."""
         return self.parameters - self.cut + self.cut // tp - self.experts + self.experts // ep
 
     def saved_on(self, tp: int, sequence: bool) -> int:
-        """Numbers per example that each of `tp` ranks keeps for backward."""
+        """Return numbers per example that each of `tp` ranks keeps for backward."""
         divided = self.saved_cut + (self.saved_positions if sequence else 0)
         return self.saved - divided + divided // tp
 
     def output_on(self, tp: int, sequence: bool) -> int:
-        """Numbers per example that each of `tp` ranks hands on."""
+        """Return numbers per example that each of `tp` ranks hands on."""
         divided = self.output_cut + (self.output_positions if sequence else 0)
         return self.output - divided + divided // tp
 
     def flops_on(self, tp: int) -> float:
-        """Of forward of one example on each of `tp` ranks."""
+        """Return flops of forward of one example on each of `tp` ranks."""
         return (self.flops - self.expert_flops) / tp + self.expert_flops if self.cut else self.flops
 
 
@@ -96,11 +96,11 @@ class Layer(NamedTuple):
 class Spec:
     """A model as a chain of layers.
 
-    heads: of its attention, which tp must divide; 0: it has none. positions: of a sequence, which tp must divide where
-    it is cut (sequence parallel). tied: how many parameters of the last layer are those of the first: counted once on a
+    heads: of its attention, which tp must divide; 0: it has none. positions: of a sequence, which tp must divide if
+    it is cut (sequence parallel). tied: how many parameters the last layer shares with the first: counted once on a
     rank that holds both, and added over both stages else. training: a key of TRAININGS.
     kv_heads: of keys and values, which tp must divide; 0: as many as heads. experts: routed ones of a layer, which ep
-    must divide, top_k of which a token uses; 0: it has none. latent: numbers that a cache keeps of a token in place of
+    must divide, a token uses top_k of them; 0: it has none. latent: numbers that a cache keeps of a token in place of
     its k and v, in all layers; 0: it keeps these. sent_bits: of a gradient in messages; 0: as many as in memory.
     """
 
@@ -123,7 +123,7 @@ class Spec:
 
     @property
     def updated(self) -> float:
-        """Bytes of an updated parameter, which ZeRO sends back, over those of its gradient in messages."""
+        """Bytes of an updated parameter, which ZeRO sends back, over bytes of its gradient in messages."""
         return self.bytes_each.parameters / self.sent_each
 
     @property
@@ -133,7 +133,7 @@ class Spec:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
+        """The parameters of the whole model."""
         return sum(layer.parameters for layer in self.layers) - self.tied
 
     @property
@@ -149,12 +149,12 @@ class Spec:
 
     @property
     def flops(self) -> float:
-        """Of forward and backward of one example, without recomputation: backward counts twice forward."""
+        """The flops of forward and backward of one example, without recomputation: backward counts twice forward."""
         return 3 * sum(layer.flops for layer in self.layers)
 
 
 def transformer_block(name: str, width: int, heads: int, positions: int, eager: bool = False) -> Layer:
-    """The block of models/transformer.py: 12 d^2 + 13 d parameters; it keeps 16 s d + (4 + h) s numbers.
+    """Return the block of models/transformer.py: 12 d^2 + 13 d parameters; it keeps 16 s d + (4 + h) s numbers.
 
         divided by tp          q, k, v: 3 s d; what the heads say: s d; before and after GELU: 8 s d; softmax sums: h s
         by sequence parallel   the inputs of both norms: 2 s d; their means and deviations: 4 s
@@ -196,9 +196,9 @@ def gpt(
     training: str = "momentum",
     eager: bool = False,
 ) -> Spec:
-    """The Spec of models/gpt.py, or of a GPT-3, without a single number being allocated; eager: see transformer_block.
+    """Return the Spec of models/gpt.py, or of a GPT-3, with no number allocated; eager: see transformer_block.
 
-    The token embedding is cut by vocabulary over tp, and used by the first and by the last layer, of which the loss is
+    The token embedding is cut by vocabulary over tp, and used by the first and by the last layer, whose loss is
     a part: it keeps the probabilities of all tokens, s V.
     """
     d, s, v = width, positions, vocabulary
@@ -226,14 +226,28 @@ def gpt(
     return Spec(name, tuple(chain), heads, s, tied=v * d, training=training)
 
 
-def untied(name: str, blocks: Iterable[Layer], width: int, vocabulary: int, positions: int, **fields: Any) -> Spec:
-    """The Spec of tokens, blocks, an RMSNorm and a head of its own, as LLaMA and DeepSeek-V3 have them."""
+def untied(
+    name: str,
+    blocks: Iterable[Layer],
+    width: int,
+    vocabulary: int,
+    positions: int,
+    heads: int,
+    training: str,
+    kv_heads: int = 0,
+    experts: int = 0,
+    top_k: int = 0,
+    latent: int = 0,
+) -> Spec:
+    """Return the Spec of tokens, blocks, an RMSNorm and a head of its own, as LLaMA and DeepSeek-V3 have them."""
     d, s, v = width, positions, vocabulary
     n = s * d
     tokens = Layer("tokens", v * d, v * d, 0.0, 0, 0, 0, n, output_positions=n, sums=(n,))
     norm = Layer("norm", d, 0, 0.0, n + s, 0, n + s, n, output_positions=n)
     head = Layer("head", v * d, v * d, 2 * n * v, n + s * v, s * v, 0, s * v, s * v, sums=(2 * s,), returns=(n,))
-    return Spec(name, (tokens, *blocks, norm, head._replace(gathers=(s,))), positions=s, **fields)
+    chain = (tokens, *blocks, norm, head._replace(gathers=(s,)))
+    more = {"kv_heads": kv_heads, "experts": experts, "top_k": top_k, "latent": latent}
+    return Spec(name, chain, heads, s, training=training, **more)
 
 
 def llama(
@@ -249,9 +263,9 @@ def llama(
     experts: int = 0,
     top_k: int = 1,
 ) -> Spec:
-    """The Spec of models/llama.py: grouped queries, SwiGLU, RMSNorm, a head of its own.
+    """Return the Spec of models/llama.py: grouped queries, SwiGLU, RMSNorm, a head of its own.
 
-    experts: SwiGLUs of a block, of which a router sends each token to top_k, as in Mixtral; 0: it has one.
+    experts: SwiGLUs of a block, a router sends each token to top_k of them, as in Mixtral; 0: it has one.
 
     A block has 2 d^2 + 2 d d_kv + 3 d hidden + 2 d parameters, d_kv = d kv_heads / heads, and keeps for backward
 
@@ -286,8 +300,8 @@ def llama(
         expert_flops=expert_flops,
     )
     blocks = [block._replace(name=f"blocks.{i}") for i in range(layers)]
-    how: dict[str, Any] = {"experts": experts, "top_k": top_k if experts else 0, "training": training}
-    return untied(name, blocks, d, vocabulary, s, heads=heads, kv_heads=kv_heads, **how)
+    how = training, kv_heads, experts, top_k if experts else 0
+    return untied(name, blocks, d, vocabulary, s, heads, *how)
 
 
 def deepseek(
@@ -307,11 +321,11 @@ def deepseek(
     positions: int,
     training: str = "mixed adam",
 ) -> Spec:
-    """The Spec of models/deepseek.py: latent attention; `dense` blocks have a SwiGLU of `hidden`, all others experts.
+    """Return the Spec of models/deepseek.py: latent attention, `dense` blocks with a SwiGLU of `hidden`, others MoE.
 
         q    d -> latents[0] -> h (nope + rope)        k, v   d -> latents[1] + rope -> h (nope + v)      out   h v -> d
 
-    head: (nope, rope, v), numbers of a head; expert: units of one of the `experts` SwiGLUs, of which a token goes to
+    head: (nope, rope, v), numbers of a head; expert: units of one of the `experts` SwiGLUs, a token goes to
     top_k, and of each of the `shared` ones. Every token takes its turn: loads are counted as balanced. The all-to-all
     counts as any activation does, copy by copy; DeepSeek-V3 itself sends 8 bits there, 16 back, and one copy per node.
     Ref: DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437, sections 2.1 and 4.2.
@@ -350,14 +364,14 @@ def deepseek(
             expert_flops=expert_flops,
         )
 
-    how: dict[str, Any] = {"heads": heads, "experts": experts, "top_k": top_k, "training": training}
-    return untied(name, [block(i) for i in range(layers)], d, vocabulary, s, latent=layers * (c + rope), **how)
+    blocks, latent = [block(i) for i in range(layers)], layers * (c + rope)
+    return untied(name, blocks, d, vocabulary, s, heads, training, 0, experts, top_k, latent)
 
 
 def vit(
     name: str, image: int, patch: int, channels: int, classes: int, layers: int, width: int, heads: int, training: str
 ) -> Spec:
-    """The Spec of models/vit.py: patches and one position more, blocks, and classes of that position."""
+    """Return the Spec of models/vit.py: patches and one position more, blocks, and classes of that position."""
     d, s, pixels = width, (image // patch) ** 2 + 1, channels * patch * patch
     n = s * d
     patches = Layer("patches", (pixels + 2 + s) * d, 0, 2 * s * pixels * d, s * pixels, 0, 0, n)

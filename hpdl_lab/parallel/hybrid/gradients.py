@@ -16,8 +16,8 @@ the same without overlap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, cast
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -30,15 +30,25 @@ from ..consensus import require_sums_of
 from ..flat import Flat, own_all_gather, own_reduce_scatter
 from ..pipeline.run_schedule import routes
 from ..pipeline.stage import Stage
-from ..reducer import Bucket, Reducer, gradient_ready, parts_of, require_function, results_of
+from ..reducer import (
+    AllReduce,
+    Bucket,
+    GradientBuffer,
+    Reducer,
+    checked,
+    gradient_ready,
+    parts_of,
+    require_function,
+    results_of,
+)
 
 
 class Placed(NamedTuple):
-    """One parameter on one rank, and where else there are parts of its gradient.
+    """A parameter on one rank, and the other places of parts of its gradient.
 
     name:      in the whole model; parameter: this rank's tensor, whole or cut by tp.
-    over_tp:   True where each tp rank holds this parameter whole and has a part of its gradient.
-    shared:    the communicator of the stages that hold this very parameter (tied weights), None where one does.
+    over_tp:   True if each tp rank holds this parameter whole and has a part of its gradient.
+    shared:    the communicator of the stages that hold this very parameter (tied weights), None if one does.
     """
 
     name: str
@@ -48,16 +58,16 @@ class Placed(NamedTuple):
 
 
 def reduce_gradients(mesh: DeviceMesh, parameters: list[Placed]) -> None:
-    """Make every gradient that of the whole batch, by adding it over those axes of the mesh along which it is in parts.
+    """Make every gradient the whole batch's, by adding it over the axes of the mesh along which it is in parts.
 
     The loss on a rank is divided by the global batch. So the parts add up, and nothing is divided here.
 
-        dp 0: gradient of its examples --+                 where over_tp: over mesh["tp"], too
-        dp 1: gradient of its examples --+--> sum          where shared is there: over that communicator, too
+        dp 0: gradient of its examples --+                 if over_tp: over mesh["tp"], too
+        dp 1: gradient of its examples --+--> sum          if shared is there: over that communicator, too
 
     Args:    mesh: a DeviceMesh; mesh["dp"] is the communicator of the ranks that hold the same part of the model.
              parameters: list of Placed, in the same order on every rank that meets another in an all_reduce. Of each,
-             placed.parameter is this rank's tensor, and its .grad what is added; placed.over_tp is True where each tp
+             placed.parameter is this rank's tensor, and its .grad what is added; placed.over_tp is True if each tp
              rank has a part of that gradient; placed.shared is the communicator of the stages that hold this very
              parameter, or None. A gradient that is None counts as zeros: another rank may have one for it.
     Returns: None; every parameter.grad is overwritten by the sum, the same on every rank that holds that parameter.
@@ -76,10 +86,10 @@ def reduce_gradients(mesh: DeviceMesh, parameters: list[Placed]) -> None:
     ### END SOLUTION
 
 
-Axes = tuple[str, ...]
+Axes: TypeAlias = tuple[str, ...]
 REPLICAS: Axes = ("dp", "ep", "cp")  # whose ranks see other examples or positions with the same dense parameters
 ADDED_OVER: tuple[Axes, ...] = (REPLICAS, (*REPLICAS, "tp"), ("dp", "cp"), ("dp", "cp", "tp"))
-LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: those of parallel/reducer.py
+LIMIT, FIRST = 25 * MIB, 1 * MIB  # bytes of a bucket, and of the first: as in parallel/reducer.py
 
 
 class Group:
@@ -89,8 +99,8 @@ class Group:
     pieces: {id of a parameter: (this rank's piece of it, begin, end)}, flat: what the optimizer updates here.
     """
 
-    def __init__(self, comm: Comm, parts: list[list[nn.Parameter]], all_reduce: Callable, zero: int = 0) -> None:
-        """parts: lists of parameters that become ready one after the other. Collective over `comm`."""
+    def __init__(self, comm: Comm, parts: list[list[nn.Parameter]], all_reduce: AllReduce, zero: int = 0) -> None:
+        """Make the buckets. parts: lists of parameters in the order of their becoming ready. Collective over `comm`."""
         self.comm, self.params, self.zero = comm, [param for part in parts for param in part], zero
         self.index_of = {id(p): i for i, p in enumerate(self.params)}
         self.pieces = {} if zero and comm.size > 1 else {id(p): (p, 0, p.numel()) for p in self.params}
@@ -108,10 +118,12 @@ class Group:
         for flat in self.flats:
             for (i, begin, end, _), part in zip(flat.pieces, flat.slices(flat.shard), strict=True):
                 self.pieces[id(flat.params[i])] = nn.Parameter(part), begin, end
-        self.reducer = Reducer(cast(Any, self.flats) or buckets, own_reduce_scatter if zero else all_reduce)
+        self.buckets = buckets  # none with zero
+        buffers: Sequence[GradientBuffer] = self.flats or buckets
+        self.reducer = Reducer(buffers, own_reduce_scatter if zero else all_reduce)
 
     def begin(self) -> None:
-        """Begin a new step: autograd adds to zeros, in place, where gradients travel."""
+        """Begin a new step: autograd adds to zeros, in place, in the memory that travels."""
         self.reducer.begin()
         for param in self.params:
             param.grad = None
@@ -120,7 +132,7 @@ class Group:
             flat.expect()
             for param, grad in zip(flat.params, flat.grads, strict=True):
                 param.grad = grad
-        for bucket in [] if self.flats else self.reducer.buckets:
+        for bucket in self.buckets:
             bucket.attach()
 
     def ready(self, param: nn.Parameter) -> None:
@@ -138,7 +150,9 @@ class Group:
                     self.pieces[id(flat.params[i])][0].grad = grad
             self.updated = True
             return
-        for bucket, total in zip(self.reducer.buckets, self.reducer.end(self.comm), strict=True):
+        pairs = zip(self.reducer.results(), self.buckets, strict=True)
+        totals = [checked(out, self.comm, bucket.flat) for out, bucket in pairs]
+        for bucket, total in zip(self.buckets, totals, strict=True):
             bucket.hand_back(total)
 
     def publish(self) -> None:
@@ -148,7 +162,7 @@ class Group:
             self.updated = False
 
     def whole(self, values: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Return {id of a parameter: tensor like it} from `values`, {id: this rank's piece}; zeros where none is."""
+        """Return {id of a parameter: tensor like it} from `values`, {id: this rank's piece}; zeros if none is."""
         if not self.flats:
             return {id(p): values.get(id(p), torch.zeros_like(p)) for p in self.params}
         found: dict[int, torch.Tensor] = {}
@@ -175,7 +189,7 @@ class Gradients:
         stages: dict[int, Stage],
         params: dict[str, nn.Parameter],
         partial: Collection[str] = (),
-        all_reduce: Callable | None = None,
+        all_reduce: AllReduce | None = None,
         zero: int = 0,
         dealt: Collection[str] = (),
     ) -> None:
@@ -211,14 +225,13 @@ class Gradients:
             for param in stage.parameters():
                 users.setdefault(id(param), set()).add(number)
         self.users, self.usual = users, {key: each * len(numbers) for key, numbers in users.items()}
-        self.expected: dict[
-            int, int
-        ] = {}  # times that autograd adds to a gradient in one step; in the first one that is not known
+        # times that autograd adds to a gradient in one step; in the first one that is not known
+        self.expected: dict[int, int] = {}
         self.names = {id(p): name for name, p in params.items()}
         self.hooks = [p.register_post_accumulate_grad_hook(self._added) for p in params.values()]
 
     def begin(self) -> None:
-        """A new step."""
+        """Begin a new step."""
         self.added = dict.fromkeys(self.users, 0)
         self.using = {key: set(numbers) for key, numbers in self.users.items()}
         self.complete: set[int] = set()
@@ -226,7 +239,7 @@ class Gradients:
             group.begin()
 
     def done(self, number: int) -> None:
-        """The last backward of stage `number` has ended: its gradients are complete, if autograd said so or not."""
+        """Note the end of the last backward of stage `number`: its gradients are complete, autograd said so or not."""
         for param in self.stages[number].parameters():
             self.using[id(param)].discard(number)
             if not self.using[id(param)] and id(param) not in self.complete:
@@ -240,7 +253,7 @@ class Gradients:
         self.expected = {key: max(self.usual[key], times) for key, times in self.added.items()}
 
     def pieces(self) -> dict[str, tuple[nn.Parameter, int, int]]:
-        """{name: (what the optimizer updates of this parameter here, its begin and end in it)}."""
+        """Return {name: (what the optimizer updates of this parameter here, its begin and end in it)}."""
         pieces = {key: piece for group in self.groups for key, piece in group.pieces.items()}
         return {name: pieces[key] for key, name in self.names.items() if key in pieces}
 
@@ -257,7 +270,7 @@ class Gradients:
             group.publish()
 
     def _added(self, param: nn.Parameter) -> None:
-        """Autograd has added to a gradient."""
+        """Count that autograd has added to a gradient."""
         key = id(param)
         self.added[key] += 1
         if key in self.complete:

@@ -21,8 +21,8 @@ sequences over cp, its experts over ep.
     pp     layers, one after the other     its stages                      a tied layer: its stages, too
     tp     each layer                      its part of each matrix         what it has seen part of: tp, too
 
-On simulated ranks backward waits for others inside autograd where tp, cp or ep > 1: sim.run(..., threads=True). The
-state is that of the whole model, which any other mesh can take its parts of.
+On simulated ranks backward waits for others inside autograd if tp, cp or ep > 1: sim.run(..., threads=True). The
+state is the whole model's, from which any other mesh can take its parts.
 Ref: Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021, arXiv:2104.04473.
 """
 
@@ -32,7 +32,7 @@ import copy
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -48,26 +48,29 @@ from ...models.gpt import GPT
 from ...models.llama import Decoder
 from ...schedules import Schedule
 from .. import checkpoint
+from ..checkpoint import StateDict
 from ..consensus import bytes_of, gather_items, loss_of_all, require_answers, require_same, require_same_model
 from ..context import context_parallel, sequence_part
 from ..data_parallel import as_sent, replicate
 from ..experts import GAMMA, mixtures_of, shard_experts, update_biases
-from ..pipeline.run_schedule import require_valid, run_schedule
-from ..pipeline.split import Layers
+from ..pipeline.run_schedule import OnAction, require_valid, run_schedule
+from ..pipeline.split import Layers, Partition
 from ..pipeline.split import partition as balanced
 from ..pipeline.stage import Stage
-from ..reducer import name_of
+from ..reducer import AllReduce, name_of
 from ..tensor.cuts import WHOLE, Cut, cuts_of, joined, tensors_of
 from ..tensor.model import shard
 from ..tensor.vocabulary import vocabulary_cross_entropy
 from ..training import Recipe, Trained, evaluate, run_steps, steps_taken
 from .gradients import REPLICAS, Gradients
 
+LossOf: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
 
 class HybridParallel:
-    """A model over the ranks of a mesh, of which each keeps its part. Collective.
+    """A model over the ranks of a mesh, each with its own part. Collective.
 
-    Args:    model: nn.Module of one structure on every rank, left as it is; rank 0's values are where all start. With
+    Args:    model: nn.Module of one structure on every rank, left as it is; all start from rank 0's values. With
              tp > 1 one of models/.
              With cp > 1 it reads tokens and answers at each of them, with ep > 1 it has experts (MixtureOfExperts).
              mesh: a DeviceMesh. example: x of one batch, whose shape every batch has.
@@ -79,8 +82,8 @@ class HybridParallel:
              partition: f(costs, stages) -> layers of each stage.
              loss: f(output, y) -> mean loss of some examples; by default cross-entropy per answer.
              zero: 1 or 2: the ranks that hold a parameter share out its update, and with 2 the sum of its gradient, as
-             ZeRO1 and ZeRO2 of zero.py do; then the optimizer gets flat pieces of parameters. Those of dense layers are
-             shared out over dp, ep and cp, those of experts over dp and cp.
+             ZeRO1 and ZeRO2 of zero.py do; then the optimizer gets flat pieces of parameters. Dense layers' are
+             shared out over dp, ep and cp, experts' over dp and cp.
     Raises:  ValueError on every rank: the batch, heads, positions, experts, layers or schedule cannot be shared out
              like this, the model cannot be cut (which module), the ranks' models differ, or all_reduce does not add up;
              TypeError for what is no mesh, model or tensor.
@@ -95,11 +98,11 @@ class HybridParallel:
         micro_batches: int = 4,
         recompute: bool = False,
         sequence: bool = False,
-        all_reduce: Callable | None = None,
+        all_reduce: AllReduce | None = None,
         chunks: int | None = None,
         costs: Sequence[float] | None = None,
-        loss: Callable | None = None,
-        partition: Callable = balanced,
+        loss: LossOf | None = None,
+        partition: Partition = balanced,
         zero: int = 0,
     ) -> None:
         require_mesh(mesh)
@@ -142,7 +145,7 @@ class HybridParallel:
             context_parallel(mesh["cp"], whole, "zigzag")
         if mesh["ep"].size > 1:
             shard_experts(mesh["ep"], whole)
-        if cut:
+        if cut or layers is None:
             layers = Layers(whole, some)
         parts = layers.split(self.plan.stages, costs, recompute, partition)
         self.output = parts[-1].gives[0].shape  # of a micro-batch; with tp its classes may be cut
@@ -161,18 +164,18 @@ class HybridParallel:
         self.nothing = nn.Parameter(torch.zeros(0))  # as no optimizer of torch takes an empty list
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """{name in the whole model: parameter} of this rank, trainable ones, each once."""
-        return {name: p for name, p in self.state.held.items() if p.requires_grad}
+        """Return {name in the whole model: parameter} of this rank, trainable ones, each once."""
+        return {name: p for name, p in self.state.held.items() if isinstance(p, nn.Parameter) and p.requires_grad}
 
     def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters of this rank, or its pieces of them, for its optimizer; one without numbers if none.
+        """Return the trainable parameters of this rank, or its pieces of them, for its optimizer; an empty one if none.
 
         Pieces that the optimizer has updated reach the other ranks in the next step, or state_dict.
         """
         return [piece for piece, *_ in self.gradients.pieces().values()] or [self.nothing]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The whole model's state, {name: tensor}, on every rank, as its own state_dict() would be. Collective."""
+        """Return the whole model's state, {name: tensor}, on every rank, like its own state_dict(). Collective."""
         self.gradients.publish()
         return self.state.whole(self.mesh)
 
@@ -184,16 +187,16 @@ class HybridParallel:
         self.state.load(whole)
 
     @torch.enable_grad()
-    def step(self, x: Tensor, y: Tensor, on_action: Callable | None = None) -> float:
+    def step(self, x: Tensor, y: Tensor, on_action: OnAction | None = None) -> float:
         """Make .grad of all parameters the gradient of the mean loss of this batch; returns that loss.
 
         Args:    x: (b, ...), y: (b, ...): the whole batch, the same on every rank; x has the example's shape and dtype.
                  on_action: see run_schedule.
-        Returns: float, the same on every rank. Gradients are those of this batch alone, whatever was there before.
-        Raises:  ValueError on every rank for a batch of another shape, or where ranks had another one;
-                 FloatingPointError on every rank where something is NaN or infinite: which rank; MemoryError where
+        Returns: float, the same on every rank. Gradients are of this batch alone, whatever was there before.
+        Raises:  ValueError on every rank for a batch of another shape, or if ranks had another one;
+                 FloatingPointError on every rank if something is NaN or infinite: which rank; MemoryError if
                  a rank has none left, which ends the others.
-        Steps: those of the schedule over pp, of each layer over tp, one all_reduce per bucket over dp, and one of 32
+        Steps: as the schedule over pp, as each layer over tp, one all_reduce per bucket over dp, and one of 32
         bytes over all ranks.
         """
         self._require_batch(x, y)
@@ -234,7 +237,7 @@ class HybridParallel:
             like = f"x of shape {self.shape} in {self.dtype}, its example"
             raise ValueError(f"a batch with {got}: this model was laid out for {like}")
         if not self.own_loss:
-            cp, positions = self.mesh["cp"].size, self.output[1:-1]  # of which an output has its part
+            cp, positions = self.mesh["cp"].size, self.output[1:-1]  # an output has its part of these
             require_answers((len(x), *(n * cp for n in positions), self.output[-1]), y, classes=-1)
         elif self.mesh["cp"].size > 1 and y.shape[:2] != x.shape[:2]:
             raise ValueError(
@@ -243,12 +246,12 @@ class HybridParallel:
 
 
 def cross_entropy_per_answer(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean cross-entropy: logits (b, classes) or (b, positions, classes), y (b,) or (b, positions) int64."""
+    """Return the mean cross-entropy: logits (b, classes) or (b, positions, classes), y (b,) or (b, positions) int64."""
     return cross_entropy(logits.flatten(0, -2), y.flatten())
 
 
-def shard_and_loss(comm: Comm, whole: nn.Module, sequence: bool, loss: Callable) -> tuple[nn.Module, Callable]:
-    """(this tp rank's part of a model, its loss). Logits of tokens stay in parts, and the loss is made for them."""
+def shard_and_loss(comm: Comm, whole: nn.Module, sequence: bool, loss: LossOf) -> tuple[nn.Module, LossOf]:
+    """Return (this tp rank's part of a model, its loss). Logits of tokens stay in parts, with a loss for them."""
     if not isinstance(whole, (GPT, Decoder)) or loss is not cross_entropy_per_answer:
         return shard(comm, whole, sequence), loss
     vocabulary = whole.tokens.num_embeddings
@@ -256,7 +259,7 @@ def shard_and_loss(comm: Comm, whole: nn.Module, sequence: bool, loss: Callable)
     return part, lambda logits, y: vocabulary_cross_entropy(comm, logits, y, vocabulary)
 
 
-def require_tensor(what: str, x: Any) -> None:
+def require_tensor(what: str, x: object) -> None:
     """Raise TypeError unless `x` is a tensor of examples."""
     if not isinstance(x, torch.Tensor) or not x.ndim:
         raise TypeError(
@@ -264,8 +267,8 @@ def require_tensor(what: str, x: Any) -> None:
         )
 
 
-def one_number(loss: Any) -> Tensor:
-    """`loss`, which must be a scalar."""
+def one_number(loss: object) -> Tensor:
+    """Return `loss`, which must be a scalar."""
     if not isinstance(loss, torch.Tensor) or loss.ndim:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"type {type(loss).__name__}"
         raise ValueError(f"the loss of a micro-batch is its mean, a tensor with one number, and this one is of {got}")
@@ -279,7 +282,7 @@ def require_stage(zero: int) -> None:
         raise ValueError(f"zero={zero!r}: 0, 1 or 2 is needed{why}; without pp, ZeRO3 takes a model that tp has cut")
 
 
-def require_mesh(mesh: Any) -> None:
+def require_mesh(mesh: object) -> None:
     """Raise TypeError for what is no mesh."""
     if not isinstance(mesh, DeviceMesh):
         kind = type(mesh).__name__
@@ -287,10 +290,10 @@ def require_mesh(mesh: Any) -> None:
 
 
 def micro_batches_of(mesh: DeviceMesh, plan: Schedule, x: Tensor) -> tuple[Tensor, ...]:
-    """This rank's micro-batches of the batch x (b, ...): the share of its place along dp and ep, cut into equal parts.
+    """Return this rank's micro-batches of the batch x (b, ...): the share of its place along dp and ep, in equal parts.
 
     With cp each has this rank's positions only, (b, s/cp, ...): a chunk from each end of the sequence.
-    Raises:  ValueError where the ranks and their micro-batches do not divide the batch, or cp its positions.
+    Raises:  ValueError if the ranks and their micro-batches do not divide the batch, or cp its positions.
     """
     replicas, m = mesh.over("dp", "ep"), plan.micro_batches
     shares = replicas.size
@@ -328,7 +331,7 @@ class State:
         parts: list[Stage],
         place: int,
     ) -> None:
-        """Args: shard: this rank's part of the model; parts: its stages, of the same tensors; place: on pp."""
+        """Sort the tensors. shard: this rank's part of the model; parts: its stages, of these tensors; place: on pp."""
         tensors = dict(tensors_of(shard))
         known = {id(tensor): name for name, tensor in tensors.items()}
         found = [{known[id(t)]: t for _, t in tensors_of(part.module) if id(t) in known} for part in parts]
@@ -348,17 +351,17 @@ class State:
         self.forms = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
 
     def whole(self, mesh: DeviceMesh) -> dict[str, Tensor]:
-        """The state_dict() of the whole model on every rank. Collective."""
+        """Return the state_dict() of the whole model on every rank. Collective."""
         found = self.gather(mesh, self.held | self.idle, self.forms)
         return {alias: found[name] for alias, name in self.aliases.items()}
 
     def gather(self, mesh: DeviceMesh, held: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-        """{name: whole tensor} on every rank, from `held`, {name: this rank's part, in the form of that tensor}.
+        """Return {name: whole tensor} on every rank, from `held`, {name: this rank's part, in the form of that tensor}.
 
-        Buffers, such as the running mean of a batch norm, differ between replicas: those of the first are taken.
-        Steps: per tensor one all_gather over tp where it is cut, one over ep for experts, one broadcast over pp, for
+        Buffers, such as the running mean of a batch norm, differ between replicas: the first one's are taken.
+        Steps: per tensor one all_gather over tp if it is cut, one over ep for experts, one broadcast over pp, for
         buffers one over dp, ep and cp.
-        Bytes per rank: those of the whole state.
+        Bytes per rank: as the whole state has.
         """
         whole = {}
         for name in names:
@@ -375,7 +378,7 @@ class State:
         return whole
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor that is called `name`."""
+        """Return the shape of the whole tensor that is called `name`."""
         sizes = {cut.dim: cut.size for cut in (self.cuts[name], self.dealt.get(name, WHOLE))}
         return tuple(sizes.get(dim, n) for dim, n in enumerate(self.forms[name][0]))
 
@@ -394,7 +397,7 @@ class State:
                 tensor.copy_(parts[name])
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of the tensor `whole`, which is called `name`."""
+        """Return this rank's part of the tensor `whole`, which is called `name`."""
         part, shape = self.dealt.get(name, WHOLE).part(self.cuts[name].part(whole)), self.forms[name][0]
         if tuple(part.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(part.shape)} as a part of the state given, and {shape} here")
@@ -402,7 +405,7 @@ class State:
 
 
 def broadcast(comm: Comm, tensor: Tensor, root: int) -> None:
-    """Copy `tensor` (contiguous) of rank `root` into that of every rank; bools and the like travel as bytes."""
+    """Copy `tensor` (contiguous) of rank `root` into every rank's; bools and the like travel as bytes."""
     if comm.size > 1 and tensor.numel():
         comm.broadcast(as_sent(tensor.view(-1)), root)
 
@@ -418,7 +421,7 @@ class WholeOptimizer:
     """
 
     def __init__(self, hybrid: HybridParallel, optimizer: torch.optim.Optimizer) -> None:
-        """optimizer: of hybrid.parameters(), with one group of them. Raises ValueError for another one."""
+        """Take the optimizer of hybrid.parameters(), with one group of them. Raises ValueError for another one."""
         self.hybrid, self.optimizer = hybrid, optimizer
         ours = [id(p) for p in hybrid.parameters()]
         theirs = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
@@ -428,8 +431,8 @@ class WholeOptimizer:
                 f"this one has groups of {', '.join(str(len(group)) for group in theirs)}"
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        """optimizer.state_dict() as it would be for the whole model, on every rank.
+    def state_dict(self) -> StateDict:
+        """Return optimizer.state_dict() as it would be for the whole model, on every rank.
 
         Raises:  ValueError on every rank for an optimizer whose state is neither like a parameter nor one number.
         """
@@ -447,7 +450,7 @@ class WholeOptimizer:
         (group,) = self.optimizer.state_dict()["param_groups"]
         return {"state": whole, "param_groups": [group | {"params": list(range(len(state.parameters)))}]}
 
-    def load_state_dict(self, whole: dict[str, Any]) -> None:
+    def load_state_dict(self, whole: StateDict) -> None:
         """Take this rank's part of the state of the whole model's optimizer."""
         state = self.hybrid.state
         (group,) = whole["param_groups"]
@@ -463,10 +466,10 @@ class WholeOptimizer:
         (ours,) = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": rows, "param_groups": [group | {"params": ours["params"]}]})
 
-    def _kinds(self, rows: dict[str, tuple[nn.Parameter, dict[str, Any]]]) -> dict[str, str]:
-        """{key of the state: LIKE its parameter, or the one number that it is}, of all ranks.
+    def _kinds(self, rows: dict[str, tuple[nn.Parameter, StateDict]]) -> dict[str, str]:
+        """Return {key of the state: LIKE its parameter, or the one number that it is}, of all ranks.
 
-        rows: {name: (parameter, {key: value})} of this rank, which has none where its stages are frozen.
+        rows: {name: (parameter, {key: value})} of this rank, which has none if its stages are frozen.
         """
         mine = {
             (key, kind_of(key, value, param))
@@ -481,20 +484,20 @@ class WholeOptimizer:
             if kind.startswith(OTHER) or kinds[key] != kind:
                 what = kind if kind.startswith(OTHER) else f"{kinds[key]} on one rank and {kind} on another"
                 raise ValueError(
-                    f"a checkpoint knows no optimizer whose {key} is {what}: SGD, Adam and the like are known"
+                    f"no checkpoint can hold an optimizer whose {key} is {what}: SGD, Adam and the like can be saved"
                 )
         return kinds
 
 
-def kind_of(key: str, value: Any, param: Tensor) -> str:
-    """LIKE the parameter, the number that it is, or OTHER with its shape."""
+def kind_of(key: str, value: Tensor | float, param: Tensor) -> str:
+    """Return LIKE the parameter, the number that it is, or OTHER with its shape."""
     shape = shape_of(value)
     if shape == tuple(param.shape) and (param.ndim or key != "step"):  # `step` has a scalar's shape but is a number
         return LIKE
     return repr(float(value)) if shape in (None, ()) else f"{OTHER} {shape} for a parameter of shape {(*param.shape,)}"
 
 
-def shape_of(value: Any) -> tuple[int, ...] | None:
+def shape_of(value: object) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
@@ -510,13 +513,13 @@ def train_on_mesh(
 ) -> Trained:
     """Train `model` over the ranks of `grid`, and report {step, loss, samples_per_s} of every step from rank 0.
 
-    The course is that of one rank, but for the end of an epoch: a batch that is shorter than the others is left out,
+    The course is as on one rank, but for the end of an epoch: a batch that is shorter than the others is left out,
     because all micro-batches have one shape.
 
     Args:    model, grid, data, recipe: the same on every rank; recipe.micro_batches: of each replica's share.
              schedule, recompute, chunks: see HybridParallel.
     Returns: training.Trained, with the losses and the parameters of the whole model, the same on every rank.
-    Raises:  ValueError on every rank: as HybridParallel, and where there are fewer examples than a batch has.
+    Raises:  ValueError on every rank: as HybridParallel, and if there are fewer examples than a batch has.
     """
     n = len(data.train_y)
     require_same(comm, "recipe", f"{recipe} on {grid!r} for {n:,} examples of shape {tuple(data.train_x.shape[1:])}")
@@ -525,13 +528,15 @@ def train_on_mesh(
     if grid["tp"] > 1 or grid["ep"] > 1:
         recipe.require_elementwise(repr(grid))
     mesh, example = DeviceMesh(comm, grid), data.train_x[: recipe.batch]
-    how: dict[str, Any] = {
-        "schedule": schedule,
-        "micro_batches": recipe.micro_batches,
-        "recompute": recompute,
-        "chunks": chunks,
-    }
-    hybrid = HybridParallel(model, mesh, example, **how)
+    hybrid = HybridParallel(
+        model,
+        mesh,
+        example,
+        schedule=schedule,
+        micro_batches=recipe.micro_batches,
+        recompute=recompute,
+        chunks=chunks,
+    )
     optimizer = recipe.optimizer_for(hybrid)
     facts = recipe.facts() | checkpoint.facts_of(data, model)
     if recipe.checkpoint_every:

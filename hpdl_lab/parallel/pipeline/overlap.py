@@ -6,7 +6,7 @@
     a pair                  computes    F attention | B experts  | F experts  | B attention |
                             all-to-all  B combine   | F dispatch | B dispatch | F combine   |      backward of each
 
-A forward is cut into segments where it communicates, and so is the graph that autograd keeps: backward goes through the
+A forward is cut into segments at its messages, and so is the graph that autograd keeps: backward goes through the
 segments in reverse, and the all-to-all between two of them goes the other way. Both are generators that yield the Work
 for which they would have to wait; whoever drives them decides what is done meanwhile.
 
@@ -15,8 +15,8 @@ Ref: DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437, section 3.2.1 and figure 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,18 +32,19 @@ from ...models.transformer import PreNorm
 from ...schedules import KINDS, Action, Schedule
 from ...trace import Event
 from ..experts import ExpertParallel, shard_experts
-from .run_schedule import action_of, name_of, run_schedule
-from .stage import DeferredWeights, Spec
+from .run_schedule import ResultT, Steps, action_of, name_of, run_schedule
+from .stage import DeferredWeights, Loss, Spec
 
-Steps = Generator[Work, None, Any]  # yields what it waits for
+Sizes: TypeAlias = Callable[[Comm], tuple[list[int], list[int]]]  # f(comm) -> (sent, received)
+Later: TypeAlias = list[tuple[str, DeferredWeights]]  # (name of a segment, gradients of its weights)
 
 
-def alternate(*programs: Steps) -> list[Any]:
+def alternate(*programs: Steps[ResultT]) -> list[ResultT]:
     """Carry out `programs` in turns: each goes on until it has to wait, and waits when its turn comes again.
 
     Returns: what each of them returns.
     """
-    results: list[Any] = [None] * len(programs)
+    results: dict[int, ResultT] = {}
     waiting: dict[int, Work | None] = dict.fromkeys(range(len(programs)))
     while waiting:
         for i, work in list(waiting.items()):
@@ -54,11 +55,11 @@ def alternate(*programs: Steps) -> list[Any]:
             except StopIteration as end:
                 results[i] = end.value
                 del waiting[i]
-    return results
+    return [results[i] for i in range(len(programs))]
 
 
 class Segment(NamedTuple):
-    """What ran without a message. leaves: copies of `inputs`, at which its graph begins; outputs, and where it ends."""
+    """A part that ran without a message. leaves: copies of `inputs`, at which its graph begins; edges: its ends."""
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -68,7 +69,7 @@ class Segment(NamedTuple):
 
 
 class AllToAll(NamedTuple):
-    """An all-to-all: rows of x went out, `sent` to each rank, and those of y came. back: its name in backward."""
+    """An all-to-all: rows of x went out, `sent` to each rank, and rows of y came. back: its name in backward."""
 
     back: str
     x: Tensor
@@ -83,22 +84,23 @@ class Tape:
     spend: f(name of a segment), which lets virtual time pass: once for forward, and for each half of backward.
     """
 
-    def __init__(self, comm: Comm, spend: Callable) -> None:
+    def __init__(self, comm: Comm, spend: Callable[[str], None]) -> None:
         self.comm, self.spend = comm, spend
         self.steps: list[Segment | AllToAll] = []
 
-    def run(self, name: str, label: str, fn: Callable, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """fn(*inputs), a tuple of tensors; their graph ends at the inputs. label: of the event, after the name."""
+    def run(self, name: str, label: str, fn: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return fn(*inputs), tensors whose graph ends at the inputs. label: of the event, after the name."""
         with self.comm.trace.span(f"{name} {label}"):
             leaves = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in inputs)
             outputs = fn(*leaves)
             self.spend(name)
         edges = tuple(get_gradient_edge(y) if y.requires_grad else None for y in outputs)
-        self.steps.append(Segment(name, inputs, leaves, tuple(y.detach() for y in outputs), edges))
-        return self.steps[-1].outputs
+        step = Segment(name, inputs, leaves, tuple(y.detach() for y in outputs), edges)
+        self.steps.append(step)
+        return step.outputs
 
-    def exchange(self, names: tuple[str, str], label: str, x: Tensor, sizes: Callable) -> Steps:
-        """Rows of x (sum of sent, d) to their ranks -> (sum of received, d).
+    def exchange(self, names: tuple[str, str], label: str, x: Tensor, sizes: Sizes) -> Steps[Tensor]:
+        """Bring rows of x (sum of sent, d) to their ranks -> (sum of received, d).
 
         Args:    names: of that, and of its backward; sizes: f(comm) -> (sent, received), called in the background.
         """
@@ -107,8 +109,8 @@ class Tape:
         return y
 
     def backward(
-        self, label: str, gradients: dict[int, Tensor], params: Sequence[nn.Parameter], later: list | None
-    ) -> Steps:
+        self, label: str, gradients: dict[int, Tensor], params: Sequence[nn.Parameter], later: Later | None
+    ) -> Steps[dict[int, Tensor]]:
         """Go back through all steps -> {id of a tensor of the first segment's inputs: its gradient}.
 
         Args:    gradients: {id: gradient} of the last segment's outputs. params: of the stage.
@@ -129,9 +131,9 @@ class Tape:
         return gradients
 
     def _through(
-        self, step: Segment, gradients: dict[int, Tensor], params: Sequence[nn.Parameter], later: list | None
+        self, step: Segment, gradients: dict[int, Tensor], params: Sequence[nn.Parameter], later: Later | None
     ) -> list[tuple[Tensor, Tensor]]:
-        """[(input, its gradient)] of one segment."""
+        """Return [(input, its gradient)] of one segment."""
         ends = [(edge, gradients.pop(id(y))) for y, edge in zip(step.outputs, step.edges, strict=True) if edge]
         weights = DeferredWeights(tuple(edge for edge, _ in ends), params)
         pairs = [(x, leaf) for x, leaf in zip(step.inputs, step.leaves, strict=True) if leaf.requires_grad]
@@ -144,7 +146,7 @@ class Tape:
             later.append((step.name, weights))
         return [(x, gradient) for (x, _), gradient in zip(pairs, found, strict=True) if gradient is not None]
 
-    def _moved(self, name: str, x: Tensor, sizes: Callable) -> Steps:
+    def _moved(self, name: str, x: Tensor, sizes: Sizes) -> Steps[tuple[Tensor, list[int], list[int]]]:
         def move(comm: Comm, x: Tensor) -> tuple[Tensor, list[int], list[int]]:
             with comm.trace.span(name):
                 sent, received = sizes(comm)
@@ -178,13 +180,13 @@ class ExpertStage:
         self.saved: dict[int, tuple[Tape, Tensor, Tensor]] = {}  # micro-batch -> its tape, input and output
         self.halves: dict[int, list[tuple[str, DeferredWeights]]] = {}  # between the two halves of a backward
 
-    def steps(self, action: Action, given: Sequence[Tensor], loss: Callable | None = None) -> Steps:
-        """An action as a generator that returns what it makes, as the methods below do."""
+    def steps(self, action: Action, given: Sequence[Tensor], loss: Loss | None = None) -> Steps[tuple[Tensor, ...]]:
+        """Return an action as a generator that returns what it makes, as the methods below do."""
         if action.kind == "F":
             return self._forward(name_of(action), action.micro_batch, given[0], loss)
         return self._backward(name_of(action), action.micro_batch, given, whole=action.kind == "B")
 
-    def forward(self, micro_batch: int, inputs: Sequence[Tensor], loss: Callable | None = None) -> tuple[Tensor, ...]:
+    def forward(self, micro_batch: int, inputs: Sequence[Tensor], loss: Loss | None = None) -> tuple[Tensor, ...]:
         return alternate(self.steps(Action(self.number, "F", micro_batch), inputs, loss))[0]
 
     def backward(self, micro_batch: int, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
@@ -205,7 +207,7 @@ class ExpertStage:
     def _spend(self, name: str) -> None:
         self.comm.compute(self.seconds.get(name, 0.0))
 
-    def _forward(self, label: str, micro_batch: int, first: Tensor, loss: Callable | None) -> Steps:
+    def _forward(self, label: str, micro_batch: int, first: Tensor, loss: Loss | None) -> Steps[tuple[Tensor, ...]]:
         tape, x = Tape(self.comm, self._spend), first
         for layer in self.layers:
             if isinstance(layer, PreNorm) and isinstance(layer.mlp, MixtureOfExperts):
@@ -217,8 +219,8 @@ class ExpertStage:
         self.saved[micro_batch] = tape, first, x
         return (x,)
 
-    def _experts(self, tape: Tape, label: str, layer: PreNorm, mixture: MixtureOfExperts, x: Tensor) -> Steps:
-        """The layer's output: x + attention, + what the experts make of that, in three segments and two exchanges."""
+    def _experts(self, tape: Tape, label: str, layer: PreNorm, mixture: MixtureOfExperts, x: Tensor) -> Steps[Tensor]:
+        """Return x + attention, + what the experts make of that, in three segments and two exchanges."""
 
         def attention(x: Tensor) -> tuple[Tensor, ...]:
             x = x + layer.attention(layer.norm1(x))  # (b, s, d)
@@ -228,18 +230,18 @@ class ExpertStage:
 
         def sizes(comm: Comm) -> tuple[list[int], list[int]]:
             assert isinstance(mixture.exchange, ExpertParallel)
-            ways.extend(mixture.exchange.ways(mixture.noted(comm.all_gather(counts))))
-            return ways[0], ways[1]
+            ways.append(mixture.exchange.ways(mixture.noted(comm.all_gather(counts))))
+            return ways[0][:2]
 
         def experts(there: Tensor) -> tuple[Tensor]:
-            by_expert, counts = ways[2:]
+            *_, by_expert, counts = ways[0]
             return (mixture.experts(there[by_expert], counts)[by_expert.argsort()],)
 
-        ways: list[Any] = []
+        ways: list[tuple[list[int], list[int], Tensor, Tensor]] = []  # one, once the sizes are there
         x, tokens, copies, weights, order, counts = tape.run("attention", label, attention, x)
         there = yield from tape.exchange(("dispatch", "combine"), label, copies, sizes)
         (made,) = tape.run("experts", label, experts, there)
-        back = yield from tape.exchange(("combine", "dispatch"), label, made, lambda comm: (ways[1], ways[0]))
+        back = yield from tape.exchange(("combine", "dispatch"), label, made, lambda comm: (ways[0][1], ways[0][0]))
 
         def added(x: Tensor, tokens: Tensor, back: Tensor, weights: Tensor) -> tuple[Tensor]:
             return (x + mixture.added_up(tokens, back, weights, order).view_as(x),)
@@ -247,7 +249,9 @@ class ExpertStage:
         (y,) = tape.run("sum", label, added, x, tokens, back, weights)
         return y
 
-    def _backward(self, label: str, micro_batch: int, given: Sequence[Tensor], whole: bool) -> Steps:
+    def _backward(
+        self, label: str, micro_batch: int, given: Sequence[Tensor], whole: bool
+    ) -> Steps[tuple[Tensor, ...]]:
         tape, first, last = self.saved.pop(micro_batch)
         later = None if whole else self.halves.setdefault(micro_batch, [])
         gradient = given[0] if given else torch.ones_like(last)  # of the loss
@@ -261,25 +265,25 @@ class ExpertStage:
 def expert_stages(
     ep: Comm, model: Decoder, plan: Schedule, rank: int, example: Tensor, seconds: dict[str, float] | None = None
 ) -> dict[int, ExpertStage]:
-    """{number: ExpertStage} of rank `rank` of a pipeline: equally many layers with experts for each stage.
+    """Return {number: ExpertStage} of rank `rank` of a pipeline: equally many layers with experts for each stage.
 
     Args:    model: a DeepSeek of this rank of `ep` (experts.expert_parallel), whose layers without experts come first.
              example: (b, s) int64, a micro-batch of tokens; seconds: see ExpertStage.
-    Raises:  ValueError where the stages do not divide the layers with experts.
+    Raises:  ValueError if the stages do not divide the layers with experts.
     """
-    blocks: list[nn.Module] = [*model.blocks]
+    blocks = [*cast("Iterable[PreNorm]", model.blocks)]
     dense = sum(not isinstance(block.mlp, MixtureOfExperts) for block in blocks)
     each, rest = divmod(len(blocks) - dense, plan.stages)
     if rest:
         raise ValueError(f"{len(blocks) - dense} layers with experts cannot be shared equally by {plan.stages} stages")
     tokens = Spec.of(example)
     hidden = Spec((*example.shape, model.tokens.embedding_dim), model.tokens.weight.dtype, True)
-    stages = {}
+    stages: dict[int, ExpertStage] = {}
     for number in plan.stages_of(rank):
         first, last = plan.is_first(number), plan.is_last(number)
         begin = dense + number % plan.stages * each
-        layers = [model.tokens, *blocks[:dense]] if first else []
-        layers += blocks[begin : begin + each] + ([model.norm, model.head] if last else [])
+        layers: list[nn.Module] = [model.tokens, *blocks[:dense]] if first else []
+        layers += [*blocks[begin : begin + each], *((model.norm, model.head) if last else ())]
         stages[number] = ExpertStage(number, layers, ep, tokens if first else hidden, hidden, seconds)
     return stages
 
@@ -287,7 +291,7 @@ def expert_stages(
 def expert_step(
     comm: Comm, plan: Schedule, model: Decoder, x: Tensor, y: Tensor, seconds: dict[str, float], together: bool
 ) -> tuple[dict[int, Tensor], Decoder]:
-    """One step of a pipeline whose stages share their experts over the other axis: a pp x ep mesh. Collective.
+    """Take one step of a pipeline whose stages share their experts over the other axis: a pp x ep mesh. Collective.
 
     Args:    plan: of comm.size / x.shape[1] ranks; model: a DeepSeek, alike on all ranks, which is cut.
              x, y: (m, ep, b, s) int64, the tokens of every micro-batch and ep rank, and what follows them.
@@ -296,7 +300,7 @@ def expert_step(
     """
     mesh = DeviceMesh(comm, pp=plan.ranks, ep=x.shape[1])
     pp, ep = mesh["pp"], mesh["ep"]
-    model = shard_experts(ep, model)
+    shard_experts(ep, model)
     stages = expert_stages(ep, model, plan, pp.rank, x[0, 0], seconds)
 
     def loss(i: int, logits: Tensor) -> Tensor:
@@ -309,7 +313,7 @@ def expert_step(
 
 
 class Bar(NamedTuple):
-    """What a rank did for `action`, from begin to end, in s. name: a segment, or "dispatch", "combine"."""
+    """The work of a rank for `action`, from begin to end, in s. name: a segment, or "dispatch", "combine"."""
 
     begin: float
     end: float
@@ -318,7 +322,7 @@ class Bar(NamedTuple):
 
 
 def bars_of(events: Iterable[Event], rank: int) -> tuple[list[Bar], list[Bar]]:
-    """(what `rank` computed, its all-to-alls): lists of Bar in order, in s since its first action."""
+    """Return (what `rank` computed, its all-to-alls): lists of Bar in order, in s since its first action."""
     mine = sorted((e for e in events if e.rank == rank), key=lambda e: (e.t0_ns, e.step))
     origin = next(e.t0_ns for e in mine if action_of(e.op))
     found: dict[str, list[Bar]] = {"": [], "background": []}
@@ -336,7 +340,7 @@ def hidden_by(message: Bar, computing: Sequence[Bar]) -> tuple[dict[str, float],
         computing   | 6B1    |      | 1F4      | 6B3        |
         message         | 1F5 dispatch     |                     -> {"6B1": ..., "1F4": ...}, and the gap between them
 
-    Args:    message: a Bar of one all-to-all; computing: Bars of the same rank, of which no two overlap; a Bar has
+    Args:    message: a Bar of one all-to-all; computing: Bars of the same rank, no two of which overlap; a Bar has
              begin, end (s), action and name.
     Returns: ({str(action): s of its computing while the message was under way}, s of the message without any). What
              computed at no time meanwhile is not in it; what did so in several bars is in it with their sum.
@@ -352,6 +356,6 @@ def hidden_by(message: Bar, computing: Sequence[Bar]) -> tuple[dict[str, float],
 
 
 def exposed(events: Sequence[Event], rank: int) -> tuple[float, float]:
-    """(s of all-to-alls of `rank`, s of them under which it computed nothing)."""
+    """Return (s of all-to-alls of `rank`, s of them during which it computed nothing)."""
     computing, messages = bars_of(events, rank)
     return sum(m.end - m.begin for m in messages), sum(hidden_by(m, computing)[1] for m in messages)

@@ -1,5 +1,7 @@
 """A step of a pipeline that reports every action as it ends: of a model, or of stages that only take their time."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -11,13 +13,13 @@ from ...comm.base import Comm
 from ...mesh import DeviceMesh
 from ...schedules import Action, Schedule
 from ..hybrid.model import HybridParallel
-from .run_schedule import run_schedule
-from .split import partition
-from .stage import Spec
+from .run_schedule import OnAction, run_schedule
+from .split import Partition, partition
+from .stage import Loss, Spec
 
 
 class TimedStage:
-    """Has the methods of stage.Stage, and passes on tensors of zeros.
+    """A stand-in for stage.Stage that passes on tensors of zeros.
 
     spend:   f(seconds): comm.compute on simulated ranks, time.sleep on real ones.
     forward, backward, input, weight: seconds of an F, B, I, W.
@@ -26,7 +28,7 @@ class TimedStage:
 
     def __init__(
         self,
-        spend: Callable,
+        spend: Callable[[float], None],
         forward: float = 1.0,
         backward: float = 2.0,
         input: float = 1.0,
@@ -37,7 +39,7 @@ class TimedStage:
         self.spend, self.seconds = spend, (forward, backward, input, weight)
         self.takes = self.gives = (Spec(tuple(shape), torch.float32, True),)
 
-    def forward(self, micro_batch: int, inputs: Sequence[Tensor], loss: Callable | None = None) -> tuple[Tensor, ...]:
+    def forward(self, micro_batch: int, inputs: Sequence[Tensor], loss: Loss | None = None) -> tuple[Tensor, ...]:
         self.spend(self.seconds[0])
         return self._tensors()
 
@@ -53,7 +55,7 @@ class TimedStage:
         self.spend(self.seconds[3])
 
     def forget(self) -> None:
-        """Nothing is under way."""
+        """Drop nothing: nothing is under way."""
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return tuple(torch.zeros(spec.shape) for spec in self.takes)
@@ -62,13 +64,13 @@ class TimedStage:
 WARM_UP = 2  # steps of a real model before the one that is drawn: the first one allocates
 
 
-def reporter(comm: Comm) -> Callable:
-    """f(action, t0_ns, t1_ns) that reports {rank, stage, kind, micro_batch, t0_ns, t1_ns}."""
+def reporter(comm: Comm) -> OnAction:
+    """Return f(action, t0_ns, t1_ns) that reports {rank, stage, kind, micro_batch, t0_ns, t1_ns}."""
     return lambda action, t0, t1: comm.report(rank=comm.rank, **action._asdict(), t0_ns=t0, t1_ns=t1)
 
 
 def sleeping_step(comm: Comm, schedule: Schedule, seconds: dict[str, list[float]], asleep: bool) -> None:
-    """One step of `schedule` whose stages only take their time, and report every action.
+    """Take one step of `schedule` whose stages only take their time, and report every action.
 
     Args:    seconds: {kind: [s of every stage of the model]} of F, B, I and W.
              asleep: whether that is real time, in which the rank sleeps; else virtual time.
@@ -89,9 +91,9 @@ def model_step(
     x: Tensor,
     y: Tensor,
     recompute: bool = False,
-    partition: Callable = partition,
+    partition: Partition = partition,
 ) -> dict[tuple[int, str], float]:
-    """Some steps of a real model, of which the last one is reported and traced.
+    """Take some steps of a real model; the last one is reported and traced.
 
     Args:    x, y: the whole batch, the same on every rank; partition: see HybridParallel.
     Returns: {(stage, kind): median s} of this rank's actions in the step before that.
@@ -99,10 +101,11 @@ def model_step(
     traced, comm.trace.enabled = comm.trace.enabled, False
     mesh = DeviceMesh(comm, pp=comm.size)
     pipeline = HybridParallel(model, mesh, x, schedule=schedule, recompute=recompute, partition=partition)
+    seconds: dict[tuple[int, str], list[float]] = {}
     for _ in range(WARM_UP):
-        seconds: dict[tuple[int, str], list[float]] = {}
+        seconds = {}
 
-        def note(action: Action, t0: int, t1: int, seconds: dict = seconds) -> None:
+        def note(action: Action, t0: int, t1: int, seconds: dict[tuple[int, str], list[float]] = seconds) -> None:
             seconds.setdefault((action.stage, action.kind), []).append((t1 - t0) / 1e9)
 
         pipeline.step(x, y, on_action=note)

@@ -1,21 +1,21 @@
-"""Carry out a schedule on one rank: actions in order, messages posted ahead, over any communicator.
+"""The execution of a schedule on one rank: actions in order, messages posted ahead, over any communicator.
 
     row       1F0        1F1        1B0        1F2    ...
     receives  x0 x1      x2         g0 ...                  posted up to AHEAD actions before they are needed
     sends          y0         y1         g0                 never waited for, until they must have arrived
 
 Messages between two ranks arrive in the order of the sender's row: no tags are needed to tell them apart. A rank waits
-for nothing but what its next action needs. So where a schedule can be carried out at all, which schedules.validate
+for nothing but what its next action needs. So if a schedule can be carried out at all, which schedules.validate
 proves, its ranks do not deadlock, whatever the network does.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,25 +25,59 @@ from ...schedules import KINDS, Action, Schedule, Timed, validate
 from ...trace import Event
 from ...units import counted
 from ..data_parallel import as_sent
-from .stage import Spec, Stage
+from .stage import Loss, Spec, Stage
+
+ResultT = TypeVar("ResultT")
+Steps: TypeAlias = Generator[Work, None, ResultT]  # yields what it waits for
+Inputs: TypeAlias = Callable[[int], Sequence[Tensor]]
+LossOfPart: TypeAlias = Callable[[int, Tensor], Tensor]  # f(micro_batch, output)
+OnAction: TypeAlias = Callable[[Action, int, int], object]  # f(action, t0_ns, t1_ns)
+Drive: TypeAlias = Callable[..., list[tuple[Tensor, ...]]]  # of programs of two stages
+
+
+class AnyStage(Protocol):
+    """A stage.Stage, or what has its methods."""
+
+    @property
+    def takes(self) -> Sequence[Spec]: ...
+
+    @property
+    def gives(self) -> Sequence[Spec]: ...
+
+    def forward(self, micro_batch: int, inputs: Sequence[Tensor], loss: Loss | None = None) -> tuple[Tensor, ...]: ...
+
+    def backward(self, micro_batch: int, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, ...]: ...
+
+    def input_gradient(self, micro_batch: int, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, ...]: ...
+
+    def weight_gradient(self, micro_batch: int) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+class SteppedStage(AnyStage, Protocol):
+    """A stage whose actions can be done in turns with another's."""
+
+    def steps(self, action: Action, given: Sequence[Tensor], loss: Loss | None = None) -> Steps[tuple[Tensor, ...]]: ...
+
 
 LETTERS = {word: letter for letter, word in KINDS.items()}
 NAME = re.compile(rf"({'|'.join(LETTERS)}) (\d+) stage (\d+)")
 
 
 def name_of(action: Action) -> str:
-    """How the event of an action is called: "forward 5 stage 2", of micro-batch 5."""
+    """Return the name of the event of an action: "forward 5 stage 2", of micro-batch 5."""
     return f"{KINDS[action.kind]} {action.micro_batch} stage {action.stage}"
 
 
 def action_of(op: str) -> Action | None:
-    """The Action of an event that is called `op`; None where it is something else."""
+    """Return the Action of an event that is called `op`; None if it is something else."""
     found = NAME.fullmatch(op)
     return found and Action(int(found[3]), LETTERS[found[1]], int(found[2]))
 
 
 def timed_actions(events: Iterable[Event], ranks: int) -> list[list[Timed]]:
-    """What each rank did and when: a list of schedules.Timed for each of `ranks` ranks, in s since the first action.
+    """Return what each rank did and when: [schedules.Timed] for each of `ranks` ranks, in s since the first action.
 
     `schedules.summary` makes makespan, bubble and live activations of it.   Args: events: of one step.
     """
@@ -56,7 +90,7 @@ def timed_actions(events: Iterable[Event], ranks: int) -> list[list[Timed]]:
 
 
 class Arrival(NamedTuple):
-    """What a stage waits for: the inputs of a forward, kind "F", or the gradients of a backward, kind "B"."""
+    """The inputs of a forward, kind "F", or the gradients of a backward, kind "B", for which a stage waits."""
 
     stage: int
     kind: str
@@ -64,7 +98,7 @@ class Arrival(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message: what it is, the ranks, and the places in their rows where it is made and where it is used."""
+    """A message: what it is, the ranks, and the places in their rows at which it is made and used."""
 
     arrival: Arrival
     source: int
@@ -97,7 +131,7 @@ class Routes:
 
     @staticmethod
     def _message(schedule: Schedule, rank: int, place: int, used: dict[Arrival | None, int]) -> Message | None:
-        """What the action at `place` of the row of `rank` sends; None where nobody waits for its result."""
+        """Return what the action at `place` of the row of `rank` sends; None if nobody waits for its result."""
         arrival = result_of(schedule, schedule.rows[rank][place])
         if arrival is None:
             return None
@@ -105,13 +139,13 @@ class Routes:
 
 
 def needed_by(action: Action) -> Arrival | None:
-    """The Arrival that `action` waits for; None for the second half of a backward."""
+    """Return the Arrival that `action` waits for; None for the second half of a backward."""
     kind = {"F": "F", "B": "B", "I": "B"}.get(action.kind)
     return Arrival(action.stage, kind, action.micro_batch) if kind else None
 
 
 def result_of(schedule: Schedule, action: Action) -> Arrival | None:
-    """The Arrival that `action` makes possible; None where its result goes nowhere."""
+    """Return the Arrival that `action` makes possible; None if its result goes nowhere."""
     if action.kind == "W":
         return None
     stage = schedule.next(action.stage) if action.kind == "F" else schedule.previous(action.stage)
@@ -120,7 +154,7 @@ def result_of(schedule: Schedule, action: Action) -> Arrival | None:
 
 @lru_cache(maxsize=64)
 def routes(schedule: Schedule, rank: int) -> Routes:
-    """The Routes of one rank in a schedule that has been found valid.
+    """Return the Routes of one rank in a schedule that has been found valid.
 
     Raises:  ValueError, one sentence, for a schedule that is not: the same on every rank, before any message.
     """
@@ -133,26 +167,26 @@ AHEAD = 2  # actions whose inputs are being received while another one computes:
 def run_schedule(
     comm: Comm,
     schedule: Schedule,
-    stages: dict[int, Any],
-    inputs: Callable | None = None,
-    loss: Callable | None = None,
-    done: Callable | None = None,
-    on_action: Callable | None = None,
-    drive: Callable | None = None,
+    stages: Mapping[int, AnyStage],
+    inputs: Inputs | None = None,
+    loss: LossOfPart | None = None,
+    done: Callable[[int], object] | None = None,
+    on_action: OnAction | None = None,
+    drive: Drive | None = None,
 ) -> dict[int, Tensor]:
     """Carry out this rank's row of `schedule`. Collective: every rank of `comm` calls it.
 
     Args:    stages: {number: Stage} of this rank, or of anything that has the methods of one. inputs: f(micro_batch) ->
              tuple of tensors that a first stage takes. loss: f(micro_batch, output) -> scalar, for a last stage, from
-             which its backward starts: divide it so that those of all micro-batches add up to the loss of the batch.
+             which its backward starts: divide it so that all micro-batches' add up to the loss of the batch.
              done: f(number of a stage), called once its last gradients of this step are there.
              on_action: f(action, t0_ns, t1_ns), called when an action of this rank has ended.
-             drive: overlap.alternate, where stages are overlap.ExpertStage: it does the two of a pair in turns; by
+             drive: overlap.alternate, if stages are overlap.ExpertStage: it does the two of a pair in turns; by
              default the forward comes first, and then the backward.
     Returns: {micro_batch: loss} without a graph, of the last stages that this rank has.
-    Raises:  ValueError on every rank, before the first message, where the schedule is not valid, or not for these ranks
+    Raises:  ValueError on every rank, before the first message, if the schedule is not valid, or not for these ranks
              or stages; MemoryError or torch.OutOfMemoryError that says where.
-    Steps: one message per tensor that passes from one rank to another.   Bytes per rank: those of the tensors.
+    Steps: one message per tensor that passes from one rank to another.   Bytes per rank: as the tensors have.
     """
     require_valid(comm, schedule)
     needed = schedule.stages_of(comm.rank)
@@ -161,7 +195,7 @@ def run_schedule(
     return Execution(comm, schedule, stages, inputs, loss, done, on_action, drive).run()
 
 
-def require_valid(comm: Comm, schedule: Any) -> None:
+def require_valid(comm: Comm, schedule: object) -> None:
     """Raise ValueError unless `schedule` is valid, and for as many ranks as `comm` has."""
     if not isinstance(schedule, Schedule):
         example = f'schedules.build("1f1b", ranks={comm.size}, micro_batches=8)'
@@ -173,23 +207,23 @@ def require_valid(comm: Comm, schedule: Any) -> None:
 
 @dataclass(eq=False)
 class Execution:
-    """One step of one rank."""
+    """A step of one rank."""
 
     comm: Comm
     schedule: Schedule
-    stages: dict[int, Any]
-    inputs: Callable | None = None
-    loss: Callable | None = None
-    done: Callable | None = None
-    on_action: Callable | None = None
-    drive: Callable | None = None
+    stages: Mapping[int, AnyStage]
+    inputs: Inputs | None = None
+    loss: LossOfPart | None = None
+    done: Callable[[int], object] | None = None
+    on_action: OnAction | None = None
+    drive: Drive | None = None
 
     def __post_init__(self) -> None:
         self.routes = routes(self.schedule, self.comm.rank)
         # under way to this rank, or, without Work, of this rank itself
         self.posted: dict[Arrival, list[tuple[Tensor, Work | None]]] = {}
         self.unposted = {peer: list(reversed(messages)) for peer, messages in self.routes.incoming.items()}
-        self.sends: dict[int, list[tuple[int, Work]]] = {}  # rank -> [(place in its row where it is used, Work)]
+        self.sends: dict[int, list[tuple[int, Work]]] = {}  # rank -> [(place in its row at which it is used, Work)]
         self.made = {message.arrival: message.made for mine in self.routes.incoming.values() for message in mine}
         self.losses: dict[int, Tensor] = {}
 
@@ -215,7 +249,7 @@ class Execution:
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def post(self, arrival: Arrival | None) -> None:
-        """Begin to receive `arrival` where it comes from another rank, and what that rank sends before it."""
+        """Begin to receive `arrival` if it comes from another rank, and what that rank sends before it."""
         if arrival is None or arrival not in self.routes.source_of:
             return
         peer = self.routes.source_of[arrival]
@@ -226,7 +260,7 @@ class Execution:
             self.posted[message.arrival] = [(x, self.comm.irecv(as_sent(x.view(-1)), peer)) for x in tensors]
 
     def receive(self, arrival: Arrival) -> list[Tensor]:
-        """The tensors of `arrival`, once they are here."""
+        """Return the tensors of `arrival`, once they are here."""
         received = self.posted.pop(arrival)
         for _, work in received:
             if work is not None:
@@ -235,8 +269,8 @@ class Execution:
             self.settle(self.routes.source_of[arrival], self.made[arrival])
         return [x for x, _ in received]
 
-    def send(self, stage: Any, message: Message, tensors: Sequence[Tensor]) -> None:
-        """Let `tensors`, which `stage` has made, go where `message` says; they are not waited for."""
+    def send(self, stage: AnyStage, message: Message, tensors: Sequence[Tensor]) -> None:
+        """Send `tensors`, which `stage` has made, as `message` says; they are not waited for."""
         kind = message.arrival.kind
         require_specs(stage.gives if kind == "F" else [spec for spec in stage.takes if spec.requires_grad], tensors)
         if message.to == self.comm.rank:
@@ -246,8 +280,8 @@ class Execution:
         self.sends.setdefault(message.to, []).extend((message.used, work) for work in works)
 
     def settle(self, peer: int, place: int) -> None:
-        """Rank `peer` has come to `place` in its row: what it has used before has arrived there."""
-        left = []
+        """Wait for the sends that rank `peer` has used before `place` in its row: they have arrived there."""
+        left: list[tuple[int, Work]] = []
         for used, work in self.sends.get(peer, ()):
             if used <= place:
                 work.wait()
@@ -256,7 +290,7 @@ class Execution:
         self.sends[peer] = left
 
     def specs(self, arrival: Arrival) -> Sequence[Spec]:
-        """What the tensors of `arrival` are."""
+        """Return the Specs of the tensors of `arrival`."""
         stage = self.stages[arrival.stage]
         return stage.takes if arrival.kind == "F" else [spec for spec in stage.gives if spec.requires_grad]
 
@@ -270,7 +304,7 @@ class Execution:
         actions = [self.routes.row[place] for place in places]
         given = [self.given(action) for action in actions]
         if self.drive is not None and len(actions) == 2:
-            made = self.in_turns(actions, given)
+            made = self.in_turns(self.drive, actions, given)
         else:
             made = [self.timed(action, given.pop(0)) for action in actions]
         for place, action, tensors in zip(places, actions, made, strict=True):
@@ -280,19 +314,24 @@ class Execution:
             elif action.kind == "F" and self.loss is not None:
                 self.losses[action.micro_batch] = tensors[0]
 
-    def in_turns(self, actions: Sequence[Action], given: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
-        """What the two of a pair make. The backward begins: it has messages at once, the forward computes first."""
+    def in_turns(
+        self, drive: Drive, actions: Sequence[Action], given: Sequence[Sequence[Tensor]]
+    ) -> list[tuple[Tensor, ...]]:
+        """Return what a pair makes. The backward begins: it has messages at once, the forward computes first."""
         clock = self.comm.trace.clock
         begin, (forward, backward) = clock(), actions
-        programs = [self.stages[a.stage].steps(a, x, self.loss_of(a)) for a, x in zip(actions, given, strict=True)]
+        stages = [cast(SteppedStage, self.stages[action.stage]) for action in actions]
+        pairs = zip(stages, actions, given, strict=True)
+        programs = [stage.steps(action, x, self.loss_of(action)) for stage, action, x in pairs]
         with self.comm.trace.span(name_of(forward)), self.comm.trace.span(name_of(backward)):
-            made = self.drive(*reversed(programs))
-        for action in actions if self.on_action is not None else ():
-            self.on_action(action, begin, clock())
+            made = drive(*reversed(programs))
+        if self.on_action is not None:
+            for action in actions:
+                self.on_action(action, begin, clock())
         return made[::-1]
 
     def timed(self, action: Action, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What `action` makes of `given`, recorded and reported."""
+        """Return what `action` makes of `given`, recorded and reported."""
         clock = self.comm.trace.clock
         begin = clock()
         with self.comm.trace.span(name_of(action)):
@@ -302,7 +341,7 @@ class Execution:
         return made
 
     def given(self, action: Action) -> Sequence[Tensor]:
-        """The tensors that `action` works on."""
+        """Return the tensors that `action` works on."""
         needed = needed_by(action)
         if needed is None:
             return ()
@@ -312,8 +351,8 @@ class Execution:
             return ()
         return self.receive(needed)
 
-    def compute(self, stage: Any, action: Action, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What `stage` makes of `given`; an error of memory says where it came up."""
+    def compute(self, stage: AnyStage, action: Action, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return what `stage` makes of `given`; an error of memory says where it came up."""
         try:
             if action.kind == "F":
                 return stage.forward(action.micro_batch, given, self.loss_of(action))
@@ -334,11 +373,12 @@ class Execution:
                 f"stages need less ({(str(error) or type(error).__name__).splitlines()[0]})"
             ) from error
 
-    def loss_of(self, action: Action) -> Callable | None:
-        """f(output) -> loss of this micro-batch, where `action` is of a last stage."""
-        if self.loss is None or not self.schedule.is_last(action.stage):
+    def loss_of(self, action: Action) -> Loss | None:
+        """Return f(output) -> loss of this micro-batch, if `action` is of a last stage."""
+        loss = self.loss
+        if loss is None or not self.schedule.is_last(action.stage):
             return None
-        return lambda output: self.loss(action.micro_batch, output)
+        return lambda output: loss(action.micro_batch, output)
 
 
 def require_specs(specs: Sequence[Spec], tensors: Sequence[Tensor]) -> None:

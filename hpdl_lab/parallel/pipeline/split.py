@@ -10,7 +10,7 @@ The model is run once on an example, and every call of a layer and every torch f
 What depends on the values of the data cannot be recorded: a module that does this is taken as a whole, as one layer.
 
 torch.distributed.pipelining.pipeline refuses a module with an autograd function that communicates (batch norm over
-ranks, every tensor-parallel layer); it knows no layer that is not to be looked into, and takes 2 s to import.
+ranks, every tensor-parallel layer); it has no layer that is not to be looked into, and takes 2 s to import.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import math
 import operator
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate
+from torch.fx.node import Argument, map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from ...models.batch_norm import BatchNorm
 from ...models.cnn import Block as ConvolutionBlock
@@ -47,15 +48,26 @@ HARMLESS = (torch.Size, torch.dtype, torch.device, torch.layout, type(None))  # 
 
 
 class CannotLook(Exception):
-    """What happens inside module `name` cannot be written down."""
+    """A module, `name`, whose inside cannot be written down."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(reason)
         self.name = name
 
 
+Given: TypeAlias = tuple[tuple[Argument, ...], dict[str, Argument]]  # to an operation
+
+
+class Running(NamedTuple):
+    """A layer that runs: its name, what it was given, and the versions of these tensors."""
+
+    name: str
+    given: Given
+    before: list[int]
+
+
 class Traced(NamedTuple):
-    """graph: of the whole model; specs: {node: Spec} of those whose value is a tensor.
+    """graph: of the whole model; specs: {node: Spec} of nodes whose value is a tensor.
 
     writing: nodes of operations that write into something that they are given.
     """
@@ -66,8 +78,8 @@ class Traced(NamedTuple):
 
 
 @contextmanager
-def as_before(model: nn.Module) -> Iterator[None]:
-    """Inside, `model` may run: its buffers and gradients, and torch's random numbers, are afterwards as before."""
+def as_before(model: nn.Module) -> Generator[None]:
+    """Let `model` run inside: its buffers and gradients, and torch's random numbers, are afterwards as before."""
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
     grads = {p: p.grad for p in model.parameters()}
     devices = {p.device for p in grads if p.is_cuda}
@@ -89,7 +101,7 @@ def trace(model: nn.Module, example: tuple[Tensor, ...]) -> Traced:
 
     Args:    model: nn.Module, in training mode or not; example: tuple of tensors.
     Returns: Traced.
-    Raises:  ValueError where the outermost module itself cannot be written down.
+    Raises:  ValueError if the outermost module itself cannot be written down.
     """
     whole: set[str] = set()
     while True:
@@ -104,14 +116,14 @@ def trace(model: nn.Module, example: tuple[Tensor, ...]) -> Traced:
 
 
 def is_whole(module: nn.Module) -> bool:
-    """Is it a layer, which is not looked into?"""
+    """Return True if it is a layer, which is not looked into."""
     if isinstance(module, CONTAINERS):
         return False
     return isinstance(module, WHOLE) or type(module).__module__.startswith(WHOLE_FROM)
 
 
 class Recorder(TorchFunctionMode):
-    """Writes down what happens while it is entered. whole: names of modules that are layers, besides the usual ones."""
+    """A record of what happens while it is entered. whole: names of modules that are layers, besides the usual ones."""
 
     def __init__(self, model: nn.Module, whole: set[str]) -> None:
         super().__init__()
@@ -121,19 +133,20 @@ class Recorder(TorchFunctionMode):
         self.nodes: dict[int, fx.Node] = {}  # id of a tensor -> its node
         self.inside = [""]  # names of the modules that run now, the outermost first
         self.writing: set[fx.Node] = set()
-        self.layer: Any = None  # the layer that runs now, inside which nothing is written down
+        self.layer: Running | None = None  # the layer that runs now, inside which nothing is written down
         self.attributes = {id(t): name for name, t in attributes_of(model)}
 
     def record(self, example: tuple[Tensor, ...]) -> Traced:
-        example = [x.detach().clone() for x in example]  # forward may write into what it is given
-        for i, x in enumerate(example):
+        copies = [x.detach().clone() for x in example]  # forward may write into what it is given
+        for i, x in enumerate(copies):
             self._keep(x, self.graph.placeholder(f"x{i}"))
-        handles, before = [], dict(attributes_of(self.model))
+        handles: list[RemovableHandle] = []
+        before = dict(attributes_of(self.model))
         try:
             for name, module in self.model.named_modules():
                 handles += self._watch(name, module) if name else []
             with self:
-                output = self.model(*example)
+                output = self.model(*copies)
         finally:
             for handle in handles:
                 handle.remove()
@@ -145,7 +158,7 @@ class Recorder(TorchFunctionMode):
         return Traced(self.graph, specs, self.writing)
 
     def _require_same_attributes(self, before: dict[str, Tensor]) -> None:
-        """Raise CannotLook where a module that was looked into has replaced a tensor of its own: that is lost here."""
+        """Raise CannotLook if a module that was looked into has replaced a tensor of its own: that is lost here."""
         after = dict(attributes_of(self.model))
         for name in {**before, **after}:
             owner, _, attribute = name.rpartition(".")
@@ -153,23 +166,23 @@ class Recorder(TorchFunctionMode):
                 raise CannotLook(owner, f"replaces its tensor {attribute}, as a batch norm does that is not torch's")
 
     def _inside_layer(self, name: str) -> bool:
-        """Is the module of this name a layer, or a part of one?"""
+        """Return True if the module of this name is a layer, or a part of one."""
         steps = name.split(".") if name else []
         paths = [".".join(steps[: i + 1]) for i in range(len(steps))]
         return any(path in self.whole or is_whole(self.model.get_submodule(path)) for path in paths)
 
-    def _watch(self, name: str, module: nn.Module) -> list[Any]:
-        """Hooks that tell when `module` runs."""
+    def _watch(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        """Return hooks that note when `module` runs."""
         layer = name in self.whole or is_whole(module)
 
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if self.layer is None:
                 self.inside.append(name)
                 if layer:
-                    self.layer = name, self._nodes((args, kwargs)), versions((args, kwargs))
+                    self.layer = Running(name, self._nodes(args, kwargs), versions((args, kwargs)))
 
-        def after(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-            if self.layer is not None and self.layer[0] == name:
+        def after(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], out: object) -> None:
+            if self.layer is not None and self.layer.name == name:
                 _, given, before = self.layer
                 self.layer = None
                 self._keep(out, self.graph.call_module(name, *given), versions((args, kwargs)) != before)
@@ -181,7 +194,9 @@ class Recorder(TorchFunctionMode):
             module.register_forward_hook(after, with_kwargs=True),
         ]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if self.layer is not None:
             return func(*args, **kwargs)
@@ -193,7 +208,7 @@ class Recorder(TorchFunctionMode):
             if isinstance(out, torch.Tensor):
                 self._keep(out, self.graph.call_function(getattr, (self._node(args[0]), func.__self__.__name__)))
             return out
-        given, before = self._nodes((args, kwargs)), versions((args, kwargs))
+        given, before = self._nodes(args, kwargs), versions((args, kwargs))
         out = func(*args, **kwargs)
         writes = versions((args, kwargs)) != before
         if writes or any(isinstance(x, torch.Tensor) for x in tree_leaves(out)):
@@ -202,8 +217,8 @@ class Recorder(TorchFunctionMode):
             raise CannotLook(self.inside[-1], f"asks for the value of a tensor ({name}), which depends on the data")
         return out
 
-    def _keep(self, out: Any, node: fx.Node, writes: bool = False) -> None:
-        """`node` is where `out`, a tensor or a nest of them, comes from."""
+    def _keep(self, out: object, node: fx.Node, writes: bool = False) -> None:
+        """Note that `out`, a tensor or a nest of them, comes from `node`."""
         if writes:
             self.writing.add(node)
         if isinstance(out, torch.Tensor):
@@ -216,8 +231,9 @@ class Recorder(TorchFunctionMode):
             for key, part in out.items():
                 self._keep(part, self.graph.call_function(operator.getitem, (node, key)))
 
-    def _nodes(self, nest: Any) -> Any:
-        """`nest` with nodes in place of tensors."""
+    def _nodes(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Given:
+        """Return both with nodes in place of tensors."""
+        nest = cast(Given, (args, kwargs))
         return map_aggregate(nest, lambda x: self._node(x) if isinstance(x, torch.Tensor) else x)
 
     def _node(self, tensor: Tensor) -> fx.Node:
@@ -232,7 +248,7 @@ class Recorder(TorchFunctionMode):
 
 
 def attributes_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of parameters, buffers, and tensors that are plain attributes of a module."""
+    """Yield (name, tensor) of parameters, buffers, and tensors that are plain attributes of a module."""
     yield from model.named_parameters()
     yield from model.named_buffers()
     for path, module in model.named_modules():
@@ -241,8 +257,8 @@ def attributes_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}" if path else name, value
 
 
-def versions(nest: Any) -> list[int]:
-    """How often each tensor in `nest` has been written into."""
+def versions(nest: object) -> list[int]:
+    """Return how often each tensor in `nest` has been written into."""
     return [x._version for x in tree_leaves(nest) if isinstance(x, torch.Tensor)]
 
 
@@ -250,14 +266,14 @@ REPEATS = 3
 CONSTANTS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch.linspace, torch.tensor}
 
 
-def partition(costs: Sequence[Any], stages: int) -> list[int]:
+def partition(costs: Sequence[float], stages: int) -> list[int]:
     """Share layers among stages, in order, so that the most expensive stage is as cheap as it can be.
 
         costs   5  1 | 1  1  4 | 4      three stages, which cost 6, 6 and 4: the pipeline goes at the pace of the 6
         sizes   2      3         1      two layers for each would cost 6, 2 and 8
 
     Args:    costs: of every layer, in the order of the model, numbers >= 0 of one unit, such as s of forward and
-             backward; stages: parts, each of which gets a layer at least.
+             backward; stages: parts, one layer in each at least.
     Returns: list of `stages` ints: how many layers each part has.
     Raises:  ValueError for more stages than layers.
     Steps: stages * layers^2 comparisons.   Ref: Pinar & Aykanat 2004, "Fast optimal load balancing algorithms for 1D
@@ -267,7 +283,7 @@ def partition(costs: Sequence[Any], stages: int) -> list[int]:
     if not 1 <= stages <= n:
         raise ValueError(f"{n} layers cannot be shared by {stages} stages: each needs a layer of its own")
     ### BEGIN SOLUTION
-    before = [0]  # before[i]: cost of layers 0 to i - 1
+    before = [0.0]  # before[i]: cost of layers 0 to i - 1
     for cost in costs:
         before.append(before[-1] + cost)
     # best[i]: (the largest part, the sizes) when the first i layers are shared by as many stages as the loop has done
@@ -279,6 +295,9 @@ def partition(costs: Sequence[Any], stages: int) -> list[int]:
         }
     return best[n][1]
     ### END SOLUTION
+
+
+Partition: TypeAlias = Callable[[Sequence[float], int], Sequence[int]]
 
 
 class Layers:
@@ -302,7 +321,7 @@ class Layers:
                 self.layer_of[node] = max(len(self.names) - 1, 0)
         if not self.names:
             raise ValueError(f"{type(model).__name__} has no parameters that its output depends on: nothing to split")
-        for node in reversed(self.graph.nodes):  # what needs nothing, such as arange, goes where it is first used
+        for node in reversed(self.graph.nodes):  # what needs nothing, such as arange, goes to its first use
             if node in self.layer_of and not node.all_input_nodes and node.target in CONSTANTS:
                 users = [self.layer_of.get(user, len(self) - 1) for user in node.users]
                 self.layer_of[node] = min(users, default=self.layer_of[node])
@@ -326,14 +345,14 @@ class Layers:
         stages: int,
         costs: Sequence[float] | None = None,
         recompute: bool = False,
-        partition: Callable = partition,
+        partition: Partition = partition,
     ) -> list[Stage]:
         """Cut the model into stages that together do what it does.
 
         Args:    costs: of each layer, numbers; by default the seconds that forward and backward take here, which differ
                  from run to run, so ranks have to agree on them.
                  recompute: see stage.Stage; partition: f(costs, stages) -> layers of each stage, as `partition`.
-        Returns: list of Stage. Their parameters are those of the model, not copies, under the model's names.
+        Returns: list of Stage. Their parameters are the model's, not copies, under the model's names.
         Raises:  ValueError for more stages than layers, another number of costs than layers, or a model that cannot be
                  split, whose module is named.
         """
@@ -343,12 +362,12 @@ class Layers:
         sizes = whole_numbers(require_function("partition(costs, stages)", partition)(list(costs), stages))
         if len(sizes) != stages or sum(sizes) != len(self) or min(sizes) < 1:
             raise ValueError(f"{sizes} does not share {len(self)} layers among {stages} stages, one at least for each")
-        stages = self.stages(sizes, recompute)
-        self._require_same_output(stages)
-        return stages
+        found = self.stages(sizes, recompute)
+        self._require_same_output(found)
+        return found
 
     def stages(self, sizes: Sequence[int], recompute: bool = False) -> list[Stage]:
-        """The Stages that have `sizes` layers each."""
+        """Return the Stages that have `sizes` layers each."""
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         cuts = [self.crossing(end) for end in [0, *ends]]
         found = []
@@ -358,7 +377,7 @@ class Layers:
         return found
 
     def crossing(self, cut: int) -> list[fx.Node]:
-        """The nodes whose values pass from the layers before number `cut` to those from there on, in order."""
+        """Return the nodes whose values pass from the layers before number `cut` to those from there on, in order."""
         output = next(node for node in self.graph.nodes if node.op == "output")
         if cut == len(self):
             return output.all_input_nodes
@@ -372,7 +391,7 @@ class Layers:
         ]
 
     def module(self, begin: int, end: int, taken: list[fx.Node], given: list[fx.Node]) -> nn.Module:
-        """The layers from number `begin` to before `end`, as a module from the values `taken` to those `given`."""
+        """Return the layers from number `begin` to before `end`, as a module from `taken` values to `given` ones."""
         graph, new = fx.Graph(), {}
         inside = [node for node in self.graph.nodes if begin <= self.layer_of.get(node, -1) < end]
         for i, node in enumerate(taken):
@@ -391,7 +410,7 @@ class Layers:
         return module
 
     def measured(self) -> list[float]:
-        """Seconds of forward and backward of each layer for one micro-batch, the median of a few runs."""
+        """Return seconds of forward and backward of each layer for one micro-batch, the median of a few runs."""
         with as_before(self.model):
             stages = self.stages([1] * len(self))
             runs = [timed(stages, self.example) for _ in range(REPEATS)]
@@ -414,12 +433,12 @@ class Layers:
             kind = type(self.model).__name__
             raise ValueError(
                 f"{kind} cannot be split into {len(stages)} stages: its operations, done again one by one, answer "
-                "otherwise. Does its forward use autocast, or write into a tensor of which another stage has a view?"
+                "otherwise. Does its forward use autocast, or write into a tensor that another stage has a view of?"
             )
 
 
-def whole_numbers(sizes: Any) -> list[int]:
-    """`sizes`, which a partition has returned, as a list of ints. Raises ValueError."""
+def whole_numbers(sizes: Iterable[SupportsIndex]) -> list[int]:
+    """Return `sizes`, which a partition has returned, as a list of ints. Raises ValueError."""
     try:
         return [operator.index(size) for size in sizes]
     except TypeError:
@@ -427,8 +446,8 @@ def whole_numbers(sizes: Any) -> list[int]:
         raise ValueError(f"the partition returned {sizes!r}: {wanted}") from None
 
 
-def parameter_names(node: fx.Node, known: dict[str, Tensor]) -> list[str]:
-    """The names of the parameters, of all that are `known`, that the operation of `node` has or is given."""
+def parameter_names(node: fx.Node, known: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the parameters, of all that are `known`, that the operation of `node` has or is given."""
     given = [n.target for n in node.all_input_nodes if n.op == "get_attr" and n.target in known]
     if node.op == "call_module":
         return [*(name for name in known if name.startswith(f"{node.target}.")), *given]
@@ -436,8 +455,9 @@ def parameter_names(node: fx.Node, known: dict[str, Tensor]) -> list[str]:
 
 
 def timed(stages: list[Stage], x: Sequence[Tensor]) -> list[float]:
-    """s that each of the stages of a model takes for forward and backward of one micro-batch."""
-    seconds, device = [], x[0].device
+    """Return the seconds that each stage of a model takes for forward and backward of one micro-batch."""
+    seconds: list[float] = []
+    device = x[0].device
     for stage in stages:
         begin = time.perf_counter()
         x = stage.forward(0, x)

@@ -1,4 +1,4 @@
-"""One stage of a pipeline: the layers that a rank computes between two messages, and what it keeps in between.
+"""A stage of a pipeline: the layers that a rank computes between two messages, and what it keeps in between.
 
 Backward in two halves: first the gradients of a stage's inputs, which another rank waits for, then of its weights.
 
@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.func import functional_call
+
+Loss: TypeAlias = Callable[[Tensor], Tensor]  # of one micro-batch's output
 
 
 class Spec(NamedTuple):
@@ -41,9 +43,9 @@ class Spec(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a stage keeps of a micro-batch between its forward and its backward.
+    """The memory of a micro-batch in a stage, between its forward and its backward.
 
-    inputs: leaves; roots: where backward starts, for outputs that need a gradient; ones: what it starts with where
+    inputs: leaves; roots: the start of backward, for outputs that need a gradient; ones: what it starts with if
     the output is the loss.
     """
 
@@ -53,16 +55,16 @@ class Saved(NamedTuple):
 
 
 class Rerun(NamedTuple):
-    """What a stage keeps instead when it will recompute: inputs, and all else that its forward depends on."""
+    """The memory of a micro-batch in a stage that recomputes: inputs, and all else that its forward depends on."""
 
     inputs: tuple[Tensor, ...]
-    loss: Callable | None
+    loss: Loss | None
     buffers: dict[str, Tensor]
     random: tuple[Tensor, ...]
 
 
 class Stage:
-    """Runs `module` on micro-batches, forward and later backward, any number of them in between.
+    """A `module` that runs micro-batches forward and later backward, any number of them in between.
 
     module:  nn.Module: forward(*inputs) -> tuple of tensors; its parameters have the names of the whole model.
     takes:   tuple of Spec: what comes from the stage before, or the batch; gives: what goes to the next stage.
@@ -76,15 +78,14 @@ class Stage:
     ) -> None:
         self.module, self.takes, self.gives, self.recompute = module, tuple(takes), tuple(gives), recompute
         self.saved: dict[int, Saved | Rerun] = {}  # micro-batch -> Saved or Rerun
-        self.deferred: dict[
-            int, DeferredWeights | None
-        ] = {}  # micro-batch -> DeferredWeights, between the two halves of its backward
+        # micro-batch -> DeferredWeights, between the two halves of its backward
+        self.deferred: dict[int, DeferredWeights | None] = {}
 
     def __repr__(self) -> str:
         return f"Stage({len(list(self.module.parameters()))} parameter tensors, {len(self.saved)} micro-batches live)"
 
     def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters, each once."""
+        """Return the trainable parameters, each once."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
     def forget(self) -> None:
@@ -92,7 +93,7 @@ class Stage:
         self.saved.clear()
         self.deferred.clear()
 
-    def forward(self, micro_batch: int, inputs: Sequence[Tensor], loss: Callable | None = None) -> tuple[Tensor, ...]:
+    def forward(self, micro_batch: int, inputs: Sequence[Tensor], loss: Loss | None = None) -> tuple[Tensor, ...]:
         """Compute the outputs of one micro-batch, and keep what its backward needs.
 
         Args:    inputs: tensors as `takes` says, which nobody else changes from now on.
@@ -125,9 +126,9 @@ class Stage:
         return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in needed)
 
     def input_gradient(self, micro_batch: int, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
-        """The first half of backward: the gradients of the inputs, for which the stage before waits.
+        """Do the first half of backward: return the gradients of the inputs, awaited by the stage before.
 
-        Those of weights are left for weight_gradient, wherever autograd can compute them on their own. A first stage,
+        Weights' gradients are left for weight_gradient, wherever autograd can compute them on their own. A first stage,
         whose input needs none, does all of its backward here.
         """
         saved = self._take(micro_batch)
@@ -141,19 +142,19 @@ class Stage:
         return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
 
     def weight_gradient(self, micro_batch: int) -> None:
-        """The second half of backward: add to the parameters' gradients what is left of this micro-batch."""
+        """Do the second half of backward: add to the parameters' gradients what is left of this micro-batch."""
         deferred = self.deferred.pop(micro_batch)
         if deferred is not None:
             deferred.add_weight_gradients()
 
     def _run(
-        self, inputs: tuple[Tensor, ...], loss: Callable | None, buffers: dict[str, Tensor] | None = None
+        self, inputs: tuple[Tensor, ...], loss: Loss | None, buffers: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, ...]:
         outputs = self.module(*inputs) if buffers is None else functional_call(self.module, buffers, inputs)
         return outputs if loss is None else (loss(*outputs),)
 
     def _take(self, micro_batch: int) -> Saved:
-        """The Saved of a micro-batch, whose forward is done again where only its inputs were kept."""
+        """Return the Saved of a micro-batch, whose forward is done again if only its inputs were kept."""
         saved = self.saved.pop(micro_batch)
         if isinstance(saved, Saved):
             return saved
@@ -166,8 +167,8 @@ class Stage:
         return saved_of(saved.inputs, outputs, saved.loss)
 
 
-def saved_of(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], loss: Callable | None) -> Saved:
-    """The Saved of a micro-batch: where backward starts, without the outputs themselves, which are sent away."""
+def saved_of(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], loss: Loss | None) -> Saved:
+    """Return the Saved of a micro-batch: the start of backward, without the outputs, which are sent away."""
     needed = [out for out in outputs if out.requires_grad]
     if loss is not None and not needed and any(x.requires_grad for x in inputs):
         raise ValueError("the loss has no gradient: it was detached, or computed without one, from the model's output")
@@ -176,6 +177,9 @@ def saved_of(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], loss: Call
 
 
 OUTPUT = "output"  # stands for whoever uses the outputs of the stage
+
+
+Used: TypeAlias = dict[Node, set[Node | str]]  # {operation: those that use its output, or OUTPUT}
 
 
 class Group(NamedTuple):
@@ -198,7 +202,7 @@ class DeferredWeights:
         self.gradients: deque[Tensor | None] = deque()  # of the edges of every group, between the halves
 
     def input_gradients(self, inputs: list[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """The gradients of `inputs`, in order, None where the outputs do not depend on one.
+        """Return the gradients of `inputs`, in order, None if the outputs do not depend on one.
 
         gradients: of the roots. The gradients of parameters that cannot wait are added to them here.
         """
@@ -208,7 +212,9 @@ class DeferredWeights:
         wanted = [*inputs, *self.at_once, *edges]
         if not wanted:
             return []
-        found = torch.autograd.grad(self.roots, wanted, gradients, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(
+            self.roots, cast("Sequence[Tensor]", wanted), gradients, retain_graph=True, allow_unused=True
+        )
         n = len(inputs)
         for param, gradient in zip(self.at_once, found[n:], strict=False):
             if gradient is not None:
@@ -220,15 +226,15 @@ class DeferredWeights:
     def add_weight_gradients(self) -> None:
         """Add the gradients of the other parameters to them, operation by operation; frees the graph."""
         for edges, params in self.groups:
-            pairs = [(edge, self.gradients.popleft()) for edge in edges] if self.gradients else []
-            pairs = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
+            found = [(edge, self.gradients.popleft()) for edge in edges] if self.gradients else []
+            pairs = [(edge, gradient) for edge, gradient in found if gradient is not None]
             if pairs:
-                torch.autograd.backward(*zip(*pairs, strict=True), inputs=params)
+                torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs], inputs=params)
         self.groups = []
 
 
 def require_halves(roots: tuple[GradientEdge, ...]) -> None:
-    """Raise ValueError where a layer's own backward can only be done as a whole."""
+    """Raise ValueError if a layer's own backward can only be done as a whole."""
     if any(node.name() == "CheckpointFunctionBackward" for node in users_below(roots)):
         raise ValueError(
             "a layer uses torch.utils.checkpoint(use_reentrant=True), whose backward cannot be done in two halves, as "
@@ -237,21 +243,21 @@ def require_halves(roots: tuple[GradientEdge, ...]) -> None:
 
 
 def grouped(roots: tuple[GradientEdge, ...], params: Sequence[nn.Parameter]) -> tuple[list[Group], list[nn.Parameter]]:
-    """([Group], parameters that cannot wait) of the graph below `roots`.
+    """Return ([Group], parameters that cannot wait) of the graph below `roots`.
 
     From a parameter the walk goes up through operations that do nothing but change it, such as the transpose in a
     linear, to the operation that combines it with something else. All of its gradient comes through there.
     """
     users = users_below(roots)
-    groups: dict[Any, Group] = {}
+    groups: dict[Node, Group] = {}
     at_once = []
     for param in params:
         leaf = top = get_gradient_edge(param).node
         if leaf not in users:
             continue  # the outputs do not depend on it
-        while (user := only(users[top])) not in (None, OUTPUT) and takes_one(user):
+        while (user := only(users[top])) is not None and not isinstance(user, str) and takes_one(user):
             top = user
-        node = top if user is OUTPUT else user
+        node = top if isinstance(user, str) else user
         if node is None or node is leaf:
             at_once.append(param)  # used more than once, or itself an output
         else:
@@ -259,26 +265,27 @@ def grouped(roots: tuple[GradientEdge, ...], params: Sequence[nn.Parameter]) -> 
     return list(groups.values()), at_once
 
 
-def only(users: set[Any]) -> Any:
-    """The one element of a set; None where it has more."""
+def only(users: set[Node | str]) -> Node | str | None:
+    """Return the one element of a set; None if it has more."""
     return next(iter(users)) if len(users) == 1 else None
 
 
-def takes_one(node: Any) -> bool:
-    """Does the operation behind `node` take only one tensor whose gradient is asked for?"""
+def takes_one(node: Node) -> bool:
+    """Return True if the operation behind `node` takes only one tensor whose gradient is asked for."""
     return sum(child is not None for child, _ in node.next_functions) == 1
 
 
-def edges_of(node: Any, users: dict[Any, set[Any]], roots: tuple[GradientEdge, ...]) -> tuple[GradientEdge, ...]:
-    """The GradientEdges of the outputs of the operation behind `node` that somebody uses."""
-    numbers = {n for user in users[node] - {OUTPUT} for child, n in user.next_functions if child is node}
+def edges_of(node: Node, users: Used, roots: tuple[GradientEdge, ...]) -> tuple[GradientEdge, ...]:
+    """Return the GradientEdges of the outputs of the operation behind `node` that are used."""
+    using = [user for user in users[node] if not isinstance(user, str)]
+    numbers = {n for user in using for child, n in user.next_functions if child is node}
     numbers |= {root.output_nr for root in roots if root.node is node}
     return tuple(GradientEdge(node, n) for n in sorted(numbers))
 
 
-def users_below(roots: tuple[GradientEdge, ...]) -> dict[Any, set[Any]]:
-    """{node: set of the nodes that use its output, and OUTPUT where it is one of the roots} of all below the roots."""
-    users = {root.node: {OUTPUT} for root in roots}
+def users_below(roots: tuple[GradientEdge, ...]) -> Used:
+    """Return {node: the nodes that use its output, and OUTPUT if it is one of the roots} of all below the roots."""
+    users: Used = {root.node: {OUTPUT} for root in roots}
     left = list(users)
     while left:
         node = left.pop()

@@ -1,1 +1,1 @@
-"""What more ranks would bring: a step's profile, models of overlap, and simulated steps."""
+"""The gain of more ranks: a step's profile, models of overlap, and simulated steps."""

@@ -1,4 +1,4 @@
-"""Where the time of training steps went, from their events alone: computing, communication, and what of it shows.
+"""An account of the time of training steps, from their events alone: computing, communication, and what of it shows.
 
     own thread   | forward | backward        | wait | update |        step: first span to the end of "update"
     background             |-- all_reduce --------|                   communication; the part below "wait" is exposed
@@ -9,7 +9,7 @@ in the background is the event "wait". Every other operation is communication, i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -29,8 +29,8 @@ class Account(NamedTuple):
     """Shares of all steps of all ranks.
 
     steps: on each rank; seconds: of a step, mean.
-    exposed: communication that nothing hides, over time; overlap: hidden communication over all communication (0 where
-    there is none); imbalance: computing time of the rank with most over the mean, 1 where all have the same.
+    exposed: communication that nothing hides, over time; overlap: hidden communication over all communication (0 if
+    there is none); imbalance: computing time of the rank with most over the mean, 1 if all have the same.
     """
 
     steps: int
@@ -41,7 +41,7 @@ class Account(NamedTuple):
 
 
 def account(events: Iterable[Event]) -> Account | None:
-    """The Account of the training steps in `events`; None where there is no whole step.
+    """Return the Account of the training steps in `events`; None if there is no whole step.
 
     Args:    events: list of trace.Event of all ranks, in any order.
     """
@@ -63,12 +63,12 @@ def account(events: Iterable[Event]) -> Account | None:
 
 
 def share(part: float, whole: float) -> float:
-    """part / whole, 0 where there is none."""
+    """Return part / whole, 0 if there is none."""
     return float(part / whole) if whole else 0.0
 
 
 def rank_times(events: Sequence[Event]) -> np.ndarray:
-    """(steps, 4) ns of one rank: whole steps, communication, exposed communication, computing."""
+    """Return (steps, 4) ns of one rank: whole steps, communication, exposed communication, computing."""
     talk = [e for e in events if e.op not in OWN_WORK]
     exposed = union((e.t0_ns, e.t1_ns) for e in talk if not e.lane)
     communication = union((e.t0_ns, e.t1_ns) for e in talk)  # waits too: only what is not exposed is hidden
@@ -80,7 +80,7 @@ def rank_times(events: Sequence[Event]) -> np.ndarray:
 
 
 def steps_of(events: Iterable[Event]) -> list[Interval]:
-    """[(begin, end)] ns of the whole steps of one rank: from its first span after an "update" to the next one's end."""
+    """Return [(begin, end)] ns of one rank's whole steps: from the first span after an "update" to the next's end."""
     begin: int | None = None
     found = []
     for event in sorted((e for e in events if not e.lane and e.op in SPANS), key=lambda e: (e.t0_ns, e.step)):
@@ -92,7 +92,7 @@ def steps_of(events: Iterable[Event]) -> list[Interval]:
 
 
 def union(pieces: Iterable[Interval]) -> list[Interval]:
-    """The same time as intervals that do not overlap, in rising order."""
+    """Return the same time as intervals that do not overlap, in rising order."""
     joined: list[Interval] = []
     for begin, end in sorted(pieces):
         if joined and begin <= joined[-1][1]:
@@ -103,13 +103,13 @@ def union(pieces: Iterable[Interval]) -> list[Interval]:
 
 
 def inside(pieces: Iterable[Interval], begin: int, end: int) -> list[Interval]:
-    """The parts of `pieces` between `begin` and `end`."""
+    """Return the parts of `pieces` between `begin` and `end`."""
     return [(max(a, begin), min(b, end)) for a, b in pieces if a < end and b > begin]
 
 
 @contextmanager
-def spending(comm: Comm, model: nn.Module, forward: float, backward: float) -> Iterator[None]:
-    """Within it every forward of `model` takes `forward` seconds of virtual time, and every backward `backward`.
+def spending(comm: Comm, model: nn.Module, forward: float, backward: float) -> Generator[None]:
+    """Let every forward of `model` within take `forward` seconds of virtual time, and every backward `backward`.
 
     The time is shared among the layers in proportion to their parameters. Real ranks, which take their own time, are
     not slowed down. Enter it before strategy.start: a gradient is ready when its layer's time has been spent.

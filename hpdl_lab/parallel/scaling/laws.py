@@ -3,7 +3,7 @@
 Both say that a share s of the time on one rank does not become shorter with more of them.
 
     Amdahl      speedup(p) = 1 / (s + (1 - s) / p)       strong scaling: never above 1 / s
-    Gustafson   speedup(p) = s + (1 - s) p               weak scaling: work done per time, over that of one rank
+    Gustafson   speedup(p) = s + (1 - s) p               weak scaling: work done per time, over one rank's
 
 p is counted from the fewest ranks of the curve, whose speedup is 1.   Ref: Amdahl 1967; Gustafson 1988.
 """
@@ -11,11 +11,11 @@ p is counted from the fewest ranks of the curve, whose speedup is 1.   Ref: Amda
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from ...units import counted
 
-LEAST_POINTS = 3  # one point is where the speedup is 1, and a line through the other one alone would always fit
+LEAST_POINTS = 3  # one point has the speedup 1, and a line through the other one alone would always fit
 NO_LAW = 0.3  # a residual above which the curve is said to be none of this law
 LAWS = {"strong": "Amdahl", "weak": "Gustafson"}
 FORMULAS = {"strong": "1 / (s + (1-s)/p)", "weak": "s + (1-s) p"}
@@ -25,15 +25,15 @@ class Fit(NamedTuple):
     """A law fitted to a curve.
 
     kind: "strong" or "weak"; source: of which curve, "measured" or "simulated"; points: how many it has.
-    serial: the share s, 0 to 1; residual: root of the mean square of (law / curve - 1). None where points are too few.
-    fewest: ranks where the speedup is 1.
+    serial: the share s, 0 to 1; residual: root of the mean square of (law / curve - 1). None if points are too few.
+    fewest: ranks with the speedup 1.
     """
 
     kind: str
     source: str
     points: int
-    serial: Any = None
-    residual: Any = None
+    serial: float | None = None
+    residual: float | None = None
     fewest: int = 1
 
     @property
@@ -42,13 +42,13 @@ class Fit(NamedTuple):
         return LAWS[self.kind]
 
     def speedup(self, ranks: int) -> float:
-        """What the law says for `ranks`, with the s of this fit."""
-        return SPEEDUPS[self.kind](self.serial, ranks / self.fewest)
+        """Return the speedup by the law for `ranks`, with the s of this fit."""
+        return SPEEDUPS[self.kind](cast(float, self.serial), ranks / self.fewest)
 
     @property
     def formula(self) -> str:
-        """What came out, or how many points are missing."""
-        if self.serial is None:
+        """The result in words, or how many points are missing."""
+        if self.serial is None or self.residual is None:
             return f"{self.source}: {counted(self.points, 'point')}, a fit needs {LEAST_POINTS}"
         verdict = ": not this law" if self.residual > NO_LAW else ""
         return f"{self.source}: s = {self.serial:.2%}, residual {self.residual:.1%}{verdict}"
@@ -58,12 +58,12 @@ class Fit(NamedTuple):
 
 
 def amdahl(serial: float, p: float) -> float:
-    """Speedup of the same work on p times as many ranks."""
+    """Return the speedup of the same work on p times as many ranks."""
     return 1 / (serial + (1 - serial) / p)
 
 
 def gustafson(serial: float, p: float) -> float:
-    """Speedup, as work per time, of p times the work on p times as many ranks."""
+    """Return the speedup, as work per time, of p times the work on p times as many ranks."""
     return serial + (1 - serial) * p
 
 
@@ -80,7 +80,7 @@ def fit(kind: str, ranks: Sequence[int], speedups: Sequence[float], source: str 
     speedups.
 
     Args:    ranks, speedups: the points of the curve, in rising order of ranks; the first speedup is 1.
-    Returns: Fit, without numbers where there are fewer than LEAST_POINTS points.
+    Returns: Fit, without numbers if there are fewer than LEAST_POINTS points.
     """
     if len(ranks) < LEAST_POINTS:
         return Fit(kind, source, len(ranks))

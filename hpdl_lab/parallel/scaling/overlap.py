@@ -5,7 +5,7 @@
                                                                       |-----| exposed: nothing else goes on
 
 T(n) is the time of an all-reduce of n bytes. What computes is measured, profile.py; what communicates is a formula, or
-an evaluated schedule. Where both go on at once they take a core, the memory, or Python's interpreter from each other;
+an evaluated schedule. If both go on at once they take a core, the memory, or Python's interpreter from each other;
 how much is found by three timings on real ranks:
 
     alone    | forward | backward   m0  m1  m2 | update |              computing: a rehearsal in which nothing is sent
@@ -20,10 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ...predict.graph import Graph, Need
 
+TimeOf: TypeAlias = Callable[[int], float]  # f(bytes) -> s of an all-reduce
 SPEEDS = 1 / 16, 4.0  # of computing; above 1 it is noise, which is kept, because the noise below 1 is
 PACES = -8.0, 4.0  # of messages, which wait for every rank that computes
 HALVINGS = 13  # of these ranges
@@ -31,7 +32,7 @@ SEEN = 0.05  # of a step: of less overlap than this nothing can be said
 
 
 class Message(NamedTuple):
-    """One all-reduce of a step: s since the step began when it is called, where messages cost nothing; its bytes."""
+    """An all-reduce of a step: s from the step's begin to its call, if messages cost nothing; its bytes."""
 
     at: float
     nbytes: int
@@ -39,10 +40,10 @@ class Message(NamedTuple):
 
 
 class Interference(NamedTuple):
-    """How fast a rank computes, and its messages go, while both go on at once. 1: as fast as each does alone.
+    """The speeds of computing and of messages while both go on at once. 1: as fast as each does alone.
 
     A progress thread with a core of its own disturbs nobody, (1, 1); two that share one core each get half, (0.5, 0.5).
-    messages may be 0, where none gets on until computing ends, and below 0: then they lose more than that time.
+    messages may be 0, if none gets on until computing ends, and below 0: then they lose more than that time.
     """
 
     compute: float = 1.0
@@ -50,7 +51,7 @@ class Interference(NamedTuple):
 
 
 class StepProfile(NamedTuple):
-    """The course of a step on one rank where communication costs nothing: s since the step began.
+    """The course of a step on one rank if communication costs nothing: s since the step began.
 
     samples:  examples of this rank.
     forward, backward, added, end: when forward, backward, the adding of gradients and the step ended.
@@ -68,7 +69,7 @@ class StepProfile(NamedTuple):
 
     @property
     def waits(self) -> float:
-        """When the rank waits for the background: after backward, and after the last all-reduce is called."""
+        """The time of waiting for the background: after backward, and after the last all-reduce is called."""
         return max([self.backward, *(message.at for message in self.messages if message.background)])
 
 
@@ -81,35 +82,38 @@ class StepTime(NamedTuple):
 
     @property
     def exposed_share(self) -> float:
-        """Of the step's time, 0 to 1."""
+        """The exposed share of the step's time, 0 to 1."""
         return self.exposed / self.seconds if self.seconds else 0.0
 
     @property
     def overlap_share(self) -> float:
-        """Of the communication, the part that computing hides, 0 to 1; 0 where there is none."""
+        """The part of the communication that computing hides, 0 to 1; 0 if there is none."""
         return max(0.0, 1 - self.exposed / self.communication) if self.communication else 0.0
 
 
-def step_time(profile: StepProfile, time_of: Callable[[int], float]) -> StepTime:
-    """How long a step takes on ranks that all have the same profile.
+def step_time(profile: StepProfile, time_of: TimeOf) -> StepTime:
+    """Return how long a step takes on ranks that all have the same profile.
 
         blocking      a message holds up all that follows: step = end + sum of T(n_i)
         background    start_i = max(at_i, end of message i - 1); backward waits for the last: exposed = what is left
-                      where both go on, computing and messages go as fast as profile.interference says
+                      while both go on, computing and messages go as fast as profile.interference says
 
     Args:    profile: StepProfile; time_of: time_of(nbytes) -> s of one all-reduce among all ranks.
     Returns: StepTime.
     Ref: Li et al. 2020 (PyTorch Distributed); Awan et al. 2017 (S-Caffe); Hockney 1994 (alpha, beta).
     """
     graph, computing, messages = tasks_of(profile, time_of)
-    begins, ends = graph.times(speeds=profile.interference._asdict())
+    compute, rate = profile.interference
+    begins, ends = graph.times(speeds={"compute": compute, "messages": rate})
     gaps = (begins[after] - ends[before] for before, after in pairwise(computing))
     return StepTime(ends[computing[-1]], sum(ends[task] - begins[task] for task in messages), sum(gaps))
 
 
-def tasks_of(profile: StepProfile, time_of: Callable, waits: bool = True) -> tuple[Graph, list[int], list[int]]:
-    """(Graph, tasks in which the rank computes, its messages). waits: whether the rank waits for its messages."""
-    graph, computing, messages = Graph(), [], []
+def tasks_of(profile: StepProfile, time_of: TimeOf, waits: bool = True) -> tuple[Graph, list[int], list[int]]:
+    """Return (Graph, tasks that compute, messages). waits: whether the rank waits for its messages."""
+    computing: list[int] = []
+    messages: list[int] = []
+    graph = Graph()
     behind: list[Need] = []
     done = 0.0  # how far the rank has computed, and the message that holds it up
     for message in profile.messages:
@@ -123,7 +127,7 @@ def tasks_of(profile: StepProfile, time_of: Callable, waits: bool = True) -> tup
 
 
 def between(few: StepProfile, many: StepProfile, samples: int) -> StepProfile:
-    """The StepProfile for `samples`, on the straight line through two measured ones (beyond them, too; never below 0).
+    """Return the StepProfile for `samples`, on the line through two measured ones (beyond them, too; never below 0).
 
     Args:    few, many: StepProfiles of the same strategy and model, with few.samples < many.samples.
     """
@@ -140,7 +144,7 @@ def between(few: StepProfile, many: StepProfile, samples: int) -> StepProfile:
 
 
 def median_of(profiles: Sequence[StepProfile]) -> StepProfile:
-    """The StepProfile whose times are medians over `profiles`, of the same strategy, model and number of examples."""
+    """Return the StepProfile of the median times of `profiles`, of one strategy, model and number of examples."""
     first = profiles[0]
     forward, backward, added, end = (median(times) for times in zip(*(p[1:5] for p in profiles), strict=True))
     calls = (median(m.at for m in same) for same in zip(*(p.messages for p in profiles), strict=True))
@@ -150,7 +154,7 @@ def median_of(profiles: Sequence[StepProfile]) -> StepProfile:
 
 
 def profile_for(profiles: Sequence[StepProfile], samples: int) -> StepProfile:
-    """The StepProfile for any number of samples, from some that were measured: list in rising order of samples."""
+    """Return the StepProfile for any number of samples, from some that were measured, in rising order of samples."""
     above = [p for p in profiles if p.samples >= samples]
     if above and above[0].samples == samples:
         return above[0]
@@ -170,11 +174,11 @@ class Both(NamedTuple):
     settled: float
 
 
-def interference(profile: StepProfile, time_of: Callable, both: Both) -> Interference:
-    """The Interference with which computing takes until both.end, and messages until both.settled.
+def interference(profile: StepProfile, time_of: TimeOf, both: Both) -> Interference:
+    """Return the Interference with which computing takes until both.end, and messages until both.settled.
 
     Args:    profile: StepProfile of computing alone; time_of: time_of(nbytes) -> s of an all-reduce alone.
-    Returns: Interference; of no interference where too little goes on at once to tell.
+    Returns: Interference; of no interference if too little goes on at once.
     """
     alone = together(profile, time_of, Interference())
     if profile.messages and min(alone) - profile.messages[0].at < SEEN * profile.end:
@@ -190,15 +194,15 @@ def interference(profile: StepProfile, time_of: Callable, both: Both) -> Interfe
     return Interference(compute(pace), pace)
 
 
-def together(profile: StepProfile, time_of: Callable, disturbed: Interference) -> Both:
-    """Both, as it would be with the Interference `disturbed`."""
+def together(profile: StepProfile, time_of: TimeOf, disturbed: Interference) -> Both:
+    """Return Both as it would be with the Interference `disturbed`."""
     graph, computing, messages = tasks_of(profile, time_of, waits=False)
-    ends = graph.times(speeds=disturbed._asdict())[1]
+    ends = graph.times(speeds={"compute": disturbed.compute, "messages": disturbed.messages})[1]
     return Both(ends[computing[-1]], ends[messages[-1]] if messages else 0.0)
 
 
 def halve(too_slow: Callable[[float], bool], low: float, high: float) -> float:
-    """The speed between `low` and `high` from which on too_slow(speed) is false."""
+    """Return the speed between `low` and `high` from which on too_slow(speed) is false."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if too_slow(middle) else (low, middle)

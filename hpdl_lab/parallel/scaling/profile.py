@@ -8,15 +8,15 @@ All are taken in turn, so that a machine that becomes slower meanwhile slows dow
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...comm.base import Comm, Done, Work
-from ...comm.buffers import is_tensor, settle
+from ...comm.buffers import ArrayT, copy_into, new_like, settle
 from ...data.dataset import Dataset
 from ...data.loading import shard
 from ...measure import measure
@@ -24,8 +24,11 @@ from ...trace import Event, Trace, now_ns
 from .. import training
 from ..consensus import require_sums_of
 from ..data_parallel import Strategy
-from ..reducer import allocate, allocate_in_background
+from ..reducer import AllReduce, allocate, allocate_in_background
 from .overlap import Both, Message, StepProfile
+
+if TYPE_CHECKING:
+    from ...comm.buffers import Array
 
 LEAST, MOST = 5, 80  # steps that are timed
 WARM_UP = 2
@@ -33,11 +36,11 @@ TINY = 8  # bytes, of the message that says what the number of messages costs
 
 
 class Timings(NamedTuple):
-    """What was timed in turn, the same on every rank. steps: [s] of the slowest rank, one for each turn.
+    """The times of what was timed in turn, the same on every rank. steps: [s] of the slowest rank, one for each turn.
 
-    profiles: [StepProfile] of the slowest rank; empty where the strategy cannot be rehearsed, and `why`.
+    profiles: [StepProfile] of the slowest rank; empty if the strategy cannot be rehearsed, and `why`.
     talks: [s] of all the step's all-reduces in a row, and tiny: [s] of one of TINY bytes; empty on one rank.
-    both: [overlap.Both] of rehearsals with those all-reduces in the background; empty where none is sent there.
+    both: [overlap.Both] of rehearsals with those all-reduces in the background; empty if none is sent there.
     """
 
     steps: list[float]
@@ -66,12 +69,13 @@ class Trainer:
 class RehearsedStep:
     """A step that waits for no message. A call with the number of examples over all ranks gives its StepProfile.
 
-    Raises: NotRehearsed, at once or in a call, where the strategy cannot be rehearsed.
+    Raises: NotRehearsed, at once or in a call, if the strategy cannot be rehearsed.
     """
 
     def __init__(self, comm: Comm, model: torch.nn.Module, strategy: Strategy, data: Dataset) -> None:
-        self.aside = Rehearsal(comm, getattr(strategy, "all_reduce", None))
-        self.step = Trainer(self.aside, copy.deepcopy(model), rehearsed(strategy), data)
+        free_of_charge = rehearsed(strategy)
+        self.aside = Rehearsal(comm, strategy.all_reduce)
+        self.step = Trainer(self.aside, copy.deepcopy(model), free_of_charge, data)
         self.aside.starting = False
 
     def __call__(self, n: int) -> StepProfile:
@@ -97,23 +101,26 @@ def time_steps(
     Args:    model: nn.Module; strategy: as in parallel/data_parallel.py, not started; both are left as they are.
              data: a data set, the same on every rank; n: examples over all ranks; seconds: about as long as it takes.
     Returns: Timings.
-    Raises:  WrongAnswer, on every rank, where the all-reduce does not add up: one that does nothing would scale best.
+    Raises:  WrongAnswer, on every rank, if the all-reduce does not add up: one that does nothing would scale best.
     """
     if hasattr(strategy, "all_reduce"):
         require_sums_of(comm, strategy.all_reduce, [torch.float32])
     step = Trainer(comm, copy.deepcopy(model), copy.deepcopy(strategy), data)
-    profile, why = None, ""
+    rehearsal: RehearsedStep | None = None
+    profile: StepProfile | None = None
+    why = ""
     try:
         rehearsal = RehearsedStep(comm, model, strategy, data)
         profile = rehearsal(n)
     except NotRehearsed as error:
         why = str(error)
     talk = Talk(comm, strategy.all_reduce, profile.messages) if profile and comm.size > 1 else None
-    overlapped = Overlapped(comm, rehearsal) if talk and talk.background else None
+    overlapped = Overlapped(comm, rehearsal) if rehearsal and talk and talk.background else None
 
     def once() -> Iterator[float]:
+        begin = 0
         yield timed(comm, lambda: step(n))
-        if profile:
+        if profile and rehearsal:
             comm.barrier()
             begin = comm.trace.clock()
             yield from in_a_row(rehearsal(n))
@@ -134,8 +141,8 @@ def time_steps(
 class Talk:
     """The all-reduces of a step in a row, with nothing between them."""
 
-    def __init__(self, comm: Comm, all_reduce: Callable, messages: Sequence[Message]) -> None:
-        """messages: of a StepProfile. Collective."""
+    def __init__(self, comm: Comm, all_reduce: AllReduce, messages: Sequence[Message]) -> None:
+        """Make room for the messages of a StepProfile. Collective."""
         self.comm, self.all_reduce = comm, all_reduce
         self.background = messages[-1].background
         sizes = [message.nbytes // 4 for message in messages]
@@ -143,7 +150,7 @@ class Talk:
         self.tensors = [memory[:size] for size in sizes]
 
     def behind(self, begin: int) -> Iterator[float]:
-        """(s from `begin` until it began, s until it had ended, s of one all-reduce of TINY bytes) on this rank."""
+        """Yield, of this rank, s from `begin` until it began, s until it ended, s of an all-reduce of TINY bytes."""
         clock = self.comm.trace.clock
         if self.background:
             self.comm.barrier()
@@ -178,14 +185,14 @@ class Overlapped:
         self.rehearsal.aside.sends = False
 
     def slowest(self, turns: int) -> list[Both]:
-        """[Both] of the rank that took longest, of the last `turns`, the same on every rank. Collective."""
+        """Return [Both] of the rank that took longest, of the last `turns`, the same on every rank. Collective."""
         events = [event for event in self.comm.trace.events if event.lane]
         mine = [(end, self.settled(begin, last, events)) for end, begin, last in self.taken[-turns:]]
         rows = np.asarray(self.comm.all_gather(np.array(mine)))  # (ranks, turns, 2)
         return [Both(*row) for row in rows.max(axis=0).tolist()]
 
     def settled(self, begin: int, last: int, events: Sequence[Event]) -> float:
-        """s from `begin` until the last message ended, for which nobody waited before `last`."""
+        """Return s from `begin` until the last message ended, for which nobody waited before `last`."""
         ends = [event.t1_ns for event in events if begin < event.t1_ns <= last]
         return (max(ends, default=last) - begin) / 1e9
 
@@ -198,11 +205,11 @@ def rehearse(
     batches: Collection[int],
     seconds: float = 1.0,
 ) -> list[StepProfile]:
-    """StepProfiles of this machine for other numbers of examples per rank, while all ranks of `comm` compute at once.
+    """Return StepProfiles of this machine for other numbers of examples per rank, while all ranks compute at once.
 
     Args:    batches: numbers of examples of each rank; seconds: about as long as all of it takes.
     Returns: list of StepProfiles in rising order of their samples, the same on every rank.
-    Raises:  NotRehearsed where the strategy cannot be.
+    Raises:  NotRehearsed if the strategy cannot be.
     """
     rehearsal = RehearsedStep(comm, model, strategy, data)
     profiles = []
@@ -218,8 +225,9 @@ def rehearse(
     return profiles
 
 
-def turns(comm: Comm, once: Callable, seconds: float) -> np.ndarray:
-    """(ranks, samples, columns) of what `once()` gives, as often as fits into `seconds`; untraced turns come first."""
+def turns(comm: Comm, once: Callable[[], Iterable[float]], seconds: float) -> np.ndarray:
+    """Return (ranks, samples, columns) of `once()`, as often as fits into `seconds`; untraced turns come first."""
+    last = 0
     recording, comm.trace.enabled = comm.trace.enabled, False
     try:
         for _ in range(WARM_UP):
@@ -233,24 +241,24 @@ def turns(comm: Comm, once: Callable, seconds: float) -> np.ndarray:
     return np.asarray(comm.all_gather(np.array([list(once()) for _ in range(samples)])))
 
 
-def timed(comm: Comm, call: Callable) -> float:
-    """Seconds of `call()` on this rank's clock; all ranks begin together."""
+def timed(comm: Comm, call: Callable[[], object]) -> float:
+    """Return seconds of `call()` on this rank's clock; all ranks begin together."""
     return measure(call, warmup=0, repeats=1, barrier=comm.barrier, clock=comm.trace.clock).median
 
 
 def in_a_row(profile: StepProfile) -> list[float]:
-    """The times of a StepProfile as numbers, its end first."""
+    """Return the times of a StepProfile as numbers, its end first."""
     times = (profile.end, profile.forward, profile.backward, profile.added)
     return [*times, *(message.at for message in profile.messages)]
 
 
 def slowest(rows: np.ndarray) -> np.ndarray:
-    """(turns, columns) of the rank that took longest in each turn. rows: (ranks, turns, columns) of `in_a_row`."""
+    """Return (turns, columns) of the slowest rank in each turn. rows: (ranks, turns, columns) of `in_a_row`."""
     return rows[rows[..., 0].argmax(axis=0), np.arange(rows.shape[1])]
 
 
 def as_profile(like: StepProfile, row: np.ndarray, samples: int) -> StepProfile:
-    """The StepProfile with the messages of `like` and the times of `row`, which `in_a_row` made."""
+    """Return the StepProfile with the messages of `like` and the times of `row`, which `in_a_row` made."""
     end, forward, backward, added, *calls = row.tolist()
     messages = tuple(m._replace(at=at) for m, at in zip(like.messages, calls, strict=True))
     return StepProfile(samples, forward, backward, added, end, messages)
@@ -259,19 +267,19 @@ def as_profile(like: StepProfile, row: np.ndarray, samples: int) -> StepProfile:
 # -- a step that waits for no message ----------------------------------------------------------------------------------
 #
 # All-reduces that hold up the rank are left out. Those in the background are sent, or left out too: what they cost the
-# rank even where they hide, since a core that moves bytes computes nothing, is the difference of both.
+# rank even if they hide, since a core that moves bytes computes nothing, is the difference of both.
 
 
 class Rehearsal(Comm):
     """The communicator of a rehearsal on the ranks of `comm`. What it does not send, everybody is taken to have equal.
 
-    own_all_reduce: the strategy's, for what runs in the background.
+    own_all_reduce: the strategy's, for what runs in the background; None if nothing does.
     sends: whether what runs in the background is sent.
     called: [(ns, bytes, whether in the background)] of all-reduces; under_way: the Works of these.
     starting: whether the strategy may still broadcast parameters and compare notes, which no step does.
     """
 
-    def __init__(self, comm: Comm, own_all_reduce: Any) -> None:
+    def __init__(self, comm: Comm, own_all_reduce: AllReduce | None) -> None:
         super().__init__(comm.rank, comm.size, Trace(comm.rank, clock=now_ns))
         self.comm, self.own_all_reduce = comm, own_all_reduce
         self.under_way: list[Work] = []
@@ -283,42 +291,52 @@ class Rehearsal(Comm):
     def has_background(self) -> bool:
         return self.comm.has_background
 
-    def all_reduce(self, x: Tensor, async_op: bool = False) -> Tensor:
+    @overload
+    def all_reduce(self, x: ArrayT, async_op: Literal[False] = False) -> ArrayT: ...
+
+    @overload
+    def all_reduce(self, x: ArrayT, async_op: Literal[True]) -> Work: ...
+
+    def all_reduce(self, x: ArrayT, async_op: bool = False) -> ArrayT | Work:
         self.called.append((now_ns(), x.nbytes, False))
         return x
 
-    def background(self, fn: Callable, *args: Any, after: Sequence[Work] = ()) -> Work:
+    def background(self, fn: Callable[..., object], *args: Any, after: Sequence[Work] = ()) -> Work:
         """Start, if this `sends`, an all-reduce of the first argument in the background; wait for nothing."""
         if self.starting:  # the memory that buckets are sent from
             return self.comm.background(fn, *args, after=after)
         if fn is not free:
             raise NotRehearsed("a strategy that does more than all-reduces in the background cannot be rehearsed")
         self.called.append((now_ns(), args[0].nbytes, self.has_background))
-        if self.has_background and self.sends:
+        if self.has_background and self.sends and self.own_all_reduce is not None:
             self.under_way.append(self.comm.background(self.own_all_reduce, *args))
         return Done.of(lambda comm: args[0], self)
 
     def barrier(self) -> None:
         pass
 
-    def broadcast(self, x: Tensor, root: int = 0) -> Tensor:
+    def broadcast(self, x: ArrayT, root: int = 0) -> ArrayT:
         self.require_starting()
         return x
 
-    def all_gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: ArrayT) -> ArrayT:
         self.require_starting()
-        return x.expand(self.size, *x.shape).clone() if is_tensor(x) else np.stack([x] * self.size)
+        stack = new_like(x, (self.size, *x.shape))
+        for rank in range(self.size):
+            copy_into(stack[rank], x)
+        return stack
 
-    def split(self, color: Any, key: Any = 0) -> Comm:
+    def split(self, color: object, key: object = 0) -> Comm:
         return Rehearsal(self.comm, self.own_all_reduce)
 
-    def allocate(self, shape: Any, dtype: Any = "float32") -> Tensor:
+    def allocate(self, shape: int | Sequence[int], dtype: str | torch.dtype = "float32") -> Tensor:
         return self.comm.allocate(shape, dtype)
 
-    def isend(self, x: Tensor, dst: int) -> Work:
+    def isend(self, x: Array, dst: int) -> NoReturn:
         raise NotRehearsed("a strategy that sends messages of its own cannot be rehearsed")
 
-    irecv = isend  # type: ignore[assignment]
+    def irecv(self, x: Array, src: int) -> NoReturn:
+        self.isend(x, src)
 
     def settle(self) -> None:
         """Wait for what is under way: the next rehearsal begins with nothing."""
@@ -335,12 +353,12 @@ class NotRehearsed(TypeError):
 
 
 def free(comm: Comm, x: Tensor) -> Tensor:
-    """The all-reduce of a rehearsal."""
+    """Reduce as a rehearsal does."""
     return comm.all_reduce(x)
 
 
 def rehearsed(strategy: Strategy) -> Strategy:
-    """A copy of `strategy`, which has not started, with an all-reduce that costs nothing. Raises NotRehearsed."""
+    """Return a copy of `strategy`, not started, with an all-reduce that costs nothing. Raises NotRehearsed."""
     if not hasattr(strategy, "all_reduce"):
         raise NotRehearsed(f"{type(strategy).__name__} has no all_reduce that could be left out")
     strategy = copy.deepcopy(strategy)

@@ -1,4 +1,4 @@
-"""LLaMA and DeepSeek on several ranks, each of which has some of the heads and some of the hidden units.
+"""LLaMA and DeepSeek on several ranks: each has some of the heads and some of the hidden units.
 
     llama       rows of qkv, heads 0 1 2 3 and key heads 0 1, two ranks     q0 q1 q2 q3 | k0 k1 | v0 v1
                 rank 0                                                      q0 q1         k0      v0
@@ -13,8 +13,9 @@ The tables at both ends, one parameter in a tied model, are cut by the vocabular
 Ref: Shoeybi et al. 2019, arXiv:1909.08053; DeepSeek-AI 2024, arXiv:2412.19437.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from ...comm.base import Comm
 from ...models.deepseek import LatentAttention
 from ...models.experts import MixtureOfExperts, SwiGLU
 from ...models.llama import Attention, Decoder
+from ...models.transformer import PreNorm
 from .cuts import Cut, equal_shares, padded_shares
 from .linear import ColumnLinear, RowLinear, copy_to
 from .vocabulary import VocabularyEmbedding, VocabularyLinear
@@ -36,47 +38,51 @@ def shard_decoder(comm: Comm, whole: Decoder, whole_logits: bool) -> Decoder:
     of b s (q_rank + c + r), for routed experts one of b s d less.
     """
     tied = whole.head.weight is whole.tokens.weight
-    for block in whole.blocks:
-        shard_attention = shard_grouped if isinstance(block.attention, Attention) else shard_latent
-        shard_attention(comm, block.attention)
-        if isinstance(block.mlp, MixtureOfExperts):
-            block.mlp.shared = TensorSwiGLU(comm, block.mlp.shared) if block.mlp.shared else None
+    for block in cast("Iterable[PreNorm]", whole.blocks):
+        if isinstance(block.attention, Attention):
+            shard_grouped(comm, block.attention)
         else:
-            block.mlp = TensorSwiGLU(comm, block.mlp)
-    whole.tokens = VocabularyEmbedding(comm, whole.tokens)
-    whole.head = VocabularyHead(comm, whole.head, whole_logits)
+            shard_latent(comm, cast(LatentAttention, block.attention))
+        if not isinstance(block.mlp, MixtureOfExperts):
+            block.mlp = TensorSwiGLU(comm, cast(SwiGLU, block.mlp))
+        elif block.mlp.shared:
+            block.mlp.add_module("shared", TensorSwiGLU(comm, block.mlp.shared))
+    whole.add_module("tokens", VocabularyEmbedding(comm, whole.tokens))
+    whole.add_module("head", VocabularyHead(comm, whole.head, whole_logits))
     if tied:
         whole.head.weight = whole.tokens.weight
     return whole
 
 
 def shard_grouped(comm: Comm, attention: Attention) -> None:
-    """Some query heads and the key heads that serve them."""
+    """Leave to `attention` this rank's query heads and the key heads that serve them."""
     require_key_heads(comm, attention.kv_heads)
     rows = torch.arange(attention.qkv.out_features)
     heads, keys = attention.heads * attention.head, attention.kv_heads * attention.head
     parts = [part.view(comm.size, -1) for part in rows.split([heads, keys, keys])]
     attention.heads, attention.kv_heads = attention.heads // comm.size, attention.kv_heads // comm.size
-    attention.qkv = ColumnLinear(comm, attention.qkv, Cut(comm.rank, 0, len(rows), torch.cat(parts, 1)))
-    attention.out = RowLinear(comm, attention.out)
+    cut = Cut(comm.rank, 0, len(rows), torch.cat(parts, 1))
+    attention.add_module("qkv", ColumnLinear(comm, attention.qkv, cut))
+    attention.add_module("out", RowLinear(comm, attention.out))
 
 
 def shard_latent(comm: Comm, attention: LatentAttention) -> None:
-    """Some heads; what makes the latents stays whole, and its gradient is added over ranks."""
+    """Leave to `attention` this rank's heads; what makes the latents stays whole, its gradient is added over ranks."""
     if attention.heads % comm.size:
         raise ValueError(f"{attention.heads} heads cannot be shared equally by {comm.size} ranks")
     attention.heads //= comm.size
-    attention.cuts = {}
+    cuts: dict[str, Cut] = {}
+    attention.cuts = cuts  # pyrefly: ignore[bad-argument-type]
     for name in ("q_up", "kv_up"):
         layer = getattr(attention, name)
-        cut = attention.cuts[f"{name}.weight"] = equal_shares(comm, layer.out_features, 0, name)
+        cut = cuts[f"{name}.weight"] = equal_shares(comm, layer.out_features, 0, name)
         layer.weight, layer.out_features = cut.parameter_of(layer.weight), layer.out_features // comm.size
     attention.to_heads = partial(copies_to, comm)
-    attention.out = RowLinear(comm, attention.out)
+    attention.add_module("out", RowLinear(comm, attention.out))
 
 
 def copies_to(comm: Comm, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """copy_to for several tensors (..., n), whose gradients are added over ranks in one message."""
+    """Do what copy_to does for several tensors (..., n), whose gradients are added over ranks in one message."""
     return copy_to(comm, torch.cat([*tensors], -1)).split([x.shape[-1] for x in tensors], -1)
 
 
@@ -88,11 +94,11 @@ def require_key_heads(comm: Comm, kv_heads: int) -> None:
         )
 
 
-class TensorSwiGLU(SwiGLU):
+class TensorSwiGLU(nn.Module):
     """This rank's hidden units of a SwiGLU: (..., d) -> (..., d), the same on every rank."""
 
     def __init__(self, comm: Comm, whole: SwiGLU) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.comm = comm
         self.gate, self.up = ColumnLinear(comm, whole.gate), ColumnLinear(comm, whole.up)
         self.down = RowLinear(comm, whole.down)

@@ -7,7 +7,7 @@
 | `split_to`    | this rank's part                | all parts, gathered             |             |
 | `gather_from` | all parts, gathered             | this rank's part                |             |
 
-Where p ranks go on from the same x, each with a part of the layer, the gradient of x is the sum of p gradients.
+If p ranks go on from the same x, each with a part of the layer, the gradient of x is the sum of p gradients.
 
 y = x A with A (in, out); torch keeps the weight as A transposed, (out, in), so a column of A is a row of `weight`.
 
@@ -23,9 +23,11 @@ parallel a rank has s/p positions of what is between such pairs, in 1/p of the m
 Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053, section 3; Korthikanti et al. 2022, arXiv:2205.05198.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -35,23 +37,34 @@ from torch.nn.functional import linear
 from ...comm.base import Comm
 from .cuts import PARTIAL, WHOLE, Cut, equal_shares
 
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    class ConjugateContext(FunctionCtx):
+        """The state that forward of `Conjugate` leaves to its backward."""
+
+        back: Map
+
+
+Map: TypeAlias = Callable[[Tensor], Tensor]
+
 
 class Conjugate(torch.autograd.Function):
     """Two functions of plain tensors as one that autograd can go back through."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Callable, backward: Callable) -> Tensor:
+    def forward(ctx: ConjugateContext, x: Tensor, forward: Map, backward: Map) -> Tensor:
         ctx.back = backward
         return forward(x)
 
     @staticmethod
     @once_differentiable  # messages in backward are no part of a graph
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: ConjugateContext, grad: Tensor) -> tuple[Tensor, None, None]:  # pyrefly: ignore[bad-override]
         return ctx.back(grad), None, None
 
 
-def conjugate(x: Tensor, forward: Callable, backward: Callable) -> Tensor:
-    """y = forward(x), and in the backward pass x.grad = backward(y.grad).
+def conjugate(x: Tensor, forward: Map, backward: Map) -> Tensor:
+    """Return y = forward(x); in the backward pass x.grad = backward(y.grad).
 
     Args:    x: tensor; forward, backward: functions of one plain tensor, which they leave as it is.
     """
@@ -59,7 +72,7 @@ def conjugate(x: Tensor, forward: Callable, backward: Callable) -> Tensor:
 
 
 def copy_to(comm: Comm, x: Tensor) -> Tensor:
-    """Hand `x`, the same on every rank, to a layer of which every rank has a part: Megatron's f.
+    """Hand `x`, the same on every rank, to a layer that is shared by all ranks: Megatron's f.
 
     Copy in forward, all-reduce in backward.   Steps: 0 forward, one all_reduce of N elements backward.
     """
@@ -75,17 +88,17 @@ def reduce_from(comm: Comm, x: Tensor) -> Tensor:
 
 
 def split_to(comm: Comm, x: Tensor, dim: int = -1) -> Tensor:
-    """This rank's part of `x`, the same on every rank, along `dim`: (..., n) -> (..., n/p).
+    """Return this rank's part of `x`, the same on every rank, along `dim`: (..., n) -> (..., n/p).
 
     Cut in forward, all-gather in backward.   Bytes per rank: of all_gather for N/p elements backward.
-    Raises:  ValueError where the ranks do not divide n.
+    Raises:  ValueError if the ranks do not divide n.
     """
     require_divisible(comm, x.shape[dim], f"dimension {dim} of a tensor of shape {tuple(x.shape)}")
     return conjugate(x, lambda x: part(comm, x, dim), lambda grad: gathered(comm, grad, dim))
 
 
 def gather_from(comm: Comm, x: Tensor, dim: int = -1) -> Tensor:
-    """The parts of all ranks side by side along `dim`: (..., n/p) -> (..., n), the same on every rank.
+    """Return the parts of all ranks side by side along `dim`: (..., n/p) -> (..., n), the same on every rank.
 
     All-gather in forward, cut in backward.   Bytes per rank: of all_gather for the N/p elements of x forward.
     """
@@ -100,20 +113,20 @@ def same(x: Tensor) -> Tensor:
 
 
 def summed(comm: Comm, x: Tensor) -> Tensor:
-    """A new tensor: the sum of `x` over ranks, bitwise the same on every rank."""
+    """Return a new tensor: the sum of `x` over ranks, bitwise the same on every rank."""
     total = x.detach().clone(memory_format=torch.contiguous_format)
     return total if comm.size == 1 else comm.all_reduce(total)
 
 
 def gathered(comm: Comm, x: Tensor, dim: int) -> Tensor:
-    """A new tensor: the parts of all ranks side by side along `dim`."""
+    """Return a new tensor: the parts of all ranks side by side along `dim`."""
     if comm.size == 1:
         return x.detach().clone()
     return torch.cat(comm.all_gather(x.detach().contiguous()).unbind(), dim)
 
 
 def part(comm: Comm, x: Tensor, dim: int) -> Tensor:
-    """This rank's part of `x` along `dim`, a copy of its own."""
+    """Return this rank's part of `x` along `dim`, a copy of its own."""
     return x.tensor_split(comm.size, dim)[comm.rank].contiguous()
 
 
@@ -124,7 +137,7 @@ def require_divisible(comm: Comm, n: int, what: str) -> None:
 
 
 def linear_naive(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """y = x A + bias, each layer by itself: column_linear, then the parts of y are gathered.
+    """Compute y = x A + bias, each layer by itself: column_linear, then the parts of y are gathered.
 
     Every layer pays for what only the last one needs: with two of them twice the bytes of a column and a row.
 
@@ -192,7 +205,7 @@ class ColumnLinear(nn.Module):
         return column_linear(self.comm, x, self.weight, self.bias)
 
     def part(self, x: Tensor) -> Tensor:
-        """Without communication: backward leaves in x.grad this rank's part of the sum."""
+        """Do the same without communication: backward leaves in x.grad this rank's part of the sum."""
         return linear(x, self.weight, self.bias)
 
 
@@ -214,8 +227,12 @@ class RowLinear(nn.Module):
         return row_linear(self.comm, x, self.weight, self.bias)
 
     def part(self, x: Tensor) -> Tensor:
-        """Without communication and bias: this rank's part of the sum."""
+        """Return this rank's part of the sum, without communication and bias."""
         return linear(x, self.weight)
+
+    def plus_bias(self, y: Tensor) -> Tensor:
+        """Return y plus the bias, if there is one."""
+        return y if self.bias is None else y + self.bias
 
 
 def require_fit(x: Tensor, weight: Tensor, bias: Tensor | None, what: str) -> None:
@@ -235,7 +252,7 @@ DIM = 1  # of positions, in (b, s, d)
 
 
 def gather_sequence(comm: Comm, x: Tensor) -> Tensor:
-    """All positions, from those of every rank: (b, s/p, d) -> (b, s, d), the same on every rank.
+    """Return all positions, from every rank's: (b, s/p, d) -> (b, s, d), the same on every rank.
 
     A function of plain tensors; in a backward pass scatter_sequence is its transposed.
     Bytes per rank: of all_gather for the N/p elements of x.
@@ -247,10 +264,10 @@ def gather_sequence(comm: Comm, x: Tensor) -> Tensor:
 
 
 def scatter_sequence(comm: Comm, x: Tensor) -> Tensor:
-    """This rank's positions of the sum of `x` over ranks: (b, s, d), different per rank -> (b, s/p, d).
+    """Return this rank's positions of the sum of `x` over ranks: (b, s, d), different per rank -> (b, s/p, d).
 
     A function of plain tensors; in a backward pass gather_sequence is its transposed.
-    Raises:  ValueError where the ranks do not divide s.
+    Raises:  ValueError if the ranks do not divide s.
     Bytes per rank: of reduce_scatter for the N elements of x.
     """
     require_positions(comm, x.shape[DIM])
@@ -261,20 +278,20 @@ def scatter_sequence(comm: Comm, x: Tensor) -> Tensor:
     return comm.reduce_scatter(rows.contiguous())
 
 
-def sequence_parallel(comm: Comm, x: Tensor, layer: Callable) -> Tensor:
-    """Send `x` through a layer of which every rank has a part, and of x only its own positions.
+def sequence_parallel(comm: Comm, x: Tensor, layer: Map) -> Tensor:
+    """Send `x` through a layer that is shared by all ranks, each with its own positions of x only.
 
         x (b, s/p, d) -> all-gather -> (b, s, d) -> layer -> part of the sum (b, s, d) -> reduce-scatter -> (b, s/p, d)
 
     Backward goes the other way: the gradient is gathered before the layer, and reduce-scattered after it.
 
     Args:    x: (b, s/p, d), this rank's positions.
-             layer: f((b, s, d), the same on every rank) -> (b, s, d), of which the sum over ranks is the result: a
+             layer: f((b, s, d), the same on every rank) -> (b, s, d), whose sum over ranks is the result: a
              column linear without copy_to, then a row linear without reduce_from.
     Returns: (b, s/p, d), this rank's positions of the result. x.grad is complete after backward.
-    Raises:  ValueError on every rank where the ranks do not divide the positions that layer returns.
+    Raises:  ValueError on every rank if the ranks do not divide the positions that layer returns.
     Steps: one all_gather, one reduce_scatter forward; the same backward.
-    Bytes per rank: 2(p - 1)/p * b s d * itemsize in each direction: those of one all_reduce.
+    Bytes per rank: 2(p - 1)/p * b s d * itemsize in each direction: as one all_reduce.
     Ref: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2 (g and its conjugate).
     """
     gather, scatter = partial(gather_sequence, comm), partial(scatter_sequence, comm)
@@ -286,12 +303,12 @@ def sequence_parallel(comm: Comm, x: Tensor, layer: Callable) -> Tensor:
 
 
 def all_gather_sequence(comm: Comm, x: Tensor) -> Tensor:
-    """(b, s/p, d) -> (b, s, d) for a layer of which every rank has a part: all-gather, reduce-scatter in backward."""
+    """Bring (b, s/p, d) to (b, s, d) for a layer that ranks share: all-gather, reduce-scatter in backward."""
     return conjugate(x, partial(gather_sequence, comm), partial(scatter_sequence, comm))
 
 
 def reduce_scatter_sequence(comm: Comm, x: Tensor) -> Tensor:
-    """(b, s, d), a part of the sum -> (b, s/p, d): reduce-scatter in forward, all-gather in backward."""
+    """Bring (b, s, d), a part of the sum, to (b, s/p, d): reduce-scatter in forward, all-gather in backward."""
     return conjugate(x, partial(scatter_sequence, comm), partial(gather_sequence, comm))
 
 

@@ -20,13 +20,14 @@ Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 202
 """
 
 import copy
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 
 from ...comm.base import Comm
+from ...models import cnn, transformer
 from ...models.cnn import CNN
 from ...models.deepseek import DeepSeek
 from ...models.gpt import GPT
@@ -43,14 +44,14 @@ NUMBER_BY_NUMBER = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
 
 
 def tensor_parallel(comm: Comm, model: nn.Module, sequence: bool = False, whole_logits: bool = True) -> nn.Module:
-    """This rank's shard of `model`, which stays as it is. Collective.
+    """Return this rank's shard of `model`, which stays as it is. Collective.
 
     Args:    model: one of models/, of the same structure on every rank; rank 0's values are taken.
              sequence: between the layers of a transformer a rank holds s/p positions; add_partial_gradients after
              backward. whole_logits=False: a decoder returns this rank's logits, for vocabulary_cross_entropy.
     Returns: nn.Module, called as `model` is; parameters have the names of the whole model's. tensor.cuts.cuts_of says
              how each is cut, gather_parameters puts them together.
-    Raises:  ValueError on every rank where it cannot be cut for comm.size ranks, or where the ranks' models differ.
+    Raises:  ValueError on every rank if it cannot be cut for comm.size ranks, or if the ranks' models differ.
     """
     shard(comm, copy.deepcopy(model), sequence, whole_logits)  # raises what it has to say before the first message
     require_same_model(comm, model, f"tensor_parallel(sequence={sequence})")
@@ -60,13 +61,13 @@ def tensor_parallel(comm: Comm, model: nn.Module, sequence: bool = False, whole_
 
 
 def shard(comm: Comm, whole: nn.Module, sequence: bool = False, whole_logits: bool = True) -> nn.Module:
-    """This rank's shard of `whole`, which is used up. No messages: all ranks have equal models, which is not looked at.
+    """Return this rank's shard of `whole`, which is used up. No messages: ranks have equal models, unchecked.
 
     Raises:  ValueError as tensor_parallel does.
     """
     if type(whole) not in KINDS:
         known = ", ".join(KINDS[kind].name for kind in KINDS)
-        raise ValueError(f"tensor_parallel does not know how to cut a {type(whole).__name__}: it cuts {known}")
+        raise ValueError(f"tensor_parallel cannot cut a {type(whole).__name__}: it cuts {known}")
     kind = KINDS[type(whole)]
     options = {"sequence": sequence, "whole_logits": whole_logits}
     for option, value in options.items():
@@ -78,48 +79,46 @@ def shard(comm: Comm, whole: nn.Module, sequence: bool = False, whole_logits: bo
 
 
 def shard_mlp(comm: Comm, layers: nn.Sequential) -> nn.Sequential:
-    """Linear layers in pairs, columns then rows; the last of an odd number stays whole."""
+    """Cut linear layers in pairs, columns then rows; the last of an odd number stays whole."""
     for name, layer in layers.named_children():
         if not isinstance(layer, (nn.Linear, *NUMBER_BY_NUMBER)):
             text = ", ".join(kind.__name__ for kind in (nn.Linear, *NUMBER_BY_NUMBER))
-            raise ValueError(
-                f"layer {name} is a {type(layer).__name__}: an nn.Sequential can be cut where all are {text}"
-            )
-    linears = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
-    for wide, narrow in zip(linears[::2], linears[1::2], strict=False):
-        layers[wide], layers[narrow] = ColumnLinear(comm, layers[wide]), RowLinear(comm, layers[narrow])
+            raise ValueError(f"layer {name} is a {type(layer).__name__}: an nn.Sequential can be cut if all are {text}")
+    linears = [(i, layer) for i, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
+    for (i, wide), (j, narrow) in zip(linears[::2], linears[1::2], strict=False):
+        layers[i], layers[j] = ColumnLinear(comm, wide), RowLinear(comm, narrow)
     return layers
 
 
 def shard_vit(comm: Comm, vit: ViT, sequence: bool) -> ViT:
-    """The blocks; with `sequence` the first one takes this rank's positions, and the last norm gathers them again."""
+    """Cut the blocks; with `sequence` the first one takes this rank's positions, and the last norm gathers all."""
     if sequence:
         require_positions(comm, vit.positions.shape[1])
-    for block in vit.blocks:
+    for block in cast("Iterable[transformer.Block]", vit.blocks):
         shard_block(comm, block, sequence)
     if sequence:
-        vit.blocks[0] = SplitBlock(comm, vit.blocks[0])
+        vit.blocks[0] = SplitBlock(comm, cast(transformer.Block, vit.blocks[0]))
         vit.norm = GatheredNorm(comm, vit.norm)
     return vit
 
 
-def shard_cnn(comm: Comm, cnn: CNN) -> CNN:
-    """The channels between the two convolutions of each block."""
-    for block in cnn.blocks:
+def shard_cnn(comm: Comm, whole: CNN) -> CNN:
+    """Cut the channels between the two convolutions of each block."""
+    for block in cast("Iterable[cnn.Block]", whole.blocks):
         shard_convolutions(comm, block)
-    return cnn
+    return whole
 
 
 class Kind(NamedTuple):
-    """How a model is cut. cut: f(comm, whole, **options) -> this rank's shard; options: which of tensor_parallel's."""
+    """A way to cut a model. cut: f(comm, whole, **options) -> this rank's shard; options: some of tensor_parallel's."""
 
     name: str
-    cut: Callable
+    cut: Callable[..., nn.Module]
     options: tuple[str, ...] = ()
 
 
 DEFAULTS = {"sequence": False, "whole_logits": True}
-KINDS = {
+KINDS: dict[type[nn.Module], Kind] = {
     nn.Sequential: Kind("mlp", shard_mlp),
     CNN: Kind("cnn", shard_cnn),
     GPT: Kind("gpt", TensorGPT, ("sequence", "whole_logits")),

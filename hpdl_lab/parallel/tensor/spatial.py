@@ -11,7 +11,7 @@ Ref: Dryden et al. 2019 (LBANN), arXiv:1903.06681, section 3; "Channel and Filte
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,9 @@ from .linear import copy_to, reduce_from
 
 
 def edges_of(height: int, ranks: int) -> tuple[int, ...]:
-    """Where each rank's rows of an image begin, and the end: equal shares, the first ones a row longer.
+    """Return where each rank's rows of an image begin, and the end: equal shares, the first ones a row longer.
 
-    edges_of(8, 3) -> (0, 3, 6, 8).   Raises ValueError where there are more ranks than rows.
+    edges_of(8, 3) -> (0, 3, 6, 8).   Raises ValueError if there are more ranks than rows.
     """
     if height < ranks:
         raise ValueError(f"an image of {height} rows cannot be shared by {ranks} ranks: each needs a row at least")
@@ -70,7 +70,7 @@ def halo_exchange(comm: Comm, x: Tensor, rows: Sequence[Sequence[int]]) -> Tenso
 
 
 def sending(comm: Comm, x: Tensor, dst: int) -> list[Work]:
-    """[Work] that sends `x`, [] where it is empty: nobody waits for nothing."""
+    """Return [Work] that sends `x`, [] if it is empty: nobody waits for nothing."""
     return [comm.isend(x.contiguous(), dst)] if x.numel() else []
 
 
@@ -78,7 +78,7 @@ def receiving(comm: Comm, x: Tensor, src: int) -> list[Work]:
     return [comm.irecv(x, src)] if x.numel() else []
 
 
-def require_pairs(comm: Comm, rows: Any) -> None:
+def require_pairs(comm: Comm, rows: Sequence[Sequence[int]]) -> None:
     """Raise ValueError unless `rows` has a pair of numbers for each rank."""
     lists = isinstance(rows, tuple | list) and all(isinstance(pair, tuple | list) for pair in rows)
     if not lists or len(rows) != comm.size or any(len(pair) != 2 or min(pair) < 0 for pair in rows):
@@ -86,7 +86,7 @@ def require_pairs(comm: Comm, rows: Any) -> None:
 
 
 def require_high_enough(rows: Sequence[Sequence[int]], rank: int, height: int) -> None:
-    """Raise ValueError where a neighbor of `rank`, which has `height` rows, needs more of them."""
+    """Raise ValueError if a neighbor of `rank`, which has `height` rows, needs more of them."""
     neighbors = [(rank - 1, rows[rank - 1][1])] if rank > 0 else []
     neighbors += [(rank + 1, rows[rank + 1][0])] if rank < len(rows) - 1 else []
     for neighbor, needed in neighbors:
@@ -99,11 +99,13 @@ def require_high_enough(rows: Sequence[Sequence[int]], rank: int, height: int) -
 def shard_convolutions(comm: Comm, block: Block) -> Block:
     """Replace the layers of a models.cnn.Block by this rank's parts of them, in place; returns it.
 
-    Raises:  ValueError where the ranks do not divide the channels, or the groups of its group norm.
+    Raises:  ValueError if the ranks do not divide the channels, or the groups of its group norm.
     """
     block.conv1, block.conv2 = ColumnConvolution(comm, block.conv1), RowConvolution(comm, block.conv2)
     block.norm1 = (
-        CutBatchNorm(comm, block.norm1) if isinstance(block.norm1, BatchNorm) else CutGroupNorm(comm, block.norm1)
+        CutBatchNorm(comm, block.norm1)
+        if isinstance(block.norm1, BatchNorm)
+        else CutGroupNorm(comm, cast(nn.GroupNorm, block.norm1))
     )
     return block
 
@@ -118,7 +120,8 @@ class CutConvolution(nn.Conv2d):
         cut = equal_shares(comm, channels[self.dim], self.dim, "the channels of a convolution")
         channels[self.dim] //= comm.size
         out, inside = channels
-        super().__init__(inside, out, whole.kernel_size, whole.stride, whole.padding, bias=False)
+        sizes = whole.kernel_size, whole.stride, whole.padding
+        super().__init__(inside, out, *sizes, bias=False)  # pyrefly: ignore[bad-argument-type]
         self.comm, self.cuts = comm, {"weight": cut}
         self.weight = cut.parameter_of(whole.weight)
 
@@ -128,17 +131,17 @@ class ColumnConvolution(CutConvolution):
 
     dim = 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(copy_to(self.comm, x))
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(copy_to(self.comm, input))
 
 
 class RowConvolution(CutConvolution):
-    """What this rank's input channels give, added over ranks: (b, c/p, h, w) -> (b, c_out, ...)."""
+    """The outputs of this rank's input channels, added over ranks: (b, c/p, h, w) -> (b, c_out, ...)."""
 
     dim = 1
 
-    def forward(self, x: Tensor) -> Tensor:
-        return reduce_from(self.comm, super().forward(x))
+    def forward(self, input: Tensor) -> Tensor:
+        return reduce_from(self.comm, super().forward(input))
 
 
 class CutGroupNorm(nn.GroupNorm):

@@ -1,4 +1,4 @@
-"""The block of GPT and ViT, and a whole GPT, on several ranks, each of which has some of the heads.
+"""The block of GPT and ViT, and a whole GPT, on several ranks: each has some of the heads.
 
     x -> norm -> [attention of my heads] -> all-reduce -> add -> norm -> [columns, GELU, rows] -> all-reduce -> add
 
@@ -11,6 +11,9 @@ The weight of all heads' questions, keys and values is one packed matrix; a rank
 With `sequence` x is this rank's positions, (b, s/p, d): an all-gather before a layer, a reduce-scatter behind it.
 Ref: Shoeybi et al. 2019, arXiv:1909.08053, figures 3b and 4; Korthikanti et al. 2022, arXiv:2205.05198, figure 5.
 """
+
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +68,7 @@ def attention_heads(
     heads: int,
     causal: bool,
 ) -> Tensor:
-    """Compute attention, of which this rank has some heads.
+    """Compute attention, some of its heads on this rank.
 
     Args:    x: (b, s, d), the same on every rank.
              qkv_weight: (3d/p, d), qkv_bias: (3d/p,): this rank's rows, q of its heads, then k, then v.
@@ -90,7 +93,7 @@ def attention_heads(
 class TensorAttention(AttentionModule):
     """This rank's heads of a models.transformer.Attention; (b, s, d) -> (b, s, d), the same on every rank.
 
-    What attention_heads computes for causal or full attention, for whatever `attend` says.
+    Computes what attention_heads does for causal or full attention, for any `attend`.
     sequence: x and the result are this rank's positions, (b, s/p, d) -> (b, s/p, d).
     """
 
@@ -109,11 +112,11 @@ class TensorAttention(AttentionModule):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.sequence:
-            return sequence_parallel(self.comm, x, self.part) + self.out.bias
+            return self.out.plus_bias(sequence_parallel(self.comm, x, self.part))
         return self.out(heard(self.attend, self.qkv(x), self.heads))
 
     def part(self, x: Tensor) -> Tensor:
-        """Without communication and bias: (b, s, d) -> (b, s, d), this rank's part of the sum."""
+        """Return this rank's part of the sum, without communication and bias: (b, s, d) -> (b, s, d)."""
         return self.out.part(heard(self.attend, self.qkv.part(x), self.heads))
 
 
@@ -129,12 +132,13 @@ def require_heads(qkv_weight: Tensor, out_weight: Tensor, heads: int) -> None:
 
 def shard_block(comm: Comm, block: Block, sequence: bool = False) -> Block:
     """Replace the layers of a models.transformer.Block by this rank's parts of them, in place; returns it."""
-    block.attention = TensorAttention(comm, block.attention, sequence)
-    wide, gelu, narrow = block.mlp
-    pair = ColumnLinear(comm, wide), gelu, RowLinear(comm, narrow, sequence)
-    block.mlp = SequenceMLP(comm, *pair) if sequence else nn.Sequential(*pair)
+    block.attention = TensorAttention(comm, cast(Attention, block.attention), sequence)
+    wide, gelu, narrow = cast("tuple[nn.Linear, nn.Module, nn.Linear]", block.mlp)  # an nn.Sequential
+    columns, rows = ColumnLinear(comm, wide), RowLinear(comm, narrow, sequence)
+    block.mlp = SequenceMLP(comm, columns, gelu, rows) if sequence else nn.Sequential(columns, gelu, rows)
     if sequence:
-        block.norm1, block.norm2 = SequenceNorm(block.norm1), SequenceNorm(block.norm2)
+        block.norm1 = SequenceNorm(cast(nn.LayerNorm, block.norm1))
+        block.norm2 = SequenceNorm(cast(nn.LayerNorm, block.norm2))
     return block
 
 
@@ -145,16 +149,17 @@ class SequenceMLP(nn.Sequential):
         super().__init__(*layers)
         self.comm = comm
 
-    def forward(self, x: Tensor) -> Tensor:
-        wide, gelu, narrow = self
-        return sequence_parallel(self.comm, x, lambda x: narrow.part(gelu(wide.part(x)))) + narrow.bias
+    def forward(self, input: Tensor) -> Tensor:
+        wide, gelu, narrow = cast("tuple[ColumnLinear, nn.Module, RowLinear]", self)
+        y = sequence_parallel(self.comm, input, lambda x: narrow.part(gelu(wide.part(x))))
+        return narrow.plus_bias(y)
 
 
 class SequenceNorm(nn.LayerNorm):
     """A layer norm that sees this rank's positions only, so that its gradients are parts of a sum over ranks."""
 
     def __init__(self, whole: nn.LayerNorm) -> None:
-        super().__init__(whole.normalized_shape, whole.eps)
+        super().__init__(list(whole.normalized_shape), whole.eps)
         self.cuts = {"weight": PARTIAL, "bias": PARTIAL}
         self.weight, self.bias = PARTIAL.parameter_of(whole.weight), PARTIAL.parameter_of(whole.bias)
 
@@ -166,8 +171,8 @@ class GatheredNorm(SequenceNorm):
         super().__init__(whole)
         self.comm = comm
 
-    def forward(self, x: Tensor) -> Tensor:
-        return gather_from(self.comm, super().forward(x), DIM)
+    def forward(self, input: Tensor) -> Tensor:
+        return gather_from(self.comm, super().forward(input), DIM)
 
 
 class SplitBlock(Block):
@@ -194,9 +199,10 @@ class TensorGPT(GPT):
     def __init__(self, comm: Comm, whole: GPT, sequence: bool = False, whole_logits: bool = True) -> None:
         nn.Module.__init__(self)
         self.block = whole.block
-        self.tokens = VocabularyEmbedding(comm, whole.tokens, sequence, whole.block)
-        self.positions = Positions(comm, whole.positions, sequence)
-        self.blocks = nn.Sequential(*[shard_block(comm, block, sequence) for block in whole.blocks])
+        self.add_module("tokens", VocabularyEmbedding(comm, whole.tokens, sequence, whole.block))
+        self.add_module("positions", Positions(comm, whole.positions, sequence))
+        blocks = cast("Iterable[Block]", whole.blocks)
+        self.blocks = nn.Sequential(*[shard_block(comm, block, sequence) for block in blocks])
         self.norm = SequenceNorm(whole.norm) if sequence else whole.norm
         self.head = VocabularyLinear(comm, whole.tokens.num_embeddings, sequence, whole_logits)
 
@@ -205,7 +211,7 @@ class TensorGPT(GPT):
 
 
 class Positions(nn.Module):
-    """Rows of the table of positions, whole on every rank; with `sequence` those of this rank's share of the places."""
+    """Rows of the table of positions, whole on every rank; with `sequence` of this rank's share of the places."""
 
     def __init__(self, comm: Comm, whole: nn.Embedding, sequence: bool) -> None:
         super().__init__()

@@ -7,7 +7,9 @@ of its rows: it looks up the tokens that it has and zeros for the others, and co
 Ref: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053, section 3.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,14 @@ from .linear import (
     require_positions,
     summed,
 )
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    class LossContext(FunctionCtx):
+        """The state that forward of `VocabularyLoss` leaves to its backward."""
+
+        saved_tensors: tuple[Tensor, ...]
 
 
 class VocabularyEmbedding(nn.Module):
@@ -47,7 +57,7 @@ class VocabularyEmbedding(nn.Module):
         require_tokens(tokens, self.num_embeddings)
         if self.sequence:
             require_positions(self.comm, tokens.shape[1])
-        x = found(tokens, self.weight, self.comm.rank)  # (b, s, d), zeros where another rank has the token
+        x = found(tokens, self.weight, self.comm.rank)  # (b, s, d), zeros if another rank has the token
         return (reduce_scatter_sequence if self.sequence else reduce_from)(self.comm, x)
 
 
@@ -70,21 +80,21 @@ class VocabularyLinear(nn.Module):
 
 
 def found(tokens: Tensor, weight: Tensor, rank: int) -> Tensor:
-    """Rows of this rank's part of a table, (n, d), for `tokens`; zeros for tokens that other ranks have."""
+    """Return rows of this rank's part of a table, (n, d), for `tokens`; zeros for tokens that other ranks have."""
     mine = tokens - rank * len(weight)
     other = (mine < 0) | (mine >= len(weight))
     return embedding(mine.masked_fill(other, 0), weight).masked_fill(other.unsqueeze(-1), 0)
 
 
 def vocabulary_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, vocabulary: int) -> Tensor:
-    """The mean over positions of log(sum exp(logits)) - logits[target], where each rank has some of the logits.
+    """Return the mean over positions of log(sum exp(logits)) - logits[target], if each rank has some of the logits.
 
         per position     max over ranks, then the sums of exp(logit - max) and of the target's logit: 3 numbers, not V
 
     Args:    logits: (..., ceil(V/p)), this rank's tokens; behind the last of V there may be padding, which is ignored.
              targets: (...) int64, the same on every rank; vocabulary: V.
     Returns: scalar, the same on every rank: torch's cross_entropy of all logits. logits.grad needs no message.
-    Raises:  ValueError where shapes do not fit or a target is no token, before the first message.
+    Raises:  ValueError if shapes do not fit or a target is no token, before the first message.
     Steps: one all_gather of n numbers and one all_reduce of 2n, for n positions; 0 backward.
     Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
@@ -102,7 +112,7 @@ class VocabularyLoss(torch.autograd.Function):
     """logits (n, V/p), targets (n,) -> their mean cross-entropy."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, comm: Comm, vocabulary: int) -> Tensor:
+    def forward(ctx: LossContext, logits: Tensor, targets: Tensor, comm: Comm, vocabulary: int) -> Tensor:
         n, share = logits.shape
         first = comm.rank * share
         padding = torch.arange(first, first + share, device=logits.device) >= vocabulary
@@ -120,7 +130,7 @@ class VocabularyLoss(torch.autograd.Function):
         return (total.log() - said).mean()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: LossContext, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyrefly: ignore[bad-override]
         (slope,) = ctx.saved_tensors
         return slope * grad, None, None, None
 

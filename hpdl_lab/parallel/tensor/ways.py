@@ -1,4 +1,4 @@
-"""One part of a transformer, x + mlp(norm(x)), on several ranks in four ways: what each sends, keeps and takes.
+"""A part of a transformer, x + mlp(norm(x)), on several ranks in four ways: what each sends, keeps and takes.
 
     way          weights    forward                         backward
     whole        all        -                               -
@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -22,13 +22,15 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
 from ...collectives import cost, ring, sweep
-from ...comm.base import Comm
+from ...comm.base import Comm, Row
 from ...comm.errors import WrongAnswer
 from ...measure import measure
 from ..grid.memory import SavedBytes
 from ..reducer import result_of
-from .linear import column_linear, linear_naive, row_linear, sequence_parallel
+from .linear import Map, column_linear, linear_naive, row_linear, sequence_parallel
 
+Linear: TypeAlias = Callable[[Comm, Tensor, Tensor, Tensor | None], Tensor]
+OnRanks: TypeAlias = Callable[[Comm, Tensor], Tensor]
 WAYS = ("whole", "by layer", "pair", "sequence")
 TOLERANCE = 1e-3  # of float32 results, relative to the largest
 
@@ -36,9 +38,9 @@ TOLERANCE = 1e-3  # of float32 results, relative to the largest
 class Parts(NamedTuple):
     """Functions of a layer, the library's or an attendee's."""
 
-    column: Callable = column_linear
-    row: Callable = row_linear
-    sequence: Callable = sequence_parallel
+    column: Linear = column_linear
+    row: Linear = row_linear
+    sequence: Callable[[Comm, Tensor, Map], Tensor] = sequence_parallel
 
 
 class Shape(NamedTuple):
@@ -54,7 +56,7 @@ class Shape(NamedTuple):
 
 
 def weights_of(shape: Shape) -> list[Tensor]:
-    """(up, up_bias, down, down_bias) of the whole layer, the same on every rank."""
+    """Return (up, up_bias, down, down_bias) of the whole layer, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
     d = shape.width
     sizes = ((4 * d, d), (4 * d,), (d, 4 * d), (d,))
@@ -62,7 +64,7 @@ def weights_of(shape: Shape) -> list[Tensor]:
 
 
 def weights_here(comm: Comm, way: str, weights: list[Tensor]) -> list[Tensor]:
-    """What this rank holds of them: all, its rows of both (by layer), or its rows and then its columns."""
+    """Return what this rank holds of them: all, its rows of both (by layer), or its rows and then its columns."""
     if way == "whole":
         return weights
     up, up_bias, down, down_bias = (w.tensor_split(comm.size, 0)[comm.rank] for w in weights)
@@ -72,7 +74,7 @@ def weights_here(comm: Comm, way: str, weights: list[Tensor]) -> list[Tensor]:
 
 
 def block(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) -> Tensor:
-    """x + mlp(norm(x)); x (b, s, d) whole, or with "sequence" (b, s/p, d), this rank's positions."""
+    """Compute x + mlp(norm(x)); x (b, s, d) whole, or with "sequence" (b, s/p, d), this rank's positions."""
     up, up_bias, down, down_bias = weights
     normed = layer_norm(x, x.shape[-1:])
     if way == "whole":
@@ -85,8 +87,8 @@ def block(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) 
     return x + made(parts.sequence, comm, normed, partial(mlp_part, up, up_bias, down)) + down_bias
 
 
-def made(fn: Callable, comm: Comm, *args: Any) -> Tensor:
-    """fn(comm, *args), or WrongAnswer where that is no tensor."""
+def made(fn: Callable[..., object], comm: Comm, *args: object) -> Tensor:
+    """Return fn(comm, *args). Raises WrongAnswer if that is no tensor."""
     y = fn(comm, *args)
     if not isinstance(y, torch.Tensor):
         what = "nothing" if y is None else f"something of type {type(y).__name__}"
@@ -95,12 +97,12 @@ def made(fn: Callable, comm: Comm, *args: Any) -> Tensor:
 
 
 def mlp_part(up: Tensor, up_bias: Tensor, down: Tensor, x: Tensor) -> Tensor:
-    """A rank's part of the sum, without communication."""
+    """Return a rank's part of the sum, without communication."""
     return linear(gelu(linear(x, up, up_bias)), down)
 
 
 def race(comm: Comm, parts: Parts, shape: Shape, repeats: int) -> None:
-    """On one rank: a ping-pong, then every way; rank 0 reports the largest of what the ranks send and keep."""
+    """Time, on one rank, a ping-pong, then every way; rank 0 reports the largest of what the ranks send and keep."""
     for way in ("pair", "sequence"):  # with the functions that were given: a mistake shows before anything is measured
         try_way(comm, way, parts, Shape(1, comm.size, comm.size), 0)
     alpha, beta, gamma = sweep.ping_pong(comm, 1 if repeats == 1 else sweep.SAMPLES, 1 if repeats == 1 else 20)
@@ -116,50 +118,64 @@ def race(comm: Comm, parts: Parts, shape: Shape, repeats: int) -> None:
 
 
 class Known(NamedTuple):
-    """What all ways of one shape begin with and must come to: x, weights of the whole layer, count_step on one rank."""
+    """The start and the end that all ways of one shape share: x, weights of the whole layer; y, x.grad on one rank."""
 
     x: torch.Tensor
     weights: list[Tensor]
-    right: dict[str, Any]
+    y: Tensor
+    grad: Tensor
 
     @classmethod
     def of(cls, comm: Comm, shape: Shape) -> Known:
         x, weights = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(1)), weights_of(shape)
-        return cls(x, weights, count_step(comm, "whole", Parts(), x, weights))
+        counted = count_step(comm, "whole", Parts(), x, weights)
+        return cls(x, weights, counted.y, cast(Tensor, counted.grad))
 
 
-def try_way(comm: Comm, way: str, parts: Parts, shape: Shape, repeats: int, known: Any = None) -> dict[str, Any]:
-    """Forward and backward of one way on this rank: right first, then counted, then timed.
+def try_way(comm: Comm, way: str, parts: Parts, shape: Shape, repeats: int, known: Known | None = None) -> Row:
+    """Go forward and back in one way on this rank: right first, then counted, then timed.
 
     Args:    parts: Parts; shape: Shape, whose tokens the ranks share equally; repeats: times that are measured.
              known: Known of this shape, for several ways; default made here.
     Returns: dict: way, forward, backward: bytes sent on a ring; kept: bytes of activations kept for backward;
              weights: bytes; seconds: list of times of a forward and a backward.
-    Raises:  collectives.sweep.WrongAnswer on every rank where the result is not that of one rank.
+    Raises:  collectives.sweep.WrongAnswer on every rank if the result is not one rank's.
     """
-    x, whole, right = known or Known.of(comm, shape)
+    x, whole, y, grad = known or Known.of(comm, shape)
     weights = [w.clone().requires_grad_(True) for w in weights_here(comm, way, whole)]
     if way == "sequence":
-        x, right = positions_here(comm, x), {name: positions_here(comm, right[name]) for name in ("y", "x.grad")}
+        x, y, grad = (positions_here(comm, t) for t in (x, y, grad))
     rings = on_a_ring(comm)
     counted = count_step(rings, way, parts, x, weights)
-    for name in ("y", "x.grad"):
-        require_right(comm, way, name, counted.pop(name), right[name])
+    for name, got, right in (("y", counted.y, y), ("x.grad", counted.grad, grad)):
+        require_right(comm, way, name, got, right)
 
     def step() -> None:
         block(rings, way, parts, x.clone().requires_grad_(True), weights).sum().backward()
 
     timed = measure(step, warmup=0, repeats=repeats, barrier=comm.barrier, clock=comm.trace.clock)
-    return {"way": way, **counted, "weights": sum(w.nbytes for w in weights), "seconds": list(timed.times)}
+    held = {"kept": counted.kept, "weights": sum(w.nbytes for w in weights)}
+    sent = {"forward": counted.forward, "backward": counted.backward}
+    return {"way": way, **sent, **held, "seconds": list(timed.times)}
 
 
 def positions_here(comm: Comm, x: Tensor) -> Tensor:
-    """This rank's positions of x (b, s, d)."""
+    """Return this rank's positions of x (b, s, d)."""
     return x.tensor_split(comm.size, 1)[comm.rank].contiguous()
 
 
-def count_step(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) -> dict[str, Tensor | int]:
-    """{y, x.grad, forward, backward, kept} of one step."""
+class StepCounts(NamedTuple):
+    """The figures of a step: y, the gradient of x, bytes sent forward and backward, bytes kept in between."""
+
+    y: Tensor
+    grad: Tensor | None
+    forward: int
+    backward: int
+    kept: int
+
+
+def count_step(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) -> StepCounts:
+    """Take one step, and count what it sends and keeps."""
     x, begun = x.clone().requires_grad_(True), len(comm.trace.log)
     with SavedBytes(weights) as saved:
         y = block(comm, way, parts, x, weights)
@@ -167,13 +183,14 @@ def count_step(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tens
     (y * y).sum().backward()
     sent = [e.nbytes if e.op == "send" else 0 for e in comm.trace.events[begun:]]
     forward, backward = sum(sent[: middle - begun]), sum(sent[middle - begun :])
-    return {"y": y.detach(), "x.grad": x.grad, "forward": forward, "backward": backward, "kept": saved.most}
+    return StepCounts(y.detach(), x.grad, forward, backward, saved.most)
 
 
-def require_right(comm: Comm, way: str, name: str, got: Tensor, right: Tensor) -> None:
+def require_right(comm: Comm, way: str, name: str, got: Tensor | None, right: Tensor) -> None:
     """Raise WrongAnswer, on every rank, unless all ranks have what one rank has."""
-    fits = got is not None and got.shape == right.shape
-    off = float((got - right).abs().max() / right.abs().max()) if fits else float("inf")
+    off = float("inf")
+    if got is not None and got.shape == right.shape:
+        off = float((got - right).abs().max() / right.abs().max())
     for rank, worst in enumerate(np.asarray(comm.all_gather(np.array([off]))).reshape(-1)):
         if not worst < TOLERANCE:
             raise WrongAnswer(
@@ -183,7 +200,7 @@ def require_right(comm: Comm, way: str, name: str, got: Tensor, right: Tensor) -
 
 
 def bytes_sent(way: str, p: int, n: int) -> tuple[float, ...]:
-    """(forward, backward) bytes that a rank sends on a ring of p ranks, for an x of n bytes."""
+    """Return (forward, backward) bytes that a rank sends on a ring of p ranks, for an x of n bytes."""
     gather, reduce = n * (p - 1) / p, 2 * n * (p - 1) / p
     return {
         "whole": (0, 0),
@@ -194,7 +211,7 @@ def bytes_sent(way: str, p: int, n: int) -> tuple[float, ...]:
 
 
 def seconds_of(way: str, p: int, n: int, whole: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
-    """Model: s of a forward and a backward. whole: s of the way "whole", whose arithmetic p ranks share."""
+    """Predict the seconds of a forward and a backward. whole: s of the way "whole", whose arithmetic p ranks share."""
     if way == "whole":
         return whole
     seconds = partial(cost.Cost.seconds, alpha=alpha, beta=beta, gamma=gamma)
@@ -217,9 +234,9 @@ class Plugged:
     def __init__(
         self,
         comm: Comm,
-        all_reduce: Callable | None = None,
-        all_gather: Callable | None = None,
-        reduce_scatter: Callable | None = None,
+        all_reduce: OnRanks | None = None,
+        all_gather: OnRanks | None = None,
+        reduce_scatter: OnRanks | None = None,
     ) -> None:
         self._comm = comm
         if all_reduce:
@@ -235,18 +252,18 @@ class Plugged:
         return getattr(self._comm, name)
 
 
-def on_a_ring(comm: Comm) -> Any:
-    """`comm` with the collectives of collectives/ring.py, which send what invariants of bandwidth are written for."""
-    return Plugged(comm, ring.all_reduce, ring_all_gather, ring_reduce_scatter)
+def on_a_ring(comm: Comm) -> Comm:
+    """Return `comm` with the collectives of collectives/ring.py, for which invariants of bandwidth are written."""
+    return cast(Comm, Plugged(comm, ring.all_reduce, ring_all_gather, ring_reduce_scatter))
 
 
 def ring_all_gather(comm: Comm, x: Tensor) -> Tensor:
-    """The (p, *x.shape) stack of every rank's `x`.   Steps: p - 1.   Bytes per rank: (p - 1) * N * itemsize."""
+    """Return the (p, *x.shape) stack of every rank's `x`.   Steps: p - 1.   Bytes per rank: (p - 1) * N * itemsize."""
     out = x.new_empty((comm.size, x.numel()))
     out[comm.rank] = x.reshape(-1)
     return ring.all_gather(comm, out.view(-1)).view(comm.size, *x.shape)
 
 
 def ring_reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
-    """Row r, on rank r, of the sum of `x` (p, ...).   Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize."""
+    """Return row r, on rank r, of the sum of `x` (p, ...).  Steps: p - 1.   Bytes: (p - 1)/p * N * itemsize."""
     return ring.reduce_scatter(comm, x.clone().view(-1)).view(x.shape[1:])

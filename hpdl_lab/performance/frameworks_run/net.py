@@ -31,7 +31,7 @@ def examples(worker: int, workers: int = WORKERS) -> list[np.ndarray]:
 
 
 def train(package: str, step: Callable[[], object], loss: Callable[[], float], repeats: int = 1) -> None:
-    """Train, then print what it took. `step` makes `repeats` steps, and returns when they are done."""
+    """Train, then print the time and the bytes. `step` makes `repeats` steps, and returns when they are done."""
     for _ in range(0, WARM_UP, repeats):
         step()
     before, times = link_bytes(), []
@@ -45,7 +45,7 @@ def train(package: str, step: Callable[[], object], loss: Callable[[], float], r
 
 
 def link_bytes() -> np.ndarray:
-    """Return what the ports of the switch have counted: (host, 2), bytes that the host has sent, and received."""
+    """Return the counts of the ports of the switch: (host, 2), bytes that the host has sent, and received."""
     time.sleep(0.5)  # the last messages arrive
     with open(f"/proc/{os.environ['SWITCH']}/net/dev") as file:
         counts = {name.strip(): row.split() for name, row in (line.split(":") for line in file if ":" in line)}

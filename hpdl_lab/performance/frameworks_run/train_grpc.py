@@ -8,7 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import grpc
+import grpc  # pyrefly: ignore[missing-import]
 import numpy as np
 import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters

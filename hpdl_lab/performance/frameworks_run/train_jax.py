@@ -3,9 +3,9 @@
 import sys
 from functools import partial
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+import jax  # pyrefly: ignore[missing-import]
+import jax.numpy as jnp  # pyrefly: ignore[missing-import]
+from jax.sharding import NamedSharding, PartitionSpec  # pyrefly: ignore[missing-import]
 
 from . import net
 

@@ -5,7 +5,7 @@ import os
 import sys
 from functools import partial
 
-import tensorflow as tf
+import tensorflow as tf  # pyrefly: ignore[missing-import]
 
 from . import net
 
@@ -27,7 +27,7 @@ def descend(weights: list[tf.Variable], x: tf.Tensor, y: tf.Tensor, rate: float)
 
 
 def mirrored(number: int) -> None:
-    """Every worker runs this. An all-reduce over gRPC averages what the workers would assign."""
+    """Train on every worker. An all-reduce over gRPC averages the values that the workers would assign."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         weights = [tf.Variable(array, aggregation=tf.VariableAggregation.MEAN) for array in net.weights()]

@@ -1,6 +1,7 @@
 """PyTorch: one process alone, DistributedDataParallel by gloo, the same compiled, and the ring of this laboratory."""
 
 import sys
+from collections.abc import Callable
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -23,18 +24,19 @@ class Net(torch.nn.Module):
 
 def main(how: str, role: str, number: str) -> None:
     x, y = map(torch.from_numpy, net.examples(int(number), 1 if how == "alone" else net.WORKERS))
-    model, comm = Net(), None if how == "alone" else world(deadline=60)
+    weights, comm = Net(), None if how == "alone" else world(deadline=60)
+    model: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = weights
     if how in ("ddp", "compiled"):
-        model = DistributedDataParallel(model)
+        model = DistributedDataParallel(weights)
     if how == "compiled":
         model = torch.compile(model)
-    descent = torch.optim.SGD(model.parameters(), net.RATE)
+    descent = torch.optim.SGD(weights.parameters(), net.RATE)
 
     def step() -> None:
         descent.zero_grad()
         model(x, y).backward()  # DDP averages the gradients of all workers meanwhile
-        if how == "ring":
-            gradients = [weight.grad for weight in model.parameters()]
+        if comm is not None and how == "ring":
+            gradients = [weight.grad for weight in weights.parameters() if weight.grad is not None]
             vector_to_parameters(ring.all_reduce(comm, parameters_to_vector(gradients)) / comm.size, gradients)
         descent.step()
 
