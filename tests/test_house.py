@@ -4,15 +4,15 @@ import pytest
 
 from tests import house
 
-AT_MOST = {  # the aims of docs/house.md are lower where a second number stands there
-    "Any in annotations": 300,
-    "Callable without its types": 60,
+AT_MOST = {  # docs/house.md has the aims: fewer than 15 classes and 40 functions of one name
+    "Any in annotations": 150,
+    "Callable without its types": 10,
     "circles inside rooms": 0,
     "classes of one name in several rooms": 57,
-    "functions of one name in several rooms": 310,
+    "functions of one name in several rooms": 309,
     "docstrings that begin What, Whether, Of, Those, One": 0,
     "docstrings: of which, that of": 20,
-    "docstrings: where as if": 50,
+    "docstrings: where as if": 10,
     "modules that only tests import": 0,
 }
 

@@ -107,7 +107,7 @@ def suiting(data: Dataset) -> str:
 
 
 def wanted(data: str, model: str | None) -> str:
-    """Return the name of the data set that is meant by `data`: "digits" for a model that reads images are images."""
+    """Return the data set that is meant: for a model that reads images, "digits" means "digit_images"."""
     return "digit_images" if data == "digits" and model in ("cnn", "vit") else data
 
 

@@ -170,7 +170,7 @@ class Panel:
         return lambda change: None if self._quiet else self.picker.set(**{name: change["new"]})
 
     def refresh(self) -> None:
-        """Show what the picker says now."""
+        """Show the present state of the picker."""
         picker = self.picker
         with self._lock:
             self._quiet = True

@@ -350,7 +350,7 @@ def read_in_an_epoch(run: Run, passes: list[Event]) -> Iterator[Finding]:
         return
     if all(event["rows"] == passes[0]["rows"] for event in passes):  # one data set for all, wherever it is cut from
         length = passes[0]["length"]
-    elif all(event["rows"][0] >= 0 for event in passes):  # shares, of which the first begins and the last ends it
+    elif all(event["rows"][0] >= 0 for event in passes):  # shares: the first begins it, and the last ends it
         read = [i for event in passes for i in event["index"]]
         length = max(read) - min(read) + 1
     known = passes[0]["rows"] is not None or all(event["length"] == length for event in passes)
@@ -415,7 +415,7 @@ def complete(passes: list[Event]) -> bool:
 
 
 def content_agrees(run: Run, passes: list[Event]) -> bool:
-    """Return True if the same index means the same example on all ranks, as far as fingerprints say.
+    """Return True if the same index means the same example on all ranks, as far as fingerprints go.
 
     Data sets that ranks have cut by themselves have the same indices, and other examples.
     """
@@ -569,7 +569,7 @@ def notes(run: Run, strategy: Strategy) -> Iterator[Finding]:
             "note",
             "batchnorm",
             f"""{counted(len(kinds), kinds[0])} normalize over the {batch} examples of each rank, not over the
-            {batch * run.size} of a step, and the running statistics that are saved are those of one rank.
+            {batch * run.size} of a step, and the running statistics that are saved belong to one rank.
             nn.SyncBatchNorm.convert_sync_batchnorm(model) takes all.""",
         )
     if dropout and all(state == states[0] for state in states):

@@ -1,4 +1,4 @@
-"""Begin to observe a process of a watched script as soon as it imports torch or mpi4py. Nothing is imported before."""
+"""The beginning of an observation: when the process imports torch or mpi4py. Nothing is imported before."""
 
 import importlib.abc
 import importlib.machinery

@@ -1,4 +1,4 @@
-"""Launch a script as its author would, under observation, and follow it until it has ended or its ranks are stuck."""
+"""The launch of a script as its author would, under observation, until it has ended or its ranks are stuck."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def command_of(words: list[str], mpi: bool = False) -> tuple[list[str], str]:
     alone = not re.search(r"--(standalone|nnodes|rdzv|master|node)", " ".join(options))
     options = ["--standalone", *options] if alone else options
     if not any(option.startswith(("--monitor-interval", "--monitor_interval")) for option in options):
-        options = [f"--monitor-interval={MONITOR}", *options]  # ranks that need one that has died say so meanwhile
+        options = [f"--monitor-interval={MONITOR}", *options]  # meanwhile ranks that need a dead one report it
     return [sys.executable, "-m", f"{__package__}.torchrun", *options, *program], name
 
 

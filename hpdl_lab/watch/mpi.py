@@ -53,7 +53,7 @@ def install(folder: Path) -> None:
     MPI.COMM_WORLD = watched(world)
     observer.live["rank"] = world.rank
     observer.note("met", rank=world.rank, size=world.size, backend="mpi")
-    atexit.register(observer.end)  # before that of mpi4py, which waits for all ranks
+    atexit.register(observer.end)  # before mpi4py's own, which waits for all ranks
 
 
 def noted(method: Callable[..., T], name: str, observer: Observer, world: MPI.Comm) -> Callable[..., T]:

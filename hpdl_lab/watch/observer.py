@@ -1,13 +1,13 @@
-"""Note in every process of a watched script, in FOLDER/PID.jsonl, what its rank does.
+"""The notes of every process of a watched script, in FOLDER/PID.jsonl.
 
-    began, meets, met               the process; where it asks for a process group; which rank it is
+    began, meets, met               the process; the line that asks for a process group; its rank
     model, forward, step, steps     what torch's own hooks see (training.py)
     loader, epoch, rows             which examples it reads
     prints, writes                  lines that it prints, files that it writes
     raised, collectives, ended      the exception that ends it; torch's flight recorder, when asked for and at the end
 
-FOLDER/PID.now says where the process is, written anew four times a second by a thread of its own, so that nobody has to
-ask a rank that waits. The script is left as it is. A hook that fails is noted ("trouble") and not used again.
+FOLDER/PID.now has the state of the process, written four times a second by a thread of its own, and a waiting rank
+need not be asked. The script is left as it is. A hook that fails is noted ("trouble") and not used again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .collectives import Begun
     from .records import Beat
 
-BEAT = 0.25  # s between two looks at where the script is
-ANSWERS = 4 * BEAT  # s that a rank which dies gives the others to note where they are
+BEAT = 0.25  # s between two looks at the script
+ANSWERS = 4 * BEAT  # s that a rank which dies gives the others to note their states
 LAST = 0.1  # s: torch 2.13 aborts if a thread of gloo still wants Python's lock when Python ends
 NAMED = "HPDL_WATCH_ALL"  # in the environment: examples and gradients of every step, as the checks of exercises want
 
@@ -69,7 +69,7 @@ class Observer:
         self.file = open(self.folder / f"{self.pid}.jsonl", "a", buffering=1)
         self.note("began", ppid=os.getppid(), rank=self.environment_rank())
         if not faulthandler.is_enabled():
-            faulthandler.enable(open(self.folder / f"{self.pid}.fault", "w"))  # where it is when C++ ends it
+            faulthandler.enable(open(self.folder / f"{self.pid}.fault", "w"))  # its stack when C++ ends it
         before = sys.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -115,7 +115,7 @@ class Observer:
 
         return quiet
 
-    # -- where it is ------------------------------------------------------------------------------------------------
+    # -- its state --------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
         """Write the state of this process, again and again; and its collectives whenever FOLDER/ask is newer."""
@@ -155,7 +155,7 @@ class Observer:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def raised(self, error: BaseException) -> None:
-        """Note the exception that ends this process, and give the others time to note where they are."""
+        """Note the exception that ends this process, and give the others time to note their states."""
         if not self.active:
             return
         self.failed = True

@@ -76,7 +76,7 @@ def caller_is_authors(depth: int = 2) -> Place | None:
 def call_of(frame: FrameType | None) -> Call | None:
     """Return the outermost call into communication that the thread of `frame` is in, or None.
 
-    {"name": "recv", "peer": 1, "tensor": [[4], "torch.float32"]}: what its arguments say.
+    {"name": "recv", "peer": 1, "tensor": [[4], "torch.float32"]}: as its arguments have it.
     """
     found = None
     while frame is not None and not is_authors(frame.f_code.co_filename):

@@ -95,7 +95,7 @@ class Rank:
 
     @property
     def silent(self) -> bool:
-        """True if it had not even said where it is for some seconds: C++ kept Python's lock."""
+        """True if it had noted no state for some seconds: C++ kept Python's lock."""
         return bool(self.now.get("silent"))
 
     @property
@@ -136,7 +136,7 @@ class Run:
     """A watched script, after its end.
 
     ranks: in order. others: processes that are no ranks. stalled: ranks waited for each other, and were ended for it.
-    exit_code: of the launcher. failures: [rank, pid, exit code] of ranks that failed, as torchrun says.
+    exit_code: of the launcher. failures: [rank, pid, exit code] of ranks that failed, as torchrun reports.
     """
 
     script: str
@@ -178,7 +178,7 @@ def fault(folder: Path, pid: int) -> list[tuple[str, int, str]]:
 
 
 def number_of(events: list[Event]) -> int:
-    """Return the rank that a process says it has, -1 for none."""
+    """Return the rank of a process as it has noted it, -1 for none."""
     met = max((event for event in events if event["what"] == "met"), key=lambda event: event["size"], default=None)
     if met is not None:  # of the largest: a process may be a job of one rank for MPI
         return int(met["rank"])

@@ -1,4 +1,4 @@
-"""torchrun, which notes in HPDL_WATCH/failures.json which ranks failed: python -m hpdl_lab.watch.torchrun OPTIONS"""
+"""torchrun, which notes in HPDL_WATCH/failures.json the ranks that failed: python -m hpdl_lab.watch.torchrun OPTIONS"""
 
 import json
 import os
@@ -10,7 +10,7 @@ from torch.distributed.run import main
 
 
 def run(arguments: list[str]) -> int:
-    """Run torchrun; returns its exit code, and prints nothing of what it says about failed ranks."""
+    """Run torchrun, return its exit code, and print nothing about failed ranks."""
     try:
         main(arguments)
     except ChildFailedError as error:

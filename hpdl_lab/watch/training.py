@@ -485,7 +485,7 @@ class Training:
     def met(self) -> None:
         """Note the rank of this process."""
         backend = dist.get_backend()
-        if backend == "undefined":  # chosen by torch: "cpu:gloo,cuda:nccl" where there is a GPU
+        if backend == "undefined":  # chosen by torch: "cpu:gloo,cuda:nccl" if there is a GPU
             backend = str(dist.get_backend_config())
             backend = backend.removeprefix("cpu:") if "," not in backend else backend
         self.observer.live |= {"rank": dist.get_rank(), "spins": "nccl" in backend and torch.cuda.is_available()}
