@@ -376,7 +376,7 @@ def model_spec(model: str, dtype: str) -> Spec:
 
 @functools.lru_cache(maxsize=4096)
 def fullest(model: str, dtype: str, stage: int, dp: int, recompute: str, tp: int, pp: int) -> Memory:
-    """Return the Memory of the fullest rank, one sequence in a micro-batch. Raises ValueError if tp cannot share heads."""
+    """Return the Memory of the fullest rank, one sequence in a micro-batch. Raises ValueError if tp splits heads."""
     spec = model_spec(model, dtype)
     if spec.heads % tp:
         raise ValueError(f"{spec.heads} heads of {model} cannot be shared by tp={tp} ranks: tp must divide them")
