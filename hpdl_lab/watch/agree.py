@@ -20,6 +20,7 @@ from .strategy import Strategy
 
 if TYPE_CHECKING:
     from .collectives import Entry
+    from .places import NotedPlace
 
 EXACT = 1e-3  # relative, of the ratio of gradients
 NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?:[eE][-+]?\d+)?")
@@ -60,7 +61,13 @@ def without_group(run: Run, strategy: Strategy) -> Iterator[Finding]:
             "no process group",
             f"""each of the {run.size} ranks trains by itself: without dist.init_process_group none of them is connected
             to the others.""",
+            place=steps_at(run),
         )
+
+
+def steps_at(run: Run) -> NotedPlace | None:
+    """Return the line at which rank 0 calls the step of its optimizer."""
+    return run.ranks[0].first("optimizer").get("place")
 
 
 def not_averaged(run: Run, strategy: Strategy) -> Iterator[Finding]:
@@ -83,7 +90,8 @@ def not_averaged(run: Run, strategy: Strategy) -> Iterator[Finding]:
         why += (
             " DDP(model) averages them in backward; by hand it is one all_reduce of every p.grad, divided by the ranks."
         )
-    yield Finding("wrong", "not averaged", f"the gradients of {run.size} ranks are never averaged: {why}", place=place)
+    text = f"the gradients of {run.size} ranks are never averaged: {why}"
+    yield Finding("wrong", "not averaged", text, place=place or steps_at(run))
 
 
 def replicated(strategy: Strategy, run: Run) -> set[str]:
@@ -123,7 +131,8 @@ def weights(run: Run, strategy: Strategy) -> Iterator[Finding]:
     (before, step), odd = differing(run, strategy)
     if odd:
         of = len(replicated(strategy, run))
-        yield Finding("wrong", "weights", weights_text(run, strategy, odd, of, before, step))
+        place = steps_at(run) if before >= 0 else strategy.models[0].get("place")  # of the first call of the model
+        yield Finding("wrong", "weights", weights_text(run, strategy, odd, of, before, step), place=place)
         return
     first = [rank.first("weights") for rank in run.ranks]
     if strategy.by_hand and all(first):
@@ -135,6 +144,7 @@ def weights(run: Run, strategy: Strategy) -> Iterator[Finding]:
                 "weights",
                 f"""the buffer {odd[0]} is not the same on all ranks in step {first[0]["step"]}: DDP broadcasts
                 buffers of rank 0, by hand it is dist.broadcast(buffer, 0) for each of model.buffers().""",
+                place=strategy.models[0].get("place"),
             )
 
 
@@ -200,6 +210,7 @@ def scale(run: Run, strategy: Strategy) -> Iterator[Finding]:
             "twice",
             f"""the gradients with which the optimizer steps are 1/{p} of the mean over the {p} ranks: they are divided
             twice. DDP has divided already; Adam nearly hides it, SGD takes steps {p} times too short.""",
+            place=steps_at(run),
         )
 
 
@@ -236,6 +247,7 @@ def optimizer(run: Run, strategy: Strategy) -> Iterator[Finding]:
                 parameters of the model, and never get a gradient: sharding puts new ones in their place. Shard the
                 model first (fully_shard, parallelize_module), then make the optimizer.""",
                 [rank.number],
+                event.get("place"),
             )
             return
 
@@ -472,6 +484,7 @@ def uneven(run: Run, strategy: Strategy) -> Iterator[Finding]:
                 f"""in step {step} the ranks take {" + ".join(map(str, sizes))} examples, and their gradients are
                 averaged as if they were equally many: a mean of means is not the mean of all. drop_last=True, or
                 weigh each rank's loss by its examples.""",
+                place=run.ranks[0].first("epoch").get("place") or steps_at(run),
             )
             return
 

@@ -287,6 +287,7 @@ class Training:
             stale=sum(id(p) not in self.names and p.grad is None for p in params),
             parameters=len(params),
             group=dist.is_available() and dist.is_initialized(),
+            place=place_of(sys._getframe()),
             bytes={"gradients": sum(map(held_bytes, (p.grad for p in params))), "state": sum(map(held_bytes, state))},
             saved=self.saved,
             blocks=self.blocks,
