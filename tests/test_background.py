@@ -333,3 +333,18 @@ def test_work_begins_behind_works_of_other_communicators():
 
     for found in sim.run(2, chained, network=NETWORK):
         assert found == [1.0, 4.0, 5.0, 5.0]
+
+
+def test_after_takes_what_runs_in_the_background_only():
+    def sends_first(comm):
+        x = torch.zeros(1)
+        sent = comm.isend(x, 1 - comm.rank)
+        got = comm.irecv(torch.zeros(1), 1 - comm.rank)
+        try:
+            comm.background(ring.all_reduce, x, after=[sent])
+        finally:
+            got.wait()
+            sent.wait()
+
+    with raises(TypeError, "comm.background returns"):
+        sim.run(2, sends_first)

@@ -133,6 +133,11 @@ def test_a_call_instead_of_a_function_is_explained():
         exercises.check(None)
 
 
+def test_a_function_named_as_a_script_is_sent_to_check_script():
+    with raises(TypeError, 'lab.check_script("train_ddp.py")'):
+        exercises.check(named(ring.all_reduce, "train_ddp"))
+
+
 def test_an_unknown_function_lists_the_exercises():
     with raises(LookupError, "'my_ring'"):
         exercises.check(named(ring.all_reduce, "my_ring"))

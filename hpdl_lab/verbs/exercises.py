@@ -7,7 +7,6 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -70,7 +69,9 @@ def check(fn: Answer) -> CheckResult:
         raise TypeError(
             f"lab.check needs your function itself, not {type(fn).__name__}: lab.check(reduce_scatter), nothing called"
         )
-    exercise, engines = cast(Exercise, exercise_of(fn)), running() is not None
+    exercise, engines = exercise_of(fn), running() is not None
+    if isinstance(exercise, ScriptExercise):
+        raise TypeError(f'{exercise.name} is a script of its own: lab.check_script("{exercise.file}")')
     result = exercises.check(exercise, fn, run_answer if engines else None)
     progress().add("check", exercise=exercise.id, name=exercise.name, passed=bool(result), failed=result.failed)
     step = next_step(exercise, result, engines)

@@ -168,6 +168,8 @@ class SimComm(Comm):
 
     def background(self, fn: Callable[..., object], *args: object, after: Sequence[Work] = ()) -> SimBackground:
         require_function(fn)
+        if other := [work for work in after if not isinstance(work, SimBackground)]:
+            raise TypeError(f"after= takes what comm.background returns, not {type(other[0]).__name__}")
         if self._background is None:
             lane = Lane(self.state)
             double = SimComm(self.scheduler, lane, self.members, self.on_row, (*self.key, "background"))
