@@ -95,7 +95,7 @@ def collectives(
     """Race every way to do each collective, print the tables while they come; returns the rows.
 
     Args:    sizes: bytes of the whole vector; names: of collectives.
-             where: None: new ranks on this machine; or (text, run) of ranks that run somewhere already, where
+             where: None: new ranks on this machine; or (text, run) of ranks that run already;
              run(function, *args) calls function(comm, *args) on all of them and yields the rows of rank 0.
     Raises:  ValueError for arguments that make no sense; RuntimeError if the ranks end with an error.
     """
@@ -169,7 +169,7 @@ def family_on_ranks(comm: RealComm, collective: str, sizes: list[int]) -> None:
 
 
 def report_about(comm: RealComm) -> None:
-    """Rank 0 reports what the numbers depend on."""
+    """Report on rank 0 what the numbers depend on."""
     if comm.rank == 0:
         comm.report(about=launch.about(cast("Session", comm.place)))
 
@@ -241,7 +241,7 @@ def family(comm: RealComm, collective: str, count: int) -> list[Candidate]:
 
 
 def check(comm: RealComm, collective: str, candidate: Candidate) -> int:
-    """Wrong elements on all ranks together, of sums of small whole numbers, which are exact."""
+    """Return the wrong elements on all ranks together, of sums of small whole numbers, which are exact."""
     p, r, x = comm.size, comm.rank, candidate.x
     fill(x, expected.brought(collective, len(x), p, r))
     begin, want = expected.left(collective, len(x), p, r)

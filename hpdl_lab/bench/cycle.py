@@ -5,7 +5,7 @@
     consume    every rank reads its result into other memory, as an optimizer does
     subtract   produce and consume alone, on memory that no other rank touches
 
-A collective that is called again and again on the same tensor finds it where the last call has left it. Here the
+A collective that is called again and again on the same tensor finds it in the caches that the last call used. Here the
 caches hold what the step has left there, and what moves only when the result is read counts. Every round starts each
 MPI library anew, one after the other, so that the state of the machine meets all alike.
 """
@@ -71,7 +71,7 @@ def table(sizes: list[int]) -> Table:
 
 
 def cell(found: Row | None) -> str:
-    """Median (quartiles); no time below 0 is a time."""
+    """Return the median (quartiles); no time below 0 is a time."""
     if found is None:
         return ""
     p25, p75 = (digits(max(found[key], 0.0)) for key in ("p25_us", "p75_us"))
@@ -160,19 +160,19 @@ def pooled(found: list[Row], apart: float = APART) -> list[Row]:
 
 
 def summary(several: list[Row]) -> Row:
-    """The results of several rounds for one size; cycle_us: of the whole cycle, with nothing subtracted."""
+    """Return the results of several rounds for one size; cycle_us: of the whole cycle, with nothing subtracted."""
     middle, p25, p75 = timing.quartiles(np.concatenate([row["added_us"] for row in several]))
     whole = timing.quartiles(np.concatenate([row["cycle_us"] for row in several]))
     return {"time_us": middle, "p25_us": p25, "p75_us": p75, "cycle_us": whole, "count": several[0]["count"]}
 
 
 def seen(found: Row) -> bool:
-    """Was time added in at least three quarters of the turns?"""
+    """Return True if time was added in at least three quarters of the turns."""
     return found["p25_us"] > 0
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """For each part: how many times faster than the better form of each library, and how near to the speed of light."""
+    """Return, for each part, how many times faster than each library's better form, how near to the speed of light."""
     lines = []
     for ours in (row for row in rows if row["name"] in (SHARED, ANY)):
         here = [row for row in rows if row["part"] == ours["part"]]
@@ -219,7 +219,7 @@ def on_ranks(comm: RealComm, collective: str, size: int, who: list[str], seconds
     repeats = next(n for most, n in CYCLES if count * 4 <= most)
 
     def block(cycle: Cycle) -> list[float]:
-        """ns of each of `repeats` cycles, after one that warms up."""
+        """Return ns of each of `repeats` cycles, after one that warms up."""
         mine, result, run = cycle.mine, cycle.result, cycle.candidate.run
         written, read = source[: len(mine)], sink[: len(result)]
         times: list[float] = []
@@ -270,7 +270,7 @@ def alone(comm: RealComm, collective: str, count: int, place: str) -> Cycle:
 
 
 def slowest_blocks(comm: RealComm, blocks: list[list[float]]) -> np.ndarray:
-    """(turns,) us: of each block of cycles, the median of what the slowest rank took."""
+    """Return (turns,) us: of each block of cycles, the median of what the slowest rank took."""
     slowest = timing.slowest(comm, [ns for block in blocks for ns in block])
     return np.median(slowest.reshape(len(blocks), -1), axis=1) / 1e3
 
@@ -341,7 +341,7 @@ def candidates(comm: RealComm, collective: str, count: int, who: list[str]) -> l
 
 def cycle_of(comm: RealComm, collective: str, candidate: Candidate, library: str = "") -> Cycle:
     """Return the candidate with what this rank writes and reads: its chunk or all; the root writes a broadcast."""
-    mine, result = candidate.x, result_of(collective, comm, candidate.out)
+    mine, result = candidate.x, result_of(collective, comm, cast(Tensor, candidate.out))
     if collective == "all_gather":
         mine = chunk(mine, comm.size, comm.rank)
     if collective == "broadcast" and comm.rank != 0:

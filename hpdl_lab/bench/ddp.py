@@ -158,7 +158,7 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
 
 
 def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
-    """Rank 0 reports the most memory that a rank had while the candidate `name` took steps, MiB."""
+    """Report on rank 0 the most memory that a rank had while the candidate `name` took steps, MiB."""
     with groups(comm) as made:
         step = Step(comm, name, size, batch, made)
         for _ in range(CHECKED_STEPS):

@@ -138,7 +138,7 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
 
 
 def run(comm: Comm, part: nn.Module, batch: int) -> tuple[float, list[int]]:
-    """(ms per step of decode, all tokens) of `batch` requests."""
+    """Return (ms per step of decode, all tokens) of `batch` requests."""
     engine = Engine(part, slots=batch, budget=batch * PROMPT)
     prompts = [[(7 * i + 3 * j) % engine.vocabulary for j in range(PROMPT)] for i in range(batch)]
     streams = [engine.submit(prompt, STEPS + WARM_UP + 1) for prompt in prompts]
@@ -153,7 +153,7 @@ def run(comm: Comm, part: nn.Module, batch: int) -> tuple[float, list[int]]:
 
 
 def in_a_row(comm: Comm, talk: Callable[[], object]) -> float:
-    """s per call."""
+    """Return s per call."""
     comm.barrier()
     begin = time.perf_counter()
     for _ in range(CALLS):

@@ -116,7 +116,7 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
 
 
 def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
-    """Rank 0 reports the most memory that a rank had while the candidate took steps, in all and without the start."""
+    """Report on rank 0 the most memory that a rank had while the candidate took steps, in all and without the start."""
     with groups(comm) as made:
         warm_up()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -43,7 +43,7 @@ def on_own_core(comm: RealComm) -> Generator[None]:
 
 
 def roofline(comm: RealComm, sizes: list[int], rest_s: float) -> None:
-    """Rank 0 reports a row for each size in bytes and each kernel of STREAM or all-reduce, all in turns.
+    """Report on rank 0 a row for each size in bytes and each kernel of STREAM or all-reduce, all in turns.
 
     copy: b = a; add: c = a + b; in place: the sum of the halves of `a` goes to both, as in one pass. They work on
     float32 tensors of each rank's own, on all ranks at once. rest_s: sleep after each size. Rows: of sweep.row, and
@@ -84,7 +84,7 @@ def all_reduces(
 
 
 def write_again(comm: RealComm, nbytes: int, most: int, rest_s: float) -> None:
-    """Rank 0 writes chunks of `nbytes` into memory that all ranks share, rank 1 reads them, one after the other.
+    """Let rank 0 write chunks of `nbytes` into memory that all ranks share, and rank 1 read them, one after the other.
 
     The memory is a chunk, two, four ... `most` bytes, and each chunk of it is written in turn. Rank 0 reports a row for
     each and for both states: memory (bytes), read (whether rank 1 has read), write_us with p25_us and p75_us, read_us.

@@ -132,7 +132,7 @@ def on_ranks(comm: Comm, size: str, batch: int, micro_batches: int, name: str, r
 
 
 def memory_on_ranks(comm: Comm, size: str, batch: int, micro_batches: int, name: str, who: str) -> None:
-    """Rank 0 reports, for each rank, the most MiB that autograd kept at once and that the process had."""
+    """Report on rank 0, for each rank, the most MiB that autograd kept at once and that the process had."""
     with candidates(comm, size, batch, micro_batches, name, only=who) as steps:
         saved = SavedBytes(steps[who].params.values())
         for _ in range(CHECKED_STEPS):

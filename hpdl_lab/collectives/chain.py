@@ -48,7 +48,7 @@ def broadcast(comm: Comm, x: Tensor, root: int = 0, segments: int = 4) -> Tensor
 
 
 def broadcast_by_steps(comm: Comm, x: Tensor, root: int = 0, segments: int = 4) -> Tensor:
-    """`broadcast` in steps that all ranks take together, as `broadcast_steps` lists them."""
+    """Do `broadcast` in steps that all ranks take together, as `broadcast_steps` lists them."""
     require_segments(segments)
     p, v = comm.size, (comm.rank - root) % comm.size  # v: how far behind the root
     for step in range(segments + p - 2):

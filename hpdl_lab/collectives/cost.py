@@ -56,22 +56,22 @@ def alike(p: int, steps: int, nbytes: float, nbytes_reduced: float = 0.0) -> Cos
 
 
 def all_reduce_naive(p: int, n: float) -> Cost:
-    """Whole vectors around the ring."""
+    """Return the cost of whole vectors around the ring."""
     return alike(p, p - 1, (p - 1) * n, (p - 1) * n)
 
 
 def reduce_scatter(p: int, n: float) -> Cost:
-    """Ring."""
+    """Return the cost of the ring."""
     return alike(p, p - 1, (p - 1) / p * n, (p - 1) / p * n)
 
 
 def all_gather(p: int, n: float) -> Cost:
-    """Ring; n is the size of the gathered vector."""
+    """Return the cost of the ring; n is the size of the gathered vector."""
     return alike(p, p - 1, (p - 1) / p * n)
 
 
 def all_reduce(p: int, n: float) -> Cost:
-    """Ring: reduce-scatter, then all-gather."""
+    """Return the cost of the ring: reduce-scatter, then all-gather."""
     return alike(p, 2 * (p - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
 
 
@@ -81,31 +81,34 @@ def segmented_ring(p: int, n: float, segments: int = 4) -> Cost:
 
 
 def grid(p: int, n: float, inner: int | None = None) -> Cost:
-    """Rings along both dimensions: bytes over the slow one are 2(n/d1)(d2 - 1)/d2 of these."""
+    """Return the cost of rings along both dimensions: bytes over the slow one are 2(n/d1)(d2 - 1)/d2 of these."""
     d1 = width(p, inner)
     return alike(p, 2 * (d1 - 1) + 2 * (p // d1 - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
 
 
 def reduce(p: int, n: float) -> Cost:
-    """Binomial tree."""
+    """Return the cost of a binomial tree."""
     depth = log2_up(p)
     return Cost(depth, depth * n, depth * n, n if p > 1 else 0, (p - 1) * n)
 
 
 def broadcast(p: int, n: float) -> Cost:
-    """Binomial tree: the root sends in every step."""
+    """Return the cost of a binomial tree: the root sends in every step."""
     depth = log2_up(p)
     return Cost(depth, depth * n, 0.0, depth * n, (p - 1) * n)
 
 
 def tree(p: int, n: float) -> Cost:
-    """Binomial tree: reduce, then broadcast."""
+    """Return the cost of a binomial tree: reduce, then broadcast."""
     depth = log2_up(p)
     return Cost(2 * depth, 2 * depth * n, depth * n, depth * n, 2 * (p - 1) * n)
 
 
 def gather(p: int, n: float) -> Cost:
-    """Binomial tree; n is the size of the gathered vector. A chunk travels as many hops as its rank has binary ones."""
+    """Return the cost of a binomial tree; n is the size of the gathered vector.
+
+    A chunk travels as many hops as its rank has binary ones.
+    """
     depth = log2_up(p)
     most = max(p - 2 ** (depth - 1), 2 ** (depth - 2)) if p > 1 else 0
     hops = sum(r.bit_count() for r in range(p))
@@ -113,31 +116,31 @@ def gather(p: int, n: float) -> Cost:
 
 
 def scatter(p: int, n: float) -> Cost:
-    """Binomial tree; n is the size of the root's vector."""
+    """Return the cost of a binomial tree; n is the size of the root's vector."""
     backwards = gather(p, n)
     return Cost(backwards.steps, backwards.nbytes, 0.0, backwards.nbytes, backwards.nbytes_total)
 
 
 def all_to_all(p: int, n: float) -> Cost:
-    """Pairwise; if p is odd a rank pauses once, and the others once wait for it."""
+    """Return the cost of pairs; if p is odd a rank pauses once, and the others once wait for it."""
     return Cost(rounds_of(p), rounds_of(p) / p * n, 0.0, (p - 1) / p * n, (p - 1) * n)
 
 
 def recursive_doubling(p: int, n: float) -> Cost:
-    """Folded if p is no power of two."""
+    """Return the cost, folded if p is no power of two."""
     power, _ = power_and_surplus(p)
     steps = log2_up(power)
     return folded(p, n, alike(power, steps, steps * n, steps * n))
 
 
 def halving_doubling(p: int, n: float) -> Cost:
-    """Folded if p is no power of two."""
+    """Return the cost, folded if p is no power of two."""
     power, _ = power_and_surplus(p)
     return folded(p, n, alike(power, 2 * log2_up(power), 2 * (power - 1) / power * n, (power - 1) / power * n))
 
 
 def folded(p: int, n: float, inner: Cost) -> Cost:
-    """`inner`, the cost for a power of two, with fold before and unfold after it if p is none."""
+    """Return `inner`, the cost for a power of two, with fold before and unfold after it if p is none."""
     _, surplus = power_and_surplus(p)
     if not surplus:
         return inner
@@ -152,7 +155,7 @@ def folded(p: int, n: float, inner: Cost) -> Cost:
 
 
 def double_tree(p: int, n: float, segments: int = 4) -> Cost:
-    """An upper bound: in the first and in the last turn, up and down, a message of one color may be missing."""
+    """Return an upper bound: in the first and in the last turn, up and down, a message of one color may be missing."""
     pair = double_trees.trees(p)
     turns, _ = double_trees.turns_of(pair, segments)
     colors = 1 if p == 2 else 2
@@ -162,19 +165,19 @@ def double_tree(p: int, n: float, segments: int = 4) -> Cost:
 
 
 def chain_broadcast(p: int, n: float, segments: int = 4) -> Cost:
-    """A train of segments."""
+    """Return the cost of a train of segments."""
     steps = segments + p - 2 if p > 1 else 0
     return Cost(steps, steps * n / segments, 0.0, n if p > 1 else 0, (p - 1) * n)
 
 
 def chain_reduce(p: int, n: float, segments: int = 4) -> Cost:
-    """A train of segments, each added at every stop."""
+    """Return the cost of a train of segments, each added at every stop."""
     steps = segments + p - 2 if p > 1 else 0
     return Cost(steps, steps * n / segments, steps * n / segments, n if p > 1 else 0, (p - 1) * n)
 
 
 def hierarchical(p: int, n: float, group: int = GROUP, segments: int = 4) -> Cost:
-    """Chains inside nodes of `group` ranks, a binomial tree between them."""
+    """Return the cost of chains inside nodes of `group` ranks, a binomial tree between them."""
     group = min(group, p)
     chain, up = chain_broadcast(group, n, segments), log2_up(-(-p // group))
     most = max(up + (group > 1), 2 * (group > 2))  # vectors, of rank 0, or of a rank amid a chain
@@ -183,19 +186,19 @@ def hierarchical(p: int, n: float, group: int = GROUP, segments: int = 4) -> Cos
 
 
 def parameter_server(p: int, n: float, servers: int = 1) -> Cost:
-    """Exact for one server; for several a lower bound, since ranks must take turns at all of them."""
+    """Return the cost, exact for one server; for several a lower bound, since ranks must take turns at all of them."""
     part = n / servers
     most = (p - 1 + servers - 1) * part
     return Cost(2 * (p - 1), 2 * (p - 1) * part, (p - 1) * part, most, 2 * (p - 1) * n)
 
 
 def log2_up(p: int) -> int:
-    """ceil(log2 p), for whole p above 0."""
+    """Return ceil(log2 p), for whole p above 0."""
     return (p - 1).bit_length()
 
 
 def best_segments(hops: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> int:
-    """The number of segments c that makes (c + hops)(alpha + nbytes/c (beta + gamma)) least, at least 1.
+    """Return the number of segments c that makes (c + hops)(alpha + nbytes/c (beta + gamma)) least, at least 1.
 
     Args:    hops: p - 2 for a chain; depth - 1, with nbytes of half a vector, for the double tree; alpha above 0.
     """
@@ -205,7 +208,7 @@ def best_segments(hops: int, nbytes: float, alpha: float, beta: float, gamma: fl
 
 
 def best_ring_segments(p: int, nbytes: float, alpha: float, gamma: float) -> int:
-    """The number of segments c, 2 at least, that makes (p-1) c alpha + nbytes/(p c) gamma least: see segmented_ring."""
+    """Return the segments c, 2 at least, that make (p-1) c alpha + nbytes/(p c) gamma least: see segmented_ring."""
     if p < 2:
         return 2
     near = max(2, math.floor(math.sqrt(nbytes * gamma / (p * (p - 1) * alpha))))
@@ -213,9 +216,7 @@ def best_ring_segments(p: int, nbytes: float, alpha: float, gamma: float) -> int
 
 
 def busbw_factor(collective: str, p: int) -> float:
-    """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it: comparable with the speed of a link for any
-    p.
-    """
+    """Return bus bandwidth over algorithm bandwidth, as nccl-tests has it: comparable to a link's speed for any p."""
     factors = {
         "all_reduce": 2 * (p - 1) / p,
         "reduce_scatter": (p - 1) / p,
@@ -242,7 +243,7 @@ def fit_alpha_beta(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[floa
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """`fit_alpha_beta` of what was measured: neither number is below 0, as noise may have it.
+    """Return `fit_alpha_beta` of what was measured: neither number is below 0, as noise may have it.
 
     Raises:  ValueError unless there are two different sizes, and a time for each.
     """

@@ -112,7 +112,7 @@ def all_reduce(comm: Comm, x: Tensor, segments: int = 4) -> Tensor:
     """Add every rank's `x`, leaving the sum on every rank: one half of it along each tree of `trees`, in segments.
 
         turn t, up:     children --segment t--> rank, which adds and sends segment t-1 --> parent      then down again
-                        in each turn first the ways of color 0, then those of color 1
+                        in each turn color 0 goes first, then color 1
 
     A rank in the middle of one tree receives its half twice and sends it up once; as a leaf of the other tree it sends
     that half up. So in each turn a link carries two messages out and two in, one of each color: no single tree does.
@@ -144,8 +144,8 @@ def all_reduce(comm: Comm, x: Tensor, segments: int = 4) -> Tensor:
     return x
 
 
-def turns_of(pair: tuple[Tree, ...], segments: int) -> tuple[int, ...]:
-    """(turns up, and again down; depth of the deeper tree). Raises ValueError for less than one segment."""
+def turns_of(pair: tuple[Tree, ...], segments: int) -> tuple[int, int]:
+    """Return (turns up, and again down; depth of the deeper tree). Raises ValueError for less than one segment."""
     if segments < 1:
         raise ValueError(f"a half is cut into at least 1 segment, got {segments}")
     depth = int(max(tree.depth.max() for tree in pair))

@@ -47,7 +47,7 @@ def scatter(comm: Comm, x: Tensor, root: int = 0) -> Tensor:
 
     Args:    x: (N,) tensor, read on the root; chunk r of rank r, and of the ranks behind it, is overwritten.
              root: the same on every rank.
-    Returns: x, of which rank r holds chunk r.
+    Returns: x, in which chunk r is valid on rank r.
     Raises:  as gather.
     Steps: ceil(log2 p).   Bytes per rank: the root sends (p - 1)/p * N * itemsize, the others less.   Ref: as gather.
     """

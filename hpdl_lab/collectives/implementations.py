@@ -7,18 +7,17 @@ need real ranks; that all ranks call the same is not checked, since that would b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..comm.base import Comm
-from ..comm.buffers import is_tensor, new_like
+from ..comm.buffers import ArrayT, is_tensor, new_like
 from .chunks import chunk
 from .expected import CHUNKED, ROOTED
 from .native import gloo_group, require_real
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..comm.buffers import Array
+    from ..comm.mpi.transport import MpiTransport
 
 T = TypeVar("T")
 
@@ -58,20 +57,23 @@ class Implementation:
         return bound[3]
 
 
-def bind(who: str, comm: Comm, collective: str, x: Any, out: Any) -> Callable[[], object]:
+def bind(who: str, comm: Comm, collective: str, x: Array, out: Array) -> Callable[[], object]:
     """Return a function of no arguments that does it, from `x` to `out`: x, or as long. Root: rank 0. Collective.
 
     Raises: ValueError if `who` cannot do it here.
     """
     source = chunk(x, comm.size, comm.rank) if collective in ("all_gather", "gather") else x
     result = result_of(collective, comm, out)
-    if comm.rank != 0:  # the root's alone
-        source = None if collective == "scatter" else source
-        result = None if collective in ("reduce", "gather") else result
-    return BINDERS[who](comm, collective, source, result)
+    root = comm.rank == 0
+    return BINDERS[who](
+        comm,
+        collective,
+        source if root or collective != "scatter" else None,
+        result if root or collective not in ("reduce", "gather") else None,
+    )
 
 
-def result_of(collective: str, comm: Comm, out: Any) -> Tensor:
+def result_of(collective: str, comm: Comm, out: ArrayT) -> ArrayT:
     """Return the part of `out` that this rank's result is in."""
     return chunk(out, comm.size, comm.rank) if collective in ("reduce_scatter", "scatter") else out
 
@@ -97,8 +99,8 @@ def shared_memory(comm: Comm, collective: str, source: object, result: object) -
 
 
 def mpi(comm: Comm, collective: str, source: object, result: object) -> Callable[[], object]:
-    ranks: Any = require_real(comm)
-    function, group = getattr(ranks.core.mpi, collective), ranks.transport.group
+    ranks = require_real(comm)
+    function, group = getattr(ranks.core.mpi, collective), cast("MpiTransport", ranks.transport).group
     args = arguments(collective, source, result, ("broadcast",))
     return lambda: function(group, *args)
 

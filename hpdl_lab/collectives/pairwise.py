@@ -73,7 +73,7 @@ def offsets(sizes: Sequence[int]) -> list[int]:
 
 
 def rounds_of(p: int) -> int:
-    """Rounds of a tournament in which every two of p players meet once."""
+    """Return the rounds of a tournament in which every two of p players meet once."""
     return p - 1 if p % 2 == 0 else (p if p > 1 else 0)
 
 

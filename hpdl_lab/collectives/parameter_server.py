@@ -62,7 +62,7 @@ def require_servers(p: int, servers: int) -> None:
 
 
 def around(r: int, count: int) -> list[int]:
-    """0, ..., count - 1, beginning at r: so that not all ranks turn to the same one first."""
+    """Return 0, ..., count - 1, beginning at r: so that not all ranks turn to the same one first."""
     return [(r + i) % count for i in range(count)]
 
 

@@ -70,7 +70,7 @@ def all_reduce(comm: Comm, x: Tensor, segments: int = 4) -> Tensor:
 
 
 def add(x: Tensor, y: Tensor) -> None:
-    """x += y: a function, because += on a name inside a tuple is none."""
+    """Do x += y: a function, because += on a name inside a tuple is none."""
     x += y
 
 

@@ -43,7 +43,7 @@ class Round(NamedTuple):
 
 
 def edges(n: int, p: int) -> np.ndarray:
-    """(p + 1,) int64: chunk i of n elements in p chunks is edges[i]:edges[i + 1]. The same cut as chunks.bounds."""
+    """Return (p + 1,) int64: chunk i of n elements in p chunks is edges[i]:edges[i + 1], cut as by chunks.bounds."""
     i = np.arange(p + 1, dtype=np.int64)
     small, extra = divmod(n, p)
     return i * small + np.minimum(i, extra)
@@ -88,7 +88,7 @@ def execute(comm: Comm, x: ArrayT, rounds: Iterable[Round]) -> ArrayT:
 
 
 def follow_rounds(comm: Comm, x: ArrayT, begin: Round, rounds: Iterable[Round]) -> ArrayT:
-    """`execute`, from the round `begin` on."""
+    """Do the same as `execute`, from the round `begin` on."""
     arrived: dict[int, Any] = {}  # first element: what this rank received in its last round
     follow_round(comm, x, begin, arrived)
     for round_ in rounds:

@@ -80,7 +80,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
 
 
 def bits_below(p: int) -> list[int]:
-    """1, 2, 4, ... below p: the distances in a binomial tree of p ranks."""
+    """Return 1, 2, 4, ... below p: the distances in a binomial tree of p ranks."""
     return [1 << k for k in range((p - 1).bit_length())]
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ..comm.base import Comm
 from ..comm.buffers import copy_into, is_tensor
 from .chunks import chunk
+
+if TYPE_CHECKING:
+    from ..comm.buffers import Array
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
@@ -22,11 +25,11 @@ def adds_in_float32(collective: FunctionT) -> FunctionT:
     """
 
     @functools.wraps(collective)
-    def widened(comm: Comm, x: Any, *args: object, **options: object) -> Any:
+    def widened(comm: Comm, x: Array, *args: object, **options: object) -> object:
         if not is_16_bit_float(x):
             return collective(comm, x, *args, **options)
         wide = x.float() if is_tensor(x) else x.astype("float32")
-        result: Any = collective(comm, wide, *args, **options)
+        result = cast("Array", collective(comm, wide, *args, **options))
         copy_into(x, wide)  # rounds
         return x if len(result) == len(x) else chunk(x, comm.size, comm.rank)
 

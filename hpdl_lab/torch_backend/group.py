@@ -155,7 +155,7 @@ class HpdlGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, output: Tensor, x: Tensor, output_rows: list[int], input_rows: list[int], opts: object = None
     ) -> HpdlWork:
-        """output_rows, input_rows: the rows of each rank; [] for equal parts."""
+        """Start moving rows between all ranks. output_rows, input_rows: the rows of each rank; [] for equal parts."""
         if not output_rows and not input_rows:
             return self._start([output], opts, moves.all_to_all_single, output, x)
         even = [len(output) // self.comm.size], [len(x) // self.comm.size]

@@ -21,7 +21,7 @@ def labelled(name: str) -> AbstractContextManager[object]:
 class HpdlWork(dist.Work):
     """An operation of a process group: under way in the background, or over.
 
-    DDP waits for futures in C++, where no interrupt would reach it. So the future of a work that is begun within
+    DDP waits for futures in C++, which no interrupt would end. So the future of a work that is begun within
     backward is fulfilled at its end (HpdlGroup, comm/torch/backward.py), by a wait in Python before DDP's.
     """
 
