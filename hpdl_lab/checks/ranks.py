@@ -25,9 +25,8 @@ T = TypeVar("T")
 
 DEADLINE = 5.0  # s of real time for one run on simulated ranks; the longest of a right answer takes about 0.05 s
 SENTINEL = -777.0  # what memory holds that an answer must not touch, or must not read
-judged: ContextVar[Results | None] = ContextVar(
-    "judged", default=None
-)  # Results of the answer's latest run, None if it has failed
+# Results of the answer's latest run, None if it has failed
+judged: ContextVar[Results | None] = ContextVar("judged", default=None)
 
 PRINTED_LINES = 10  # of the attendee's own prints that are shown with a failure
 

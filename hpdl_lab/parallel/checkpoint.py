@@ -130,10 +130,10 @@ def save_shards(
             write_file(path, sealed({"shards": files, "step": step, "facts": facts or {}}), sync=True)
             for name in {*before} - {*files}:
                 with suppress(FileNotFoundError):
-                    os.unlink(beside(path, name))
+                    os.unlink(shard_path(path, name))
 
 
-def beside(path: str, name: str) -> str:
+def shard_path(path: str, name: str) -> str:
     """Return the file called `name` in the folder of the file `path`."""
     return os.path.join(os.path.dirname(path), os.path.basename(name))
 
@@ -193,7 +193,7 @@ def received(comm: Comm, path: str) -> StateDict:
             content = contents(path)
             state = opened(content)
             if "shards" in state:
-                parts = [opened(contents(beside(path, name))) for name in state.pop("shards")]
+                parts = [opened(contents(shard_path(path, name))) for name in state.pop("shards")]
                 content = sealed(merged(parts) | state)
     length = int(comm.broadcast(torch.tensor([len(content)])))
     buffer: Tensor = torch.frombuffer(bytearray(content) if comm.rank == 0 else bytearray(length), dtype=torch.uint8)

@@ -49,14 +49,8 @@ TIMELINES = {  # whose events are shown in virtual time
     "gather_and_release": "Your gathers behind forward and backward, in virtual time",
 }
 SCHEDULES = {"gpipe": "gpipe", "one_f_one_b": "1f1b", "zero_bubble_h1": "zero_bubble_h1"}  # drawn on RING_RANKS
-TIMES = (
-    "steps",
-    "waits",
-    "late",
-    "overlap",
-    "host",
-    "prefetch",
-)  # invariants that are about time: what broke them is seen in a timeline
+# invariants that are about time: what broke them is seen in a timeline
+TIMES = ("steps", "waits", "late", "overlap", "host", "prefetch")
 NARROW = 5.2  # inches, of one heat map
 
 

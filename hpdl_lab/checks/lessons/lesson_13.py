@@ -294,7 +294,7 @@ def variant(heads: int, p: int = 1, **how: bool) -> list[np.ndarray]:
             if how.get("one"):
                 heard, inner = heard + (p - 1) * x, inner
             old, x = x, heard if how.get("plain") else x + heard
-            inner = norm(old) if how.get("beside") else x if how.get("bare") else norm(x)
+            inner = norm(old) if how.get("parallel") else x if how.get("bare") else norm(x)
             wide = [inner @ part.up.T for part in parts]
             said = [(w if how.get("linear") else gelu(w)) @ part.down.T for w, part in zip(wide, parts, strict=True)]
             heard = said[0] if how.get("own") else sum(said, torch.zeros(())) / (p if how.get("mean") else 1)
@@ -313,7 +313,7 @@ MISTAKES: Rows = (
     ("one", "residual: x was added on every rank before the sum, so it is in it once for each rank: add it after."),
     ("plain", "residual: x itself is missing: both halves of a layer add to it."),
     ("bare", "norm: A norm stands before attention, and one before the MLP."),
-    ("beside", "order: The MLP has seen x as it was before attention: it comes after it, and sees the sum."),
+    ("parallel", "order: The MLP has seen x as it was before attention: it comes after it, and sees the sum."),
     ("linear", "gelu: Between up and down stands gelu."),
     ("first", "layers: Only the first layer has worked: there are more."),
 )

@@ -48,11 +48,13 @@ class Saved(NamedTuple):
     committed: int | None
 
 
-def saving(comm: Comm, fn: Answer, disk: Disk, layout: Layout, steps: tuple[int, ...], life: int, told: Ledger) -> None:
-    """Save each step with the answer on every rank, on a disk that is slow for some ranks, and note it in `told`."""
+def saving(
+    comm: Comm, fn: Answer, disk: Disk, layout: Layout, steps: tuple[int, ...], life: int, ledger: Ledger
+) -> None:
+    """Save each step with the answer on every rank, on a disk that is slow for some ranks, and note it in `ledger`."""
     start, n = layout.spans[comm.rank]
     chance = random.Random(15 + 10 * life + comm.rank)
-    notes = told.setdefault(comm.rank, [])
+    notes = ledger.setdefault(comm.rank, [])
     for step in steps:
         mine = disk.of(comm, SLOWEST / chance.choice((1, 3, 9)))
         notes.append(Saved(step, False, None))
@@ -87,15 +89,15 @@ def check_save_sharded(fn: Answer) -> Passed:
 
 def check_undisturbed(fn: Answer, layout: Layout) -> Results:
     """Raise Broken unless several saves one after the other do what they should without a kill."""
-    p, told, disk = len(layout.spans), Ledger(), Disk()
+    p, ledger, disk = len(layout.spans), Ledger(), Disk()
     where = f"with {counted(p, 'rank')}"
     try:
-        run = simulate(p, saving, fn, disk, layout, STEPS, 0, told, where=where)
+        run = simulate(p, saving, fn, disk, layout, STEPS, 0, ledger, where=where)
     except Broken:
-        check_returns(told, where)
+        check_returns(ledger, where)
         check_races(disk, where)
         raise
-    check_returns(told, where)
+    check_returns(ledger, where)
     check_races(disk, where)
     check_loaded(disk, layout, {STEPS[-1]: 0}, where)
     check_files(disk, where)
@@ -106,8 +108,8 @@ def check_undisturbed(fn: Answer, layout: Layout) -> Results:
     return run
 
 
-def check_returns(told: Ledger, where: str) -> None:
-    for r, notes in told.items():
+def check_returns(ledger: Ledger, where: str) -> None:
+    for r, notes in ledger.items():
         for note in notes:
             if note.returned and (note.committed or 0) < note.step and any(n.committed for n in notes):
                 raise Broken(f"""early: {capital(where)}, the save of step {note.step} returns on rank {r}, and
@@ -171,9 +173,9 @@ def operations(fn: Answer, layout: Layout) -> list[int]:
 
 def check_killed(fn: Answer, layout: Layout, then: Layout, k: int) -> bool:
     """Raise Broken unless a job that dies after k operations can go on, with another number of ranks."""
-    p, q, told, disk = len(layout.spans), len(then.spans), Ledger(), Disk(kill_at=k)
+    p, q, ledger, disk = len(layout.spans), len(then.spans), Ledger(), Disk(kill_at=k)
     try:
-        simulate(p, saving, fn, disk, layout, STEPS, 0, told, where=f"with {counted(p, 'rank')}", evidence=False)
+        simulate(p, saving, fn, disk, layout, STEPS, 0, ledger, where=f"with {counted(p, 'rank')}", evidence=False)
     except Broken as broken:
         if not isinstance(broken.__cause__, Killed) and not disk.killed:
             raise
@@ -182,8 +184,8 @@ def check_killed(fn: Answer, layout: Layout, then: Layout, k: int) -> bool:
     last = disk.killed[0]
     does = DONE.get(last.what, "removes {}").format(last.name)
     where = f"with {counted(p, 'rank')}, and a kill when rank {last.rank} {does}"
-    returned = max([note.step for notes in told.values() for note in notes if note.returned], default=0)
-    begun = max(notes[-1].step for notes in told.values())
+    returned = max([note.step for notes in ledger.values() for note in notes if note.returned], default=0)
+    begun = max(notes[-1].step for notes in ledger.values())
     found = check_loaded(disk, then, {returned: 0, begun: 0}, where)
     again = Disk(disk.files)
     steps = (found + AGAIN, found + 2 * AGAIN)

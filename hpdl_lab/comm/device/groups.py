@@ -62,9 +62,8 @@ class MpiGroups:
         if cuda is None:
             with suppress(Missing):  # then nothing is shared between GPUs
                 self.cuda = cuda_module()
-        self.kept: dict[
-            tuple[int, ...], tuple[str, Any]
-        ] = {}  # members: (name, process group) that no communicator uses
+        # members: (name, process group) that no communicator uses
+        self.kept: dict[tuple[int, ...], tuple[str, Any]] = {}
         self.names: dict[Any, str] = {}  # process group: its name, of those in use
         self.retired: dict[tuple[int, ...], list[Reached]] = {}  # members: GPU memory that they have had open
 

@@ -72,12 +72,10 @@ class Session:
         self.MPI, self.mpi = load()
         self.rank, self.size = self.MPI.COMM_WORLD.rank, self.MPI.COMM_WORLD.size
         self.worlds = 0
-        self.parents: dict[
-            tuple[int, ...], int
-        ] = {}  # ranks: handle of the communicator that those of their runs are duplicates of
-        self.closed: dict[
-            tuple[int, ...], list[tuple[int, ...]]
-        ] = {}  # ranks: communicators of runs that this rank has left
+        # ranks: handle of the communicator that those of their runs are duplicates of
+        self.parents: dict[tuple[int, ...], int] = {}
+        # ranks: communicators of runs that this rank has left
+        self.closed: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         # messages of closed communicators that MPI has not done with: their memory must stay
         self.pending_sends: list[Pending] = []
         self.cancelled: list[object] = []  # collectives that did not complete: likewise

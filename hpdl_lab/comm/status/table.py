@@ -147,9 +147,8 @@ class StatusTable:
         magic, self.size = HEADER.unpack_from(self._memory)
         if magic != MAGIC:
             raise ValueError(f"{path} is not a status table")
-        self._watched: dict[
-            int, int
-        ] = {}  # pid: pidfd, which cannot be mistaken when the system gives the pid to another process
+        # pid: pidfd, which cannot be mistaken when the system gives the pid to another process
+        self._watched: dict[int, int] = {}
 
     @classmethod
     def create(cls, path: str, size: int) -> StatusTable:

@@ -71,12 +71,10 @@ class Waiting:
         self.run, self.deadline, self.oversubscribed = run, deadline, oversubscribed
         self.calls = Calls()
         self.inject: Injection | None = None
-        self.receives: dict[
-            int, Waitable
-        ] = {}  # id of a work: its message, of receives that have been posted and have not ended
-        self.sends: dict[
-            int, Waitable
-        ] = {}  # the same of sends, which MPI's own calls advance: a wait for another thread makes none
+        # id of a work: its message, of receives that have been posted and have not ended
+        self.receives: dict[int, Waitable] = {}
+        # the same of sends, which MPI's own calls advance: a wait for another thread makes none
+        self.sends: dict[int, Waitable] = {}
 
     def finish(
         self,

@@ -36,9 +36,8 @@ class TorchPlace:
     def __init__(self, group: dist.ProcessGroup, owned: dist.ProcessGroup | None = None) -> None:
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self.owned = owned
-        self.cancelled: list[
-            object
-        ] = []  # collectives that did not complete: another rank may still write to their memory
+        # collectives that did not complete: another rank may still write to their memory
+        self.cancelled: list[object] = []
         self.made: list[Messages] = []
         self._birth = self.messages(BIRTH, tuple(range(self.size)))
         notes = self._tell(f"{1 + secrets.randbelow(NUMBERS - 2)} {host_id()}")

@@ -70,9 +70,8 @@ class PlainTorch:
         self._dist: Any = None  # torch.distributed, once it is imported
         self._environment: dict[str, str | None] = {}  # as it was before the run
         self._before: ProcessGroup | None = None  # the process group that a cell of %px had left to its next one
-        self._kept: list[
-            ProcessGroup
-        ] = []  # process groups of gloo that were destroyed in this run, or since the last one
+        # process groups of gloo that were destroyed in this run, or since the last one
+        self._kept: list[ProcessGroup] = []
         self._older: list[ProcessGroup] = []  # and those before: see group.last_group
         self._timeout: timedelta | None = None  # torch's own, while there is another one
         self._store_port = 0
