@@ -12,12 +12,12 @@ from hpdl_lab.classroom import authenticator, bounds, hub, own, settings, state
 c = get_config()  # noqa: F821  # JupyterHub puts it here
 
 # What `hpdl hub` was asked for. Without it: who may log in, and what each of them may take; settings.py has all of it.
-given = settings.read()
+given = settings.read_settings()
 by_hand = given is None
 if by_hand:
     given = settings.Settings(users=tuple(authenticator.numbered(12)), address="127.0.0.1")
-    folder = state.State.make(given.state)
-    given = hub.prepare(given, folder)
+    folder = state.HubState.make(given.state)
+    given = hub.prepare_hub(given, folder)
     hub.clear(given, folder, set(folder.manifest.names) - set(given.users))  # who was taken off the list
 
 # -- who comes in ------------------------------------------------------------------------------------------------------

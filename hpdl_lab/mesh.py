@@ -82,7 +82,7 @@ class Grid:
 
     def __init__(self, **sizes: int) -> None:
         for axis, size in sizes.items():
-            require_axis(axis)
+            _require_axis(axis)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{axis}={size!r}: the size of an axis is an int of at least 1")
         object.__setattr__(self, "axes", tuple(sizes))
@@ -93,7 +93,7 @@ class Grid:
         return math.prod(self.sizes)
 
     def __getitem__(self, axis: str) -> int:
-        require_axis(axis)
+        _require_axis(axis)
         return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ class Grid:
 
     def groups(self, axis: str) -> list[list[int]]:
         """Return the groups along one axis: Grid(dp=2, pp=2, tp=2).groups("pp") -> [[0, 2], [1, 3], [4, 6], [5, 7]]."""
-        require_axis(axis)
+        _require_axis(axis)
         if axis not in self.axes:
             return [[rank] for rank in range(self.size)]
         return groups(self.sizes, self.axes.index(axis))
@@ -128,7 +128,7 @@ class Grid:
     def others(self, rank: int, axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
         """Return the coordinates of `rank` along all axes but `axes`, in their order: what a group has in common."""
         for axis in axes:
-            require_axis(axis)
+            _require_axis(axis)
         place = self.coordinates(rank)
         return tuple((axis, place[axis]) for axis in self.axes if axis not in axes)
 
@@ -191,7 +191,7 @@ class DeviceMesh:
         Collective at its first call for these axes, unless at most one of them is longer than 1.
         """
         for axis in axes:
-            require_axis(axis)
+            _require_axis(axis)
         long = tuple(axis for axis in self.grid.axes if axis in axes and self.grid[axis] > 1)
         if long not in self._parts:
             common = self.grid.others(self.comm.rank, long)
@@ -232,7 +232,7 @@ class DeviceMesh:
         return ", ".join(f"{grid} on {name_ranks(ranks)}" for grid, ranks in in_order)
 
 
-def require_axis(axis: str) -> None:
+def _require_axis(axis: str) -> None:
     """Raise ValueError unless `axis` is the name of one."""
     if axis not in AXES:
         text = ", ".join(f"{name} ({what})" for name, what in AXES.items())

@@ -1,4 +1,4 @@
-"""The source and the signature of a function as an attendee would write them."""
+"""The source and the signature of a function without what only a library needs, such as annotations."""
 
 import ast
 import inspect

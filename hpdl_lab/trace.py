@@ -1,4 +1,4 @@
-"""The one event log: who sent what to whom, how many bytes, from when to when, in which line of the exercise.
+"""The one event log: who sent what to whom, how many bytes, from when to when, in which line of the user's code.
 
 Checks count these events, the cost model is compared with them, timelines and live plots draw them, the report of a
 stuck run quotes them, and they export as Chrome/Perfetto trace JSON, from which they are read again, as are traces of
@@ -32,15 +32,15 @@ LANE_STEPS = 10**9  # the steps of a rank's nth lane are counted from n times th
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 INSTALLED = tuple({folder + os.sep for path in _LIBRARIES for folder in (path, os.path.realpath(path))})
-ZOO = os.path.join(PACKAGE, "zoo.py")  # broken programs to be diagnosed as if an attendee had written them
-NOT_THE_ATTENDEES = (PACKAGE, *INSTALLED, "<frozen")  # how the names of files begin whose lines nobody wrote here
+LIBRARIES = (PACKAGE, *INSTALLED, "<frozen")  # how the names of files begin whose lines no user wrote
+user_files: list[str] = []  # of this package, whose lines count as a user's: its examples add themselves
 
 
 class Event(NamedTuple):
     """An operation of one rank.
 
     `step` counts the events of a rank in the order in which they were posted; (rank, step) is the key of an event.
-    `peer` is -1 and `nbytes` 0 if the operation has none. `line` is the attendee's line, such as "cell:7".
+    `peer` is -1 and `nbytes` 0 if the operation has none. `line` is the user's line, such as "cell:7".
     `lane` is "" for what the rank itself does, "background" for what runs in its background (Comm.background).
     """
 
@@ -55,7 +55,7 @@ class Event(NamedTuple):
     lane: str = ""
 
 
-class Log:
+class _Log:
     """Events of one rank, packed into 48 bytes each: a run of 1,024 simulated ranks has millions. Iterating unpacks.
 
     Several threads may append.
@@ -97,10 +97,10 @@ class Trace:
         self.limit = limit
         self.dropped = 0  # events after `limit`, which bounds the memory of a long run
         self.lane = ""  # of the events that are added here
-        self.line_of_call = ""  # the line that has started this, if no line of the attendee's has led here
+        self.line_of_call = ""  # the line that has started this, if no line of the user's has led here
         self._steps = itertools.count()
         self._lanes = itertools.count(LANE_STEPS, LANE_STEPS)  # where the steps of the next lane begin
-        self.log = Log(rank)
+        self.log = _Log(rank)
 
     def in_lane(self, lane: str, clock: Clock | None = None) -> Trace:
         """Return the trace of this rank's background: its events go to the same log, in `lane`, by its own `clock`.
@@ -118,7 +118,7 @@ class Trace:
         return list(self.log)
 
     def line(self) -> str:
-        """Return the attendee's line of what happens now."""
+        """Return the user's line of what happens now."""
         return caller_line() or self.line_of_call
 
     def step(self) -> int:
@@ -155,23 +155,23 @@ class Trace:
 
 
 def caller_line() -> str:
-    """Return the attendee's innermost line that led here: "cell:7" in a notebook, "script.py:7" in a file, or ""."""
+    """Return the user's innermost line that led here: "cell:7" in a notebook, "script.py:7" in a file, or ""."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if is_the_attendees(name) and not is_generated(frame):
+        if is_user_code(name) and not _is_generated(frame):
             return source_line(name, frame.f_lineno)
         frame = frame.f_back
     return ""
 
 
 def line_of(frame: FrameType, lineno: int) -> str:
-    """Return the same name for line `lineno` of one frame; "" for a frame that is not the attendee's."""
+    """Return the same name for line `lineno` of one frame; "" for a frame that is not of user code."""
     name = frame.f_code.co_filename
-    return source_line(name, lineno) if is_the_attendees(name) and not is_generated(frame) else ""
+    return source_line(name, lineno) if is_user_code(name) and not _is_generated(frame) else ""
 
 
-def is_generated(frame: FrameType) -> bool:
+def _is_generated(frame: FrameType) -> bool:
     """Return True for what a namedtuple or a dataclass has written for itself: it has no line in any file."""
     if frame.f_code.co_filename != "<string>":
         return False
@@ -179,9 +179,9 @@ def is_generated(frame: FrameType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def is_the_attendees(filename: str) -> bool:
-    """Return True for code that is neither of this package nor of an installed one, or is a program of the zoo."""
-    return filename.startswith(ZOO) or not filename.startswith(NOT_THE_ATTENDEES)
+def is_user_code(filename: str) -> bool:
+    """Return True for code neither of this package nor of an installed one, and for the files in `user_files`."""
+    return filename in user_files or not filename.startswith(LIBRARIES)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -274,13 +274,13 @@ def load_chrome(*paths: str | os.PathLike[str]) -> list[Event]:
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path} is no Chrome trace: {error!r}") from error
         if any("step" in row["args"] for row in rows if row["ph"] == "X"):
-            events += from_chrome(rows)
+            events += _from_chrome(rows)
         else:
-            events += from_profiler(rows, found.get("distributedInfo", {}).get("rank", i))
+            events += _from_profiler(rows, found.get("distributedInfo", {}).get("rank", i))
     return sorted(events, key=lambda e: e.t0_ns)
 
 
-def from_chrome(rows: list[Row]) -> list[Event]:
+def _from_chrome(rows: list[Row]) -> list[Event]:
     """Return the events in the rows of `to_chrome`; times count from the first event."""
     lanes = {(row["pid"], row["tid"]): row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     return [
@@ -295,7 +295,7 @@ def from_chrome(rows: list[Row]) -> list[Event]:
     ]
 
 
-def from_profiler(rows: list[Row], rank: int) -> list[Event]:
+def _from_profiler(rows: list[Row], rank: int) -> list[Event]:
     """Return the events of one rank in the rows of torch.profiler: input, forward, backward, update, communication.
 
     Forward are the operations that have a backward, backward is what autograd's engine evaluates: one event from the
@@ -313,7 +313,7 @@ def from_profiler(rows: list[Row], rank: int) -> list[Event]:
             pass  # a part of what is going on
         elif row["name"].startswith("c10d::"):
             going_on = False
-        elif op := phase_of(row["name"]) or ("forward" if (row["tid"], start) in differentiated else ""):
+        elif op := _phase_of(row["name"]) or ("forward" if (row["tid"], start) in differentiated else ""):
             if going_on and bars[-1][0] == op:
                 bars[-1] = op, bars[-1][1], end
             else:
@@ -326,7 +326,7 @@ def from_profiler(rows: list[Row], rank: int) -> list[Event]:
     ]
 
 
-def phase_of(name: str) -> str:
+def _phase_of(name: str) -> str:
     """Return the lab's name of a phase of training that begins with, or is, this operation of torch.profiler, or ""."""
     phases = {"enumerate(DataLoader)": "input", "autograd::engine::": "backward", "Optimizer.step#": "update"}
     return next((phase for begin, phase in phases.items() if name.startswith(begin)), "")

@@ -47,7 +47,7 @@ def require_int(name: str, value: object, least: int | None = None, most: int | 
     if isinstance(value, int) and not isinstance(value, bool):
         if (least is None or value >= least) and (most is None or value <= most):
             return value
-    raise ValueError(f"{name} must be a whole number{range_text(least, most)}, got {value!r}")
+    raise ValueError(f"{name} must be a whole number{_range_text(least, most)}, got {value!r}")
 
 
 def require_number(
@@ -61,11 +61,11 @@ def require_number(
         in_range = (least is None or value >= least) and (most is None or value <= most)
         if in_range and (above is None or value > above):
             return value
-    more = f" above {above:,g}" if above is not None else range_text(least, most)
+    more = f" above {above:,g}" if above is not None else _range_text(least, most)
     raise ValueError(f"{name} must be a number{more}, got {value!r}")
 
 
-def range_text(least: float | None, most: float | None) -> str:
+def _range_text(least: float | None, most: float | None) -> str:
     """Write the end of a sentence: (1, None) -> ", at least 1", (0, 3) -> " from 0 to 3"."""
     if least is not None and most is not None:
         return f" from {least:,g} to {most:,g}"

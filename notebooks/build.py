@@ -15,14 +15,15 @@ Source cells that are more than text or code:
     # %%writefile train.sbatch                                   a cell of code that is no Python (##! stands for #!)
     # %% guess=[20, 5000]                                        the numbers that `...` stands for, in their order
     # <!-- csrc/shm.cpp: ShmGroup::rest -->                      in Markdown: the function itself, from csrc/
+    # ## Exercise 2.3 ★★ Gossip <!-- 2 homework 16 -->           part, track and minutes of a section: tracks.py
 
 The solution form (solutions/NN_name.ipynb) holds the function; the exercise form (NN_name.ipynb) holds its signature,
 its docstring, the lines outside BEGIN/END SOLUTION and a NotImplementedError; or, in an exercise of repair, the broken
 program; and `...` in the place of guesses. Both carry nbgrader's metadata and markers, from which release/course.py
 makes nbgrader's source.
 
-tracks.py has the table of minutes and tracks, which stands in the place of `<!-- tracks -->` and `<!-- links -->` in
-the sources, and between its marks in README.md and docs/.
+tracks.py makes the tables of minutes and tracks, which stand in the place of `<!-- tracks -->` and `<!-- links -->` in
+the sources, and between their marks in README.md and docs/.
 """
 
 import argparse
@@ -62,7 +63,8 @@ def build(source, form):
         cells.append(build_cell(cell, form, defined))
         if cells[-1].cell_type == "markdown":
             cells[-1].source = quoted(tracks.filled(source.stem, cell.source))
-        cells[-1]["id"] = cell_id(cells[-1], cell.metadata.get("script", cell.source), source.stem, seen)
+        text = cell.metadata.get("script", tracks.MARK.sub("", cell.source))
+        cells[-1]["id"] = cell_id(cells[-1], text, source.stem, seen)
     metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

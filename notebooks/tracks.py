@@ -1,11 +1,14 @@
-"""How long each section of each notebook takes, and who does it: the one table behind headers, README and plans.
+"""How long each section of each notebook takes, and who does it: behind headers, README and plans.
 
-Minutes are estimates for somebody who types: 200 words a minute, about 5, 12 and 22 minutes for an exercise of one, two
-and three stars with one or two failed checks, and cells as long as they run. build.py writes the table into the headers
-of the notebooks, and between the marks `<!-- tracks: ... -->` of README.md and docs/.
+A mark behind a heading in notebooks/source says it: `<!-- 2 homework 16 -->` is part two, in the shortest track that
+has the section, and 16 minutes. Minutes are estimates for somebody who types: 200 words a minute, about 5, 12 and 22
+minutes for an exercise of one, two and three stars with one or two failed checks, and cells as long as they run.
+build.py writes tables of them into the headers of the notebooks, and between the marks `<!-- tracks: ... -->` of
+README.md and docs/.
 """
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 TRACKS = ("half day", "full day", "homework")  # each has what those before it have; homework may be a second day
@@ -14,7 +17,7 @@ COUNTS = ("one", "two", "three")
 
 
 class Section(NamedTuple):
-    """part: 1, 2 ...; heading: how the section begins, as in the notebook; track: the shortest that has it."""
+    """part: 1, 2 ...; heading: as in the notebook, of an exercise its number; track: the shortest that has it."""
 
     part: int
     heading: str
@@ -49,285 +52,70 @@ TABLE = """
 00_why  Why many computers
     why many computers, and three ways to share a training among them; what SGD, mini-batch and epoch are
     nothing but this notebook: no engines, no exercises
-    1 half day     5  Days of training
-    1 homework     3  Applications
-    1 half day     4  Three ways to share it
-    1 half day     2  From one neuron to many
-    1 half day     4  A transformer block
-    1 half day     5  Mini-batch, epoch, SGD
 00_engines  Ranks are processes
     what a rank is, that ranks share nothing, and how to stop a cell that hangs
     [00](00_why.ipynb), which is the beginning; two cores
-    1 half day     4  The idea
-    1 half day     5  Exercise 0.1
-    1 full day     5  Exercise 0.2
-    1 half day     1  Measure
-    1 half day     3  A stuck cell
-    1 full day     4  Take it home
 01_gradient_descent  Gradient descent
     what a gradient step does, on a live loss landscape; the largest rate that is stable
     no engines: one process
-    1 half day     4  The idea
-    1 half day     5  Exercise 1.1
-    1 half day     5  Exercise 1.2
-    1 half day     2  Watch it
-    1 homework     5  Exercise 1.3
-    1 homework     2  Measure
-    1 half day     3  Play: rate and batch
-    1 homework     3  Take it home
 02_parallel_gradient_descent  Parallel gradient descent
     why four ranks that average their gradients take the step of one; a parameter server; gossip on graphs
     [00](00_engines.ipynb), [01](01_gradient_descent.ipynb), for part two [03](03_messages.ipynb); four engines
-    1 half day     5  The idea
-    1 half day     5  Exercise 2.1
-    1 half day     2  Watch it
-    1 half day     3  Measure
-    2 full day     3  A parameter server
-    2 full day    13  Exercise 2.2
-    2 homework     4  Gossip
-    2 homework    16  Exercise 2.3
-    2 homework     4  Take it home
 03_messages  Messages
     what a message costs, eight collectives, and a zoo of deadlocks to diagnose and repair
     [00](00_engines.ipynb); four engines
-    1 half day     5  The idea
-    1 half day     8  Exercise 3.1
-    1 half day     3  Measure
-    1 full day    10  Exercise 3.2
-    1 half day     5  Eight patterns
-    1 half day     6  Exercise 3.3
-    1 half day     2  The same in MPI, PyTorch and NCCL
-    2 full day     6  Part two: the deadlock zoo
-    2 full day    12  Exercise 3.4
-    2 homework     8  Exercise 3.5
-    2 homework     7  Exercise 3.6
-    2 homework     7  Exercise 3.7
-    2 homework     4  Not stuck, only slow
-    2 homework     8  Take it home
 04_ring_all_reduce  Ring all-reduce
     a ring, why 2(p-1)/p, and how close that is to the hardware; its relatives, and real links of 1 Gbit/s
     [02](02_parallel_gradient_descent.ipynb), [03](03_messages.ipynb); four engines
-    1 half day     8  The idea
-    1 half day    26  Exercise 4.1
-    1 half day     8  Exercise 4.2
-    1 half day     4  Exercise 4.3
-    1 half day     2  Run it on four processes
-    1 half day     6  Measure: a race
-    1 half day     5  Train with it
-    2 full day     8  Part two
-    2 homework    20  Exercise 4.4
-    2 full day     8  Exercise 4.5
-    2 homework    10  Real links
-    2 homework     5  Take it home
 05_kernels  Kernels: from the memory bus to the stream
     what the compiled path does: bytes on the memory bus, one pass over shared memory, a sum on a GPU, staging in
     blocks, streams
     [04](04_ring_all_reduce.ipynb); four engines; no GPU
-    1 full day     4  The idea
-    1 full day     8  Exercise 5.1
-    1 full day     5  Measure: a roofline
-    1 homework    13  Exercise 5.2
-    1 homework     5  Measure: a buffer that is written again
-    2 homework    18  Exercise 5.3
-    2 homework     4  Staging through the host
-    2 homework    16  Exercise 5.4
-    2 homework    12  Exercise 5.5
-    2 homework     5  Take it home
 06_data_parallel  Data parallelism
     replicas, buckets, overlap with backward; a GPT on Moby-Dick; S-Caffe, Horovod, and PyTorch's DDP on your own ring
     [04](04_ring_all_reduce.ipynb); four engines
-    1 half day     7  The idea
-    1 half day     5  Exercise 6.1
-    1 full day    12  Exercise 6.2
-    1 full day    12  Exercise 6.3
-    1 full day    22  Exercise 6.4
-    1 half day     4  Measure: how much remains exposed
-    1 full day     3  One big batch
-    1 half day     6  Train with it
-    1 half day     4  Does it scale? First a success
-    2 homework     6  S-Caffe
-    2 homework     5  Horovod
-    2 homework     4  Diagnose: one step more
-    2 homework    12  Exercise 6.5
-    2 homework    15  Exercise 6.6
-    2 full day    20  Exercise 6.7
-    2 homework     6  Bring your own script
-    2 homework     6  Does it scale? Now the hard way
-    2 homework     6  Take it home
 07_large_batch  Large batches and fewer bytes
     what a batch is worth, how large batches fail and what rescues them; gradients of which fewer bytes travel
     [06](06_data_parallel.ipynb); four engines
-    1 homework     6  The idea
-    1 homework     3  Measure: large batches fail
-    1 homework    12  Exercise 7.1
-    1 homework    12  Exercise 7.2
-    1 homework     5  Measure: what rescues them
-    2 homework    20  Exercise 7.3
-    2 homework    12  Exercise 7.4
-    2 homework     6  Measure: bytes, steps and accuracy
-    2 homework     7  Exercise 7.5
-    2 homework     6  Take it home
 08_memory  What fits: memory and ZeRO
     16 bytes for each parameter, and how ZeRO 1, 2 and 3 divide them; activations that are computed twice; 16 bits
     [06](06_data_parallel.ipynb); four engines
-    1 homework     6  The idea
-    1 homework     6  Exercise 8.1
-    1 homework     5  Measure: the ledger of four ranks
-    1 homework    12  Exercise 8.2
-    2 homework    13  Exercise 8.3
-    2 homework    20  Exercise 8.4
-    2 homework     4  Measure: what ZeRO-3 holds, sends and exposes
-    2 homework    13  Exercise 8.5
-    2 homework     3  When ranks are not enough
-    2 homework     8  Take it home
 09_tensor_parallel  Tensor parallelism
     one layer on several ranks: columns and rows, attention by heads, sequences and images that are cut; a GPT of which
     no rank has a whole layer
     [06](06_data_parallel.ipynb); four engines
-    1 homework    10  The idea
-    1 homework    12  Exercise 9.1
-    1 homework    12  Exercise 9.2
-    1 homework     5  Measure: four ways to cut a layer
-    1 homework    12  Exercise 9.3
-    1 homework    20  Exercise 9.4
-    1 homework     6  A GPT on four ranks
-    1 homework    18  Exercise 9.5
-    1 homework    20  Exercise 9.6
-    1 homework     5  Take it home
-    1 homework    12  Exercise 9.7
 10_pipeline_parallel  Pipeline parallelism
     stages and bubbles: GPipe, 1F1B, zero bubble, where to cut a model, and GEMS in both directions; a GPT in four
     pieces
     [06](06_data_parallel.ipynb); four engines
-    1 homework     6  The idea
-    1 homework    12  Exercise 10.1
-    1 homework     3  Measure
-    1 homework    12  Exercise 10.2
-    1 homework     4  Diagnose
-    1 homework     5  Where to cut
-    2 homework     3  Interleaved
-    2 homework    22  Exercise 10.3
-    2 homework    20  Exercise 10.4
-    2 homework     6  A GPT in four pieces
-    2 homework    10  GEMS
-    2 homework     5  Take it home
-    2 homework    15  Exercise 10.5
 11_hybrid_parallel  Hybrid parallelism
     a mesh of replicas, stages and shards in three changed lines; which gradient is added where; the best of 66 grids
     for GPT-3 on 1,024 GPUs
     [00](00_engines.ipynb), for parts two and three [06](06_data_parallel.ipynb); four engines
-    1 half day     6  The idea
-    1 half day     9  Pick a grid
-    2 homework     8  Exercise 11.1
-    2 homework     8  Exercise 11.2
-    2 homework    22  Exercise 11.3
-    2 homework     8  Measure: three changed lines
-    2 homework     4  From one mesh into another
-    3 homework    12  Exercise 11.4
-    3 homework     8  1,024 GPUs
-    3 homework     5  HyPar-Flow
-    3 homework    20  Exercise 11.5
-    3 homework     6  Take it home
 12_large_models  Models of today
     what LLaMA and DeepSeek changed: key heads that are shared, latents, experts to which tokens travel, sequences that
     ranks share, DualPipe; a ViT on four ranks
     [09](09_tensor_parallel.ipynb), [11](11_hybrid_parallel.ipynb); four engines
-    1 homework     4  The idea
-    1 homework     2  LLaMA and DeepSeek in shapes
-    1 homework    12  Exercise 12.1
-    1 homework     2  Measure: a ViT on four ranks
-    2 homework     4  A token goes where it is understood
-    2 homework    18  Exercise 12.2
-    2 homework     3  Measure: who is busy
-    3 homework     2  One sequence on many ranks
-    3 homework    19  Exercise 12.3
-    3 homework     2  Measure: four ranks and one sequence
-    3 homework    10  Exercise 12.4
-    3 homework     3  DualPipe
-    3 homework     5  Exercise 12.5
-    3 homework     4  Take it home
 13_inference  Inference
     what a token costs: the cache of keys and values, decode on two ranks, continuous batching, pages, speculation;
     throughput against latency, live
     [00](00_engines.ipynb), for parts two and three [09](09_tensor_parallel.ipynb); four engines
-    1 half day     5  The idea
-    1 half day     2  Moby-Dick, token by token
-    1 half day     4  What a cache takes
-    1 half day     4  Measure: throughput against latency
-    2 homework    15  Exercise 13.1
-    2 homework    12  Exercise 13.2
-    2 homework     3  The same tokens on two ranks
-    3 homework    16  Exercise 13.3
-    3 homework    12  Exercise 13.4
-    3 homework     2  A cache in pages
-    3 homework     2  Serve with your scheduler
-    3 homework     5  Exercise 13.5
-    3 homework     3  Speculation, measured
-    3 homework     5  Take it home
 14_performance  Where the time goes
     a waterfall of a training step, how much of its hardware it uses, ranks against threads, slow scripts, and input
     [08](08_memory.ipynb), [13](13_inference.ipynb); two cores
-    1 homework     5  The idea
-    1 homework     7  Exercise 14.1
-    1 homework    12  Exercise 14.2
-    2 homework    14  Exercise 14.3
-    2 homework     4  Diagnose: six slow scripts
-    2 homework    11  Exercise 14.4
-    2 homework     3  Measure: without three of its faults
-    3 homework     3  Input
-    3 homework    14  Exercise 14.5
-    3 homework     2  Measure: two profilers, one step
-    3 homework     3  Measure: the step twice as fast
-    3 homework     5  Take it home
 14_platforms  Frameworks, processors, links and their price
     when a framework knows its graph, what it sends, what other processors do differently, which link is fast enough,
     NCCL's log, switches and adapters that compute, and what a training costs in days and kWh
     [06](06_data_parallel.ipynb), [14](14_performance.ipynb); two cores
-    1 homework     8  When is the graph known?
-    1 homework     6  Measure: the same training in four frameworks
-    1 homework     4  Other processors
-    2 homework     2  Measure: which link is fast enough?
-    2 homework    10  Exercise 14.6
-    2 homework    12  Exercise 14.7
-    2 homework     3  Measure: the switch adds
-    2 homework     2  Measure: a processor on the adapter
-    2 homework     4  What a training costs
-    2 homework     5  Take it home
 15_open_issues  What breaks
     a rank that is killed, how a training goes on with three, how often to save and how, copies in a neighbor's memory
     [04](04_ring_all_reduce.ipynb), [08](08_memory.ipynb); two cores
-    1 homework     3  The idea
-    1 homework     3  Measure: go on with three
-    1 homework     3  Goodput
-    1 homework    13  Exercise 15.1
-    1 homework     5  Measure: goodput with a failure every two minutes
-    1 homework     2  A job that dies while it saves
-    1 homework    16  Exercise 15.2
-    1 homework     6  Copies in a neighbor's memory
-    1 homework     5  Take it home
 15_other_ranks  Other ranks
     with fewer ranks and then with more, with a slow rank, a wrong number, and old weights
     [08](08_memory.ipynb), [13](13_inference.ipynb), [15](15_open_issues.ipynb); two cores
-    1 homework     3  The idea
-    1 homework     5  Fewer ranks, and then more
-    1 homework    20  Exercise 15.3
-    2 homework    14  Exercise 15.4
-    2 homework     3  Measure: backup workers
-    2 homework    16  Exercise 15.5
-    2 homework     4  The same bits on 1, 2, 3 and 4 ranks
-    3 homework    10  Two kinds of ranks
-    3 homework     3  Two kinds of ranks without training
-    3 homework     4  Take it home
 15_race  The race
     plan a training on 64 simulated GPUs and one on this machine, and say how long they take
     [07](07_large_batch.ipynb), [11](11_hybrid_parallel.ipynb), [15](15_open_issues.ipynb); two cores
-    1 homework     9  The idea
-    1 homework    10  Measure: what can be changed
-    1 homework    10  Predict: your plan
-    1 homework     8  Predict, then measure: this machine
-    1 homework    13  Take it home: the race
-    1 homework     3  Your report
-    1 homework     7  Open issues
 """
 
 # A notebook, with the part where it has several; or what else takes time, and its minutes.
@@ -370,16 +158,23 @@ PLANS = {
 }
 
 
+MARK = re.compile(r" <!-- (\d) (half day|full day|homework) (\d+) -->$", re.M)
+SECTION = re.compile(rf"^# ##? (Exercise \d+\.\d+|)(.*?){MARK.pattern}", re.M)
+
+
+def sections_of(name):
+    """The sections of a notebook whose headings have marks, in its order."""
+    found = SECTION.findall((Path(__file__).parent / "source" / f"{name}.py").read_text())
+    return tuple(Section(int(part), number or rest, int(time), track) for number, rest, part, track, time in found)
+
+
 def parsed(text):
     """{name: Notebook} of a table like TABLE."""
     found = {}
     for block in re.split(r"^(?=\d)", text.strip(), flags=re.MULTILINE)[1:]:
-        head, *lines = (line.strip() for line in block.strip().split("\n"))
+        head, *words, needs = (line.strip() for line in block.strip().split("\n"))
         name, _, title = head.partition("  ")
-        rows = [re.fullmatch(r"(\d) (half day|full day|homework) +(\d+)  (.+)", line) for line in lines]
-        *words, needs = (line for line, row in zip(lines, rows, strict=True) if not row)
-        sections = tuple(Section(int(row[1]), row[4], int(row[3]), row[2]) for row in rows if row)
-        found[name] = Notebook(name, title, " ".join(words), needs, sections)
+        found[name] = Notebook(name, title, " ".join(words), needs, sections_of(name))
     return found
 
 
@@ -451,7 +246,7 @@ def filled(name, text):
     if name not in NOTEBOOKS:
         return text
     text = text.replace("<!-- tracks -->", header(name)).replace("<!-- links -->", links(name))
-    return labelled(name, text)
+    return labelled(name, MARK.sub("", text))
 
 
 # -- what is written into pages ----------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ class Traces:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_RUNTIME_DIR", str(root))
-            self.path = session_dir.find()[0]
+            self.path = session_dir.find_session_dir()[0]
 
     def processes(self):
         """Process ids of all that belongs to the session: supervisor, controller, mpiexec, shells, engines."""

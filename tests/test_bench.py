@@ -36,7 +36,7 @@ def test_a_race_of_one_element_on_engines(cluster):
 def test_a_race(tmp_path, capfd):
     """On ranks of its own."""
     path = tmp_path / "rows.json"
-    rows = bench.all_reduce(2, [4096], ("mpi", "gloo"), Report("hpdl bench all_reduce", str(path)))
+    rows = bench.race_all_reduces(2, [4096], ("mpi", "gloo"), Report("hpdl bench all_reduce", str(path)))
     assert [(row["name"], row["size"]) for row in rows] == [(name, 4096) for name in NAMES]
     for row in rows:
         assert row["wrong"] == 0
@@ -57,7 +57,7 @@ def test_a_race(tmp_path, capfd):
 )
 def test_what_makes_no_sense(arguments, text):
     with raises(ValueError, *text):
-        bench.all_reduce(*arguments)
+        bench.race_all_reduces(*arguments)
 
 
 def test_ranks_that_end_with_an_error(capfd):
@@ -77,7 +77,7 @@ def test_the_family(cluster, monkeypatch, tmp_path, capfd):
     path, page = tmp_path / "rows.json", tmp_path / "page.md"
     page.write_text("# Mine\n\nText.\n")
     put(page, "2 ranks on one machine", "An earlier table.")  # which the new one replaces
-    rows = bench.collectives(2, [4, 4096], ("all_reduce", "scatter"), Report("hpdl ...", str(path), str(page)))
+    rows = bench.race_collectives(2, [4, 4096], ("all_reduce", "scatter"), Report("hpdl ...", str(path), str(page)))
     found = {(row["collective"], row["size"], row["name"], row["place"]) for row in rows}
     assert len(found) == len(rows)
     for algorithm in table.ALGORITHMS:
@@ -110,7 +110,7 @@ def test_the_family(cluster, monkeypatch, tmp_path, capfd):
 )
 def test_what_makes_no_sense_of_the_family(arguments, text):
     with raises(ValueError, *text):
-        bench.collectives(*arguments)
+        bench.race_collectives(*arguments)
 
 
 def test_a_wrong_result_is_counted():
@@ -118,7 +118,7 @@ def test_a_wrong_result_is_counted():
 
     def check(comm, collective, change):
         x = torch.zeros(12)
-        return bench.check(comm, collective, bench.Candidate("mine", lambda: change(x), x))
+        return bench.count_wrong(comm, collective, bench.Candidate("mine", lambda: change(x), x))
 
     def alone(comm):
         right = [check(comm, name, lambda x: x) for name in expected.COLLECTIVES]
@@ -156,7 +156,7 @@ def test_the_table_compares_with_torch(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(launch, "on_ranks", on_ranks)
     report = Report("hpdl bench pipeline", tmp_path / "rows.json", tmp_path / "table.md")
-    rows = pipeline.pipeline(2, "tiny", 8, 4, 5, ["1f1b"], report)
+    rows = pipeline.race_pipelines(2, "tiny", 8, 4, 5, ["1f1b"], report)
     said, table = capsys.readouterr().out, (tmp_path / "table.md").read_text()
     for text in (said, table):
         assert "1f1b: our step takes 0.90 times as long as torch's, median of the rounds." in text
@@ -168,13 +168,13 @@ def test_the_table_compares_with_torch(monkeypatch, tmp_path, capsys):
 def test_arguments_that_make_no_sense_start_no_ranks(monkeypatch):
     monkeypatch.setattr(launch, "on_ranks", None)
     with raises(ValueError, "10", "4 micro-batches"):
-        pipeline.pipeline(2, "tiny", 10, 4, 5)
+        pipeline.race_pipelines(2, "tiny", 10, 4, 5)
     with raises(ValueError, "4 micro-batches", "4 ranks"):
-        pipeline.pipeline(4, "tiny", 12, 6, 5)
+        pipeline.race_pipelines(4, "tiny", 12, 6, 5)
     with raises(ValueError, "'fast'"):
-        pipeline.pipeline(2, "tiny", 8, 4, 5, ["fast"])
+        pipeline.race_pipelines(2, "tiny", 8, 4, 5, ["fast"])
     with raises(ValueError, "6 layers", "8 stages"):
-        pipeline.pipeline(4, "tiny", 8, 8, 5)
+        pipeline.race_pipelines(4, "tiny", 8, 8, 5)
 
 
 # -- in the cycle of a step --------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_a_cycle_without_its_collective_is_wrong(cluster):
     def wrong(comm):
         x = torch.zeros(30)
         lazy = cycle.cycle_of(comm, "all_gather", bench.Candidate("lazy", lambda: None, x, x))
-        return bench.check(comm, "all_gather", lazy.candidate), len(lazy.mine), len(lazy.result)
+        return bench.count_wrong(comm, "all_gather", lazy.candidate), len(lazy.mine), len(lazy.result)
 
     elements, written, read = cluster.run(wrong, ranks=[0, 1], deadline=30)[0]
     assert elements > 20 and (written, read) == (15, 30)

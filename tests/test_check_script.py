@@ -27,7 +27,7 @@ RIGHT = [(exercise, name, edits) for exercise in SCRIPTS for name, edits in scri
 
 @pytest.fixture(scope="module")
 def launcher():
-    with launching.Launcher() as launcher:
+    with launching.ScriptLauncher() as launcher:
         yield launcher
 
 

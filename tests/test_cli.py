@@ -35,7 +35,7 @@ def test_doctor_prints_the_table_and_finds_nothing(monkeypatch, capsys):
 
 def test_doctor_fails_when_something_needed_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(
-        features, "doctor", lambda: table.Report([table.Feature("MPI library", False, "none: do this")])
+        features, "feature_table", lambda: table.FeatureTable([table.Feature("MPI library", False, "none: do this")])
     )
     monkeypatch.setattr(doctor, "KNOWN", ())  # symptoms are looked for in the test above
     assert cli.main(["doctor"]) == 1
@@ -73,7 +73,7 @@ def test_what_cannot_be_done_is_one_sentence_and_code_1(monkeypatch, capsys):
     def missing():
         raise features.Missing("no mpiexec: pip install mpich")
 
-    monkeypatch.setattr(features, "doctor", missing)
+    monkeypatch.setattr(features, "feature_table", missing)
     assert cli.main(["doctor"]) == 1
     assert capsys.readouterr().err == "hpdl: no mpiexec: pip install mpich\n"
 
@@ -82,13 +82,15 @@ def test_ctrl_c_is_code_130(monkeypatch, capsys):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(features, "doctor", interrupted)
+    monkeypatch.setattr(features, "feature_table", interrupted)
     assert cli.main(["doctor"]) == 130
 
 
 def test_bench_all_reduce_passes_what_was_asked_and_fails_for_wrong_elements(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(collectives, "all_reduce", lambda *given: asked.append(given) or [{"wrong": 1024 * len(asked)}])
+    monkeypatch.setattr(
+        collectives, "race_all_reduces", lambda *given: asked.append(given) or [{"wrong": 1024 * len(asked)}]
+    )
     line = ["bench", "all_reduce", "--ranks", "3", "--sizes", "4,1KiB,2MiB", "--against", "mpi"]
     assert cli.main(line) == 1 and "1,024 wrong elements" in capsys.readouterr().err
     assert asked == [(3, [4, 1024, 2 << 20], ("mpi",), Report(" ".join(["hpdl", *line])))]

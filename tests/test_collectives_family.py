@@ -10,7 +10,7 @@ import torch
 from hpdl_lab.collectives import steps
 from hpdl_lab.collectives.chunks import bounds
 from hpdl_lab.collectives.double_tree import trees
-from hpdl_lab.collectives.table import ALGORITHMS, collectives, find, names
+from hpdl_lab.collectives.table import ALGORITHMS, algorithm_names, collective_names, find_algorithm
 from hpdl_lab.comm import PerRank, sim
 from tests.traffic import calls, posted
 from tests.wording import raises
@@ -93,14 +93,14 @@ def test_every_algorithm(algorithm, p):
 @pytest.mark.parametrize(("name", "collective", "options"), OPTIONS, ids=str)
 def test_every_option(name, collective, options):
     for p in (3, 6):
-        check(find(name, collective), p, **options)
+        check(find_algorithm(name, collective), p, **options)
 
 
-ALL_REDUCES = [find(name) for name in names() if name != "naive"]
+ALL_REDUCES = [find_algorithm(name) for name in algorithm_names() if name != "naive"]
 
 
 @pytest.mark.parametrize("p", [3, 8])
-@pytest.mark.parametrize("algorithm", [find("naive"), *ALL_REDUCES], ids=str)
+@pytest.mark.parametrize("algorithm", [find_algorithm("naive"), *ALL_REDUCES], ids=str)
 @pytest.mark.parametrize(
     ("dtype", "once"), [("float32", 0.0), ("float64", 0.0), ("bfloat16", 2**-8), ("float16", 2**-11)]
 )
@@ -135,7 +135,11 @@ def test_16_bits_do_not_stop_a_sum_from_growing(algorithm, array):
 
 
 def test_what_only_moves_16_bits_moves_2_bytes():
-    for algorithm in (find("tree", "broadcast"), find("ring", "all_gather"), find("pairwise", "all_to_all")):
+    for algorithm in (
+        find_algorithm("tree", "broadcast"),
+        find_algorithm("ring", "all_gather"),
+        find_algorithm("pairwise", "all_to_all"),
+    ):
         ran = sim.run(3, algorithm.function, torch.ones(9, dtype=torch.bfloat16))
         assert posted(ran.events, 3) == calls(algorithm.steps(3, 9), 3, 2)
 
@@ -147,7 +151,7 @@ def test_integers_stay_integers():
 
 
 def test_a_node_is_what_the_communicator_says():
-    algorithm = find("hierarchical")
+    algorithm = find_algorithm("hierarchical")
 
     def on_nodes(comm, x):
         comm.node_size = 3
@@ -162,7 +166,7 @@ def test_a_node_is_what_the_communicator_says():
 
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "double_tree", "hierarchical", "grid", "tree"])
 def test_a_schedule_of_many_ranks_begins_at_once_and_takes_one_round_of_memory(name):
-    rounds = find(name).steps(16_384, 10**9)
+    rounds = find_algorithm(name).steps(16_384, 10**9)
     first = next(rounds)
     assert first.source.dtype == first.first.dtype == np.int64
     assert len(first.source) <= 2 * 16_384
@@ -170,13 +174,13 @@ def test_a_schedule_of_many_ranks_begins_at_once_and_takes_one_round_of_memory(n
 
 def test_an_unknown_name_lists_the_known_ones():
     with raises(LookupError, "all_reduce", "'rnig'", "segmented_ring"):
-        find("rnig")
+        find_algorithm("rnig")
     with raises(LookupError, "'reduce_all'", "all_reduce", "reduce_scatter"):
-        find("ring", "reduce_all")
+        find_algorithm("ring", "reduce_all")
 
 
 def test_all_eight_collectives_are_there():
-    assert sorted(collectives()) == sorted(
+    assert sorted(collective_names()) == sorted(
         ["all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
     )
 
@@ -194,7 +198,7 @@ def test_all_eight_collectives_are_there():
     ],
 )
 def test_wrong_options_are_named_before_the_first_message(name, collective, options, message):
-    algorithm = find(name, collective)
+    algorithm = find_algorithm(name, collective)
     with raises(ValueError, *message):
         sim.run(6, lambda comm, x: algorithm.function(comm, x, **options), np.zeros(10))
     with raises(ValueError, *message):

@@ -159,6 +159,16 @@ def test_the_bytes_of_a_ring_grow_with_its_hops_and_those_of_all_to_all_do_not()
         assert bytes_sent(run.events) == dict.fromkeys(range(4), bytes_for(4))
 
 
+@pytest.mark.parametrize(("p", "heads", "kv"), [(2, 4, 4), (3, 6, 6), (4, 4, 4), (2, 4, 2), (4, 8, 4), (4, 16, 4)])
+def test_ulysses_sends_less_than_the_ring_only_on_more_ranks_than_queries_share_a_key_head_and_one(p, heads, kv):
+    def forward(comm, how):
+        tensors = (numbers(B, h, S // p, D) for h in (heads, kv, kv))
+        attend_of(comm, how, True)(*tensors)
+
+    ring, ulysses = (bytes_sent(sim.run(p, forward, how).events)[0] for how in ("ring", "ulysses"))
+    assert ring / ulysses == pytest.approx(p / (heads // kv + 1))
+
+
 def test_all_to_all_and_its_inverse_are_the_identity():
     x = numbers(B, 6, S, D)
 

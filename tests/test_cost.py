@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpdl_lab.collectives import cost, double_tree, segmented_ring
-from hpdl_lab.collectives.table import ALGORITHMS, find, names
+from hpdl_lab.collectives.table import ALGORITHMS, algorithm_names, find_algorithm
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.trace import bytes_sent
@@ -51,7 +51,7 @@ def test_bytes_steps_and_seconds_are_those_of_traced_runs(algorithm):
     ids=str,
 )
 def test_costs_follow_the_options(name, collective, options):
-    algorithm = find(name, collective)
+    algorithm = find_algorithm(name, collective)
     for p in (1, 2, 5, 9, 16):
         expected, run = algorithm.cost(p, DIVISIBLE, **options), traced(algorithm, p, **options)
         assert max(bytes_sent(run.events).values(), default=0) == expected.nbytes_sent, p
@@ -62,7 +62,7 @@ def test_costs_follow_the_options(name, collective, options):
 
 @pytest.mark.parametrize("servers", [2, 3, 5])
 def test_several_parameter_servers_share_the_load_and_cost_no_less_than_their_links_allow(servers):
-    algorithm, p, n = find("parameter_server"), 9, 9 * 30_000
+    algorithm, p, n = find_algorithm("parameter_server"), 9, 9 * 30_000
     expected, run = algorithm.cost(p, n, servers=servers), traced(algorithm, p, n=n, servers=servers)
     assert max(bytes_sent(run.events).values()) == expected.nbytes_sent
     assert sum(bytes_sent(run.events).values()) == expected.nbytes_total
@@ -73,14 +73,14 @@ def test_several_parameter_servers_share_the_load_and_cost_no_less_than_their_li
 def test_the_multi_ring_spares_the_slow_dimension():
     """d1 = 4 ranks in a row, d2 = 3 rows: 2(n/d1)(d2 - 1)/d2 bytes per rank between rows, 2n(1 - 1/p) in all."""
     n = 4 * 3 * 100
-    run = sim.run(12, lambda comm: find("grid").function(comm, np.zeros(n, np.uint8), inner=4) is None)
+    run = sim.run(12, lambda comm: find_algorithm("grid").function(comm, np.zeros(n, np.uint8), inner=4) is None)
     between = bytes_sent([e for e in run.events if e.rank // 4 != e.peer // 4])
     assert set(between.values()) == {2 * n / 4 * 2 / 3} and len(between) == 12
     assert set(bytes_sent(run.events).values()) == {2 * n * 11 / 12}
 
 
 def test_a_group_keeps_all_but_its_first_rank_inside():
-    n, run = 1200, traced(find("hierarchical"), 12, n=1200)
+    n, run = 1200, traced(find_algorithm("hierarchical"), 12, n=1200)
     between = bytes_sent([e for e in run.events if e.rank // 4 != e.peer // 4])
     assert set(between) == {0, 4, 8} and sum(between.values()) == 2 * (3 - 1) * n
 
@@ -90,11 +90,13 @@ def test_the_bounds_that_everybody_knows():
     for p in (2, 4, 8, 64, 1024):
         depth = p.bit_length() - 1
         best = 2 * n * (p - 1) / p
-        assert [find(name).cost(p, n).nbytes_sent for name in ("ring", "halving_doubling", "grid")] == [best] * 3
-        assert find("halving_doubling").cost(p, n).steps == 2 * depth
-        assert find("recursive_doubling").cost(p, n).steps == depth
-        assert find("double_tree").cost(p, n).nbytes_sent <= 2 * n
-    assert all(find(name).cost(1, n).seconds(1, 1, 1) == 0 for name in names())
+        assert [find_algorithm(name).cost(p, n).nbytes_sent for name in ("ring", "halving_doubling", "grid")] == [
+            best
+        ] * 3
+        assert find_algorithm("halving_doubling").cost(p, n).steps == 2 * depth
+        assert find_algorithm("recursive_doubling").cost(p, n).steps == depth
+        assert find_algorithm("double_tree").cost(p, n).nbytes_sent <= 2 * n
+    assert all(find_algorithm(name).cost(1, n).seconds(1, 1, 1) == 0 for name in algorithm_names())
 
 
 @pytest.mark.parametrize("p", [3, 8, 13])
@@ -102,7 +104,7 @@ def test_the_best_number_of_segments_is_the_best_that_runs(p):
     n, network = 16_000, Switch(alpha=1e-6, beta=1e-9)
 
     def seconds(c):
-        return traced(find("chain", "broadcast"), p, network, n, segments=c).seconds
+        return traced(find_algorithm("chain", "broadcast"), p, network, n, segments=c).seconds
 
     best = cost.best_segments(p - 2, n, network.alpha, network.beta)
     assert best > 1
@@ -144,7 +146,7 @@ def test_a_segmented_ring_hides_its_adding():
 
         return sim.run(p, run, network=network).seconds
 
-    ring, segmented = slow(find("ring").function), slow(segmented_ring.all_reduce)
+    ring, segmented = slow(find_algorithm("ring").function), slow(segmented_ring.all_reduce)
     assert ring == pytest.approx(cost.all_reduce(p, n).seconds(1e-9, 1e-9, gamma), rel=1e-3)
     assert segmented == pytest.approx(cost.segmented_ring(p, n).seconds(1e-9, 1e-9, gamma), rel=0.05)
     assert segmented < 0.75 * ring
@@ -152,11 +154,14 @@ def test_a_segmented_ring_hides_its_adding():
 
 def test_the_double_tree_beats_the_tree_on_large_vectors_and_the_ring_on_many_ranks():
     p, n, network = 32, 1 << 20, Switch()
-    seconds = {name: traced(find(name), p, network, n).seconds for name in ("ring", "tree")}
+    seconds = {name: traced(find_algorithm(name), p, network, n).seconds for name in ("ring", "tree")}
     best = cost.best_segments(double_tree.turns_of(double_tree.trees(p), 1)[1] - 1, n / 2, network.alpha, network.beta)
-    seconds["double_tree"] = traced(find("double_tree"), p, network, n, segments=best).seconds
+    seconds["double_tree"] = traced(find_algorithm("double_tree"), p, network, n, segments=best).seconds
     assert seconds["double_tree"] < seconds["tree"] / 2
-    small = {name: find(name).cost(4096, 1024).seconds(network.alpha, network.beta) for name in ("ring", "double_tree")}
+    small = {
+        name: find_algorithm(name).cost(4096, 1024).seconds(network.alpha, network.beta)
+        for name in ("ring", "double_tree")
+    }
     assert small["double_tree"] < small["ring"] / 50
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpdl_lab.performance.cost import TRAININGS, chinchilla, cost, table
+from hpdl_lab.performance.cost import TRAININGS, chinchilla, cost, table_of_trainings
 
 BY_NAME = {training.name: training for training in TRAININGS}
 
@@ -31,6 +31,6 @@ def test_other_published_numbers():
 
 def test_chinchilla_is_on_its_own_line_and_the_table_takes_any_price():
     assert chinchilla(6 * 70e9 * 1.4e12) == pytest.approx((70e9, 1.4e12))  # Hoffmann et al. 2022
-    free, dear = table(0).split("\n"), table(1).split("\n")
+    free, dear = table_of_trainings(0).split("\n"), table_of_trainings(1).split("\n")
     assert len(free) == len(TRAININGS) + 1 and free[0] == dear[0]
     assert "1,289,376           0" in free[4] and "1,289,376   1,289,376" in dear[4]

@@ -18,7 +18,7 @@ from hpdl_lab import data
 from hpdl_lab.data import dataset as scikit_learn
 from hpdl_lab.data import diabetes, text
 from hpdl_lab.data.dataset import DataError, digits
-from hpdl_lab.data.loading import batches, check_batch, shard
+from hpdl_lab.data.loading import batch_indices, check_batch, shard_indices
 from tests.properties import given
 from tests.wording import raises
 
@@ -132,10 +132,13 @@ def test_the_tables_are_those_that_scikit_learn_gives():
     """Of load_digits() and load_diabetes(scaled=False) of scikit-learn 1.9, whose import would take seconds: SHA-256
     of data and target, side by side, and what is told of the columns.
     """
-    patients = scikit_learn.table("diabetes_data_raw.csv.gz"), scikit_learn.table("diabetes_target.csv.gz")
+    patients = (
+        scikit_learn.sklearn_table("diabetes_data_raw.csv.gz"),
+        scikit_learn.sklearn_table("diabetes_target.csv.gz"),
+    )
     given = {
         "30aa855cd90427ff3c4996b3f40109597c57049f8a038cc52db1efeac8ad2e26": [
-            scikit_learn.table("digits.csv.gz", delimiter=",")
+            scikit_learn.sklearn_table("digits.csv.gz", delimiter=",")
         ],
         "839c546b0b4ac02c2e6cbe5e5c92313cefa993446c9733e9b49477cc3f96e104": patients,
     }
@@ -157,10 +160,10 @@ SIZES = st.integers(1, 200)
 @given(n=SIZES, batch=SIZES, p=st.integers(1, 9), seed=st.integers(0, 3))
 def test_shards_of_an_epoch_lose_and_repeat_nothing(n, batch, p, seed):
     steps = -(-n // batch)
-    epoch = list(itertools.islice(batches(n, batch, seed), steps))
+    epoch = list(itertools.islice(batch_indices(n, batch, seed), steps))
     assert torch.equal(torch.cat(epoch).sort().values, torch.arange(n))
     for indices in epoch:
-        shards = [shard(indices, r, p) for r in range(p)]
+        shards = [shard_indices(indices, r, p) for r in range(p)]
         sizes = [len(mine) for mine in shards]
         assert torch.equal(torch.cat(shards), indices)
         assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
@@ -168,8 +171,8 @@ def test_shards_of_an_epoch_lose_and_repeat_nothing(n, batch, p, seed):
 
 @given(n=SIZES, batch=SIZES, start=st.integers(0, 30), seed=st.integers(0, 3))
 def test_batches_from_a_step_on_are_those_of_the_whole_course(n, batch, start, seed):
-    whole = list(itertools.islice(batches(n, batch, seed), start + 3))
-    rest = list(itertools.islice(batches(n, batch, seed, start), 3))
+    whole = list(itertools.islice(batch_indices(n, batch, seed), start + 3))
+    rest = list(itertools.islice(batch_indices(n, batch, seed, start), 3))
     assert all(torch.equal(a, b) for a, b in zip(rest, whole[start:], strict=True))
 
 
@@ -179,4 +182,4 @@ def test_batches_of_nothing_and_ranks_without_examples_are_refused():
         with pytest.raises(ValueError, match=facts):
             check_batch(n, batch, size=4)
     with raises(ValueError, "0", "10"):
-        next(batches(10, 0))
+        next(batch_indices(10, 0))

@@ -79,8 +79,8 @@ def compressed(comm, compressor, steps):
             wrapped.register_comm_hook(Compression(comm, compressor), compressed_hook)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(steps):
-            chance = torch.Generator().manual_seed(10 * comm.rank + step % 3)
-            x = torch.randn(8, 64, generator=chance, dtype=torch.float64)
+            generator = torch.Generator().manual_seed(10 * comm.rank + step % 3)
+            x = torch.randn(8, 64, generator=generator, dtype=torch.float64)
             optimizer.zero_grad()
             loss = (wrapped(x) - x[:, :10]).square().mean()
             loss.backward()

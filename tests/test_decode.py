@@ -40,7 +40,7 @@ def test_a_layer_of_shards_is_a_block_of_a_gpt_without_biases():
 
 def test_times_are_drawn_with_guesses():
     ways = {"without a cache": decode.without_cache, "yours": decode.decode_step}
-    times = decode.compare(ways, lengths=(1, 64), width=32, heads=2)
+    times = decode.compare_decode_steps(ways, lengths=(1, 64), width=32, heads=2)
     shown = lab.show(times, prediction={"without a cache": 100, "yours": 2})
     assert shown.data is times and f"yours: token 64 takes {times.factor('yours'):.1f} times" in shown.text
 
@@ -48,12 +48,12 @@ def test_times_are_drawn_with_guesses():
 def test_a_request_keeps_its_slot_and_no_slot_is_empty_before_the_last_ones():
     runs, count, least = compared()
     for steps in runs.values():
-        rows = slots.places(steps, count)
+        rows = slots.slot_rows(steps, count)
         for request, new in enumerate(NEW):
             held = [row.count(request) for row in rows]
             assert max(held) == sum(held) == new
     assert len(runs["yours"]) < len(runs["static batching"]) and least == -(-sum(NEW) // count)
-    rows = slots.places(runs["yours"], count)
+    rows = slots.slot_rows(runs["yours"], count)
     assert all(None not in [row[at] for row in rows] for at in range(20))
 
 

@@ -11,7 +11,7 @@ from hpdl_lab import cli, lab
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in PATHS}
 every_page = pytest.mark.parametrize("page", PAGES)
 

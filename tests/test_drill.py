@@ -15,7 +15,7 @@ import pytest
 from hpdl_lab import cli
 from hpdl_lab.classroom import attendee, costs, drill, hub
 from hpdl_lab.classroom.drill import Census, Process
-from hpdl_lab.classroom.plan import STEPS, Plan
+from hpdl_lab.classroom.plan import STEPS, ClassPlan
 from hpdl_lab.cli import plan as command
 
 NAMES = [f"{name}{os.getpid()}" for name in ("ada", "bob", "eve")]  # no other hub of this machine has them
@@ -94,7 +94,7 @@ def test_the_command_prints_and_writes_the_tables_and_fails_where_somebody_faile
 ):
     done, _ = rehearsed
     monkeypatch.setenv("HPDL_HOME", str(tmp_path))
-    monkeypatch.setattr(drill, "rehearse", lambda n, notebook, say: done)
+    monkeypatch.setattr(drill, "run_drill", lambda n, notebook, say: done)
     file = tmp_path / "classroom.md"
     assert cli.main(["drill", "--users", "3", "--markdown", str(file)]) == 1
     printed, written = capsys.readouterr().out, file.read_text()
@@ -112,7 +112,7 @@ def test_the_command_prints_and_writes_the_tables_and_fails_where_somebody_faile
 @pytest.mark.slow
 def test_the_error_of_the_plan_is_predicted_over_measured_where_everybody_was_there(rehearsed):
     done, _ = rehearsed
-    plan = Plan(costs.read(costs.SHIPPED), 3, 2, 24 * 10**9, 0, ENGINES)
+    plan = ClassPlan(costs.read_costs(costs.SHIPPED), 3, 2, 24 * 10**9, 0, ENGINES)
     rows = {row[0]: row[1:] for row in command.steps(done, plan)}
     assert all(rows[step][0] == "2" and rows[step][3] == rows[step][4] == "" for step in ("kernel", "engines"))
     measured = max(done.steps["login"].seconds.values())
@@ -139,15 +139,15 @@ def rehearsal(notebook="00"):
         hub = Process(3, "hub", "", 100.0, 50.0, 0.5 * number, 3, frozenset(), 0.0)
         shell = Process(4, "shell", "ada", 1.0, 0.0, 0.0, 1, frozenset({("/dev/shm/a", 4 * 10**6)}), 0.0)
         after = Census([*engines, hub, shell])
-        steps[step], before = drill.Step({"ada": 2.0}, before, after), after
+        steps[step], before = drill.DrillStep({"ada": 2.0}, before, after), after
     one = SimpleNamespace(name="ada")
     return SimpleNamespace(attendees=[one], notebook=notebook, engines=2, failures=[], steps=steps)
 
 
 @pytest.mark.parametrize(("notebook", "planned"), [("00", True), ("04", False)])
 def test_the_plan_is_held_against_the_notebook_that_its_constants_know(notebook, planned):
-    known = costs.read(costs.SHIPPED)
-    rows = {row[0]: row[1:] for row in command.steps(rehearsal(notebook), Plan(known, 1, 2, 24 * 10**9))}
+    known = costs.read_costs(costs.SHIPPED)
+    rows = {row[0]: row[1:] for row in command.steps(rehearsal(notebook), ClassPlan(known, 1, 2, 24 * 10**9))}
     assert all((rows["notebook"][i] != "") == planned for i in (3, 4, 6, 7, 9, 10))
     assert rows["torch"][:3] == ["1", "2.0", "2.0"]
     assert (
@@ -208,5 +208,5 @@ def test_a_drill_that_is_ended_leaves_nothing(tmp_path):
 
 
 def test_cells_that_are_meant_to_fail_are_known():
-    cells = drill.solution("00")
+    cells = drill.solution_cells("00")
     assert [raises for _, raises in cells].count(True) == 1 and "deadline=1.5" in dict((r, c) for c, r in cells)[True]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow  # links of emulated hosts
 def place(tmp_path_factory):
     """A runtime directory of this file's own; skips where this system allows no emulated hosts, with its reason."""
     try:
-        launch.check(layout.wanted(4, where="emulated"))
+        launch.check_layout(layout.wanted(4, where="emulated"))
     except EngineError as refused:
         pytest.skip(str(refused))
     with pytest.MonkeyPatch.context() as patch:

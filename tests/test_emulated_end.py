@@ -37,7 +37,7 @@ COMMAND = [sys.executable, "-m", "hpdl_lab", "cluster", "emulate", "--link", "10
 def root():
     """A runtime directory of this test's own, with a short path; skips where hosts cannot be emulated."""
     try:
-        launch.check(layout.wanted(2, where="emulated"))
+        launch.check_layout(layout.wanted(2, where="emulated"))
     except EngineError as refused:
         pytest.skip(str(refused))
     with tempfile.TemporaryDirectory(prefix="hpdl-e-", dir="/tmp") as path:

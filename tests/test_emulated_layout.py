@@ -101,13 +101,13 @@ def test_what_makes_no_sense_is_one_sentence(asked, sentence):
 def test_missing_commands_are_named_with_their_package(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None if name == "tc" else f"/bin/{name}")
     with raises(EngineError, "iproute2"):
-        launch.check(HOSTS)
+        launch.check_layout(HOSTS)
 
 
 def test_another_mpi_is_refused(monkeypatch):
     monkeypatch.setattr(features, "mpiexec", lambda: "/opt/openmpi/bin/mpiexec")
     with raises(EngineError, "MPICH", "/opt/openmpi/bin/mpiexec", "MPI"):
-        launch.check(HOSTS)
+        launch.check_layout(HOSTS)
 
 
 def test_what_ip_says_is_passed_on(monkeypatch, tmp_path):
@@ -116,7 +116,7 @@ def test_what_ip_says_is_passed_on(monkeypatch, tmp_path):
     ip.chmod(0o755)
     monkeypatch.setattr(features, "network_commands", lambda: [str(ip), "/bin/true"])
     with pytest.raises(EngineError, match=r"cannot be made: ip says: Error: Unknown device type|need root, or network"):
-        launch.check(HOSTS)
+        launch.check_layout(HOSTS)
 
 
 def test_what_enters_namespaces_starts_no_threads():

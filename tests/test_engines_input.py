@@ -52,9 +52,9 @@ def test_ten_thousand_engines():
 
 def test_as_many_as_the_message_allows_are_allowed(monkeypatch):
     monkeypatch.setattr(launch, "memory_available", lambda: 10 * launch.ENGINE_NBYTES + 1)
-    launch.check(Layout(10))
+    launch.check_layout(Layout(10))
     with pytest.raises(EngineError, match="start 10 at most"):
-        launch.check(Layout(11))
+        launch.check_layout(Layout(11))
 
 
 def test_a_start_that_takes_long_is_announced_with_the_numbers(monkeypatch, capsys):
@@ -87,7 +87,7 @@ def test_an_unwritable_home_is_not_needed(short):
 def test_a_runtime_directory_that_is_not_there_is_passed_over_with_the_reason(monkeypatch, short):
     monkeypatch.setenv("XDG_RUNTIME_DIR", f"{short}/missing")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: short)
-    path, reasons = session_dir.find()
+    path, reasons = session_dir.find_session_dir()
     assert os.path.dirname(path) == short
     assert reasons == [f"XDG_RUNTIME_DIR {short}/missing does not exist"]
     assert f"Note: {reasons[0]}." in table_text([info(0)], reasons)
@@ -98,7 +98,7 @@ def test_a_runtime_directory_with_a_long_path_is_passed_over_with_the_numbers(mo
     deep = os.path.join(short, "d" * 90)
     os.mkdir(deep)
     monkeypatch.setenv("XDG_RUNTIME_DIR", deep)
-    reasons = session_dir.find()[1]
+    reasons = session_dir.find_session_dir()[1]
     assert len(reasons) == 1 and f"is {len(deep)} bytes long, and a socket's path allows" in reasons[0]
 
 
@@ -162,15 +162,15 @@ def test_sockets_of_kernels_have_short_paths_where_the_home_has_a_long_one(monke
 
 def test_a_directory_of_someone_else_is_never_used(monkeypatch, short):
     monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-    path = session_dir.find()[0]
+    path = session_dir.find_session_dir()[0]
     os.symlink("/etc", path)
-    elsewhere, reasons = session_dir.find()
+    elsewhere, reasons = session_dir.find_session_dir()
     assert elsewhere != path and reasons == [f"{path} belongs to someone else"]
     os.unlink(path)
     os.mkdir(path)
     if os.getuid() == 0:
         os.chown(path, 65534, 65534)
-        assert session_dir.find()[1] == [f"{path} belongs to someone else"]
+        assert session_dir.find_session_dir()[1] == [f"{path} belongs to someone else"]
 
 
 def test_no_place_at_all(monkeypatch, short):
@@ -263,14 +263,14 @@ def test_how_an_engine_ended(status, text):
 def test_variables_of_an_outer_mpi_job_do_not_mislead_the_ranks(monkeypatch):
     for name in ("PMI_RANK", "PMIX_RANK", "HYDRA_HOST_FILE", "OMPI_COMM_WORLD_RANK", "JPY_PARENT_PID"):
         monkeypatch.setenv(name, "7")
-    environment = launch.environment("/session", Layout(2), 1)
+    environment = launch.engine_environment("/session", Layout(2), 1)
     assert "7" not in {environment.get(n) for n in ("PMI_RANK", "PMIX_RANK", "HYDRA_HOST_FILE", "JPY_PARENT_PID")}
 
 
 def test_the_attendees_own_number_of_threads_is_kept(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    environment = launch.environment("/session", Layout(10_000), 1)
+    environment = launch.engine_environment("/session", Layout(10_000), 1)
     assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("3", "1")
 
 

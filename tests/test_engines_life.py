@@ -21,11 +21,11 @@ from hpdl_lab.engines.errors import EngineError
 KERNEL = """
 import os, signal, sys, time
 from hpdl_lab.engines.cluster import Cluster
-from hpdl_lab.engines.supervisor import shared_memory
+from hpdl_lab.engines.supervisor import mapped_shared_memory
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where tests run under nohup
 cluster = Cluster.start({engines})
 pids = cluster.run(lambda comm: os.getpid())
-print("READY", cluster._supervisor.pid, *pids, *shared_memory(pids), flush=True)
+print("READY", cluster._supervisor.pid, *pids, *mapped_shared_memory(pids), flush=True)
 {then}
 """
 WAIT = "time.sleep(600)"

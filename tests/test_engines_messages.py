@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpdl_lab.engines import messages
-from hpdl_lab.engines.messages import HEADER, LARGE, Packed, Reader, pack, pieces
+from hpdl_lab.engines.messages import HEADER, LARGE, MessageReader, Packed, pack, pieces
 
 BIG = LARGE // 4 + 1  # float32
 
@@ -35,7 +35,7 @@ def sent(*contents):
 
 
 def received(connection):
-    reader, found = Reader(), []
+    reader, found = MessageReader(), []
     while (whole := reader.read(connection)) is not None:
         found += whole
     return found
@@ -62,7 +62,7 @@ def arrived(value):
     here, there = socket.socketpair()
     with here, there:
         here.settimeout(20)
-        reader, whole = Reader(), []
+        reader, whole = MessageReader(), []
         parts = [memoryview(part).cast("B") for part in pieces(0, pack(value))]
         while not whole:
             if parts:

@@ -51,18 +51,18 @@ def place(monkeypatch):
         os.mkdir(f"{root}/precious", 0o755)
         with open(f"{root}/precious/file", "w") as file:
             file.write("precious")
-        yield session_dir.find()[0], f"{root}/precious"
+        yield session_dir.find_session_dir()[0], f"{root}/precious"
 
 
 def plant_after_the_look(monkeypatch, plant):
-    look = session_dir.find
+    look = session_dir.find_session_dir
 
     def find():
         found = look()
         plant()
         return found
 
-    monkeypatch.setattr(session_dir, "find", find)
+    monkeypatch.setattr(session_dir, "find_session_dir", find)
 
 
 def untouched(folder):
@@ -123,5 +123,5 @@ def test_a_place_where_others_could_replace_the_directory_is_passed_over(place):
     path, _ = place
     root = os.path.dirname(path)
     os.chmod(root, 0o777)
-    elsewhere, reasons = session_dir.find()
+    elsewhere, reasons = session_dir.find_session_dir()
     assert os.path.dirname(elsewhere) != root and "chmod +t" in reasons[0]

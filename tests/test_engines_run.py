@@ -163,7 +163,7 @@ def test_what_other_libraries_call_it_is_translated(cluster):
 
 def test_a_refusal_of_this_package_shows_none_of_its_lines_and_a_bug_does(cluster):
     with pytest.raises(RunFailed) as caught:
-        cluster.run(table.find, "all_reduce")  # which takes comm for a name
+        cluster.run(table.find_algorithm, "all_reduce")  # which takes comm for a name
     assert str(caught.value).startswith("ranks 0-3: LookupError: ") and "table.py" not in str(caught.value)
     with pytest.raises(RunFailed, match=r"AttributeError: .*\n    \w+.py:\d+ in line_of"):
         cluster.run(line_of, 3)  # which takes comm for a frame

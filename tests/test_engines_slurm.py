@@ -51,7 +51,7 @@ def test_engines_of_a_job_inherit_neither_another_job_nor_the_keys_of_a_hub(monk
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
     for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "PMI_RANK", "JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN"):
         monkeypatch.setenv(name, "1")
-    env = launch.environment("/nowhere", layout.Layout(4, "slurm", job={}), 1)
+    env = launch.engine_environment("/nowhere", layout.Layout(4, "slurm", job={}), 1)
     assert env["SLURM_CONF"] == "/etc/slurm/slurm.conf"
     assert not [n for n in env if n.startswith(("SLURM_J", "SLURM_N", "PMI_", "JUPYTERHUB_", "JPY_"))]
     assert "UCX_TLS" not in env, "loopback is for engines of this machine"
@@ -60,7 +60,7 @@ def test_engines_of_a_job_inherit_neither_another_job_nor_the_keys_of_a_hub(monk
 def test_without_slurm_one_sentence_says_what_there_is(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(Exception, match=r"no command sbatch here.*lab.start\(4\)"):
-        slurm.check()
+        slurm.require_slurm()
 
 
 class TestReach:

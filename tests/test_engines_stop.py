@@ -246,9 +246,9 @@ def test_a_late_answer_to_an_earlier_question_is_not_believed():
     asking.ask([0])
     asking.ask([0])
     answer(asked[0], "running")
-    assert not asking.settled() and not asking.slots
+    assert not asking.complete() and not asking.slots
     answer(asked[1], "waiting")
-    assert asking.settled() and asking.slots[0].state == "waiting"
+    assert asking.complete() and asking.slots[0].state == "waiting"
     answer((6, 2), "running")  # of an earlier run
     assert asking.slots[0].state == "waiting"
 

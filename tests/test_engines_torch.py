@@ -290,7 +290,7 @@ def test_keywords_reach_the_function_and_a_clash_is_a_sentence(cluster, monkeypa
 @pytest.mark.slow
 def test_on_emulated_hosts(no_engines_yet):
     try:
-        launch.check(layout.wanted(4, where="emulated"))
+        launch.check_layout(layout.wanted(4, where="emulated"))
     except EngineError as refused:
         pytest.skip(str(refused))
     with Cluster.start(4, where="emulated", hosts=2) as hosts:

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import data, models
 from hpdl_lab.collectives import hierarchical, ring
-from hpdl_lab.collectives.table import find, names
+from hpdl_lab.collectives.table import algorithm_names, find_algorithm
 from hpdl_lab.comm import sim
-from hpdl_lab.data.loading import shard
+from hpdl_lab.data.loading import shard_indices
 from hpdl_lab.models.batch_norm import synchronized
 from hpdl_lab.parallel.data_parallel import (
     DataParallel,
@@ -71,7 +71,7 @@ def together(comm, model, strategy, x, y, micro_batches=1, steps=STEPS, batch=BA
     strategy.start(comm, model)
     optimizer, course = optimizer_of(model), []
     for step in range(steps):
-        mine = shard(torch.arange(step * batch, (step + 1) * batch), comm.rank, comm.size)
+        mine = shard_indices(torch.arange(step * batch, (step + 1) * batch), comm.rank, comm.size)
         part = train_step(comm, model, strategy, optimizer, x[mine], y[mine], batch, micro_batches)
         course.append((float(comm.all_reduce(torch.tensor([part], dtype=torch.float64))), flat(model)))
     strategy.finish(comm, model)
@@ -89,12 +89,10 @@ def assert_same(course, truth, tolerance=EXACT):
 @functools.cache
 def problem(name, dtype="float64"):
     """(x, y) of a data set that the model reads, and a function that builds the model."""
-    sets = {"mlp": "digits", "cnn": "digit_images", "gpt": "text", "vit": "digit_images"}
-    sets |= {"llama": "text", "deepseek": "text"}
-    options = {"block": 8} if sets[name] == "text" else {"dtype": dtype}
-    whole = data.load(sets[name], **options)
+    wanted = models.MODELS[name].data
+    whole = data.load(wanted, **({"block": 8} if wanted == "text" else {"dtype": dtype}))
     n = STEPS * BATCH
-    fields = {"experts": 4, "groups": 2, "top_groups": 1} if name == "deepseek" else {}
+    fields = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1} if name == "deepseek" else {}
     return (whole.train_x[:n], whole.train_y[:n]), lambda: models.build_for(whole, name, "tiny", dtype=dtype, **fields)
 
 
@@ -112,7 +110,7 @@ def test_every_strategy_on_every_number_of_ranks(p, micro_batches):
             assert_same(course, truth("mlp"))
 
 
-@pytest.mark.parametrize("name", ["cnn", "gpt", "llama", "deepseek", "vit"])
+@pytest.mark.parametrize("name", [name for name in models.MODELS if name != "mlp"])
 def test_every_strategy_on_every_model(name):
     (x, y), build = problem(name)
     for strategy in ONE_OF_EACH:
@@ -120,11 +118,11 @@ def test_every_strategy_on_every_model(name):
             assert_same(course, truth(name))
 
 
-@pytest.mark.parametrize("algorithm", names("all_reduce"))
+@pytest.mark.parametrize("algorithm", algorithm_names("all_reduce"))
 def test_every_all_reduce_plugs_into_flat_and_overlapped(algorithm):
     (x, y), build = problem("mlp")
     for strategy in (DataParallel, functools.partial(DataParallelOverlapped, **SMALL)):
-        for course in sim.run(3, together, build(), strategy(find(algorithm).function), x, y):
+        for course in sim.run(3, together, build(), strategy(find_algorithm(algorithm).function), x, y):
             assert_same(course, truth("mlp"))
 
 

@@ -28,7 +28,7 @@ def test_what_is_left_is_what_the_name_means(collective, p):
             xs = np.stack([expected.brought(collective, m * p, p, r, root) for r in range(p)])
             want = REFERENCE[collective](xs, np.split(xs, p, axis=1), root)
             for r in range(p):
-                begin, values = expected.left(collective, m * p, p, r, root)
+                begin, values = expected.expected_result(collective, m * p, p, r, root)
                 assert np.array_equal(values, want[r]), (m, root, r)
                 assert begin == (m * r if collective in ("reduce_scatter", "scatter") else 0)
 
@@ -36,7 +36,7 @@ def test_what_is_left_is_what_the_name_means(collective, p):
 @pytest.mark.parametrize("collective", expected.COLLECTIVES)
 def test_every_algorithm_is_timed_and_a_wrong_one_is_not(collective):
     right = {a.name: a.function for a in table.ALGORITHMS if a.collective == collective}
-    results = sim.run(3, sweep.sweep, right, [4, 4000], "float32", 1, 0, 0.0, collective)
+    results = sim.run(3, sweep.sweep_sizes, right, [4, 4000], "float32", 1, 0, 0.0, collective)
     assert [(row["name"], row["size"]) for row in results.rows] == [
         (name, size) for size in (sizes(collective)) for name in right
     ]
@@ -51,7 +51,7 @@ def test_every_algorithm_is_timed_and_a_wrong_one_is_not(collective):
         return x
 
     with pytest.raises(sweep.WrongAnswer, match=r"its (sum|result) is wrong: on rank \d, .* of 1,000 elements|1,002"):
-        sim.run(3, sweep.sweep, {"nothing": nothing}, [4000], "float32", 1, 0, 0.0, collective)
+        sim.run(3, sweep.sweep_sizes, {"nothing": nothing}, [4000], "float32", 1, 0, 0.0, collective)
 
 
 def sizes(collective):

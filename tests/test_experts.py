@@ -274,8 +274,10 @@ STEPS, BATCH, BLOCK, GAMMA = 3, 8, 6, 0.02
 def deepseek(**fields):
     """A DeepSeek-V3 of one dense layer and two with experts, whose routers have clear preferences."""
     fields = {"vocabulary": 11, "width": D, "block": BLOCK, "layers": 3, "heads": 2, "hidden": HIDDEN} | fields
-    ranks = {"q_rank": 4, "kv_rank": 4, "rope": 2}
-    model = models.build("deepseek", dtype="float64", experts=E, expert_hidden=HIDDEN, **ranks, **fields)
+    ranks = {"q_lora_rank": 4, "kv_lora_rank": 4, "qk_rope_head_dim": 2}
+    model = models.build(
+        "deepseek", dtype="float64", n_routed_experts=E, moe_intermediate_size=HIDDEN, **ranks, **fields
+    )
     with torch.no_grad():
         for layer in mixtures_of(model):
             layer.router.weight.mul_(2)

@@ -14,9 +14,10 @@ from hpdl_lab.collectives import table
 from hpdl_lab.parallel.scripts import price
 from hpdl_lab.plots import live
 from hpdl_lab.verbs import explore_inference, explorers
-from hpdl_lab.verbs.explore import Control, Explored, doublings, logarithmic
+from hpdl_lab.verbs.adjustable import Control, doublings, logarithmic
+from hpdl_lab.verbs.explore import Explored
 from hpdl_lab.verbs.explorers import EXPLORERS
-from hpdl_lab.verbs.result import drawn
+from hpdl_lab.verbs.result import draw_picture
 
 NO_CHANCE = {("rate", "seed"), ("graph", "seed")}  # of a whole batch, of a ring
 NAMES = list(EXPLORERS)
@@ -50,7 +51,7 @@ def plain_picture_s():
     def seconds():
         begin = time.process_time()
         rows = [{"step": step, "loss": 4 - step / 100, "samples_per_s": 100.0} for step in range(300)]
-        live.png(drawn(live.draw, rows, 300, "training", text="training").figure, 1)
+        live.png(draw_picture(live.draw, rows, 300, "training", text="training").figure, 1)
         return time.process_time() - begin
 
     seconds()
@@ -135,7 +136,6 @@ def test_a_small_batch_walks_noisily_and_the_whole_one_does_not():
 
 WIDGETS = """
 from hpdl_lab.verbs.explorers import EXPLORERS
-from hpdl_lab.verbs.result import drawn
 from hpdl_lab.verbs.explore import Explored
 from hpdl_lab.verbs.widgets import Sliders
 from hpdl_lab.lab import explore
@@ -144,7 +144,7 @@ panel = Sliders(Explored("rate", *EXPLORERS["rate"]))
 before = panel.picture.value, panel.line.value
 panel.moved["batch"].value = 8
 assert before[0] != panel.picture.value and "mini-batches of 8" in panel.line.value
-explored = panel.explored
+explored = panel.shown
 explored.answer = lambda **values: 1 / 0
 panel.moved["batch"].value = 16
 assert "ZeroDivisionError" in panel.line.value, "an error of a callback is told where one looks"
@@ -177,8 +177,11 @@ def test_half_of_the_time_is_latency_at_n_half(monkeypatch):
 
 def test_times_of_algorithms_are_those_of_the_table():
     for name in explorers.SIX:
-        cost, options = table.find(name).cost, {"segments": 4} if name in ("double_tree", "hierarchical") else {}
-        (found,) = explorers.seconds_of(name, 12, np.array([2.0**20]), 1e-6, 1e-9)
+        cost, options = (
+            table.find_algorithm(name).cost,
+            {"segments": 4} if name in ("double_tree", "hierarchical") else {},
+        )
+        (found,) = explorers.all_reduce_seconds(name, 12, np.array([2.0**20]), 1e-6, 1e-9)
         assert found <= cost(12, 2**20, **options).seconds(1e-6, 1e-9) * (1 + 1e-12)
         if not options:
             assert found == pytest.approx(cost(12, 2**20).seconds(1e-6, 1e-9))
@@ -195,12 +198,14 @@ def test_the_star_is_the_least_of_all_numbers_of_segments():
 @pytest.mark.parametrize("ratio", [0.2, 1.0, 5.0])
 def test_the_last_bucket_ends_when_the_step_does(ratio):
     profile, time_of = explorers.bucketed(5_000_000, 48, ratio)
-    step, when = explorers.exposed(5_000_000, 48, ratio), 0.0
+    step, when = explorers.step_with_buckets(5_000_000, 48, ratio), 0.0
     for sent in profile.messages:
         when = max(when, sent.at) + time_of(sent.nbytes)
     assert when == pytest.approx(step.seconds) and sum(m.nbytes for m in profile.messages) == 48 * (10**8 // 48)
-    large, small = (explorers.exposed(n, 96, 1.0).exposed for n in (10**8, 10**5))
-    assert min(large, small) > explorers.exposed(7_000_000, 96, 1.0).exposed, "neither one bucket nor one per layer"
+    large, small = (explorers.step_with_buckets(n, 96, 1.0).exposed for n in (10**8, 10**5))
+    assert min(large, small) > explorers.step_with_buckets(7_000_000, 96, 1.0).exposed, (
+        "neither one bucket nor one per layer"
+    )
 
 
 def test_nvlink_ends_at_the_node():
@@ -213,7 +218,7 @@ def test_nvlink_ends_at_the_node():
 @pytest.mark.parametrize("name", explorers.ORDERS)
 def test_the_curve_of_bubbles_goes_through_the_schedule_that_is_drawn(name):
     times = schedules.evaluate(schedules.build(name, 4, 32), 1, 3, 1.5, 1.5)
-    assert explorers.bubble(name, 4, 32, 3.0) == pytest.approx(times.bubble)
+    assert explorers.bubble_of(name, 4, 32, 3.0) == pytest.approx(times.bubble)
     assert f"{times.bubble:.1%}" in explored("pipeline", schedule=name, micro_batches=32, backward=3.0).text
     assert "no multiple" in explored("pipeline", schedule="interleaved", micro_batches=6).text
 
@@ -230,11 +235,11 @@ def test_caches_of_published_models_and_what_bytes_alone_allow():
     text = explored("kv_cache", batch=1, context=1024).text
     assert "131 kB of cache a token, 134 MB for 1 × 1,024, next to 16.1 GB of weights: fits into 1 × 80 GB" in text
     spec, on = explore_inference.SERVED["Llama 3 8B"], explore_inference.GPUS["H100"]
-    took = explore_inference.step_seconds("Llama 3 8B", 1024, 1, "16 bits", "16 bits", "H100", 2)
+    took = explore_inference.decode_seconds("Llama 3 8B", 1024, 1, "16 bits", "16 bits", "H100", 2)
     assert took == pytest.approx((2 * spec.parameters + 1024 * 131_072) / on.bandwidth / 2)
     deepseek = explore_inference.SERVED["DeepSeek-V3"]
-    assert explore_inference.read(deepseek, 1) == pytest.approx(deepseek.active)
-    assert explore_inference.read(deepseek, 4096) == pytest.approx(deepseek.parameters)
+    assert explore_inference.parameters_read(deepseek, 1) == pytest.approx(deepseek.active)
+    assert explore_inference.parameters_read(deepseek, 4096) == pytest.approx(deepseek.parameters)
     text = explored("kv_cache", model="GPT-3 175B").text
     assert "does NOT fit into 1 × 80 GB, which has room for 0 sequences" in text
 

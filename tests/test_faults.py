@@ -58,7 +58,7 @@ OPERATIONS = {
     "all_to_all": lambda c: is_all(c.all_to_all(rows(c)), 1),
     "allocate": lambda c: is_all(allocated(c), 0),
     "messages": lambda c: is_all(c.sendrecv(ones(c), (c.rank + 1) % c.size, np.zeros(n), (c.rank - 1) % c.size), 1),
-    "halving_doubling": lambda c: is_all(table.find("halving_doubling").function(c, ones(c)), c.size),
+    "halving_doubling": lambda c: is_all(table.find_algorithm("halving_doubling").function(c, ones(c)), c.size),
     "split": lambda c: c.split(c.rank % 2).size >= 1,
 }
 said = open(f"said-{rank}", "w")

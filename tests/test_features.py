@@ -20,9 +20,9 @@ def two_wheels():
 
 
 def test_a_needed_no_makes_the_report_not_ready():
-    assert not table.Report([table.Feature("x", False, "why")]).ok
-    assert table.Report([table.Feature("x", False, "why", needed=False)]).ok
-    assert "x                NO   why" in str(table.Report([table.Feature("x", False, "why")]))
+    assert not table.FeatureTable([table.Feature("x", False, "why")]).ok
+    assert table.FeatureTable([table.Feature("x", False, "why", needed=False)]).ok
+    assert "x                NO   why" in str(table.FeatureTable([table.Feature("x", False, "why")]))
 
 
 def test_importing_features_loads_nothing_heavy():
@@ -90,11 +90,11 @@ def test_a_library_that_cannot_be_loaded_is_a_row_and_no_traceback(monkeypatch, 
     (tmp_path / "torch.py").write_text("raise ImportError('whose import would take a second')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
-    features.ask.cache_clear()
+    features.ask_libraries.cache_clear()
     try:
-        row = table.mpi_library(features.ask())
+        row = table.mpi_library(features.ask_libraries())
     finally:
-        features.ask.cache_clear()
+        features.ask_libraries.cache_clear()
     assert (
         not row.ok and row.text.startswith("cannot load MPI library") and row.text.endswith("pip install mpich mpi4py")
     )
@@ -104,13 +104,13 @@ def test_a_small_shared_memory_says_how_a_container_gets_more(monkeypatch):
     usage = type("usage", (), {"free": 64 << 20})
     monkeypatch.setattr(table.shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(table.os.path, "isdir", lambda path: True)
-    row = table.shared_memory()
+    row = table.dev_shm_room()
     assert row.ok and "64 MiB free in /dev/shm, 256 MiB wanted" in row.text and "--shm-size=1g" in row.text
 
 
 def test_an_unwritable_home_is_named(monkeypatch):
     monkeypatch.setenv("HOME", "/proc/none")
-    row = table.home()
+    row = table.home_folder()
     assert not row.ok and "/proc/none cannot be written (No such file or directory)" in row.text
 
 

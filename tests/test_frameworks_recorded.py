@@ -50,7 +50,7 @@ def test_the_table_has_a_line_for_each_and_says_where_it_is_from():
 @pytest.mark.slow  # emulated hosts; installs JAX and TensorFlow
 def test_a_few_steps_today_add_up_as_well(tmp_path, monkeypatch):
     try:
-        launch.check(layout.wanted(3, where="emulated"))
+        launch.check_layout(layout.wanted(3, where="emulated"))
     except EngineError as refused:
         pytest.skip(str(refused))
     monkeypatch.setenv("STEPS", "5")

@@ -9,7 +9,7 @@ import pytest
 
 from hpdl_lab.data.dataset import digits
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.resilience.goodput import Interval, Life, account, measure
+from hpdl_lab.resilience.goodput import Interval, Life, divide_wall_time, measure_goodput
 
 EVERY = 4  # steps from checkpoint to checkpoint
 
@@ -21,7 +21,7 @@ def parts_of(measured):
 def train(cluster, restart=None, **how):
     model, data = mlp((64, 8, 10), dtype="float64"), digits("float64")
     how = {"checkpoint_every": EVERY, "deadline": 60, "batch": 50} | how
-    return measure(cluster.run, restart or cluster.restart, model, data, **how)
+    return measure_goodput(cluster.run, restart or cluster.restart, model, data, **how)
 
 
 def test_a_failure_on_engines_is_accounted_for_and_costs_no_step(cluster, capsys):
@@ -50,8 +50,8 @@ def test_a_failure_on_engines_is_accounted_for_and_costs_no_step(cluster, capsys
 @pytest.mark.parametrize("rank", [1, 3])
 def test_kills_at_random_moments_lose_no_step_and_repeat_none(rank, cluster):
     """HPDL_KILLS=100 kills each of the two ranks a hundred times, in about ten minutes."""
-    kills, chance = int(os.environ.get("HPDL_KILLS", "3")), random.Random(rank)
-    broken = train(cluster, failures=kills, every_s=lambda: chance.uniform(0.01, 1), rank=rank)
+    kills, rng = int(os.environ.get("HPDL_KILLS", "3")), random.Random(rank)
+    broken = train(cluster, failures=kills, every_s=lambda: rng.uniform(0.01, 1), rank=rank)
     whole = train(cluster, steps=len(broken.losses), failures=0)
     assert broken.failures == kills and broken.losses == pytest.approx(whole.losses, abs=1e-10)
 
@@ -72,7 +72,7 @@ def test_other_errors_are_not_taken_for_failures(cluster):
 )
 def test_what_cannot_be(wrong):
     with pytest.raises(ValueError, match=[*wrong][0]):
-        measure(None, None, mlp(), None, **({"steps": 1, "checkpoint_every": 1, "failures": 0} | wrong))
+        measure_goodput(None, None, mlp(), None, **({"steps": 1, "checkpoint_every": 1, "failures": 0} | wrong))
 
 
 def test_parts():
@@ -81,7 +81,7 @@ def test_parts():
         Life([], died=24, noticed=25),
         Life([Interval(4, 30, [31, 32]), Interval(6, 32.5, [34])]),
     ]
-    found = account(lives, [1.0] * 7)
+    found = divide_wall_time(lives, [1.0] * 7)
     assert parts_of(found) == [2 + 2 + 2 + 1.5, 1 + 1.5 + 0.5, 1.5, 2 + 1, 4 + 5]
     assert (found.wall_s, found.failures, found.writes, found.goodput) == (24, 2, 3, 7.5 / 24)
     assert "7 steps in 24.0 s, 2 failed: useful 31.2%" in str(found)
@@ -89,10 +89,10 @@ def test_parts():
 
 def test_a_checkpoint_that_is_written_when_a_rank_dies_is_kept():
     lives = [Life([Interval(0, 10, [11, 12])], died=13, noticed=14), Life([Interval(2, 15, [16, 17])])]
-    assert parts_of(account(lives)) == [4, 1, 0, 1, 1]
+    assert parts_of(divide_wall_time(lives)) == [4, 1, 0, 1, 1]
 
 
 def test_a_failure_before_the_first_checkpoint_loses_all():
     lives = [Life([], 5, 6), Life([Interval(0, 10, [11])], died=12, noticed=14), Life([Interval(0, 15, [16, 17])])]
-    found = account(lives)
+    found = divide_wall_time(lives)
     assert parts_of(found) == [2, 0, 2, 2, 1] and (found.wall_s, found.failures, found.writes) == (7, 2, 0)

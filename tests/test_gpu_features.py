@@ -95,4 +95,4 @@ def test_engines_on_gpus_need_one(monkeypatch):
         r"2 engines on GPUs cannot start: no NVIDIA driver: /dev/nvidia0 does not exist. Without a GPU: lab.start\(2\)"
     )
     with pytest.raises(EngineError, match=sentence):
-        launch.check(layout.wanted(2, device="cuda"))
+        launch.check_layout(layout.wanted(2, device="cuda"))

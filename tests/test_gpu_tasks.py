@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hpdl_lab.comm.device import kind
+from hpdl_lab.comm.device import comm_class
 from hpdl_lab.comm.real import RealComm
 from hpdl_lab.data.dataset import digits
 from hpdl_lab.engines.messages import on_host, pack
@@ -67,6 +67,6 @@ def test_a_parameter_stays_one():
 
 
 def test_the_kind_of_communicator():
-    assert kind("cpu") is RealComm
+    assert comm_class("cpu") is RealComm
     with pytest.raises(ValueError, match='device=\'gpu\': "cpu" or "cuda" is needed'):
-        kind("gpu")
+        comm_class("gpu")

@@ -17,9 +17,9 @@ from hpdl_lab.parallel.grid import search as grid_search
 from hpdl_lab.parallel.grid.machine import MACHINES, Machine, grid_of, message_cost
 from hpdl_lab.parallel.grid.measure import bytes_over_axes, grid_steps, measured, spec_of
 from hpdl_lab.parallel.grid.memory import SavedBytes, memory_of, state_bytes
-from hpdl_lab.parallel.grid.model import predict
-from hpdl_lab.parallel.grid.search import best, best_grid, grids, search
-from hpdl_lab.parallel.grid.simulation import simulate
+from hpdl_lab.parallel.grid.model import predict_step
+from hpdl_lab.parallel.grid.search import best, best_grid, grids, search_grids
+from hpdl_lab.parallel.grid.simulation import simulate_step
 from hpdl_lab.parallel.grid.spec import SPECS, gpt, transformer_block
 from hpdl_lab.parallel.hybrid.model import cross_entropy_per_answer
 from hpdl_lab.parallel.scripts import price
@@ -129,16 +129,16 @@ def test_sharing_divides_what_it_should():
     )
 
 
-def in_flight(deal):
+def in_flight(assignment):
     """Per rank the most micro-batches, over its stages, whose activations it holds."""
-    return [max(sum(live for _, live, _ in moment) for moment in rank) for rank in deal.fullest]
+    return [max(sum(live for _, live, _ in moment) for moment in rank) for rank in assignment.fullest]
 
 
 @pytest.mark.parametrize(
     ("schedule", "wanted"), [("gpipe", [16] * 4), ("1f1b", [4, 3, 2, 1]), ("gems_master", [1] * 4)]
 )
 def test_in_flight_micro_batches_are_those_of_the_schedule(schedule, wanted):
-    assert in_flight(memory.deal(schedule, 4, 16)) == wanted
+    assert in_flight(memory.assign_stages(schedule, 4, 16)) == wanted
 
 
 @pytest.mark.parametrize("name", schedules.CATALOG)
@@ -147,14 +147,15 @@ def test_in_flight_micro_batches_of_long_steps_are_those_of_evaluate(name, ranks
     ranks += name == "dualpipe" and ranks % 2
     m = 2 if name == "gems_mast" else 24
     peak = schedules.evaluate(schedules.build(name, ranks, m)).peak
-    assert in_flight(memory.deal(name, ranks, m)) == list(peak)
+    assert in_flight(memory.assign_stages(name, ranks, m)) == list(peak)
 
 
 def test_recomputed_graphs_wait_for_their_weight_gradients():
     """Zero bubble does the backward in two halves: between them the whole graph is there, whatever was recomputed."""
     whole, again = (memory_of(SMALL, grid_of(pp=2), "zero_bubble_h1", 8, recompute=option) for option in (False, True))
     once = memory_of(SMALL, grid_of(pp=2), "1f1b", 8, recompute=True)
-    assert [sum(graphs for _, _, graphs in rank[0]) for rank in memory.deal("zero_bubble_h1", 2, 8).fullest] == [1, 2]
+    fullest = memory.assign_stages("zero_bubble_h1", 2, 8).fullest
+    assert [sum(graphs for _, _, graphs in rank[0]) for rank in fullest] == [1, 2]
     assert once[1].activations < again[1].activations <= 1.05 * whole[1].activations
 
 
@@ -197,8 +198,8 @@ def test_the_seconds_predicted_are_those_of_all_messages(machine, sizes, schedul
     machine = Machine(machine, MACHINES[machine].network, memory=1)  # ranks that share no cores
     grid = grid_of(*sizes)
     options = {"machine": machine, "batch": 16 * sizes[0]}
-    predicted = predict(SMALL, grid, schedule, 8, recompute, **options)
-    simulated = simulate(SMALL, grid, schedule, 8, recompute, **options)
+    predicted = predict_step(SMALL, grid, schedule, 8, recompute, **options)
+    simulated = simulate_step(SMALL, grid, schedule, 8, recompute, **options)
     assert predicted.seconds == pytest.approx(simulated, rel=0.04)
 
 
@@ -214,7 +215,8 @@ def test_the_sums_of_gradients_are_predicted_layer_by_layer(sizes, schedule, rec
     spec, dp = gpt("a gpt", 7, width, 8, 50_000 if sizes[0] == 8 else 100, 64), sizes[0]
     m = 8 if dp == 8 else 24
     row, taken = (
-        f(spec, grid_of(*sizes), schedule, m, recompute, machine=CLUSTER, batch=dp * m * 2) for f in (predict, simulate)
+        f(spec, grid_of(*sizes), schedule, m, recompute, machine=CLUSTER, batch=dp * m * 2)
+        for f in (predict_step, simulate_step)
     )
     assert row.seconds == pytest.approx(taken, rel=near)
 
@@ -234,21 +236,21 @@ def test_the_bytes_of_gradients_are_those_that_ranks_send(sizes, schedule, seque
     options = {"schedule": schedule, "micro_batches": 2, "sequence": sequence, "all_reduce": ring.all_reduce}
     options["costs"] = [layer.flops for layer in spec.layers]
     taken = sim.run(grid.size, grid_steps, model, grid, tokens, tokens, options, 1, threads=grid["tp"] > 1)
-    row = predict(spec, grid, schedule, 2, sequence=sequence, batch=16)
+    row = predict_step(spec, grid, schedule, 2, sequence=sequence, batch=16)
     assert bytes_over_axes(taken, grid)["dp"] == max(table["dp"] + table["shared"] for table in row.sent)
 
 
 def test_the_parts_of_a_prediction_add_up():
-    row = predict(SMALL, grid_of(2, 2, 2), micro_batches=8, machine=CLUSTER, batch=64)
+    row = predict_step(SMALL, grid_of(2, 2, 2), micro_batches=8, machine=CLUSTER, batch=64)
     assert sum(row.parts.values()) == pytest.approx(row.seconds)
     assert 0 < row.bubble < 0.5
-    alone = predict(SMALL, grid_of(), micro_batches=8, machine=CLUSTER, batch=64)
+    alone = predict_step(SMALL, grid_of(), micro_batches=8, machine=CLUSTER, batch=64)
     assert alone.bubble == pytest.approx(0) and set(alone.links.values()) == {0}
     assert alone.seconds == pytest.approx(64 * SMALL.flops / CLUSTER.network.flops_per_s)
 
 
 def test_ranks_that_share_cores_compute_no_faster_than_the_cores():
-    row = predict(SMALL, grid_of(dp=4), micro_batches=2, batch=8)  # a laptop of two cores
+    row = predict_step(SMALL, grid_of(dp=4), micro_batches=2, batch=8)  # a laptop of two cores
     assert row.seconds >= 8 * SMALL.flops / MACHINES["laptop"].network.flops_per_s / 2 * 0.999
 
 
@@ -270,26 +272,26 @@ def test_gpt3_on_1024_ranks_is_near_what_was_published():
     """NVIDIA, Megatron-LM, README.md, "GPT-3 Example": dp=8, tp=8, pp=16, batch 1536: 32 s, 138 teraFLOP/s per GPU."""
     spec, grid = SPECS["gpt3"], grid_of(8, 16, 8)
     assert spec.parameters == pytest.approx(174.6e9, rel=1e-3)
-    row = predict(spec, grid, "1f1b", 192, recompute=True, machine=CLUSTER, batch=1536)
+    row = predict_step(spec, grid, "1f1b", 192, recompute=True, machine=CLUSTER, batch=1536)
     assert row.seconds == pytest.approx(32, rel=0.1)
     assert row.fits and row.memory.total < 80e9
     flops = 1536 * spec.flops * 4 / 3 / 1024 / row.seconds  # recomputed ones count there
     assert flops == pytest.approx(138e12, rel=0.1)
-    assert not predict(spec, grid, "gpipe", 192, machine=CLUSTER, batch=1536).fits
+    assert not predict_step(spec, grid, "gpipe", 192, machine=CLUSTER, batch=1536).fits
 
 
 def test_1024_ranks_are_simulated():
     """A sixth of GPT-3's blocks and 2 of its 192 micro-batches; hpdl bench hybrid takes them all, and 40 s."""
     spec, grid = gpt("a sixth of GPT-3", 16, 12288, 96, 51200, 2048, "mixed adam"), grid_of(8, 16, 8)
     begin = time.process_time()
-    found = simulate(spec, grid, "1f1b", 2, recompute=True, machine=CLUSTER, batch=16)
+    found = simulate_step(spec, grid, "1f1b", 2, recompute=True, machine=CLUSTER, batch=16)
     assert time.process_time() - begin < 30
-    predicted = predict(spec, grid, "1f1b", 2, recompute=True, machine=CLUSTER, batch=16)
+    predicted = predict_step(spec, grid, "1f1b", 2, recompute=True, machine=CLUSTER, batch=16)
     assert found == pytest.approx(predicted.seconds, rel=0.02)
 
 
 def test_bench_hybrid_puts_published_figures_beside_ours(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(hybrid, "simulate", lambda *_, **__: 34.5)
+    monkeypatch.setattr(hybrid, "simulate_step", lambda *_, **__: 34.5)
     assert cli.main(["bench", "hybrid", "--markdown", str(tmp_path / "hybrid.md")]) == 0
     written = (tmp_path / "hybrid.md").read_text()
     cells = [[cell.strip() for cell in line.split("|")] for line in written.splitlines()]
@@ -304,11 +306,11 @@ def test_predict_answers_in_milliseconds_and_search_in_a_second_or_two():
     """To the next order of magnitude, so that it holds on any machine."""
     spec = SPECS["gpt3"]
     begin = time.process_time()
-    rows = search(spec, 1024, machine=CLUSTER, batch=1536)
+    rows = search_grids(spec, 1024, machine=CLUSTER, batch=1536)
     assert time.process_time() - begin < 20
     begin = time.process_time()
     for _ in range(10):
-        predict(spec, grid_of(8, 16, 8), "1f1b", 192, True, machine=CLUSTER, batch=1536)
+        predict_step(spec, grid_of(8, 16, 8), "1f1b", 192, True, machine=CLUSTER, batch=1536)
     assert time.process_time() - begin < 1
     assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
     assert best(rows).grid["tp"] == 8 and best(rows).fits  # as Megatron-LM is run: tp inside the node
@@ -342,18 +344,18 @@ def test_best_grid_is_the_fastest_that_fits():
 
 
 def test_search_finds_what_best_grid_finds():
-    rows = search(SMALL, 16, machine=CLUSTER, batch=64, micro_batch=1, recompute=(False,))
+    rows = search_grids(SMALL, 16, machine=CLUSTER, batch=64, micro_batch=1, recompute=(False,))
     limit = sorted(row.nbytes for row in rows)[len(rows) // 2]
-    rows = search(SMALL, 16, limit, CLUSTER, 64, micro_batch=1, recompute=(False,))
+    rows = search_grids(SMALL, 16, limit, CLUSTER, 64, micro_batch=1, recompute=(False,))
 
     def priced(dp, pp, tp):
         count = grid_search.micro_batches(64, dp, 1)
-        return predict(SMALL, grid_of(dp, pp, tp), "1f1b", count, machine=CLUSTER, batch=64)
+        return predict_step(SMALL, grid_of(dp, pp, tp), "1f1b", count, machine=CLUSTER, batch=64)
 
     chosen = best(rows).grid
     assert best_grid(16, priced, limit) == (chosen["dp"], chosen["pp"], chosen["tp"])
     with raises(ValueError, "1 bytes"):
-        best(search(SMALL, 16, 1, CLUSTER, 64))
+        best(search_grids(SMALL, 16, 1, CLUSTER, 64))
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -374,9 +376,9 @@ def test_search_finds_what_best_grid_finds():
 )
 def test_grids_that_cannot_be_are_refused_in_a_sentence(sizes, options, told):
     with raises(ValueError, *told):
-        predict(SMALL, grid_of(*sizes), **options)
+        predict_step(SMALL, grid_of(*sizes), **options)
     with raises(ValueError, *told):
-        simulate(SMALL, grid_of(*sizes), **options)
+        simulate_step(SMALL, grid_of(*sizes), **options)
 
 
 def test_a_machine_is_measured():

@@ -19,8 +19,8 @@ from hpdl_lab.engines.errors import EngineError
 from hpdl_lab.parallel.grid.measure import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from hpdl_lab.plots import grid as drawing
 from hpdl_lab.trace import seconds_text
-from hpdl_lab.verbs.grid import Setting, changed, followed, subject_of
-from hpdl_lab.verbs.picker import PICKERS, GridRun, Measured, Picker
+from hpdl_lab.verbs.grid import Setting, followed, nearest_setting, subject_of
+from hpdl_lab.verbs.picker import PICKERS, GridRun, GridTimes, Picker
 from hpdl_lab.verbs.plain import sentence
 from tests.wording import raises
 
@@ -61,16 +61,16 @@ def test_the_product_stays_right_whatever_axis_is_moved(ranks):
     setting = Setting(ranks, 1, 1, 1)
     for axis in ("dp", "pp", "tp"):
         for size in (d for d in range(1, ranks + 1) if ranks % d == 0):
-            setting = changed(setting, ranks, **{axis: size})
+            setting = nearest_setting(setting, ranks, **{axis: size})
             assert setting.dp * setting.pp * setting.tp == ranks and getattr(setting, axis) == size
 
 
 def test_as_little_follows_as_can_be_and_it_is_said():
     before = Setting(4, 2, 1, 4)
-    after = changed(before, 8, tp=2)
+    after = nearest_setting(before, 8, tp=2)
     assert after[:3] == (4, 1, 2)
     assert followed(before, after, {"tp": 2}) == "pp 2 -> 1, so that 4 x 1 x 2 = 8 ranks"
-    assert followed(before, changed(before, 8, recompute=True), {"recompute": True}) == ""
+    assert followed(before, nearest_setting(before, 8, recompute=True), {"recompute": True}) == ""
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(alone):
@@ -106,7 +106,7 @@ def test_numbers_follow_and_the_picture_shows_them(alone):
         picker.prediction.memory.parameters < whole.memory.parameters and picker.prediction.bubble > 0.1 + whole.bubble
     )
     assert "does NOT fit into 100 kB" in repr(picker) and "which is exceeded" in texts(picker.figure())
-    picker.taken[picker.setting] = Measured("measured", "three steps", 0.5)
+    picker.taken[picker.setting] = GridTimes("measured", "three steps", 0.5)
     assert "500 ms" in repr(picker) and "Dotted: three steps" in texts(picker.figure())
     picker.set(micro_batches=8)
     assert picker.measured is None, "measured was another setting"
@@ -188,7 +188,7 @@ def test_a_model_of_1024_ranks_says_so_and_is_simulated(alone, monkeypatch):
     assert picker.prediction.fits and picker.setting.tp == 8 and picker.subject.ranks == 1024
     said = []
     picker.changed.append(lambda: said.append(picker.said))
-    monkeypatch.setattr("hpdl_lab.verbs.picker.simulate", lambda *_, **__: 26.0)
+    monkeypatch.setattr("hpdl_lab.verbs.picker.simulate_step", lambda *_, **__: 26.0)
     assert picker.run().kind == "simulated" and picker.measured.seconds == 26.0
     assert said[0].startswith("This grid needs 1,024 engines and none run: simulating it instead")
     assert "simulated" in repr(picker) and "in virtual time" in texts(picker.figure())
@@ -196,7 +196,7 @@ def test_a_model_of_1024_ranks_says_so_and_is_simulated(alone, monkeypatch):
 
 def test_pressed_twice_and_stopped(alone, monkeypatch):
     begun, ended = threading.Event(), threading.Event()
-    monkeypatch.setattr("hpdl_lab.verbs.picker.simulate", lambda *_, **__: begun.set() or ended.wait(20))
+    monkeypatch.setattr("hpdl_lab.verbs.picker.simulate_step", lambda *_, **__: begun.set() or ended.wait(20))
     picker = Picker(subject_of("gpt3"))
     picker.stop()
     assert picker.said == "Nothing of this picker is running."

@@ -25,7 +25,7 @@ import requests
 from hpdl_lab import cli
 from hpdl_lab.classroom import authenticator, bounds, hub, limits, sandbox, settings, sockets
 from hpdl_lab.classroom.attendee import Attendee, Trouble
-from hpdl_lab.classroom.state import State
+from hpdl_lab.classroom.state import HubState
 from hpdl_lab.cli import hub as command
 
 pytestmark = [
@@ -121,7 +121,7 @@ def attack(given, account, code, joins=(), arguments=()):
     sandbox.write_names(account)
     with subprocess.Popen(
         sandbox.command(given, account, [sys.executable, "-I", "-c", code, *map(str, arguments)], groups=joins),
-        env=sandbox.environment(given, account),
+        env=sandbox.attendee_environment(given, account),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -150,7 +150,7 @@ class Command:
 
     def __init__(self, folder, names):
         self.state, self.said = f"{folder}/state", []
-        with contextlib.closing(sockets.Held("127.0.0.1", 0)) as held:
+        with contextlib.closing(sockets.ReservedPort("127.0.0.1", 0)) as held:
             self.port = held.port
         users = Path(folder, "users")
         users.write_text("\n".join(names))
@@ -198,7 +198,7 @@ def by_command(eventually):
 
 def removed(state):
     with contextlib.suppress(RuntimeError):  # a hub that was killed is about to end
-        State.lock_existing(state).remove()
+        HubState.lock_existing(state).remove()
     return not os.path.exists(state)
 
 
@@ -797,7 +797,7 @@ def test_behind_tls_in_front_no_cookie_of_another_port_lets_in(tmp_path_factory)
         upgrade = {"Host": "hub.example.org", "Connection": "Upgrade", "Upgrade": "websocket"} | cookies
         assert requests.get(page, headers=upgrade, **how).status_code == 200
         ada.leave()
-    State.lock_existing(given.state).remove()
+    HubState.lock_existing(given.state).remove()
 
 
 # -- a hub that was killed ---------------------------------------------------------------------------------------------
@@ -821,12 +821,12 @@ while True:
 
 
 def test_attendees_of_a_hub_that_is_killed_end_before_its_port_is_free(by_command, until_ended, eventually):
-    state = State.open(by_command.state)
+    state = HubState.open(by_command.state)
     account = state.account(EVE)
     eve = Attendee(f"http://127.0.0.1:{by_command.port}", EVE, PASSWORD)
     eve.log_in()
     eve.start_server(100)
-    with attack(settings.read(state.folder), account, HOLD, arguments=[by_command.port]) as attacker:
+    with attack(settings.read_settings(state.folder), account, HOLD, arguments=[by_command.port]) as attacker:
         assert attacker.stdout.readline() == "locked\n"
         servers = [psutil.Process(pid) for pid in of_user(account.uid)]
         by_command.kill("classroom.sockets")
@@ -844,8 +844,8 @@ def test_attendees_of_a_hub_that_is_killed_end_before_its_port_is_free(by_comman
 
 def test_a_crash_of_all_leaves_no_port_and_no_lock_to_an_attendee(by_command):
     """Also what ends attendees' programs is killed: Eve has the port and every lock that she can take."""
-    account = State.open(by_command.state).account(EVE)
-    with attack(settings.read(by_command.state), account, HOLD, arguments=[by_command.port]) as attacker:
+    account = HubState.open(by_command.state).account(EVE)
+    with attack(settings.read_settings(by_command.state), account, HOLD, arguments=[by_command.port]) as attacker:
         assert attacker.stdout.readline() == "locked\n"
         by_command.kill("classroom.sockets", hub.SURVIVE, hub.PROXY)
         assert attacker.stdout.readline() == "took it\n"
@@ -892,7 +892,7 @@ def test_a_second_hub_with_the_same_names_and_who_is_off_the_list(running, at_wo
         now = {name: second.state.account(name) for name in (ADA, BOB)}
         assert now[ADA] == before[ADA] and now[BOB].uid not in {account.uid for account in before.values()}
         assert os.listdir(now[BOB].home) == []
-        hub.progress(state)
+        hub.read_progress(state)
         assert not any(
             Path(account.home, "loot").exists() for account in map(second.state.account, second.state.manifest.names)
         )
@@ -911,7 +911,7 @@ def test_a_second_hub_with_the_same_names_and_who_is_off_the_list(running, at_wo
 @pytest.fixture
 def made(tmp_path):
     """The state folder of a hub that does not run, with work of Ada in it."""
-    state = State.make(str(tmp_path / "state"))
+    state = HubState.make(str(tmp_path / "state"))
     account = state.account(ADA)
     Path(account.home, "work").write_text("a week of it")
     os.chown(Path(account.home, "work"), account.uid, account.uid)
@@ -932,10 +932,10 @@ def test_removing_a_copy_leaves_the_original_and_its_programs_alone(made, tmp_pa
     assert Path(account.home, "work").read_text() == "a week of it" and os.listdir(f"{copy}/homes")
     moved = str(tmp_path / "moved")
     os.rename(made.folder, moved)  # the same folder: it goes, and not what stands in its place now
-    again = State.make(made.folder)
+    again = HubState.make(made.folder)
     again.account(ADA)
     again.close()
-    State.lock_existing(moved).remove()
+    HubState.lock_existing(moved).remove()
     assert not os.path.exists(moved) and os.path.isdir(account.home)
 
 
@@ -945,12 +945,12 @@ def test_removing_follows_no_links_and_no_names_that_were_tampered_with(made, tm
     os.rename(f"{made.folder}/homes", tmp_path / "homes")
     os.symlink(other, f"{made.folder}/homes")
     with pytest.raises((ValueError, RuntimeError), match="homes"):
-        State.lock_existing(made.folder).remove()
+        HubState.lock_existing(made.folder).remove()
     os.unlink(f"{made.folder}/homes")
     os.rename(tmp_path / "homes", f"{made.folder}/homes")
     made.manifest.names.append("../../other/precious")
     made.save()
-    state = State.lock_existing(made.folder)
+    state = HubState.lock_existing(made.folder)
     with pytest.raises(RuntimeError, match="1 homes could not be removed"):
         state.remove()
     state.close()
@@ -981,7 +981,7 @@ os.chmod(os.environ["HOME"], 0)
     given = settings.Settings(state=made.folder, sandbox=True)
     Path(made.account(ADA).home, "of-root").touch(0o400)
     sandbox.run_as(given, made.account(ADA), [sys.executable, "-I", "-c", code], 60)
-    State.lock_existing(made.folder).remove()
+    HubState.lock_existing(made.folder).remove()
     assert not os.path.exists(made.folder)
 
 
@@ -993,14 +993,14 @@ def test_secrets_that_others_can_read_are_refused(tmp_path):
         users.chmod(mode)
         key.chmod(mode)
         with pytest.raises(ValueError, match="600"):
-            authenticator.read(str(users))
+            authenticator.read_users(str(users))
         with pytest.raises(ValueError, match="600"):
-            command.check(settings.Settings(certificate=str(key), key=str(key)))
+            command.check_options(settings.Settings(certificate=str(key), key=str(key)))
     users.chmod(0o600)
-    assert authenticator.read(str(users)) == {"ada": "correct-horse"}
+    assert authenticator.read_users(str(users)) == {"ada": "correct-horse"}
     users.write_text("ada\nbob\n")
     users.chmod(0o644)
-    assert authenticator.read(str(users)) == {"ada": None, "bob": None}, "names are no secret"
+    assert authenticator.read_users(str(users)) == {"ada": None, "bob": None}, "names are no secret"
 
 
 def test_a_hub_that_stops_nobody_is_not_asked_each_second():

@@ -17,7 +17,7 @@ import pytest
 from hpdl_lab import cli
 from hpdl_lab.classroom import authenticator, hub, sandbox, settings, sockets
 from hpdl_lab.classroom.attendee import Attendee
-from hpdl_lab.classroom.state import State
+from hpdl_lab.classroom.state import HubState
 
 pytestmark = pytest.mark.slow  # JupyterHub's proxy, and a hub
 
@@ -59,7 +59,7 @@ def test_without_a_clone_it_says_that_one_is_needed(capsys, tmp_path, monkeypatc
 
 
 def test_a_port_in_use_is_named_and_nothing_is_made(capsys, tmp_path):
-    other = sockets.Held("127.0.0.1", 0)
+    other = sockets.ReservedPort("127.0.0.1", 0)
     error = said(capsys, "--users", 1, *TRUSTED, "--state", tmp_path / "s", "--port", other.port)
     other.close()
     assert f"port {other.port} of 127.0.0.1 cannot be used" in error and "--port" in error
@@ -177,7 +177,7 @@ def test_the_node_of_pip_is_one_program_and_not_a_script_that_starts_it():
 
 
 def test_progress_has_a_line_for_each_attendee_also_where_a_file_is_none(tmp_path, capsys):
-    with contextlib.closing(State.make(str(tmp_path / "state"))) as state:
+    with contextlib.closing(HubState.make(str(tmp_path / "state"))) as state:
         given = settings.Settings(users=("ada", "bob", "eve"), state=state.folder, sandbox=os.geteuid() == 0)
         given.save()
         rows = {
@@ -215,7 +215,7 @@ def place(eventually):
 
     def removed():
         with contextlib.suppress(RuntimeError):  # JupyterHub is about to end
-            State.lock_existing(state).remove()
+            HubState.lock_existing(state).remove()
         return not os.path.exists(state)
 
     yield state, port, start
@@ -229,14 +229,14 @@ def place(eventually):
 
 
 def free_port():
-    held = sockets.Held("127.0.0.1", 0)
+    held = sockets.ReservedPort("127.0.0.1", 0)
     held.close()
     return held.port
 
 
 def is_free(state):
     with contextlib.suppress(RuntimeError):
-        State.lock_existing(state).close()
+        HubState.lock_existing(state).close()
         return True
 
 
@@ -273,20 +273,20 @@ def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place,
     """Where JupyterHub alone is killed, tests/test_hub_attacks.py sees the command start it again."""
     state, port, start = place
     first = start()
-    given = settings.read(state)
-    account = State.open(state).account(NAME)
+    given = settings.read_settings(state)
+    account = HubState.open(state).account(NAME)
     assert given.sandbox
     url = f"http://127.0.0.1:{port}"
     with pytest.raises(RuntimeError, match=re.escape(f"a hub runs already on {state}: {url}")):
         hub.Hub.start(settings.Settings(users=(NAME,), state=state, port=0))
     with pytest.raises(RuntimeError, match="a hub runs already"):
-        State.lock_existing(state).remove()
+        HubState.lock_existing(state).remove()
     someone = Attendee(url, NAME, "sesame street")
     someone.log_in()
     someone.start_server(SECONDS)
     someone.open_notebook("00_engines.ipynb")
     someone.run("x = 42", SECONDS)
-    running = set(sandbox.left(account))
+    running = set(sandbox.remaining_processes(account))
     written = {os.readlink(f"/proc/{process.pid}/fd/{fd}") for process in running for fd in (1, 2)}
     inner, proxy, survivor = (first.child(word) for word in ("classroom.sockets", hub.PROXY, hub.SURVIVE))
     assert os.readlink(f"/proc/{inner.pid}/fd/1") not in written  # attendees do not write into the hub's log
@@ -302,11 +302,11 @@ def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place,
     empty = {"certificate": os.devnull, "key": os.devnull}
     with pytest.raises(RuntimeError, match="The proxy ended"):  # a start that fails ends nothing
         hub.Hub.start(settings.Settings(users=(NAME,), state=state, port=0, trust_attendees=True, **empty))
-    assert running <= set(sandbox.left(account))
+    assert running <= set(sandbox.remaining_processes(account))
     second = start()
     someone.open_notebook("00_engines.ipynb")  # the same kernel, as when a browser connects again
     assert someone.run("print(x)", SECONDS) == "42\n"
-    assert running <= set(sandbox.left(account))
+    assert running <= set(sandbox.remaining_processes(account))
 
     # The proxy.
     second.child(hub.PROXY).kill()
@@ -322,14 +322,14 @@ def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place,
     second.process.send_signal(signal.SIGTERM)
     second.hear("Files and passwords stay")
     assert second.process.wait(SECONDS) == 0
-    assert sandbox.left(account) == []
+    assert sandbox.remaining_processes(account) == []
     assert not any(os.path.exists(folder) for folder in given.groups)
     log = Path(given.private, "hub.log").read_text()
     errors = [error.split("\n[")[0] for error in log.split("Traceback")[1:]]  # up to the log's next line
     assert "sesame" not in log
     assert all("jupyterhub_idle_culler" in error for error in errors), errors  # which asked a hub that was killed then
     password = command("--forget-password", NAME, "--state", state).split()[-1]
-    found = [authenticator.check(given.passwords, NAME, each) for each in ("sesame street", password)]
+    found = [authenticator.check_password(given.passwords, NAME, each) for each in ("sesame street", password)]
     assert found == ["", None]
     assert command("--remove", "--state", state) == f"Removed {state}, with the files of its attendees.\n"
     assert not os.path.exists(state)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpdl_lab.classroom import hub, limits, sandbox, settings
-from hpdl_lab.classroom.state import BLOCK, State
+from hpdl_lab.classroom.state import BLOCK, HubState
 from hpdl_lab.cli import hub as command
 
 pytestmark = pytest.mark.slow  # sandboxes, as root
@@ -33,7 +33,7 @@ def folder():
 @pytest.fixture(scope="module")
 def state(folder):
     """The state folder of a hub that does not run."""
-    made = State.make(str(folder / "state"))
+    made = HubState.make(str(folder / "state"))
     yield made
     made.remove()
 
@@ -48,7 +48,7 @@ def given(state):
 def limited(given):
     """The same with control groups."""
     try:
-        made = given.replace(groups=limits.find(f"hpdl-test-{os.getpid()}"))
+        made = given.replace(groups=limits.make_cgroups(f"hpdl-test-{os.getpid()}"))
     except RuntimeError as error:
         pytest.skip(str(error))
     yield made
@@ -66,7 +66,7 @@ def run(given, account, argv, groups=(), seconds=50):
     """Run a program as the attendee."""
     return subprocess.run(
         sandbox.command(given, account, argv, groups=groups),
-        env=sandbox.environment(given, account),
+        env=sandbox.attendee_environment(given, account),
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -128,13 +128,13 @@ print(json.dumps([hpdl_lab.__file__, refused, os.listdir("/home"), pwd.getpwuid(
 def test_what_an_attendee_leaves_running_is_ended(given, ada, walls, eventually):
     daemon = "trap '' TERM; setsid sleep 600 >/dev/null 2>&1 &"
     argv = sandbox.command(given.replace(sandbox=walls), ada, ["sh", "-c", daemon])
-    subprocess.run(argv, env=sandbox.environment(given, ada), stdin=subprocess.DEVNULL, check=True)
+    subprocess.run(argv, env=sandbox.attendee_environment(given, ada), stdin=subprocess.DEVNULL, check=True)
     if walls:
-        eventually(lambda: sandbox.left(ada) == [])  # it ends with the sandbox
+        eventually(lambda: sandbox.remaining_processes(ada) == [])  # it ends with the sandbox
         return
-    assert [process.uids().real for process in sandbox.left(ada)] == [ada.uid]
+    assert [process.uids().real for process in sandbox.remaining_processes(ada)] == [ada.uid]
     sandbox.end_all(ada)
-    assert sandbox.left(ada) == []
+    assert sandbox.remaining_processes(ada) == []
 
 
 @ROOT
@@ -147,7 +147,7 @@ def test_a_short_program_is_bounded_in_time_and_output(given, ada, walls, eventu
         sandbox.run_as(given, ada, ["sh", "-c", "echo first; echo the last of all >&2; exit 1"], 20)
     with pytest.raises(RuntimeError, match="longer than 0.5 s"):
         sandbox.run_as(given, ada, ["sleep", "60"], 0.5)
-    eventually(lambda: sandbox.left(ada) == [])  # killed, and perhaps without a core to end on
+    eventually(lambda: sandbox.remaining_processes(ada) == [])  # killed, and perhaps without a core to end on
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_memory_that_was_handed_on_counts_when_the_server_starts_again(limited, 
     try:
         write = f"import os; os.write({held}, bytes(120_000_000)); print('took it')"
         argv = sandbox.command(given, ada, [sys.executable, "-c", write], groups=limits.make(given, "ada"))
-        env = sandbox.environment(given, ada)
+        env = sandbox.attendee_environment(given, ada)
         assert subprocess.run(argv, env=env, pass_fds=[held], capture_output=True).stdout == b"took it\n"
         again = python(given, ada, TAKE.format(120 * MEGABYTE), limits.make(given, "ada"))
         assert again.stdout == "" and again.returncode != 0
@@ -229,8 +229,8 @@ except BlockingIOError:
 
 @ROOT
 def test_groups_go_with_the_state_folder_also_if_its_hub_was_killed(folder, limited):
-    made = State.make(str(folder / "killed"))
-    given = limited.replace(state=made.folder, groups=limits.find(f"hpdl-test-{os.getpid()}-killed"))
+    made = HubState.make(str(folder / "killed"))
+    given = limited.replace(state=made.folder, groups=limits.make_cgroups(f"hpdl-test-{os.getpid()}-killed"))
     given.save()
     joins = limits.make(given, made.account("ada").name)
     assert all(os.path.exists(path) for path in joins)
@@ -244,7 +244,9 @@ def test_groups_of_version_2_are_made_below_the_hubs_own(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids")
     own = tmp_path / "own"
     own.write_text("0::/system.slice/hub.service\n")
-    given = settings.Settings(memory=3 * GIGABYTE, cores=1, groups=limits.find("hpdl-x", str(tmp_path), str(own)))
+    given = settings.Settings(
+        memory=3 * GIGABYTE, cores=1, groups=limits.make_cgroups("hpdl-x", str(tmp_path), str(own))
+    )
     assert given.groups == (str(mine / "hpdl-x"),)
     assert (mine / "hpdl-hub" / "cgroup.procs").read_text() == "0"  # the hub itself leaves the group that gets children
     for folder in (mine, mine / "hpdl-x"):
@@ -263,11 +265,13 @@ def test_what_is_in_force_is_said_with_the_reason_for_what_cannot_be(tmp_path):
     own = tmp_path / "own"
     own.write_text("3:memory:/x\n0::/\n")
     with pytest.raises(RuntimeError, match="no control groups for cpu, pids"):
-        limits.find("hpdl-x", str(tmp_path), str(own))
+        limits.make_cgroups("hpdl-x", str(tmp_path), str(own))
     given = settings.Settings(memory=3 * GIGABYTE, cores=1)
     given = given.replace(users=("ada",))
-    assert "NO LIMITS" in next(command.words(given))
-    assert "3.0 GB of memory, 1 core and 1,024 processes" in next(command.words(given.replace(groups=("/x",))))
+    assert "NO LIMITS" in next(command.instructor_lines(given))
+    assert "3.0 GB of memory, 1 core and 1,024 processes" in next(
+        command.instructor_lines(given.replace(groups=("/x",)))
+    )
 
 
 def test_limits_that_nobody_named_follow_from_the_engines():
@@ -281,7 +285,7 @@ def test_limits_that_nobody_named_follow_from_the_engines():
 @pytest.fixture
 def other(tmp_path):
     """A state folder that a test may spoil."""
-    made = State.make(str(tmp_path / "state"))
+    made = HubState.make(str(tmp_path / "state"))
     yield made
     made.close()
     if os.geteuid() == 0:
@@ -297,7 +301,7 @@ def test_each_name_has_a_user_id_and_an_address_for_good(other, monkeypatch):
         home = os.stat(account.home)
         assert (home.st_mode & 0o777, home.st_uid) == (0o700, account.uid)
     other.close()
-    again = State.lock_existing(other.folder)
+    again = HubState.lock_existing(other.folder)
     assert again.account("bob") == bob and again.account("ada") == ada
     again.manifest.names += [f"a{i}" for i in range(BLOCK - len(again.manifest.names))]
     with pytest.raises(RuntimeError, match=f"{BLOCK:,} attendees"):
@@ -315,19 +319,19 @@ def test_no_account_for_what_is_no_name(other, name):
 def test_a_copy_of_a_state_folder_is_not_taken_for_the_original(other, tmp_path):
     """Its attendees would have the user ids of those of the original, and --remove would end their programs."""
     shutil.copytree(other.folder, tmp_path / "copy")
-    for use in (State.open, State.lock_existing, State.make):
+    for use in (HubState.open, HubState.lock_existing, HubState.make):
         with pytest.raises(RuntimeError, match=f"copy is a copy of the state folder of hub {other.manifest.id}"):
             use(str(tmp_path / "copy"))
 
 
 def test_one_hub_at_a_time(other):
     with pytest.raises(RuntimeError, match="a hub runs already on .*: it is starting"):
-        State.lock_existing(other.folder)
+        HubState.lock_existing(other.folder)
     settings.Settings(state=other.folder, port=4321).save()
     with pytest.raises(RuntimeError, match="a hub runs already on .*: http://127.0.0.1:4321"):
-        State.lock_existing(other.folder)
+        HubState.lock_existing(other.folder)
     other.close()
-    State.lock_existing(other.folder).close()
+    HubState.lock_existing(other.folder).close()
 
 
 @pytest.mark.parametrize(
@@ -341,7 +345,7 @@ def test_a_folder_that_others_may_change_is_refused(other, tmp_path, part, how):
         path.rename(tmp_path / "elsewhere")
         path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="no folder of your own that only you may write"):
-        State.open(other.folder)
+        HubState.open(other.folder)
     if how == "link":
         path.unlink()
         (tmp_path / "elsewhere").rename(path)
@@ -350,7 +354,7 @@ def test_a_folder_that_others_may_change_is_refused(other, tmp_path, part, how):
 def test_what_no_hub_has_made_stays_when_its_folder_is_removed(folder):
     there = folder / "there"
     there.mkdir(mode=0o711)
-    made = State.make(str(there))
+    made = HubState.make(str(there))
     (there / "homes" / "somebody").mkdir()
     (there / "thesis.tex").write_text("years of work")
     ada = made.account("ada")
@@ -371,8 +375,8 @@ def able(monkeypatch):
     """A machine on which everything works, as long as a test does not change it. "rehearsed": settings that were."""
     rehearsed = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(limits, "find", lambda name: ("/x",))
-    monkeypatch.setattr(hub, "rehearse", lambda given, state: rehearsed.append(given))
+    monkeypatch.setattr(limits, "make_cgroups", lambda name: ("/x",))
+    monkeypatch.setattr(hub, "check_server_imports", lambda given, state: rehearsed.append(given))
     return rehearsed
 
 
@@ -397,7 +401,7 @@ def test_without_control_groups_attendees_must_be_trusted(able, other, monkeypat
     def find(name):
         raise RuntimeError("no groups here")
 
-    monkeypatch.setattr(limits, "find", find)
+    monkeypatch.setattr(limits, "make_cgroups", find)
     with pytest.raises(RuntimeError, match="no groups here.*--trust-attendees"):
         chosen(other)
     assert chosen(other, trust_attendees=True) == (True, ())
@@ -408,7 +412,7 @@ def test_without_a_sandbox_attendees_must_be_trusted(able, other, monkeypatch):
         if given.sandbox:
             raise RuntimeError("there is no bwrap")
 
-    monkeypatch.setattr(hub, "rehearse", rehearse)
+    monkeypatch.setattr(hub, "check_server_imports", rehearse)
     with pytest.raises(RuntimeError, match="there is no bwrap.*bubblewrap.*--trust-attendees"):
         chosen(other)
     assert chosen(other, trust_attendees=True) == (False, ("/x",))
@@ -416,10 +420,10 @@ def test_without_a_sandbox_attendees_must_be_trusted(able, other, monkeypatch):
 
 @ROOT
 def test_packages_that_attendees_cannot_import_are_named_before_any_of_them_comes(given, state, monkeypatch):
-    hub.rehearse(given, state)
+    hub.check_server_imports(given, state)
     monkeypatch.setattr(hub, "LOOK", "import " + "json, no_such_package")
     with pytest.raises(RuntimeError, match="could not start a server: .*ModuleNotFoundError.*no_such_package"):
-        hub.rehearse(given, state)
+        hub.check_server_imports(given, state)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(RuntimeError, match="there is no bwrap"):
-        hub.rehearse(given, state)
+        hub.check_server_imports(given, state)

@@ -38,11 +38,11 @@ def asked(monkeypatch, private):
     """What the file has prepared: Settings. Nothing is."""
     said = []
     monkeypatch.delenv(settings.VARIABLE, raising=False)
-    monkeypatch.setattr(state.State, "make", lambda folder: SimpleNamespace(manifest=SimpleNamespace(names=[])))
+    monkeypatch.setattr(state.HubState, "make", lambda folder: SimpleNamespace(manifest=SimpleNamespace(names=[])))
     monkeypatch.setattr(hub, "proxy_program", lambda: ["node", "proxy"])
     monkeypatch.setattr(bounds, "bound_requests", lambda: None)
     monkeypatch.setattr(
-        hub, "prepare", lambda given, at: said.append(given) or given.replace(state=str(private.parent))
+        hub, "prepare_hub", lambda given, at: said.append(given) or given.replace(state=str(private.parent))
     )
     return said
 

@@ -17,7 +17,7 @@ from tornado.web import HTTPError
 
 from hpdl_lab import cli
 from hpdl_lab.classroom import authenticator, hub, sandbox, settings, sockets
-from hpdl_lab.classroom.state import NAME, State
+from hpdl_lab.classroom.state import NAME, HubState
 from hpdl_lab.cli import hub as command
 
 
@@ -50,7 +50,7 @@ def users_file(tmp_path):
 
 def test_a_users_file_has_names_with_and_without_passwords(users_file):
     path = users_file("\ufeff# the class of May\nada  sesame street\n\n  bob # chooses one\neve\tlong#enough #1\n")
-    assert authenticator.read(path) == {"ada": "sesame street", "bob": None, "eve": "long#enough"}
+    assert authenticator.read_users(path) == {"ada": "sesame street", "bob": None, "eve": "long#enough"}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_users_file_has_names_with_and_without_passwords(users_file):
 def test_a_bad_users_file_is_refused_with_its_lines(users_file, text, words):
     path = users_file(text)
     with pytest.raises(ValueError) as caught:
-        authenticator.read(path)
+        authenticator.read_users(path)
     assert words in str(caught.value) and str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
@@ -94,19 +94,19 @@ def test_passwords_are_stored_as_salted_hashes_and_what_an_attendee_has_stays(gi
         "bob": True,
     }
     assert path.stat().st_mode & 0o777 == 0o600 and "sesame" not in path.read_text()
-    stored = authenticator.load(path)
+    stored = authenticator.load_passwords(path)
     assert stored["ada"] != stored["bob"]  # the same password
     for name in ("ada", "bob"):
-        assert authenticator.check(path, name, "sesame street") is None
-        assert authenticator.check(path, name, "another one!") == ""
+        assert authenticator.check_password(path, name, "sesame street") is None
+        assert authenticator.check_password(path, name, "another one!") == ""
 
 
 def test_the_first_password_becomes_that_of_its_attendee(given):
     path = given.passwords
-    assert "8 at least" in authenticator.check(path, "ada", "short")
-    assert authenticator.load(path) == {}
-    assert authenticator.check(path, "ada", "sesame street") is None
-    assert authenticator.check(path, "ada", "another one!") == ""
+    assert "8 at least" in authenticator.check_password(path, "ada", "short")
+    assert authenticator.load_passwords(path) == {}
+    assert authenticator.check_password(path, "ada", "sesame street") is None
+    assert authenticator.check_password(path, "ada", "another one!") == ""
 
 
 def test_a_forgotten_password_is_replaced_by_a_new_one(given):
@@ -115,7 +115,7 @@ def test_a_forgotten_password_is_replaced_by_a_new_one(given):
     authenticator.store(given.passwords, {"ada": "sesame street"}, keep=True)
     first, second = (authenticator.renew(given, "ada") for _ in range(2))
     assert first != second and not authenticator.weakness(first)
-    found = [authenticator.check(given.passwords, "ada", each) for each in ("sesame street", first, second)]
+    found = [authenticator.check_password(given.passwords, "ada", each) for each in ("sesame street", first, second)]
     assert found == ["", "", None]
 
 
@@ -175,7 +175,7 @@ def test_a_class_that_logs_in_at_once_is_served_and_a_flood_is_turned_away(log_i
         time.sleep(0.005)
         running -= 1
 
-    monkeypatch.setattr(authenticator, "check", check)
+    monkeypatch.setattr(authenticator, "check_password", check)
 
     async def come():
         for count in (100, 150):
@@ -196,10 +196,10 @@ def test_settings_are_read_as_they_were_saved_and_only_by_the_hub(given, monkeyp
     monkeypatch.delenv(settings.VARIABLE, raising=False)  # a configuration that this process has read leaves it
     made = given.replace(engines=2, groups=("/x", "/y"), idle=0.5, sandbox=True)
     made.save()
-    assert settings.read(given.state) == made
+    assert settings.read_settings(given.state) == made
     assert (given.private / "settings.json").stat().st_mode & 0o777 == 0o600
     assert json.loads((given.private / "settings.json").read_text())["engines"] == 2
-    assert settings.read() is None  # a site that starts JupyterHub itself
+    assert settings.read_settings() is None  # a site that starts JupyterHub itself
 
 
 @pytest.mark.parametrize(
@@ -259,16 +259,16 @@ def answers(address, port):
     ],
 )
 def test_a_port_is_held_in_both_address_families(address, heard, silent):
-    held = sockets.Held(address, 0)
+    held = sockets.ReservedPort(address, 0)
     try:
         assert all(answers(each, held.port) for each in heard)
         assert not any(answers(each, held.port) for each in silent)
         for each in heard + silent:
             with pytest.raises(RuntimeError, match=f"port {held.port} of {each} cannot be used"):
-                sockets.Held(each, held.port)
+                sockets.ReservedPort(each, held.port)
     finally:
         held.close()
-    sockets.Held(address, held.port).close()
+    sockets.ReservedPort(address, held.port).close()
 
 
 def test_an_inner_port_stays_unless_something_else_has_it():
@@ -284,10 +284,10 @@ def test_an_inner_port_stays_unless_something_else_has_it():
 
 def test_no_port_and_no_address_are_refused_in_one_sentence():
     with pytest.raises(RuntimeError, match="70000 is no port: a number from 1 to 65535"):
-        sockets.Held("127.0.0.1", 70000)
+        sockets.ReservedPort("127.0.0.1", 70000)
     for address in ("192.0.2.1", "no.such.host.invalid"):
         with pytest.raises(RuntimeError, match=f"'{address}' is no address of this machine .*--address 0.0.0.0"):
-            sockets.Held(address, 8000)
+            sockets.ReservedPort(address, 8000)
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -308,5 +308,5 @@ def test_a_process_that_ends_while_user_ids_are_chosen_does_no_harm(tmp_path, mo
         ended = psutil.Process(child.pid)
     monkeypatch.setattr(sandbox, "processes", lambda: [ended, psutil.Process()])
     folder = tmp_path / "state"
-    State.make(str(folder)).remove()
+    HubState.make(str(folder)).remove()
     assert not folder.exists()

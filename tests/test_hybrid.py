@@ -14,8 +14,9 @@ from hpdl_lab.mesh import DeviceMesh
 from hpdl_lab.parallel import checkpoint
 from hpdl_lab.parallel.grid.machine import grid_of
 from hpdl_lab.parallel.grid.measure import spec_of
-from hpdl_lab.parallel.grid.model import predict
-from hpdl_lab.parallel.hybrid.model import HybridParallel, WholeOptimizer
+from hpdl_lab.parallel.grid.model import predict_step
+from hpdl_lab.parallel.hybrid.model import HybridParallel
+from hpdl_lab.parallel.optimizer_state import OptimizerState
 from hpdl_lab.parallel.tensor.ways import on_a_ring
 from tests.wording import raises
 
@@ -26,7 +27,16 @@ FIELDS = {
     "gpt": {"vocabulary": 11, "block": 6, "layers": 3, "heads": 2, "width": 8},
     "llama": {"vocabulary": 11, "block": 6, "layers": 3, "heads": 4, "kv_heads": 2, "width": 8, "hidden": 12},
     "deepseek": {"vocabulary": 11, "block": 6, "layers": 3, "heads": 2, "width": 8, "hidden": 12}
-    | {"experts": 4, "groups": 2, "top_groups": 1, "expert_hidden": 6, "q_rank": 6, "kv_rank": 4, "nope": 4, "rope": 2},
+    | {
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 6,
+        "q_lora_rank": 6,
+        "kv_lora_rank": 4,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 2,
+    },
     "vit": {"image": 4, "patch": 2, "channels": 1, "classes": 6, "layers": 3, "heads": 2, "width": 8},
 }
 LAYERS = {"mlp": 4, "cnn": 5, "gpt": 7, "llama": 6, "deepseek": 6, "vit": 8}
@@ -178,7 +188,7 @@ def test_the_bytes_on_every_axis_are_those_predicted(name, options):
         spec = spec_of(models.build(name, dtype="float64", **FIELDS[name]), x[:2])
         costs = [layer.flops for layer in spec.layers]
         results = sim.run(8, traced_step, name, grid, options, costs, threads=True)
-    predicted = predict(spec, grid, micro_batches=2, batch=BATCH, **options)
+    predicted = predict_step(spec, grid, micro_batches=2, batch=BATCH, **options)
     sent = bytes_by_axis(results.events, [begin for begin, _ in results], grid)
     for rank, table in enumerate(sent):
         assert table == predicted.sent[grid.coordinates(rank)["pp"]], rank
@@ -211,14 +221,14 @@ def go_on(comm, sizes, path, steps, save, zero=0):
     hybrid, x, y = laid_out(comm, "gpt", sizes, zero=zero)
     optimizer = torch.optim.Adam(hybrid.parameters(), lr=0.01)
     first = (
-        checkpoint.restore(comm, path, hybrid, WholeOptimizer(hybrid, optimizer), {"seed": 1}) if path.exists() else 0
+        checkpoint.restore(comm, path, hybrid, OptimizerState(hybrid, optimizer), {"seed": 1}) if path.exists() else 0
     )
     losses = []
     for _ in range(steps):
         losses.append(hybrid.step(x, y))
         optimizer.step()
     if save:
-        checkpoint.save(comm, path, hybrid, WholeOptimizer(hybrid, optimizer), first + steps, {"seed": 1})
+        checkpoint.save(comm, path, hybrid, OptimizerState(hybrid, optimizer), first + steps, {"seed": 1})
     return first, losses
 
 
@@ -243,7 +253,7 @@ def test_a_checkpoint_of_another_course_or_model_is_refused_on_every_rank(tmp_pa
         hybrid, x, y = laid_out(comm, name, {"dp": 2})
         optimizer = torch.optim.Adam(hybrid.parameters())
         with raises(ValueError, *told):
-            checkpoint.restore(comm, path, hybrid, WholeOptimizer(hybrid, optimizer), {"seed": seed})
+            checkpoint.restore(comm, path, hybrid, OptimizerState(hybrid, optimizer), {"seed": seed})
 
     sim.run(2, other, 2, "gpt", ("seed 1", "2"))
     sim.run(2, other, 1, "mlp", ())
@@ -369,12 +379,12 @@ def test_other_models_train_and_are_saved_as_on_one_rank(options, optimizer, tmp
         hybrid = HybridParallel(Tempered(**options), DeviceMesh(comm, **sizes), x, micro_batches=2, costs=[1] * 5)
         optimizer_of_rank = optimizer(hybrid.parameters(), lr=0.01)
         if path.exists():
-            checkpoint.restore(comm, path, hybrid, WholeOptimizer(hybrid, optimizer_of_rank))
+            checkpoint.restore(comm, path, hybrid, OptimizerState(hybrid, optimizer_of_rank))
         losses = []
         for _ in range(steps):
             losses.append(hybrid.step(x, y))
             optimizer_of_rank.step()
-        checkpoint.save(comm, tmp_path / name, hybrid, WholeOptimizer(hybrid, optimizer_of_rank), steps)
+        checkpoint.save(comm, tmp_path / name, hybrid, OptimizerState(hybrid, optimizer_of_rank), steps)
         return losses
 
     unbroken = sim.run(1, go, {"dp": 1}, 4, tmp_path / "none", "one")[0]
@@ -389,7 +399,7 @@ def test_optimizers_whose_state_has_another_shape_are_refused_on_every_rank(tmp_
         hybrid.step(x, y)
         optimizer.step()
         with raises(ValueError):
-            checkpoint.save(comm, tmp_path / "run", hybrid, WholeOptimizer(hybrid, optimizer), 1)
+            checkpoint.save(comm, tmp_path / "run", hybrid, OptimizerState(hybrid, optimizer), 1)
 
     sim.run(2, save)
 

@@ -11,7 +11,8 @@ from hpdl_lab.comm import sim
 from hpdl_lab.mesh import DeviceMesh, Grid
 from hpdl_lab.parallel import checkpoint
 from hpdl_lab.parallel.experts import mixtures_of
-from hpdl_lab.parallel.hybrid.model import HybridParallel, WholeOptimizer
+from hpdl_lab.parallel.hybrid.model import HybridParallel
+from hpdl_lab.parallel.optimizer_state import OptimizerState
 from tests.wording import raises
 
 BATCH, POSITIONS, VOCABULARY, STEPS = 8, 8, 12, 2
@@ -23,8 +24,15 @@ X, Y = torch.randint(0, VOCABULARY, (2, BATCH, POSITIONS), generator=DRAW).unbin
 FIELDS = {
     "gpt": {"width": 16},
     "llama": {"width": 16, "kv_heads": 2, "hidden": 24},
-    "deepseek": {"width": 16, "hidden": 24, "experts": 4, "groups": 2, "top_groups": 1, "expert_hidden": 12}
-    | {"q_rank": 8, "kv_rank": 8, "nope": 4, "rope": 2, "value": 4},
+    "deepseek": {
+        "width": 16,
+        "hidden": 24,
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 12,
+    }
+    | {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4},
 }
 
 
@@ -99,7 +107,7 @@ def go_on(comm, sizes, path, zero):
     """Losses of two steps from the checkpoint at `path`, if there is one, and saved there."""
     hybrid = HybridParallel(built("deepseek"), DeviceMesh(comm, **sizes), X, micro_batches=2, costs=[1] * 5, zero=zero)
     optimizer = torch.optim.Adam(hybrid.parameters(), lr=0.01)
-    whole = WholeOptimizer(hybrid, optimizer)
+    whole = OptimizerState(hybrid, optimizer)
     first = checkpoint.restore(comm, path, hybrid, whole) if path.exists() else 0
     losses = []
     for _ in range(2):

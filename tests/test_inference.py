@@ -29,14 +29,14 @@ MORE = {
     "gpt": {},
     "llama": {"kv_heads": 2, "hidden": 24},
     "deepseek": {
-        "dense": 1,
+        "first_k_dense_replace": 1,
         "hidden": 24,
-        "expert_hidden": 8,
-        "q_rank": 8,
-        "kv_rank": 8,
-        "nope": 4,
-        "rope": 2,
-        "value": 6,
+        "moe_intermediate_size": 8,
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": 6,
     },
 }
 KINDS = ["gpt", "llama", "deepseek", "absorbed"]
@@ -54,20 +54,18 @@ def small(kind, dtype="float64"):
 
 def plain(model, prompt, max_tokens, sampling):
     """The new tokens, by a forward of all tokens for each."""
-    tokens, chance = [*prompt], sampling.generator()
+    tokens, rng = [*prompt], sampling.generator()
     with torch.no_grad():
         for _ in range(max_tokens):
-            tokens.append(draw(sampling.probabilities(model(torch.tensor([tokens]))[0, -1]), chance))
+            tokens.append(draw(sampling.probabilities(model(torch.tensor([tokens]))[0, -1]), rng))
     return tokens[len(prompt) :]
 
 
 def prompts_of(n, seed=0, longest=12):
     """Random ones, of which every other one begins with the same 8 tokens, and some are the same."""
-    chance = random.Random(seed)
-    common = [chance.randrange(VOCABULARY) for _ in range(8)]
-    found = [
-        common * (i % 2) + [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, longest))] for i in range(n)
-    ]
+    rng = random.Random(seed)
+    common = [rng.randrange(VOCABULARY) for _ in range(8)]
+    found = [common * (i % 2) + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest))] for i in range(n)]
     return [*found[:-2], common, common]
 
 
@@ -77,9 +75,9 @@ def audit(engine):
     held = Counter(page for request in engine.running for page in request.pages)
     assert len(pages.free) + pages.used == pages.count == len(set(pages.free)) + len(held)
     assert not held.keys() & {*pages.free}
-    assert pages.holders == [held[page] for page in range(pages.count)]
+    assert pages.ref_counts == [held[page] for page in range(pages.count)]
     for request in engine.running:
-        assert 0 <= len(request.pages) * pages.size - request.read < pages.size
+        assert 0 <= len(request.pages) * pages.size - request.num_computed_tokens < pages.size
     assert not any(request.pages for request in engine.waiting)
 
 
@@ -118,18 +116,18 @@ def test_tokens_are_those_of_a_plain_loop(kind, setting, wanted):
 
 
 def test_arrival_and_the_order_of_reading_change_nothing(wanted):
-    prompts, chance = prompts_of(9), random.Random(2)
+    prompts, rng = prompts_of(9), random.Random(2)
     for _ in range(3):
         engine = Engine(small("llama"), slots=3, page_size=4, pages=20, budget=6)
-        order, streams, got = random.Random(chance.random()).sample(range(9), 9), {}, {i: [] for i in range(9)}
+        order, streams, got = random.Random(rng.random()).sample(range(9), 9), {}, {i: [] for i in range(9)}
         while order or streams:
-            if order and (not streams or chance.random() < 0.3):
+            if order and (not streams or rng.random() < 0.3):
                 i = order.pop()
                 streams[i] = engine.submit(prompts[i], 11, replace(SAMPLED, seed=5 + i))
-            i = chance.choice([*streams])
+            i = rng.choice([*streams])
             for token in streams[i]:
                 got[i].append(token)
-                if chance.random() < 0.4:
+                if rng.random() < 0.4:
                     break
             else:
                 del streams[i]
@@ -176,20 +174,20 @@ class Bigram(nn.Module):
 
 
 def test_ten_thousand_requests_leave_nothing_behind():
-    chance, n, refused, left = random.Random(0), 10_000, 0, []
+    rng, n, refused, left = random.Random(0), 10_000, 0, []
     engine = Engine(Bigram(), slots=24, pages=40, page_size=2, budget=60, queue=30)
     following = engine.cache.model.tokens.weight.argmax(-1).tolist()
     step = engine.step
     while n:
-        for _ in range(chance.randint(0, 24)):
-            prompt = [chance.randrange(2) for _ in range(chance.randint(1, 8))]
+        for _ in range(rng.randint(0, 24)):
+            prompt = [rng.randrange(2) for _ in range(rng.randint(1, 8))]
             try:
-                stream = engine.submit(prompt, chance.randint(1, 6))
+                stream = engine.submit(prompt, rng.randint(1, 6))
             except QueueFull:
                 refused += 1
                 break
             n = max(0, n - 1)
-            fate = chance.random()
+            fate = rng.random()
             if fate < 0.9:
                 left.append((prompt[-1], stream))
             elif fate < 0.95:
@@ -201,7 +199,7 @@ def test_ten_thousand_requests_leave_nothing_behind():
                 for token in stream:
                     assert token == following[last]
                     last = token
-                    if chance.random() < 0.02:
+                    if rng.random() < 0.02:
                         break  # the consumer has read enough
             del left[:100]
     left.clear()
@@ -217,7 +215,7 @@ def test_bytes_of_the_cache():
         cache = PagedCache(small(kind), 3 * BLOCK // 8, 8)
         kept = sum(x.nbytes for attend in cache.attends for x in (attend.k, attend.v) if x is not None)
         assert cache.nbytes == kept == 2 * numbers * BLOCK * 3 * 8  # layers, numbers, tokens, requests, bytes
-    v3 = {**FIELDS, **MORE["deepseek"], "kv_rank": 512, "rope": 64}
+    v3 = {**FIELDS, **MORE["deepseek"], "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     model = models.build("deepseek", **v3)
     assert PagedCache(absorb(model), 1, 1).token_bytes == 2 * 576 * 4
 
@@ -233,7 +231,7 @@ def test_a_prefix_is_read_and_kept_once():
     next(second)
     assert [row["tokens"] for row in rows] == [9, 1 + 1 + 2]  # a decode, the last token of 8, two after 4
     one, two, three = (stream.request.pages for stream in (first, second, third))
-    assert one[0] == two[0] == three[0] and engine.pages.holders[one[0]] == 3
+    assert one[0] == two[0] == three[0] and engine.pages.ref_counts[one[0]] == 3
     assert one[1] != two[1]  # its last token was written again: on a copy
     assert [want[0], *second] == want and len([*third]) == 8
     assert [*first] == plain(engine.cache.model, prompt, 8, Sampling())[1:]
@@ -245,12 +243,12 @@ def test_a_prefix_is_read_and_kept_once():
 def test_copy_on_write_leaves_the_other_as_it_was():
     pages = Pages(4, 2)
     one = []
-    assert pages.hold(one, 0, 4) == [] and one == [0, 1]
+    assert pages.allocate(one, 0, 4) == [] and one == [0, 1]
     two = pages.share([*one])
-    assert pages.hold(two, 3, 5) == [(1, 3)] and two == [0, 3, 2] and one == [0, 1]
-    assert pages.holders == [2, 1, 1, 1] and pages.hold(one, 4, 5) is None and one == [0, 1]
+    assert pages.allocate(two, 3, 5) == [(1, 3)] and two == [0, 3, 2] and one == [0, 1]
+    assert pages.ref_counts == [2, 1, 1, 1] and pages.allocate(one, 4, 5) is None and one == [0, 1]
     pages.release(two)
-    assert pages.holders == [1, 1, 0, 0] and pages.used == 2
+    assert pages.ref_counts == [1, 1, 0, 0] and pages.used == 2
 
 
 @given(st.lists(st.integers(0, 20), unique=True), st.integers(0, 40), st.integers(0, 40), st.integers(1, 6))
@@ -304,7 +302,7 @@ def test_times_and_rows():
     engine = Engine(small("gpt"), on_row=rows.append, clock=lambda: next(now))
     streams = [engine.submit([1, 2, 3], 3) for _ in range(2)]
     engine.run()
-    assert [[*stream] for stream in streams] == [streams[0].request.new] * 2
+    assert [[*stream] for stream in streams] == [streams[0].request.output_tokens] * 2
     assert all(
         len(stream.request.times) == 4 and sorted(stream.request.times) == stream.request.times for stream in streams
     )
@@ -335,8 +333,8 @@ def test_tokens_are_drawn_as_often_as_said(sampling, kept):
     order = sorted(range(6), key=lambda i: -weights[i])[:kept]
     p = [weights[i] / sum(weights[j] for j in order) if i in order else 0 for i in range(6)]
     assert sampling.probabilities(torch.tensor(logits)).tolist() == pytest.approx(p)
-    chance = sampling.generator()
-    found = Counter(draw(sampling.probabilities(torch.tensor(logits)), chance) for _ in range(4000))
+    rng = sampling.generator()
+    found = Counter(draw(sampling.probabilities(torch.tensor(logits)), rng) for _ in range(4000))
     assert abs(chi_square([found[i] for i in range(6)], p)) < 4
 
 
@@ -358,7 +356,8 @@ def test_a_stream_that_is_left_frees_its_pages():
     assert not engine.waiting
     with closed:
         next(closed)
-    assert engine.pages.used == 1 and [*closed.request.new[2:]] == [*closed]  # what had come can still be read
+    assert engine.pages.used == 1
+    assert [*closed.request.output_tokens[2:]] == [*closed]  # what had come can still be read
     assert len([*kept]) == 19 and engine.pages.used == 0
 
 
@@ -366,7 +365,7 @@ def test_a_slow_consumer_keeps_nobody_waiting():
     engine = Engine(small("gpt"), slots=2)
     slow, fast, third = (engine.submit([1, 2, i], n) for i, n in ((0, 25), (1, 25), (2, 3)))
     next(slow)
-    assert len([*fast]) == 25 and len(slow.request.new) == 25  # all there, and no slot is used any more
+    assert len([*fast]) == 25 and len(slow.request.output_tokens) == 25  # all there, and no slot is used any more
     assert len([*third]) == 3 and engine.pages.used == 0 and len([*slow]) == 24
 
 
@@ -488,7 +487,7 @@ def test_every_token_has_its_logits():
     model = small("llama")
     tokens = torch.tensor([[5, 3, 8, 1, 9]])
     cache, held = PagedCache(model, 4, 2), []
-    cache.pages.hold(held, 0, 5)
+    cache.pages.allocate(held, 0, 5)
     first = cache.forward([Chunk([5, 3], 0, held)], every=True)
     rest = cache.forward([Chunk([8, 1, 9], 2, held)], every=True)
     assert torch.allclose(torch.cat([first, rest]), model(tokens)[0], atol=1e-12)

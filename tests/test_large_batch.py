@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from hpdl_lab import data, lab, models
 from hpdl_lab.comm import sim
-from hpdl_lab.optim.large_batch import LAMB, LARS, Job, noise, noise_of_ranks, schedule, seconds_to_target, trust_ratio
+from hpdl_lab.optim.large_batch import (
+    LAMB,
+    LARS,
+    TrainingJob,
+    gradient_noise_scale,
+    lr_schedule,
+    noise_of_ranks,
+    seconds_to_target,
+    trust_ratio,
+)
 from hpdl_lab.parallel.large_batch import SWEEPS, cosine, fitted, measure_noise, until
 from hpdl_lab.parallel.zero import ZeRO1
 from tests.wording import raises
@@ -76,7 +85,7 @@ def test_lars_takes_weight_decay_into_the_ratio_and_into_the_step():
 
 def test_the_schedule_runs_in_torch_and_ends_in_a_cosine():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    rates, seen = schedule(optimizer, 128, 32, 3, lambda step: cosine(step / 8)), []
+    rates, seen = lr_schedule(optimizer, 128, 32, 3, lambda step: cosine(step / 8)), []
     for _ in range(9):
         seen.append(rates.get_last_lr()[0])
         optimizer.step()
@@ -89,7 +98,7 @@ def test_the_schedule_runs_in_torch_and_ends_in_a_cosine():
 @given(st.floats(0.1, 100), st.floats(0.1, 1e4), st.integers(1, 50), st.integers(2, 40))
 def test_the_noise_comes_back_from_the_squares_that_it_makes(square, variance, small, times):
     large = small * times
-    found = noise(square + variance / small, square + variance / large, small, large)
+    found = gradient_noise_scale(square + variance / small, square + variance / large, small, large)
     assert found.square == pytest.approx(square, rel=1e-4, abs=1e-6 * variance)
     assert found.variance == pytest.approx(variance, rel=1e-6)
 
@@ -120,13 +129,13 @@ def test_the_noise_of_a_training_is_the_same_on_every_rank():
 
 
 def test_steps_times_seconds():
-    job = Job(100, 50, 0.01, 0.1, {1: 0.0, 4: 0.2})
+    job = TrainingJob(100, 50, 0.01, 0.1, {1: 0.0, 4: 0.2})
     assert seconds_to_target(50, 4, job) == pytest.approx(200 * (13 * 0.01 + 0.1 + 0.2))
     assert seconds_to_target(10**9, 1, job) > seconds_to_target(50, 1, job) > 0
 
 
 def test_the_fit_finds_the_job_that_made_the_rows():
-    job = Job(100.0, 40.0, 2e-5, 3e-4, {1: 0.0, 2: 1e-4})
+    job = TrainingJob(100.0, 40.0, 2e-5, 3e-4, {1: 0.0, 2: 1e-4})
     rows = [
         {"batch": b, "ranks": p, "steps": 100 * (1 + 40 / b), "seconds": seconds_to_target(b, p, job)}
         for b in (8, 32, 128, 512)
@@ -173,7 +182,7 @@ def test_bad_input_is_one_sentence():
     with raises(LookupError, "copy", "digits"):
         lab.batches(data="copy")
     with raises(ValueError, "smaller", "8", "8"):
-        noise(1.0, 1.0, 8, 8)
+        gradient_noise_scale(1.0, 1.0, 8, 8)
     with raises(ValueError, "betas"):
         LAMB([torch.nn.Parameter(torch.ones(1))], betas=(1.0, 0.9))
     with raises(ValueError, "trust"):

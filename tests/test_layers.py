@@ -17,7 +17,7 @@ LAYERS = [
     ["engines", "classroom", "checks", "plots", "bench"],
     ["inference"],
     ["performance", "resilience", "race", "watch"],
-    ["parallel", "zoo", "release"],
+    ["parallel", "zoo", "spelling", "release"],
     ["collectives", "schedules", "models", "optim", "kernels", "torch_backend"],
     ["data"],
     ["predict"],
@@ -89,6 +89,11 @@ def test_a_file_imports_only_from_lines_below():
     assert [fault for path in FILES for fault in faults(path)] == []
 
 
+def test_rooms_below_data_know_no_attendee_and_no_exercise():
+    below = [path for path in FILES if PLACE["data"] < PLACE[room_of(path)] < PLACE["__init__"]]
+    assert [path for path in below if re.search(r"attendee|\bzoo\b|exercise|lesson", path.read_text())] == []
+
+
 def test_a_name_says_what_is_inside():
     assert not [path for path in FILES if FORBIDDEN_NAMES & set(path.relative_to(PACKAGE).with_suffix("").parts)]
 
@@ -101,7 +106,7 @@ def test_modules_of_a_room_do_not_import_each_other_in_circles():
 def test_the_map_of_the_rooms_is_that_of_the_package():
     text = (PACKAGE.parent / "docs" / "house.md").read_text().partition("## The rooms")[2].partition("\n## ")[0]
     parts = re.findall(r"^### (\w+)$(.*?)(?=^### |\Z)", text, re.MULTILINE | re.DOTALL)
-    beside = {"measure", "system", "plain_source", "__main__", "__init__", "_core", "_cuda"}
+    beside = {"measure", "system", "plain_source", "spelling", "__main__", "__init__", "_core", "_cuda"}
     assert {room for room, _ in parts} == set(PLACE) - beside
     for room, part in parts:
         files, allowed = re.search(r"Read first: (.*?)\.\n", part)[1], re.search(r"May import: (.*?)\.\n", part)[1]

@@ -33,7 +33,7 @@ def test_what_a_rank_holds_is_what_formulas_say(small, name, p):
     spec, way = spec_of(model, x[:2]), BY_NAME[name]
     right = ledger.predicted(spec, way, p, BATCH)
     costs = [layer.flops for layer in spec.layers]
-    counted = sim.run(p, ledger.count, model, way, x, y, costs, threads=True)
+    counted = sim.run(p, ledger.count_memory, model, way, x, y, costs, threads=True)
     held = max((rank.held for rank in counted), key=lambda held: held.total)
     assert held[:3] == pytest.approx(right[:3], rel=0.005)
     assert held.activations == pytest.approx(right.activations, rel=0.06)
@@ -101,6 +101,6 @@ def test_on_engines_the_profiler_sees_what_was_counted(cluster):
     text, p = sets.load("text"), cluster.n
     model = models.build_for(text, "gpt", layers=2, heads=4, width=64)
     x, y = text.train_x[: 8 * p], text.train_y[: 8 * p]
-    for rank in cluster.run(ledger.count, model, BY_NAME["16 bits"], x, y, [], deadline=30):
+    for rank in cluster.run(ledger.count_memory, model, BY_NAME["16 bits"], x, y, [], deadline=30):
         assert 0.99 * memory.lasting(rank.held) < rank.most < 1.25 * memory.lasting(rank.held)
         assert rank.process > 0.5 * rank.held.optimizer

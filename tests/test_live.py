@@ -42,28 +42,27 @@ import time
 
 from hpdl_lab import lab
 from hpdl_lab.collectives import ring
-from hpdl_lab.verbs.widgets import Panel
 
 picker = lab.grid("mlp", machine="laptop", ranks=4, batch=32)
 panel = picker.panel
-panel.axes["pp"].value = 2
-assert (panel.axes["dp"].value, picker.setting.pp, picker.setting.grid.size) == (2, 2, 4)
-assert "dp 4 -&gt; 2, so that 2 x 2 x 1 = 4 ranks" in panel.message.value
-panel.micro_batches.value = 32
-assert "This grid cannot be: a batch of 32" in panel.message.value and panel.run.disabled
-panel.micro_batches.value = 4
-before = panel.numbers.value, panel.picture.value
-panel.recompute.value = True
-assert before[0] != panel.numbers.value and before[1] != panel.picture.value
-panel.run.click()
-while "no engine cluster is running" not in panel.message.value:  # what a thread of the picker's own will say
+panel.moved["pp"].value = 2
+assert (panel.moved["dp"].value, picker.setting.pp, picker.setting.grid.size) == (2, 2, 4)
+assert "dp 4 -&gt; 2, so that 2 x 2 x 1 = 4 ranks" in panel.line.value
+panel.moved["micro_batches"].value = 32
+assert "This grid cannot be: a batch of 32" in panel.line.value and panel.buttons["Run it"].disabled
+panel.moved["micro_batches"].value = 4
+before = panel.line.value, panel.picture.value
+panel.moved["recompute"].value = True
+assert before[0] != panel.line.value and before[1] != panel.picture.value
+panel.buttons["Run it"].click()
+while "no engine cluster is running" not in panel.line.value:  # what a thread of the picker's own will say
     time.sleep(0.02)
-assert "no engine cluster is running" in panel.message.value and not panel.run.disabled
-panel.stop.click()
-assert "Nothing of this picker is running." in panel.message.value
+assert "no engine cluster is running" in panel.line.value and not panel.buttons["Run it"].disabled
+panel.buttons["Stop"].click()
+assert "Nothing of this picker is running." in panel.line.value
 picker.set = None
-panel.axes["pp"].value = 1
-assert "TypeError" in panel.message.value, "an error of a callback is told where one looks"
+panel.moved["pp"].value = 1
+assert "TypeError" in panel.line.value, "an error of a callback is told where one looks"
 del picker.set
 """
 
@@ -194,5 +193,5 @@ def test_html_and_files_hold_the_picture(tmp_path):
     figure = style.new_figure()
     live.draw(figure, train_rows(3), 3)
     assert live.html(figure, "a loss").startswith('<img width="840"')
-    live.save(figure, tmp_path / "loss.png")
+    live.save_figure(figure, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes() == live.png(figure)

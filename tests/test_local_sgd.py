@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from hpdl_lab.comm import sim
-from hpdl_lab.data.loading import shard
+from hpdl_lab.data.loading import shard_indices
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.compression import DataParallelCompressed, PowerSGD, TopK
 from hpdl_lab.parallel.data_parallel import DataParallel
@@ -24,8 +24,8 @@ AS_DATA_PARALLEL = [LocalSGD(every=1), DiLoCo(every=1, outer_lr=1.0, outer_momen
 
 
 def examples(n, seed=0):
-    chance = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 6, generator=chance, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 6, generator=generator, dtype=torch.float64)
     return x, x[:, :3].argmax(1)
 
 
@@ -41,7 +41,7 @@ def course(comm, strategy, steps, momentum=0.0, batch=BATCH):
     kept = []
     for step in range(steps):
         x, y = examples(batch, step)
-        mine = shard(torch.arange(batch), comm.rank, comm.size)
+        mine = shard_indices(torch.arange(batch), comm.rank, comm.size)
         train_step(comm, model, strategy, optimizer, x[mine], y[mine], batch)
         kept.append(flat(model))
     strategy.finish(comm, model)
@@ -82,7 +82,7 @@ def test_diloco_is_nesterov_on_what_the_mean_has_gone():
             torch.nn.utils.vector_to_parameters(w.clone(), model.parameters())
             for step in batches:
                 x, y = examples(BATCH, step)
-                mine = shard(torch.arange(BATCH), rank, 2)
+                mine = shard_indices(torch.arange(BATCH), rank, 2)
                 model.zero_grad()
                 cross_entropy(model(x[mine]), y[mine]).backward()
                 with torch.no_grad():
@@ -149,7 +149,7 @@ def test_in_a_tournament_the_better_model_stays(p):
         with torch.no_grad():
             for param in model.parameters():
                 param *= 1.0 - comm.rank / 4  # other models, from those that are wrong with confidence to timid ones
-        own, share = flat(model), shard(torch.arange(60), comm.rank, comm.size)
+        own, share = flat(model), shard_indices(torch.arange(60), comm.rank, comm.size)
         strategy.after_step(comm, model)
         met, loss = flat(model), strategy.loss(model, share)
         strategy.finish(comm, model)
@@ -164,7 +164,7 @@ def test_in_a_tournament_the_better_model_stays(p):
         return cross_entropy(model(x[indices]), y[indices]).item()
 
     for rank, (own, met, now, last, _) in enumerate(run):
-        share = shard(torch.arange(60), rank, p)
+        share = shard_indices(torch.arange(60), rank, p)
         assert any(torch.equal(met, other) for other in owns) and now <= loss(own, share) + 1e-12
         assert torch.equal(last, run[0][3])
     everything = torch.arange(60)

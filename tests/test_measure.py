@@ -18,7 +18,7 @@ FEW = ("4", "1KiB", "64KiB")
 
 @pytest.fixture(autouse=True)
 def no_engines(monkeypatch, tmp_path):
-    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.world.running", lambda: None)
     monkeypatch.setenv("HPDL_HOME", str(tmp_path))
 
 
@@ -154,7 +154,7 @@ def test_algorithms_race_by_name_on_any_network():
 
 
 def test_a_network_may_be_given_while_engines_run(monkeypatch):
-    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: pytest.fail("the engines were asked for"))
+    monkeypatch.setattr("hpdl_lab.verbs.world.running", lambda: pytest.fail("the engines were asked for"))
     result = lab.measure("ring", "1KiB", ranks=8, network=FatTree(4, 2))
     assert "8 simulated ranks" in repr(result)
     assert "ring model" not in {t.get_text() for t in result.figure.axes[1].texts}  # ranks 0 and 1 share a leaf
@@ -222,8 +222,8 @@ def test_what_makes_no_line_is_said(fn, options, error, says):
 
 
 def test_on_engines_the_time_is_real(cluster, monkeypatch):
-    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: cluster)
-    monkeypatch.setattr("hpdl_lab.verbs.place.run", cluster.run)
+    monkeypatch.setattr("hpdl_lab.verbs.world.running", lambda: cluster)
+    monkeypatch.setattr("hpdl_lab.verbs.world.run", cluster.run)
     link = lab.ping_pong(sizes=(8, "64KiB", "1MiB"))
     assert "4 engines" in repr(link) and 0 < link.alpha < 0.1 and min(link.seconds) > 0
 

@@ -107,7 +107,7 @@ def in_shared_memory(comm, n):
 
 
 def test_without_engines_there_is_no_memory_to_measure(monkeypatch):
-    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.world.running", lambda: None)
     with raises(ValueError, "two engines on CPUs", "4 simulated ranks"):
         lab.roofline(ranks=4)
     with raises(ValueError, "lab.start(2)"):

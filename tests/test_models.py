@@ -1,5 +1,7 @@
 """Models: the same seed is the same network, in every dtype and on every rank; as many parameters as the papers say."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -7,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from hpdl_lab import data, models
 from hpdl_lab.data import text
 from hpdl_lab.models import attention, batch_norm, cnn, deepseek, gpt, llama, vit
-from hpdl_lab.models.mlp import count, mlp
+from hpdl_lab.models.mlp import count_parameters, mlp
 from tests.wording import raises
 
 EXAMPLES = {  # five of what each tiny model reads, and the shape of what it answers
@@ -51,7 +53,7 @@ def test_shapes_and_a_batch_of_nothing(name):
 def on_paper(module, make):
     """How many parameters the paper's size has, without drawing them: on the "meta" device tensors have no numbers."""
     with torch.device("meta"):
-        return count(make(**module.SIZES["paper"]))
+        return count_parameters(make(module.SIZES["paper"]))
 
 
 def test_as_many_parameters_as_the_papers_say():
@@ -60,16 +62,16 @@ def test_as_many_parameters_as_the_papers_say():
     assert on_paper(deepseek, deepseek.DeepSeek) == 671_026_404_352  # DeepSeek-V3
     assert on_paper(vit, vit.ViT) == 86_567_656  # ViT-B/16 for 1,000 classes
     assert on_paper(cnn, cnn.CNN) == 269_722  # ResNet-20: "0.27M"
-    assert count(models.build("mlp", "paper")) == 266_610  # LeNet-300-100
-    assert count(mlp()) == count(models.build("mlp")) == 17_226  # the docstring of mlp
+    assert count_parameters(models.build("mlp", "paper")) == 266_610  # LeNet-300-100
+    assert count_parameters(mlp()) == count_parameters(models.build("mlp")) == 17_226  # the docstring of mlp
 
 
 def test_a_token_of_deepseek_v3_uses_37_billion_parameters():
     """All but the experts that it does not go to."""
     with torch.device("meta"):
-        model = deepseek.DeepSeek(**deepseek.SIZES["paper"])
-    idle = sum(count(block.mlp.experts) * (256 - 8) // 256 for block in model.blocks[3:])
-    assert count(model) - idle == 37_552_282_624
+        model = deepseek.DeepSeek(deepseek.SIZES["paper"])
+    idle = sum(count_parameters(block.mlp.experts) * (256 - 8) // 256 for block in model.blocks[3:])
+    assert count_parameters(model) - idle == 37_552_282_624
 
 
 def docstring_of_llama(V, d, layers, h, h_kv, hidden):
@@ -83,8 +85,8 @@ def docstring_of_deepseek(V, d, layers, dense, h, hidden, k, E, shared, expert_h
 
 
 def test_as_many_parameters_as_docstrings_say():
-    assert count(models.build("llama")) == docstring_of_llama(80, 64, 2, 4, 2, 128)
-    assert count(models.build("deepseek")) == docstring_of_deepseek(
+    assert count_parameters(models.build("llama")) == docstring_of_llama(80, 64, 2, 4, 2, 128)
+    assert count_parameters(models.build("deepseek")) == docstring_of_deepseek(
         80, 64, 2, 1, 4, 128, 2, 8, 1, 32, q_rank=32, c=16, n=16, r=8, m=16
     )
 
@@ -93,8 +95,8 @@ def test_what_a_cache_keeps_per_token_and_layer():
     """DeepSeek-V3: 576 numbers instead of 40,960, 71.1 times less; Llama 3 8B: a quarter of its 32 heads."""
     numbers = []
     with torch.device("meta"):
-        model = deepseek.DeepSeek(**deepseek.SIZES["paper"] | {"layers": 1})
-        grouped = llama.Llama(**llama.SIZES["paper"] | {"layers": 1})
+        model = deepseek.DeepSeek(replace(deepseek.SIZES["paper"], layers=1))
+        grouped = llama.Llama(replace(llama.SIZES["paper"], layers=1))
     for absorbed in (False, True):
         (layer,) = attention.attentions_of(deepseek.absorb(model, absorbed))
         heads, d_k, d_v = layer.cache_shape
@@ -230,7 +232,7 @@ def test_decoders_do_not_look_ahead_and_vit_looks_everywhere():
         ("gpt", "tiny", {"seed": 1.5}, ValueError, ("seed=1.5",)),
         ("llama", "tiny", {"kv_heads": 3}, ValueError, ("3 key heads", "4 query heads")),
         ("llama", "tiny", {"width": 12}, ValueError, ("3", "odd")),
-        ("deepseek", "tiny", {"rope": 5}, ValueError, ("5", "odd")),
+        ("deepseek", "tiny", {"qk_rope_head_dim": 5}, ValueError, ("5", "odd")),
         ("vit", "tiny", {"patch": 3}, ValueError, ("8", "8 pixels", "3", "3")),
         ("cnn", "tiny", {"norm": "layer"}, ValueError, ("norm='layer'",)),
         ("cnn", "tiny", {"widths": (6, 12)}, ValueError, ("(6, 12)", "4 groups")),

@@ -42,7 +42,7 @@ def there():
 def written(tmp_path_factory):
     """A course as `hpdl release --nbgrader` writes it."""
     folder = tmp_path_factory.mktemp("course")
-    course.write(folder)
+    course.write_course(folder)
     return folder
 
 
@@ -105,12 +105,12 @@ def test_a_course_has_a_source_for_each_notebook_and_settings_that_are_never_wri
     stems = [path.stem for path in sorted((ROOT / "notebooks").glob(forms.NAMES))]
     assert [path.name for path in sorted((written / "source").iterdir())] == stems
     (written / course.CONFIG).write_text((written / course.CONFIG).read_text() + "# mine\n")
-    assert course.write(written) == []
+    assert course.write_course(written) == []
     assert (written / course.CONFIG).read_text().endswith("# mine\n")
 
 
 def test_points_that_an_instructor_changed_stay_when_the_source_is_updated(tmp_path, monkeypatch):
-    course.write(tmp_path)
+    course.write_course(tmp_path)
     path = tmp_path / "source" / LESSON / f"{LESSON}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     next(cell for cell in notebook.cells if cell.id == "check-0-1").metadata.nbgrader.points = 5
@@ -119,7 +119,7 @@ def test_points_that_an_instructor_changed_stay_when_the_source_is_updated(tmp_p
         name: text.replace(b"Nothing here hangs", b"Nothing hangs here") for name, text in forms.solutions().items()
     }
     monkeypatch.setattr(forms, "solutions", lambda: newer)
-    assert course.write(tmp_path) == [f"source/{LESSON}/{LESSON}.ipynb: updated, with all that you did in it"]
+    assert course.write_course(tmp_path) == [f"source/{LESSON}/{LESSON}.ipynb: updated, with all that you did in it"]
     assert "Nothing hangs here" in path.read_text()
     cells = nbformat.read(path, as_version=4).cells
     assert next(cell for cell in cells if cell.id == "check-0-1").metadata.nbgrader.points == 5
@@ -206,5 +206,5 @@ def test_no_engines_are_left(graded, traces, runtime):
 
 def test_what_was_written_by_hand_is_not_lost_when_a_course_is_updated(written):
     shutil.copy(written / "source" / LESSON / f"{LESSON}.ipynb", written / "source" / LESSON / "quiz.ipynb")
-    assert course.write(written) == []
+    assert course.write_course(written) == []
     assert (written / "source" / LESSON / "quiz.ipynb").exists()

@@ -8,9 +8,9 @@ import torch
 
 from hpdl_lab.comm import sim
 from hpdl_lab.resilience import interval
-from hpdl_lab.resilience.neighbors import AllCopiesLost, Job, copy_to_next, holder, lose_and_restore
+from hpdl_lab.resilience.neighbors import AllCopiesLost, ReplicatedJob, copy_to_next, lose_and_restore, surviving_holder
 
-JOB = Job(mtbf_s=10_000, write_s=30, shard_nbytes=2e9)
+JOB = ReplicatedJob(mtbf_s=10_000, write_s=30, shard_nbytes=2e9)
 
 
 @pytest.mark.parametrize("copies", [0, 1, 2, 3])
@@ -39,7 +39,11 @@ def test_a_copy_is_sent_once_to_each_of_the_next_ranks():
 
 
 def test_the_nearest_rank_that_lives_gives_it():
-    assert holder(2, {2}, 4) == 3 and holder(3, {3}, 4) == 0 and holder(2, {2, 3}, 4, copies=2) == 0
+    assert (
+        surviving_holder(2, {2}, 4) == 3
+        and surviving_holder(3, {3}, 4) == 0
+        and surviving_holder(2, {2, 3}, 4, copies=2) == 0
+    )
 
 
 def test_without_a_copy_it_is_the_goodput_of_the_file():

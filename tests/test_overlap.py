@@ -15,8 +15,24 @@ from hpdl_lab.schedules import Action
 from tests.wording import raises
 
 EP, BATCH, BLOCK, SECONDS = 2, 2, 4, {"attention": 1.0, "experts": 1.0}
-FIELDS = {"vocabulary": 11, "block": BLOCK, "width": 16, "heads": 2, "experts": 4, "groups": 2, "top_groups": 2}
-SMALL = {"hidden": 12, "expert_hidden": 8, "q_rank": 6, "kv_rank": 4, "nope": 4, "rope": 2, "value": 4}
+FIELDS = {
+    "vocabulary": 11,
+    "block": BLOCK,
+    "width": 16,
+    "heads": 2,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 2,
+}
+SMALL = {
+    "hidden": 12,
+    "moe_intermediate_size": 8,
+    "q_lora_rank": 6,
+    "kv_lora_rank": 4,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+}
 FREE = Switch(alpha=0.0, beta=0.0)
 
 

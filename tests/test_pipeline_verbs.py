@@ -37,7 +37,7 @@ def four(cluster, monkeypatch):
 @pytest.fixture
 def alone(monkeypatch):
     """No engines run."""
-    for module in ("place", "grid"):
+    for module in ("world", "grid"):
         monkeypatch.setattr(f"hpdl_lab.verbs.{module}.running", lambda: None)
 
 

@@ -13,11 +13,11 @@ import pytest
 from hpdl_lab import cli, system
 from hpdl_lab.classroom import costs, drill
 from hpdl_lab.classroom import plan as planning
-from hpdl_lab.classroom.costs import COSTS, Costs
+from hpdl_lab.classroom.costs import COSTS, ClassroomCosts
 from hpdl_lab.classroom.drill import Census, Process, census, kind_of
-from hpdl_lab.classroom.plan import LAB_START_SECONDS, Plan
+from hpdl_lab.classroom.plan import LAB_START_SECONDS, ClassPlan
 from hpdl_lab.cli import plan as plan_text
-from hpdl_lab.cli.arguments import memory
+from hpdl_lab.cli.arguments import memory_size
 from hpdl_lab.engines import cluster
 from tests.wording import raises
 
@@ -30,11 +30,13 @@ VALUES = {  # round numbers, so that a plan can be worked out by hand
     **{"engines_s": 3, "engines_cpu_s": 2, "engines_engine_cpu_s": 0.5, "torch_s": 2, "torch_engine_cpu_s": 1},
     **{"notebook_s": 5, "notebook_engine_cpu_s": 1.5, "notebook_threads": 40, "notebook_engine_threads": 10},
 }
-KNOWN = Costs(VALUES, 4, "00", "hpdl plan --measure", "a machine, 2 cores", "torch 2.13.0", "2026-11-21", "costs.json")
+KNOWN = ClassroomCosts(
+    VALUES, 4, "00", "hpdl plan --measure", "a machine, 2 cores", "torch 2.13.0", "2026-11-21", "costs.json"
+)
 
 
 def plan(attendees=10, cores=8, memory=32 * GB, gpus=0, engines=4):
-    return Plan(KNOWN, attendees, cores, memory, gpus, engines)
+    return ClassPlan(KNOWN, attendees, cores, memory, gpus, engines)
 
 
 def resource(made, name):
@@ -87,26 +89,27 @@ def test_what_hurts_first_stands_first_and_turns_do_not_keep_anybody_out():
     assert fits == sorted(fits) and made.resources()[0].name in ("GPUs", "cores, to compute")
     assert resource(made, "GPUs").fits == 2 and resource(made, "cores, to compute").fits == 2
     assert made.fits == 25 and made.nodes == 1
-    said = plan_text.verdict(made)
+    said = plan_text.capacity_text(made)
     assert "GPUs, beyond 2 attendees, who then take turns" in said and "memory, beyond 25 attendees" in said
-    assert "cores, to compute: even one attendee has fewer than wanted" in plan_text.verdict(plan(cores=2))
+    assert "cores, to compute: even one attendee has fewer than wanted" in plan_text.capacity_text(plan(cores=2))
 
 
 def test_who_does_not_fit_is_told_how_many_nodes_or_engines_would_do():
     made = plan(attendees=60)
     assert made.fits == 25 and made.nodes == 3 and made.most_engines() == 0
-    assert "Engines per person: 4 fit 25 of 60: take 3 such nodes." in plan_text.verdict(made)
+    assert "Engines per person: 4 fit 25 of 60: take 3 such nodes." in plan_text.capacity_text(made)
     made = plan(attendees=40)
     assert made.most_engines() == 1  # 400 + 200 * n <= 30,000 / 40
-    assert "4 fit 25 of 40: take 2 such nodes, or 1 engine each." in plan_text.verdict(made)
+    assert "4 fit 25 of 40: take 2 such nodes, or 1 engine each." in plan_text.capacity_text(made)
 
 
 def test_more_engines_than_memory_fit_nobody_and_say_so():
     made = plan(attendees=1, memory=4 * GB, engines=64)
     assert made.fits == 0 and made.nodes == 0
     assert "hpdl hub" not in plan_text.text(made) and "scontrol" not in plan_text.text(made)
-    assert "64 fit 0 of 1: take a larger node: no attendee fits on this one, or 8 engines each." in plan_text.verdict(
-        made
+    assert (
+        "64 fit 0 of 1: take a larger node: no attendee fits on this one, or 8 engines each."
+        in plan_text.capacity_text(made)
     )
 
 
@@ -119,7 +122,7 @@ def test_more_engines_than_memory_fit_nobody_and_say_so():
     ],
 )
 def test_gpus_fewer_or_more_than_wanted_are_said(gpus, attendees, sentence):
-    assert sentence in plan_text.verdict(plan(attendees, 64, 256 * GB, gpus))
+    assert sentence in plan_text.capacity_text(plan(attendees, 64, 256 * GB, gpus))
 
 
 # -- what is pasted ---
@@ -152,9 +155,9 @@ def test_lab_start_gives_up_when_the_plan_says():
 
 
 def test_the_shipped_constants_are_whole_and_all_printed_with_their_origin(home):
-    shipped = costs.load()
+    shipped = costs.load_costs()
     assert shipped.path == str(costs.SHIPPED) and set(shipped.values) == set(COSTS)
-    printed = plan_text.constants(shipped)
+    printed = plan_text.constants_text(shipped)
     for text in (*(f"{value:,.4g}" for value in shipped.values.values()), *costs.COLUMNS.values()):
         assert text in printed
     for text in (shipped.command, shipped.machine, shipped.versions, shipped.date):
@@ -185,7 +188,7 @@ def test_a_broken_file_of_constants_is_named_with_the_remedy(home, content, faul
     home.mkdir()
     (home / "costs.json").write_text(content)
     with raises(ValueError, "hpdl", "--measure") as said:
-        costs.load()
+        costs.load_costs()
     assert str(home / "costs.json") in str(said.value) and fault in str(said.value)
 
 
@@ -197,13 +200,13 @@ def test_a_broken_file_of_constants_is_named_with_the_remedy(home, content, faul
     [("256GB", 256 * GB), ("12GiB", 12 << 30), ("12 GiB", 12 << 30), ("3G", 3 * GB), ("512mb", 512_000_000)],
 )
 def test_amounts_of_memory(text, nbytes):
-    assert memory(text) == nbytes
+    assert memory_size(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "G", "GB", "3X", "-3G", "3", "0.1G", "nan", "infG", "1e300G", "1,5GB", "256"])
 def test_what_is_no_amount_of_memory_is_code_2(text):
     with pytest.raises(argparse.ArgumentTypeError, match="memory"):
-        memory(text)
+        memory_size(text)
 
 
 FITS = ["--attendees", "40", "--node-cores", "64", "--memory", "256GB"]
@@ -243,9 +246,11 @@ def test_a_plan_that_fits_prints_everything_and_is_code_0(home, capsys):
 
 
 def test_measure_writes_what_was_measured_and_prints_it(home, monkeypatch, capsys):
-    monkeypatch.setattr(drill, "measure", lambda command: KNOWN)
+    monkeypatch.setattr(drill, "measure_costs", lambda command: KNOWN)
     assert cli.main(["plan", "--measure"]) == 0
-    assert costs.load() == dataclasses.replace(KNOWN, path=costs.own_path()) and os.listdir(home) == ["costs.json"]
+    assert costs.load_costs() == dataclasses.replace(KNOWN, path=costs.own_path()) and os.listdir(home) == [
+        "costs.json"
+    ]
     assert "a machine, 2 cores" in capsys.readouterr().out
 
 

@@ -5,12 +5,12 @@ from matplotlib.text import Text
 
 from hpdl_lab.performance.cost import TRAININGS
 from hpdl_lab.plots.applications import APPLICATIONS, draw, took
-from hpdl_lab.plots.style import look, new_figure
+from hpdl_lab.plots.style import new_figure, style_context
 
 
 def test_every_application_is_drawn_and_all_texts_are_within_the_figure():
     figure = new_figure()
-    with look():
+    with style_context():
         draw(figure)
     figure.canvas.draw()
     texts = [t for t in figure.findobj(Text) if t.get_text().strip()]

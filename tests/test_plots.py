@@ -12,7 +12,8 @@ from hpdl_lab import lab
 from hpdl_lab.checks.lessons import lesson_13_serving
 from hpdl_lab.collectives import cost
 from hpdl_lab.collectives import ring as ring_collective
-from hpdl_lab.collectives.table import find
+from hpdl_lab.collectives.dataflow import of_algorithm
+from hpdl_lab.collectives.table import find_algorithm
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Islands, Ring
 from hpdl_lab.measure import Measured
@@ -42,7 +43,6 @@ from hpdl_lab.plots import (
 from hpdl_lab.trace import Event, bytes_sent
 from hpdl_lab.verbs.compare import Compared
 from hpdl_lab.verbs.scaling import fits_of, with_speedups
-from hpdl_lab.verbs.show import of_table
 
 SIZES = (4, 1024, 2**14, 2**17, 2**20, 2**22)
 NAMES = ("your all_reduce", "compiled ring", "shared memory", "MPI", "gloo")
@@ -130,14 +130,14 @@ def compared_rows():
 
 def filled(draw, *args, height=style.HEIGHT, **kwargs):
     figure = style.new_figure(height=height)
-    with style.look():
+    with style.style_context():
         draw(figure, *args, **kwargs)
     return figure
 
 
 def one_step(name, p, i):
-    story = of_table(find(name), p, {})
-    return filled(collective.draw_step, story, i, height=collective.step_height(story))
+    flow = of_algorithm(find_algorithm(name), p)
+    return filled(collective.draw_step, flow, i, height=collective.step_height(flow))
 
 
 def tensor_rows(cores):
@@ -183,7 +183,7 @@ PAGES = [("request 0", [0, 1, 2], 19), ("request 1", [0, 1, 5, 6], 32), ("reques
 
 
 def token_times():
-    """As of inference.decode.compare."""
+    """As of inference.decode.compare_decode_steps."""
     return {
         how: {s: Measured((t, 1.1 * t, 1.3 * t)) for s in (1, 16, 1024) for t in [1e-4 + each * s]}
         for how, each in (("without a cache", 4e-5), ("yours", 2e-7))
@@ -397,13 +397,13 @@ def test_time_is_counted_once_where_events_overlap():
 @pytest.mark.parametrize("share, word", [(0.01, "too low"), (0.5, "good"), (0.999, "too high"), (1.1, "diverges")])
 def test_verdicts_on_learning_rates(share, word, bowl):
     (path,) = paths(bowl, (share,), 40).values()
-    assert landscape.verdict(path, bowl[0].above(path)) == word
+    assert landscape.outcome(path, bowl[0].above(path)) == word
 
 
 def test_overflow_is_divergence(bowl):
     with np.errstate(all="ignore"):
         (path,) = paths(bowl, (1e3,), 400).values()
-        assert landscape.verdict(path, bowl[0].above(path)) == "diverges"
+        assert landscape.outcome(path, bowl[0].above(path)) == "diverges"
 
 
 def test_rates_are_smoothed_as_work_over_time():
@@ -414,6 +414,6 @@ def test_rates_are_smoothed_as_work_over_time():
 
 
 def test_labels_are_spread_and_stay_inside():
-    assert style.spread([5, 5, 5], 10, 0, 100) == [5, 15, 25]
-    assert style.spread([95, 96, 97], 10, 0, 100) == [80, 90, 100]
-    assert style.spread([], 10, 0, 100) == []
+    assert style.spread_labels([5, 5, 5], 10, 0, 100) == [5, 15, 25]
+    assert style.spread_labels([95, 96, 97], 10, 0, 100) == [80, 90, 100]
+    assert style.spread_labels([], 10, 0, 100) == []

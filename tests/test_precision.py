@@ -22,6 +22,7 @@ from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
 from tests.wording import raises
 
 SIZES = [16, 32, 10]
+BATCH_NORM = cnn.CNNConfig(1, 10, (4, 8), 1, "batch")
 SGD = lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9)  # noqa: E731
 ADAMW = lambda params: torch.optim.AdamW(params, lr=0.01)  # noqa: E731
 STRATEGIES = [DataParallelNaive, DataParallel, DataParallelBucketed, DataParallelOverlapped, ZeRO1, ZeRO2, ZeRO3]
@@ -191,7 +192,7 @@ def test_shards_that_differ_take_one_decision():
 
 
 @pytest.mark.parametrize(
-    "build", [lambda: cnn.build(1, 10, (4, 8), 1, norm="batch", seed=1), lambda: gpt.build(20, 8, 2, 2, 16, seed=1)]
+    "build", [lambda: cnn.build(BATCH_NORM, seed=1), lambda: gpt.build(gpt.GPTConfig(20, 8, 2, 2, 16), seed=1)]
 )
 def test_norms_with_statistics_stay_in_float32_and_the_model_comes_back(build):
     model, precision = build(), Precision("bfloat16")
@@ -250,7 +251,7 @@ def tied_and_frozen():
 
 
 def conv():
-    return cnn.build(1, 10, (4, 8), 1, norm="batch", seed=1)
+    return cnn.build(BATCH_NORM, seed=1)
 
 
 def assert_same_state(found, wanted):

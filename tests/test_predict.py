@@ -10,12 +10,12 @@ import pytest
 
 from hpdl_lab.collectives import steps
 from hpdl_lab.collectives.steps import Round
-from hpdl_lab.collectives.table import ALGORITHMS, find
+from hpdl_lab.collectives.table import ALGORITHMS, find_algorithm
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import FatTree, Islands, Ring, Switch
 from hpdl_lab.predict import messages
-from hpdl_lab.predict.graph import Graph, Need
-from hpdl_lab.predict.messages import evaluate
+from hpdl_lab.predict.graph import Need, TaskGraph
+from hpdl_lab.predict.messages import predict_rounds
 from tests.wording import raises
 
 NETWORKS = {
@@ -59,7 +59,7 @@ def random_rounds(seed):
 
 
 def test_a_row_does_its_tasks_in_order_and_waits_for_what_they_need():
-    graph = Graph()
+    graph = TaskGraph()
     a, b = graph.add(Fraction(1), row="a"), graph.add(Fraction(2), row="b")
     late = graph.add(Fraction(1), [Need(b, far=True)], row="a")
     last = graph.add(Fraction(1), row="a")
@@ -69,7 +69,7 @@ def test_a_row_does_its_tasks_in_order_and_waits_for_what_they_need():
 
 
 def test_a_message_holds_its_ports_until_it_has_arrived_and_the_links_between_for_its_bytes():
-    graph = Graph()
+    graph = TaskGraph()
     first = graph.add(10, links=(0, 8, 1), latency=2)
     same_cable, same_port = graph.add(10, links=(2, 8, 3), latency=2), graph.add(10, links=(0, 9, 4), latency=2)
     begins, ends = graph.times()
@@ -77,14 +77,14 @@ def test_a_message_holds_its_ports_until_it_has_arrived_and_the_links_between_fo
 
 
 def test_messages_that_are_ready_at_once_go_in_their_turns():
-    graph = Graph()
+    graph = TaskGraph()
     begin = graph.add()
-    last, first = (graph.add(5, [Need(begin, turn=turn)], links=(0, 1)) for turn in (7, 3))
+    last, first = (graph.add(5, [Need(begin, priority=priority)], links=(0, 1)) for priority in (7, 3))
     assert graph.times()[0][first] == 0 and graph.times()[0][last] == 5
 
 
 def test_rows_may_slow_each_other_down():
-    graph = Graph()
+    graph = TaskGraph()
     compute = graph.add(6.0, row="compute")
     message = graph.add(2.0, row="messages")
     assert graph.times(speeds={"compute": 0.5, "messages": 0.5})[1] == [8.0, 4.0]
@@ -93,7 +93,7 @@ def test_rows_may_slow_each_other_down():
 
 
 def test_tasks_that_wait_for_each_other_are_counted():
-    graph = Graph()
+    graph = TaskGraph()
     graph.add(1, row="a")
     graph.add(1, [Need(2)], row="a")
     graph.add(1, [Need(1)], row="b")
@@ -110,7 +110,7 @@ def test_random_schedules_take_what_simulated_ranks_take(network):
     for seed in range(40):
         p, rounds = random_rounds(seed)
         expected = simulated(rounds, p, 100, network)
-        got = evaluate(iter(rounds), p, 8, network)
+        got = predict_rounds(iter(rounds), p, 8, network)
         assert got.clocks.tolist() == expected.tolist(), f"seed {seed}"
         assert got.seconds == expected.max()
 
@@ -123,22 +123,27 @@ def test_every_collective_takes_what_simulated_ranks_take(algorithm, network):
             rounds = list(algorithm.steps(p, n))
         except ValueError:  # an all_to_all of chunks that are not equal
             continue
-        assert evaluate(rounds, p, 8, network).clocks.tolist() == simulated(rounds, p, 13 * n, network).tolist(), (p, n)
+        assert (
+            predict_rounds(rounds, p, 8, network).clocks.tolist() == simulated(rounds, p, 13 * n, network).tolist()
+        ), (
+            p,
+            n,
+        )
 
 
 @pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "double_tree", "parameter_server"])
 def test_the_readable_function_takes_as_long_as_its_schedule(name):
-    algorithm = find(name)
+    algorithm = find_algorithm(name)
     for p, network in product((2, 5, 8), (NETWORKS["switch"], NETWORKS["fat tree"], NETWORKS["islands"])):
         run = sim.run(p, algorithm.function, np.zeros(240), network=network)
-        assert run.seconds == evaluate(algorithm.steps(p, 240), p, 8, network).seconds
+        assert run.seconds == predict_rounds(algorithm.steps(p, 240), p, 8, network).seconds
 
 
 @pytest.mark.parametrize("network", [FatTree(8, 4), Islands(8), Ring()], ids=str)
 @pytest.mark.parametrize("name", ["recursive_doubling", "halving_doubling", "hierarchical", "grid"])
 def test_64_ranks_that_contend_take_what_simulated_ranks_take(name, network):
-    rounds = list(find(name).steps(64, 640))
-    assert evaluate(rounds, 64, 8, network).clocks.tolist() == simulated(rounds, 64, 640, network).tolist()
+    rounds = list(find_algorithm(name).steps(64, 640))
+    assert predict_rounds(rounds, 64, 8, network).clocks.tolist() == simulated(rounds, 64, 640, network).tolist()
 
 
 def one(source, dest, count):
@@ -151,7 +156,7 @@ def test_messages_of_later_rounds_may_come_first():
     network = FatTree(3, 3, alpha=1.0, beta=1.0, hop=0.0)
     busy, late, early = one(1, 2, 50), one(1, 3, 10), one(0, 4, 10)
     for rounds in ([busy, early, late], [busy, late, early]):
-        clocks = evaluate(rounds, 6, 1, network).clocks.tolist()
+        clocks = predict_rounds(rounds, 6, 1, network).clocks.tolist()
         assert clocks == [11, 62, 51, 62, 11, 0] == simulated_bytes(rounds, 6, network)
 
 
@@ -166,25 +171,25 @@ def simulated_bytes(rounds, p, network):
 def test_only_rounds_that_some_rank_has_not_passed_are_held(monkeypatch):
     """Rank 8, which has nothing to do, may have a message in the next round, before all others: so all are held."""
     monkeypatch.setattr(messages, "MOST_HELD", 200)
-    assert evaluate(find("ring").steps(8, 64), 8, 8, NETWORKS["ring"]).seconds > 0  # 14 rounds of 8
+    assert predict_rounds(find_algorithm("ring").steps(8, 64), 8, 8, NETWORKS["ring"]).seconds > 0  # 14 rounds of 8
     ahead = [one(0, 1, 9)] * 199
-    assert evaluate(iter(ahead), 9, 8, NETWORKS["ring"]).seconds > 0
+    assert predict_rounds(iter(ahead), 9, 8, NETWORKS["ring"]).seconds > 0
     with raises(ValueError, "201 messages", "200"):
-        evaluate(iter(ahead * 2), 9, 8, NETWORKS["ring"])
+        predict_rounds(iter(ahead * 2), 9, 8, NETWORKS["ring"])
 
 
 @pytest.mark.parametrize(("source", "dest"), [(0, 4), (-1, 0), (2, 2)])
 def test_ranks_that_are_not_there_are_refused(source, dest):
     bad = Round(np.array([source]), np.array([dest]), np.array([0]), np.array([1]), False)
     with raises(ValueError, "4 ranks"):
-        evaluate([bad], 4, 8)
+        predict_rounds([bad], 4, 8)
 
 
 def test_messages_that_take_no_time_and_share_a_link_are_refused():
     free = Switch(alpha=0.0, beta=0.0)
     with pytest.raises(ValueError, match="take no time"):
-        evaluate(find("parameter_server").steps(4, 8), 4, 8, free)
-    assert evaluate(find("ring").steps(4, 8), 4, 8, free).seconds == 0
+        predict_rounds(find_algorithm("parameter_server").steps(4, 8), 4, 8, free)
+    assert predict_rounds(find_algorithm("ring").steps(4, 8), 4, 8, free).seconds == 0
 
 
 @pytest.mark.parametrize("network", [NETWORKS["switch"], NETWORKS["eager ring"], NETWORKS["fat tree"]], ids=str)
@@ -199,25 +204,25 @@ def test_a_schedule_may_use_its_arrays_again(network):
 
     for seed in range(20):
         p, rounds = random_rounds(seed)
-        once = evaluate(rounds, p, 8, network).clocks.tolist()
-        assert evaluate(reusing(rounds), p, 8, network).clocks.tolist() == once
+        once = predict_rounds(rounds, p, 8, network).clocks.tolist()
+        assert predict_rounds(reusing(rounds), p, 8, network).clocks.tolist() == once
 
 
 def test_no_ranks_are_refused():
     with raises(ValueError, "1 rank", "0"):
-        evaluate([], 0, 8)
+        predict_rounds([], 0, 8)
 
 
 def test_a_schedule_without_messages_takes_no_time():
-    got = evaluate([], 3, 8)
+    got = predict_rounds([], 3, 8)
     assert got.seconds == 0 and got.clocks.tolist() == [0, 0, 0]
 
 
 BIG = """
 import re, time
 from itertools import islice
-from hpdl_lab.predict.messages import evaluate
-from hpdl_lab.collectives.table import find
+from hpdl_lab.predict.messages import predict_rounds
+from hpdl_lab.collectives.table import find_algorithm
 from hpdl_lab.comm.network import FatTree, Islands, Switch
 p = 16384
 for name, network in (
@@ -227,8 +232,8 @@ for name, network in (
 ):
     begin = time.process_time()
     done = {"ring": 32766, "pairwise": 16383}.get(name, 200) / 200  # two hundred of their rounds, which are alike
-    steps = find(name, "all_to_all" if name == "pairwise" else "all_reduce").steps(p, 16 * p)
-    seconds = evaluate(islice(steps, 200), p, 4, network).seconds * done
+    steps = find_algorithm(name, "all_to_all" if name == "pairwise" else "all_reduce").steps(p, 16 * p)
+    seconds = predict_rounds(islice(steps, 200), p, 4, network).seconds * done
     print(name, (time.process_time() - begin) * done, seconds)
 print("peak", int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024, 0)
 """

@@ -35,7 +35,7 @@ def profiles(strategy, n=32, size=3, sends=False):
 
     def rehearsal(comm):
         step = RehearsedStep(comm, mlp(SIZES), strategy, data())
-        step.aside.sends = sends
+        step.comm.sends = sends
         return step(n)
 
     return sim.run(size, rehearsal)

@@ -11,7 +11,7 @@ from hpdl_lab import cli, lab
 from hpdl_lab.data import text
 from hpdl_lab.race import here, simulated
 from hpdl_lab.race.here import HerePlan
-from hpdl_lab.race.plan import Disqualified, plan_of, read, require_memory, score
+from hpdl_lab.race.plan import Disqualified, plan_of, read_plan, require_memory, score
 from hpdl_lab.race.simulated import REFERENCE, SimulatedPlan, breaks, drive
 from hpdl_lab.verbs.progress import Progress
 
@@ -62,13 +62,13 @@ def test_a_failure_repeats_what_came_after_the_last_checkpoint():
 def test_the_law_is_that_of_the_papers():
     """By hand: L(N) = 2.034; S_min = 2100 / 0.366^(1/0.76); B_crit = 2e8 / 2.4^(1/0.21)."""
     assert simulated.least_steps() == pytest.approx(7873, rel=1e-3)
-    critical = simulated.noise(replace(REFERENCE, gradient_bits=16)) * REFERENCE.batch * 2048  # tokens
+    critical = simulated.compressed_noise(replace(REFERENCE, gradient_bits=16)) * REFERENCE.batch * 2048  # tokens
     assert critical == pytest.approx(3.09e6, rel=1e-2)
     plain = replace(REFERENCE, gradient_bits=16, batch=1024)  # 2.1 million tokens
     assert simulated.best_rate(plain) == pytest.approx(1.2e-4, rel=0.05)
     best = replace(plain, learning_rate=simulated.best_rate(plain))
     least = simulated.steps_to_target(best)
-    assert least == pytest.approx(simulated.least_steps() * (1 + simulated.noise(best)))
+    assert least == pytest.approx(simulated.least_steps() * (1 + simulated.compressed_noise(best)))
     for rate in (0.5, 1.5):
         other = replace(best, learning_rate=rate * best.learning_rate)
         assert simulated.steps_to_target(other) == pytest.approx(least / 0.75)
@@ -80,10 +80,10 @@ def test_fewer_bits_add_noise_and_take_bytes():
     assert sent == pytest.approx([sent[0], sent[0] / 2, sent[0] / 4])
     zero2 = [simulated.ledger(replace(plan, zero=2)).links["dp"] for plan in plans]
     assert zero2 == pytest.approx([sent[0], sent[0] * 3 / 4, sent[0] * 5 / 8])  # updated parameters keep 16 bits
-    noises = [simulated.noise(plan) for plan in plans]
+    noises = [simulated.compressed_noise(plan) for plan in plans]
     assert noises[1] == pytest.approx(noises[0] * 1.0317 + 0.0317 / 8, rel=1e-3)  # w = 512 / 127^2
     assert noises[2] == pytest.approx(noises[0] * (1 + math.sqrt(512) / 7) + math.sqrt(512) / 7 / 8)
-    assert simulated.noise(replace(plans[2], dp=1, pp=8)) == pytest.approx(noises[0])  # nobody to send to
+    assert simulated.compressed_noise(replace(plans[2], dp=1, pp=8)) == pytest.approx(noises[0])  # nobody to send to
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_file_that_is_no_plan_is_refused_in_one_sentence(tmp_path, capsys):
     assert "is no TOML file" in capsys.readouterr().err
     (tmp_path / "b.toml").write_text("dp = 4\n")
     with pytest.raises(ValueError, match=r"needs a table for each league, such as \[simulated\]"):
-        read(tmp_path / "b.toml")
+        read_plan(tmp_path / "b.toml")
     path = toml(tmp_path / "c.toml", simulated=asdict(REFERENCE))
     with pytest.raises(ValueError, match=r"has no table \[here\]: it has simulated"):
         lab.race(path, "here")

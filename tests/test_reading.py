@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from hpdl_lab.performance import reading
-from hpdl_lab.performance.reading import Throttled, measure, play
+from hpdl_lab.performance.reading import Throttled, measure_loader, play
 
 
 class Numbers(Dataset):
@@ -38,7 +38,7 @@ def test_virtual_time_by_hand():
 def test_real_reading_takes_as_long_as_in_virtual_time(workers):
     reads, step = [0.02, 0.03, 0.02, 0.08, 0.02, 0.02, 0.03, 0.02], 0.015
     most = 10 * play(reads, step, workers, 2).seconds + 5  # workers may start late
-    assert 7 * step < measure(reads, step, workers, 2) < most
+    assert 7 * step < measure_loader(reads, step, workers, 2) < most
 
 
 def test_the_throttled_reader_returns_the_bytes_of_a_batch_no_sooner_than_given(tmp_path):
@@ -56,5 +56,5 @@ def test_a_made_up_epoch_is_the_same_each_time_and_its_storm_comes_first():
 
 
 def test_the_table_shows_that_many_files_take_longer_than_a_shard():
-    lines = reading.table().splitlines()[1:]
+    lines = reading.table_of_storages().splitlines()[1:]
     assert len(lines) == len(reading.STORAGES) and all(float(x.split()[-2]) > float(x.split()[-1]) for x in lines)

@@ -22,7 +22,7 @@ TOKENS = torch.randint(20, (4, 8), generator=torch.Generator().manual_seed(0))
 
 
 def small(dropout=0.0):
-    model = gpt.build(20, 8, 3, 2, 16, seed=1)
+    model = gpt.build(gpt.GPTConfig(20, 8, 3, 2, 16), seed=1)
     for block in model.blocks:
         block.mlp.append(nn.Dropout(dropout))
     return model
@@ -50,7 +50,7 @@ def test_gradients_are_bit_equal_and_names_stay(kinds, by, dropout):
 
 
 def test_bytes_and_flops():
-    model = gpt.build(20, 32, 6, 2, 32, seed=1)
+    model = gpt.build(gpt.GPTConfig(20, 32, 6, 2, 32), seed=1)
     x = torch.randint(20, (4, 32), generator=torch.Generator().manual_seed(0))
     choices = {"kept": (), "attention": (Attention,), "torch": (Block,), "own": (Block, recomputed)}
     costs = compare(model, x, choices)

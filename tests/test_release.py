@@ -35,7 +35,7 @@ def source(tmp_path):
 def given(source, tmp_path):
     """The folder of an attendee who was given them."""
     folder = tmp_path / "attendee"
-    update.write(folder, source)
+    update.write_notebooks(folder, source)
     return folder
 
 
@@ -97,7 +97,7 @@ def improve(notebook):
 
 def test_a_folder_gets_the_exercise_forms_and_nothing_else(tmp_path):
     folder = tmp_path / "new" / "folder"
-    said = update.write(folder)
+    said = update.write_notebooks(folder)
     names = [path.name for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))]
     assert sorted(os.listdir(folder)) == [update.HIDDEN, *names]
     assert said == [f"{name}: written" for name in names]
@@ -111,20 +111,20 @@ def test_a_folder_gets_the_exercise_forms_and_nothing_else(tmp_path):
 def test_a_second_time_nothing_is_touched(given, source):
     edit(given / RING, work)
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in given.rglob("*")}
-    assert update.write(given, source) == []
+    assert update.write_notebooks(given, source) == []
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in given.rglob("*")} == before
 
 
 def test_solutions_are_never_given_out(tmp_path):
     with raises(RuntimeError, "NN_name.ipynb"):
-        update.write(tmp_path, NOTEBOOKS / "solutions")
+        update.write_notebooks(tmp_path, NOTEBOOKS / "solutions")
     assert os.listdir(tmp_path) == []
 
 
 def test_the_laboratorys_own_folder_is_no_attendees(source):
     for folder in (source, source / "solutions"):
         with raises(RuntimeError, f"{folder}"):
-            update.write(folder, source)
+            update.write_notebooks(folder, source)
 
 
 def test_where_the_instructor_has_worked_the_notebook_is_built_anew(tmp_path):
@@ -133,7 +133,7 @@ def test_where_the_instructor_has_worked_the_notebook_is_built_anew(tmp_path):
     (tmp_path / "csrc").symlink_to(NOTEBOOKS.parent / "csrc")  # of which 05 shows a function
     edit(clone / RING, work)
     (clone / HELLO).write_text("<<<<<<< HEAD")
-    update.write(tmp_path / "attendee", clone)
+    update.write_notebooks(tmp_path / "attendee", clone)
     for name in (HELLO, RING):
         assert (tmp_path / "attendee" / name).read_bytes() == (NOTEBOOKS / name).read_bytes()
     assert "my_try = 1" in says(clone)
@@ -143,7 +143,7 @@ def test_what_cannot_be_built_anew_is_said_and_given_to_nobody(source, tmp_path)
     edit(source / RING, work)
     (source / RING).write_text((source / RING).read_text().replace('"digest"', '"digests"'))
     with raises(RuntimeError, "04_ring_all_reduce.ipynb"):
-        update.write(tmp_path / "attendee", source)
+        update.write_notebooks(tmp_path / "attendee", source)
     assert not (tmp_path / "attendee").exists()
 
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_built_anew_is_said_and_given_to_nobody(source, tmp_path)
 
 def test_an_untouched_notebook_is_replaced(given, source):
     edit(source / RING, improve)
-    assert update.write(given, source) == [f"{RING}: updated, there was nothing of yours in it"]
+    assert update.write_notebooks(given, source) == [f"{RING}: updated, there was nothing of yours in it"]
     assert (given / RING).read_bytes() == (source / RING).read_bytes()
 
 
@@ -160,7 +160,7 @@ def test_an_update_is_merged_cell_by_cell(given, source):
     edit(given / RING, work)
     edit(source / RING, improve)
     before = (given / RING).read_bytes()
-    assert update.write(given, source) == [f"{RING}: updated, with all that you did in it"]
+    assert update.write_notebooks(given, source) == [f"{RING}: updated, with all that you did in it"]
     merged = nbformat.read(given / RING, as_version=4)
     nbformat.validate(merged)
     texts = [c.source for c in merged.cells]
@@ -173,13 +173,13 @@ def test_an_update_is_merged_cell_by_cell(given, source):
     assert not any(gone in text for text in texts for gone in ("## Question to discuss", "lab.show(trained)"))
     assert (given / update.HIDDEN / "before" / RING).read_bytes() == before
     assert not list(given.glob("*.new*"))
-    assert update.write(given, source) == []
+    assert update.write_notebooks(given, source) == []
 
 
 def test_a_new_docstring_stands_above_an_answer_that_kept_the_old_one(given, source):
     edit(given / RING, answer)
     edit(source / RING, improve)
-    update.write(given, source)
+    update.write_notebooks(given, source)
     merged = cell(nbformat.read(given / RING, as_version=4), "exercise-4-1").source
     assert '"""Updated first line.' in merged and merged.endswith(f"    {ANSWER}")
 
@@ -191,7 +191,7 @@ def test_where_both_changed_the_same_lines_theirs_stand_and_the_new_form_is_besi
     edit(given / RING, work)
     edit(source / RING, rewrite)
     (given / "04_ring_all_reduce.new.ipynb").write_text("mine, by chance")
-    said = update.write(given, source)
+    said = update.write_notebooks(given, source)
     assert said == [
         f"{RING}: updated, but in exercise 4.1 you and the update changed the same lines: yours stand, "
         "the new ones are in 04_ring_all_reduce.new-2.ipynb"
@@ -199,7 +199,7 @@ def test_where_both_changed_the_same_lines_theirs_stand_and_the_new_form_is_besi
     assert answered(given)
     assert (given / "04_ring_all_reduce.new-2.ipynb").read_bytes() == (source / RING).read_bytes()
     assert (given / "04_ring_all_reduce.new.ipynb").read_text() == "mine, by chance"
-    assert update.write(given, source) == []
+    assert update.write_notebooks(given, source) == []
 
 
 def test_ids_that_another_editor_made_anew_are_no_hindrance(given, source):
@@ -210,7 +210,7 @@ def test_ids_that_another_editor_made_anew_are_no_hindrance(given, source):
 
     edit(given / RING, other_editor)
     edit(source / RING, improve)
-    assert update.write(given, source) == [f"{RING}: updated, with all that you did in it"]
+    assert update.write_notebooks(given, source) == [f"{RING}: updated, with all that you did in it"]
     texts = says(given)
     assert "my_try = 1" in texts and "A new paragraph." in texts
     assert len(texts) == len(says(source)) + 1 - 1  # their try more, the cell that they removed less
@@ -224,7 +224,7 @@ def test_ended_at_any_moment_nothing_is_lost_and_the_next_run_does_the_rest(give
     edit(source / RING, improve)
     edit(source / HELLO, lambda notebook: notebook.cells.append(nbformat.v4.new_markdown_cell("More.")))
     whole = shutil.copytree(given, tmp_path / "whole")
-    update.write(whole, source)
+    update.write_notebooks(whole, source)
     rename, ended = os.replace, 0
     while True:  # ends before the first rename, before the second one, ...
         cut = shutil.copytree(given, tmp_path / f"cut-{ended}")
@@ -237,13 +237,13 @@ def test_ended_at_any_moment_nothing_is_lost_and_the_next_run_does_the_rest(give
 
         monkeypatch.setattr(os, "replace", failing)
         try:
-            update.write(cut, source)
+            update.write_notebooks(cut, source)
             break
         except KeyboardInterrupt:
             ended += 1
         monkeypatch.setattr(os, "replace", rename)
         assert answered(cut) and "my_try = 1" in says(cut) and says(cut, HELLO)
-        update.write(cut, source)
+        update.write_notebooks(cut, source)
         for name in (HELLO, RING):
             assert says(cut, name) == says(whole, name)
         assert sorted(os.listdir(cut)) == sorted(os.listdir(whole))
@@ -271,7 +271,7 @@ def test_a_full_disk_ends_in_one_sentence_and_changes_nothing(given, source):
 def test_a_broken_notebook_is_left_alone_and_a_fresh_one_put_beside(given, source, text):
     (given / RING).write_text(text, encoding="latin-1")
     for _ in range(2):  # and no third one
-        said = update.write(given, source)
+        said = update.write_notebooks(given, source)
         assert len(said) == 1 and said[0].startswith(f"{RING} cannot be read as a notebook (")
         assert said[0].endswith("): left alone; a fresh one is 04_ring_all_reduce.new.ipynb") and "\n" not in said[0]
         assert (given / RING).read_text(encoding="latin-1") == text
@@ -282,7 +282,7 @@ def test_a_broken_notebook_is_left_alone_and_a_fresh_one_put_beside(given, sourc
 def test_a_notebook_that_was_deleted_or_renamed_is_written_anew(given, source):
     edit(given / RING, work)
     (given / RING).rename(given / "mine.ipynb")
-    assert update.write(given, source) == [f"{RING}: was missing, written anew"]
+    assert update.write_notebooks(given, source) == [f"{RING}: was missing, written anew"]
     assert (given / RING).read_bytes() == (source / RING).read_bytes()
     assert answered(given, "mine.ipynb")
 
@@ -297,7 +297,7 @@ def test_what_is_no_file_is_left_alone(given, source, tmp_path, kind):
     if kind == "link":
         (tmp_path / "elsewhere.ipynb").write_text("precious")
     edit(source / RING, improve)
-    said = update.write(given, source)
+    said = update.write_notebooks(given, source)
     assert said == [f"{RING} is {'no file' if kind == 'folder' else 'a symbolic link'}: left alone"]
     assert (given / RING).is_dir() if kind == "folder" else (given / RING).is_symlink()
     assert kind != "link" or (tmp_path / "elsewhere.ipynb").read_text() == "precious"
@@ -311,7 +311,7 @@ def test_without_the_hidden_folder_what_was_only_run_is_merged_and_what_was_chan
     edit(given / RING, work)
     edit(source / HELLO, lambda notebook: notebook.cells.append(nbformat.v4.new_markdown_cell("More.")))
     shutil.rmtree(given / update.HIDDEN)
-    assert update.write(given, source) == [
+    assert update.write_notebooks(given, source) == [
         f"{HELLO}: updated, with all that you did in it",
         f"{RING} was here before: left alone; the one of the laboratory is 04_ring_all_reduce.new.ipynb",
     ]
@@ -329,17 +329,17 @@ def test_a_notebook_that_is_saved_meanwhile_is_left_alone(given, source, monkeyp
     edit(source / RING, improve)
     monkeypatch.setattr(merge, "merge", slow)
     with raises(RuntimeError, RING):
-        update.write(given, source)
+        update.write_notebooks(given, source)
     assert says(given)[-1] == "saved just now" and answered(given)
     monkeypatch.undo()
-    assert update.write(given, source) == [f"{RING}: updated, with all that you did in it"]
+    assert update.write_notebooks(given, source) == [f"{RING}: updated, with all that you did in it"]
     assert says(given)[-1] == "saved just now" and "A new paragraph." in says(given)
 
 
 def test_a_file_where_the_folder_should_be_is_one_sentence(tmp_path, source):
     (tmp_path / "taken").write_text("")
     with raises(RuntimeError, "taken/.hpdl-release"):
-        update.write(tmp_path / "taken", source)
+        update.write_notebooks(tmp_path / "taken", source)
 
 
 # -- other accounts ----------------------------------------------------------------------------------------------------
@@ -362,16 +362,16 @@ def home(source):
 def test_a_folder_that_cannot_be_written_is_one_sentence(home):
     home.chmod(0o500)
     with raises(RuntimeError, "home/notebooks"):
-        update.write(home / "notebooks", home.parent / "laboratory")
+        update.write_notebooks(home / "notebooks", home.parent / "laboratory")
     home.chmod(0o700)
 
 
 def test_a_notebook_that_its_owner_closed_is_left_alone_and_the_others_are_written(home):
     folder, laboratory = home / "notebooks", home.parent / "laboratory"
-    update.write(folder, laboratory)
+    update.write_notebooks(folder, laboratory)
     (folder / HELLO).chmod(0)
     (folder / RING).unlink()
-    assert update.write(folder, laboratory) == [
+    assert update.write_notebooks(folder, laboratory) == [
         f"{HELLO} may not be read by you: left alone",
         f"{RING}: was missing, written anew",
     ]
@@ -380,18 +380,18 @@ def test_a_notebook_that_its_owner_closed_is_left_alone_and_the_others_are_writt
 @pytest.mark.skipif(os.getuid() != 0, reason="only root writes for others")
 def test_root_writes_as_the_account_that_owns_the_home(home):
     folder, laboratory = home / "notebooks", home.parent / "laboratory"
-    assert update.write(folder, laboratory) == [f"{HELLO}: written", f"{RING}: written"]
+    assert update.write_notebooks(folder, laboratory) == [f"{HELLO}: written", f"{RING}: written"]
     assert {path.stat().st_uid for path in [folder, *folder.rglob("*")]} == {NOBODY}
     edit(folder / RING, work)
     edit(laboratory / RING, improve)
-    assert update.write(folder, laboratory) == [f"{RING}: updated, with all that you did in it"]
+    assert update.write_notebooks(folder, laboratory) == [f"{RING}: updated, with all that you did in it"]
     assert {path.stat().st_uid for path in [folder, *folder.rglob("*")]} == {NOBODY}
     assert answered(folder)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root writes for others")
 def test_root_writes_a_course_as_the_account_that_owns_the_home(home):
-    assert course.write(home / "course")[0] == f"{course.CONFIG}: written"
+    assert course.write_course(home / "course")[0] == f"{course.CONFIG}: written"
     assert {path.stat().st_uid for path in (home / "course").rglob("*")} == {NOBODY}
 
 
@@ -404,7 +404,7 @@ def test_links_of_an_account_lead_root_nowhere(home, link):
     (home / link).symlink_to(secret)
     os.chown(home / "notebooks", NOBODY, NOBODY, follow_symlinks=False)
     with pytest.raises(RuntimeError, match="(Permission denied|Not a directory). Nothing is lost"):
-        update.write(home / "notebooks", home.parent / "laboratory")
+        update.write_notebooks(home / "notebooks", home.parent / "laboratory")
     assert os.listdir(secret) == []
 
 
@@ -412,7 +412,7 @@ def test_links_of_an_account_lead_root_nowhere(home, link):
 def test_a_link_of_roots_into_a_home_is_followed_as_the_account_only(home):
     link = home.parent / "class"
     link.symlink_to(home)
-    update.write(link / "notebooks", home.parent / "laboratory")
+    update.write_notebooks(link / "notebooks", home.parent / "laboratory")
     assert {path.stat().st_uid for path in (home / "notebooks").rglob("*")} == {NOBODY}
 
 
@@ -430,7 +430,7 @@ def test_root_releases_nothing_where_others_may_lay_links(home, mode, group, bel
     os.chown(folder, 0, group)
     folder.chmod(mode)
     with raises(RuntimeError, f"{folder}", f"{folder}"):
-        update.write(folder / below, home.parent / "laboratory")
+        update.write_notebooks(folder / below, home.parent / "laboratory")
     assert precious.read_text() == "precious" and os.listdir(folder / below) == [f".{HELLO}.part"]
 
 
@@ -444,7 +444,7 @@ def test_what_lies_under_the_old_name_of_a_file_being_written_is_not_opened(tmp_
     precious.write_text("precious")
     planted = folder / f".{HELLO}.part"
     planted.symlink_to(precious) if kind == "link" else os.mkfifo(planted)
-    assert update.write(folder, source) == [f"{HELLO}: written", f"{RING}: written"]
+    assert update.write_notebooks(folder, source) == [f"{HELLO}: written", f"{RING}: written"]
     assert precious.read_text() == "precious" and (folder / HELLO).read_bytes() == (source / HELLO).read_bytes()
 
 
@@ -454,19 +454,19 @@ def test_a_pipe_in_place_of_a_notebook_is_not_waited_for(given, source, place):
     os.mkfifo(given / place / RING)
     with pytest.raises(update.LeftAlone, match="is no file"):
         update.contents(given / place / RING)
-    assert update.write(given, source) == [f"{RING} is no file: left alone"]
+    assert update.write_notebooks(given, source) == [f"{RING} is no file: left alone"]
 
 
 def test_a_huge_notebook_is_not_read(given, source):
     with open(given / RING, "wb") as file:
         file.truncate(1 << 40)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert update.write(given, source) == [f"{RING} is larger than 64 MiB: left alone"]
+    assert update.write_notebooks(given, source) == [f"{RING} is larger than 64 MiB: left alone"]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB
 
 
 def test_a_lock_that_is_held_is_not_waited_for(given, source):
-    with update.alone(given / update.HIDDEN, given):
+    with update.exclusively(given / update.HIDDEN, given):
         with raises(RuntimeError):
-            update.write(given, source)
-    assert update.write(given, source) == []
+            update.write_notebooks(given, source)
+    assert update.write_notebooks(given, source) == []

@@ -12,10 +12,10 @@ from hpdl_lab import cli, features, lab, trace
 from hpdl_lab.cli import record as command
 from hpdl_lab.data import recorded
 from hpdl_lab.features import gpu
-from hpdl_lab.verbs.replay import NO_GPU, record
+from hpdl_lab.verbs.replay import NO_GPU, write_recording
 from tests.wording import raises
 
-NAMES = recorded.names()
+NAMES = recorded.recording_names()
 CURVES = [name for name in NAMES if recorded.load(name)["kind"] not in ("timeline", "table")]
 HEAD = {"format": 1, "kind": "table", "what": "W", "machine": "M", "date": "2026-01-02T03:04:05", "rows": []}
 
@@ -107,13 +107,13 @@ def test_a_name_is_no_path(name):
 
 def test_what_does_not_go_over_it(folder, monkeypatch):
     monkeypatch.setattr(features, "processor", lambda: "AMD EPYC")  # is a part of the name, and so of the sentence
-    record([trace.Event(0, 0, "send", 5, 7)], "a", "W", folder=folder)
-    (name,) = recorded.names()
+    write_recording([trace.Event(0, 0, "send", 5, 7)], "a", "W", folder=folder)
+    (name,) = recorded.recording_names()
     with raises(ValueError, name, "no curve", "dict"):
         lab.replay(name, over={})
-    record(lab.measure("ring", "4", ranks=2), "b", "W", folder=folder)
+    write_recording(lab.measure("ring", "4", ranks=2), "b", "W", folder=folder)
     with raises(ValueError, "lab.measure", "Picture"):
-        lab.replay(recorded.names()[1], over=lab.replay(name))
+        lab.replay(recorded.recording_names()[1], over=lab.replay(name))
 
 
 def test_the_command_records_what_it_can_and_says_what_it_could_not(folder, monkeypatch, capsys):
@@ -128,11 +128,11 @@ def test_the_command_records_what_it_can_and_says_what_it_could_not(folder, monk
         "ddp": command.Job(fails, "fails"),
     }
     monkeypatch.setattr(command, "JOBS", jobs)
-    monkeypatch.setattr(gpu, "require", lambda: None)
+    monkeypatch.setattr(gpu, "require_gpu_transfer", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA G100 80GB")
     assert cli.main(["record", "--device", "cuda", "--only", "race,ddp"]) == 1
     assert "ddp was not recorded: NCCL is too old" in capsys.readouterr().err
-    assert recorded.names() == ["race_nvidia_g100_80gb"]
+    assert recorded.recording_names() == ["race_nvidia_g100_80gb"]
     assert "recorded on NVIDIA G100 80GB" in str(lab.replay("race_nvidia_g100_80gb"))
     assert cli.main(["record", "--device", "cuda", "--only", "emulated"]) == 1
     assert "unknown on cuda: emulated; known: race, ddp" in capsys.readouterr().err

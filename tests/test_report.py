@@ -14,7 +14,7 @@ from hpdl_lab.plots import live, style
 from hpdl_lab.plots.live import CURVES
 from hpdl_lab.report import collect, read_curves
 from hpdl_lab.report.page import page
-from hpdl_lab.verbs.progress import FILE, progress, read
+from hpdl_lab.verbs.progress import FILE, progress, read_rows
 
 EVIL = '<script src="http://x">&'
 PLAN = {"dp": 4, EVIL: EVIL}
@@ -123,7 +123,7 @@ def test_lines_that_are_no_rows_are_damaged(tmp_path):
         json.dumps(COURSE[2]).encode(),
     ]
     (tmp_path / FILE).write_bytes(b"\n".join(lines))
-    record = collect(read(tmp_path / FILE))
+    record = collect(read_rows(tmp_path / FILE))
     assert record.damaged == 3 and sum(e.checks for e in record.exercises) == 2
 
 
@@ -165,7 +165,7 @@ def test_a_notebook_keeps_the_last_figure_of_each_kind_and_title(home, monkeypat
     training.finish(*plot("first"))
     for title, steps in ((f"second {EVIL}", 4), ("first", 5)):
         figure = live.Live(live.draw, alt=f"loss {EVIL}").finish(*plot(title, steps))
-    live.show(figure, alt="the same again")
+    live.show_figure(figure, alt="the same again")
     for seconds, path in enumerate(sorted((home / CURVES).iterdir(), key=lambda path: "first" not in path.name)):
         os.utime(path, (seconds, seconds))
     first, second = read_curves(home)

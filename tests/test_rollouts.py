@@ -11,12 +11,12 @@ from hpdl_lab import models
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.inference.engine import Engine
-from hpdl_lab.inference.rollouts import Plan, log_probabilities, reinforce, round_seconds, share_of
+from hpdl_lab.inference.rollouts import RolloutPlan, log_probabilities, reinforce, round_seconds, share_of
 from hpdl_lab.inference.sampling import Sampling
 
 PROMPT = list(range(9)) * 2 + [1]  # more than a page, which requests share as long as weights stay
 WANTED = share_of(range(4))  # of 16
-PLAN = Plan(every=3, updates=16, generating=2, batch=11, new=8, lr=1e-2, seed=5)
+PLAN = RolloutPlan(every=3, updates=16, generating=2, batch=11, new=8, lr=1e-2, seed=5)
 QUICK = Switch(alpha=0.0, beta=0.0)
 
 
@@ -83,7 +83,7 @@ def test_the_reward_rises_and_stale_rollouts_teach_less(kind):
 def test_the_formula_gives_the_virtual_time(rollout_s):
     generate, update = 8 * rollout_s, 4 * 0.06
     for every in (1, 2, 8):
-        plan = Plan(every, updates=16, batch=8, new=2, rollout_s=rollout_s, row_s=0.06)
+        plan = RolloutPlan(every, updates=16, batch=8, new=2, rollout_s=rollout_s, row_s=0.06)
         found = sim.run(3, reinforce, model(), [0], WANTED, plan, network=QUICK)
         assert found.seconds == pytest.approx(16 / every * round_seconds(every, generate, update))
         assert found[0].tokens_per_s == pytest.approx(16 * 8 * 2 / found.seconds)
@@ -103,11 +103,15 @@ def test_rewards_and_probabilities_on_paper():
 
 
 def test_what_cannot_be_is_refused_on_every_rank():
-    for ranks, plan in ((2, Plan(generating=2)), (4, Plan(batch=2)), (4, Plan(batch=2, generating=3))):
+    for ranks, plan in (
+        (2, RolloutPlan(generating=2)),
+        (4, RolloutPlan(batch=2)),
+        (4, RolloutPlan(batch=2, generating=3)),
+    ):
         with pytest.raises(ValueError, match="at least one has to train"):
             sim.run(ranks, reinforce, model(), [0], WANTED, plan)
     with pytest.raises(ValueError, match="every"):
-        Plan(every=0)
-    plans = sim.PerRank([Plan(new=2), Plan(new=2, seed=1)])
+        RolloutPlan(every=0)
+    plans = sim.PerRank([RolloutPlan(new=2), RolloutPlan(new=2, seed=1)])
     with pytest.raises(ValueError, match="plan"):
         sim.run(2, reinforce, model(), [0], WANTED, plans)

@@ -17,7 +17,7 @@ SMALL = mlp((64, 32, 10))
 @pytest.fixture(autouse=True, scope="module")
 def no_engines():
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("place", "scaling"):
+        for module in ("world", "scaling"):
             patch.setattr(f"hpdl_lab.verbs.{module}.running", lambda: None)
         patch.setattr("hpdl_lab.verbs.scaling_points.REHEARSALS_S", 0.2)
         yield

@@ -8,7 +8,7 @@ import torch
 
 from hpdl_lab import lab
 from hpdl_lab.collectives.selector import Selection, fastest
-from hpdl_lab.collectives.table import find, names
+from hpdl_lab.collectives.table import algorithm_names, find_algorithm
 from hpdl_lab.comm import PerRank, sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.parallel.data_parallel import DataParallel
@@ -71,7 +71,7 @@ def test_it_is_an_all_reduce_that_chooses():
     for n, name in ((0, "tree"), (10, "tree"), (11, "ring"), (100, "ring")):
         run = sim.run(3, selection, PerRank([np.full(n, float(r)) for r in range(3)]))
         assert all((x == 3).all() for x in run)
-        assert posted(run.events, 3) == calls(find(name).steps(3, n), 3, 8)
+        assert posted(run.events, 3) == calls(find_algorithm(name).steps(3, n), 3, 8)
     run = sim.run(3, selection, PerRank([torch.full((101,), float(r), dtype=torch.float64) for r in range(3)]))
     assert all((x == 3).all() for x in run)
 
@@ -113,7 +113,9 @@ def test_tuned_on_simulated_ranks(capsys):
     algorithms = ["ring", "tree", "recursive_doubling", "halving_doubling"]
     chosen = lab.tune(algorithms, ["4", "4KiB", "4MiB"], ranks=8, network=network)
     for nbytes in (4, 4096, 4 << 20):
-        prices = {name: find(name).cost(8, nbytes).seconds(network.alpha, network.beta) for name in algorithms}
+        prices = {
+            name: find_algorithm(name).cost(8, nbytes).seconds(network.alpha, network.beta) for name in algorithms
+        }
         assert chosen.name_for(nbytes) == min(prices, key=prices.get)
     assert len({part.name for part in chosen.ranges}) == 2
     out = capsys.readouterr().out
@@ -127,7 +129,7 @@ def test_tuned_for_a_cluster_that_nobody_has_here(capsys):
 
 
 def test_tuned_without_engines_and_predicted_is_the_same(monkeypatch, capsys):
-    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.world.running", lambda: None)
     algorithms, sizes = ["ring", "tree", "grid", "halving_doubling"], ["4", "64KiB", "512KiB"]
     measured = lab.tune(algorithms, sizes, ranks=6)
     lines = capsys.readouterr().out.splitlines()[1:]
@@ -148,15 +150,15 @@ def test_wrong_requests_to_the_tuner_end_before_anything_runs():
 
 def test_a_selection_on_engines(cluster):
     """It travels, and every algorithm of the table sums rightly there."""
-    for name in names():
+    for name in algorithm_names():
         for x in cluster.run(Selection.parse(name), PerRank([torch.full((1001,), float(r)) for r in range(4)])):
             assert (x == 6).all(), name
 
 
 def test_tuned_on_engines(cluster, monkeypatch, capsys, tmp_path):
     """What was fastest is an all-reduce there; 15 messages in a row never are, for 4 bytes."""
-    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: cluster)
-    monkeypatch.setattr("hpdl_lab.verbs.place.run", cluster.run)
+    monkeypatch.setattr("hpdl_lab.verbs.world.running", lambda: cluster)
+    monkeypatch.setattr("hpdl_lab.verbs.world.run", cluster.run)
     chosen = lab.tune(["segmented_ring", "native"], "4")
     assert "all-reduce on 4 engines: the fastest of 2" in capsys.readouterr().out
     assert str(chosen) == "native:0-max"

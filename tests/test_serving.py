@@ -16,8 +16,8 @@ from hpdl_lab.data.dataset import DataError
 from hpdl_lab.inference import load, weights
 from hpdl_lab.inference.engine import Engine
 from hpdl_lab.inference.sampling import Sampling
-from hpdl_lab.inference.stages import part_of, run_in_turns
-from hpdl_lab.inference.transfer import generate_apart
+from hpdl_lab.inference.stages import part_for_rank, run_interleaved
+from hpdl_lab.inference.transfer import generate_disaggregated
 from hpdl_lab.mesh import DeviceMesh
 from hpdl_lab.plots import live
 from tests.wording import raises
@@ -49,10 +49,10 @@ def test_the_command_writes_files_of_the_same_form(tmp_path, capsys):
 def test_weights_of_another_model_are_refused(tmp_path):
     path = weights.FOLDER / "moby_dick_draft.safetensors"
     with raises(ValueError, "weights of another model", "Llama", "only"):
-        weights.fill(models.build("llama"), path)
+        weights.load_tensors(models.build("llama"), path)
     with raises(ValueError, "another model", "(64,)", "(32,)"):
         fields = weights.TRAINED["moby_dick_draft"].fields | {"width": 32}
-        weights.fill(models.build("gpt", vocabulary=81, **fields), path)
+        weights.load_tensors(models.build("gpt", vocabulary=81, **fields), path)
 
 
 def test_files_that_are_no_weights(tmp_path):
@@ -88,7 +88,7 @@ def asked(request):
 
 
 def on_mesh(comm, model, prompts, tp, pp):
-    part = part_of(DeviceMesh(comm, pp=pp, tp=tp), model)
+    part = part_for_rank(DeviceMesh(comm, pp=pp, tp=tp), model)
     return Engine(part, **SMALL).generate(prompts, NEW)
 
 
@@ -102,7 +102,7 @@ def test_a_step_of_decode_adds_twice_per_layer():
     model, b = models.build("llama", dtype="float64", **KINDS["llama"]), 3
 
     def steps(comm):
-        engine = Engine(part_of(DeviceMesh(comm, tp=2), model), slots=b)
+        engine = Engine(part_for_rank(DeviceMesh(comm, tp=2), model), slots=b)
         streams = [engine.submit([1, 2, 3], 4) for _ in range(b)]
         engine.step()
         before = len(comm.trace.events)
@@ -116,11 +116,11 @@ def test_a_step_of_decode_adds_twice_per_layer():
 
 
 def in_groups(comm, model, prompts, groups):
-    stage = part_of(DeviceMesh(comm, pp=comm.size), model)
+    stage = part_for_rank(DeviceMesh(comm, pp=comm.size), model)
     engines = [Engine(stage, **SMALL) for _ in range(groups)]
     streams = [engines[i % groups].submit(prompt, NEW) for i, prompt in enumerate(prompts)]
-    run_in_turns(stage, engines)
-    return [stream.request.new for stream in streams]
+    run_interleaved(stage, engines)
+    return [stream.request.output_tokens for stream in streams]
 
 
 def test_stages_work_for_several_groups_in_turn(asked):
@@ -142,7 +142,7 @@ def test_more_stages_than_blocks_are_refused(asked):
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3)], ids=["greedy", "sampled"])
 def test_prompts_that_another_rank_has_read(asked, sampling):
     model, prompts, _ = asked
-    ranks = sim.run(3, generate_apart, model, prompts, NEW, sampling)
+    ranks = sim.run(3, generate_disaggregated, model, prompts, NEW, sampling)
     want = Engine(model).generate(prompts, NEW, sampling)
     assert ranks[0] == {} and ranks[1] | ranks[2] == dict(enumerate(want))
     assert sorted(ranks[1]) == [0, 2, 4]
@@ -154,9 +154,9 @@ def test_prompts_that_another_rank_has_read(asked, sampling):
 
 def test_one_rank_cannot_read_for_another(asked):
     with raises(ValueError, "2 ranks", "got 1"):
-        sim.run(1, generate_apart, *asked[:2], NEW)
+        sim.run(1, generate_disaggregated, *asked[:2], NEW)
     with raises(ValueError, "at least one token"):
-        sim.run(2, generate_apart, asked[0], [[1], []], NEW)
+        sim.run(2, generate_disaggregated, asked[0], [[1], []], NEW)
 
 
 # -- load -------------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_a_step_on_paper():
     model = models.build("llama", **KINDS["llama"])
 
     def on_paper(comm):
-        return load.step_model(comm, part_of(DeviceMesh(comm, tp=2), model))
+        return load.step_model(comm, part_for_rank(DeviceMesh(comm, tp=2), model))
 
     step, other = sim.run(2, on_paper, network=Switch(alpha=1e-5, beta=1e-9))
     assert step == other
@@ -194,10 +194,10 @@ def test_a_step_on_paper():
 
 def test_throughput_follows_the_rate_until_slots_run_out():
     model, few = models.build("gpt", **FIELDS), replace(LOAD, requests=12)
-    found = sim.run(2, load.sweep, model, few, (2000.0, 12000.0, 100000.0), 4)
+    found = sim.run(2, load.serve_rates, model, few, (2000.0, 12000.0, 100000.0), 4)
     line, rows = found.rows[0]["line"], [row for row in found.rows[1:] if row["done"] == 12]
     first, middle, last = rows
-    assert first == sim.run(2, load.sweep, model, few, (2000.0,), 4).rows[-1]  # the same again
+    assert first == sim.run(2, load.serve_rates, model, few, (2000.0,), 4).rows[-1]  # the same again
     assert line == found[0].line(few, 4)
     assert {row["tokens"] for row in rows} == {sum(arrival.new for arrival in few.arrivals(1))}
     assert 0 < first["running"] < middle["running"] < last["running"] <= 4
@@ -242,4 +242,4 @@ def test_engines_share_each_layer_and_agree_on_who_has_arrived(cluster, monkeypa
     small = {"model": models.build("gpt", **FIELDS), "requests": 4, "prompts": (2, 8), "new": (4, 12), "slots": 3}
     result = lab.serve(ranks=2, deadline=30, **small)  # rates come from a model that each rank has measured
     assert len(result.rows) == len(load.SHARES) and {row["done"] for row in result.rows} == {4}
-    assert "2 engines" in repr(result) and result.model.rest > 0 and result.model.alpha > 0
+    assert "2 engines" in repr(result) and result.model.overhead > 0 and result.model.alpha > 0

@@ -13,7 +13,8 @@ from matplotlib.text import Text
 
 from hpdl_lab import lab, models, schedules
 from hpdl_lab.collectives import ring
-from hpdl_lab.collectives.table import ALGORITHMS, find
+from hpdl_lab.collectives.dataflow import of_algorithm
+from hpdl_lab.collectives.table import ALGORITHMS, find_algorithm
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.inject import Injection
 from hpdl_lab.comm.network import FatTree, Islands, Ring, Switch
@@ -23,8 +24,7 @@ from hpdl_lab.plots import collective, colors, live, style
 from hpdl_lab.schedules import build
 from hpdl_lab.schedules.gpipe import gpipe
 from hpdl_lab.schedules.one_f_one_b import interleaved
-from hpdl_lab.verbs.show import of_table
-from hpdl_lab.verbs.watch import BASE, decoded, encoded, story_of
+from hpdl_lab.verbs.dataflow import BASE, dataflow_of, decoded, encoded
 from tests.wording import raises
 
 
@@ -126,18 +126,16 @@ def test_actions_of_a_pipeline_and_injected_delays_have_a_color_of_their_own():
 # -- collectives ------------------------------------------------------------------------------------------------------
 
 
-def finished(story):
+def finished(flow):
     """Whether every cell that the collective asks for holds what it asks for."""
-    asked = story.wanted.any(axis=2)
-    return np.array_equal(story.state(len(story.steps))[asked], story.wanted[asked])
+    asked = flow.wanted.any(axis=2)
+    return np.array_equal(flow.held[-1][asked], flow.wanted[asked])
 
 
-def messages(story):
+def messages(flow):
     """(source, dest, first element, bytes) of all messages, in any order."""
-    moves = [m for step in story.steps for m in step.moves]
-    return sorted(
-        (m.source, m.dest, int(story.starts[m.first]), m.nbytes * 96 * story.p // story.nbytes) for m in moves
-    )
+    moves = [m for step in flow.steps for m in step]
+    return sorted((m.source, m.dest, m.first, m.nbytes * 96 * flow.p // flow.nbytes) for m in moves)
 
 
 def options_of(function):
@@ -147,22 +145,22 @@ def options_of(function):
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
 def test_the_picture_of_a_schedule_is_the_picture_of_what_the_function_does(algorithm):
     for p in (2, 3, 5, 8):
-        drawn = of_table(algorithm, p, options_of(algorithm.steps))
+        drawn = of_algorithm(algorithm, p, **options_of(algorithm.steps))
         function = functools.partial(algorithm.function, **options_of(algorithm.function))
-        watched = story_of(function, p, algorithm.collective)
+        watched = dataflow_of(function, p, algorithm.collective)
         assert finished(drawn) and finished(watched), f"{algorithm} on {p} ranks"
         assert messages(drawn) == messages(watched), f"{algorithm} on {p} ranks"
 
 
 def test_a_ring_on_four_ranks_move_by_move():
-    story = lab.show("ring", ranks=4).data
-    assert len(story.steps) == 6 and story.noun == "chunk" and story.vectors_sent().tolist() == [1.5] * 4
-    assert [(m.source, m.dest, m.first, m.add) for m in story.steps[0].moves] == [
+    flow = lab.show("ring", ranks=4).data
+    assert len(flow.steps) == 6 and flow.noun == "chunk" and flow.vectors_sent().tolist() == [1.5] * 4
+    assert [(m.source, m.dest, flow.chunks(m)[0], m.add) for m in flow.steps[0]] == [
         (r, (r + 1) % 4, (r - 1) % 4, True) for r in range(4)
     ]
-    counts = story.steps[2].held.sum(axis=2)  # after the reduce-scatter rank r owns the sum of chunk r
+    counts = flow.held[3].sum(axis=2)  # after the reduce-scatter rank r owns the sum of chunk r
     assert all((counts[r, c] == 4) == (r == c) for r in range(4) for c in range(4))
-    assert not any(m.add for step in story.steps[3:] for m in step.moves)
+    assert not any(m.add for step in flow.steps[3:] for m in step)
 
 
 def test_the_attendees_own_function_is_drawn_from_its_messages():
@@ -181,11 +179,11 @@ def test_a_sum_that_counts_a_rank_twice_shows_it_and_an_average_is_no_sum():
         ring.all_reduce(comm, x)
         x /= comm.size
 
-    doubled, averaged = (story_of(fn, 3, "all_reduce") for fn in (twice, average))
-    assert (doubled.steps[-1].held == 2).all() and not finished(doubled)
-    text, face, color = collective.cell(doubled.steps[-1].held[0, 0], doubled.wanted[0, 0], True)
+    doubled, averaged = (dataflow_of(fn, 3, "all_reduce") for fn in (twice, average))
+    assert (doubled.held[-1] == 2).all() and not finished(doubled)
+    text, face, color = collective.cell(doubled.held[-1][0, 0], doubled.wanted[0, 0], True)
     assert text == "6" and face != colors.GREEN and color == colors.VERMILION
-    assert collective.cell(averaged.steps[-1].held[0, 0], averaged.wanted[0, 0], True)[0] == "?"
+    assert collective.cell(averaged.held[-1][0, 0], averaged.wanted[0, 0], True)[0] == "?"
 
 
 def test_messages_from_buffers_of_their_own_are_drawn_with_their_bytes():
@@ -195,10 +193,10 @@ def test_messages_from_buffers_of_their_own_are_drawn_with_their_bytes():
         else:
             comm.recv(x[: len(x) // 2], 0)
 
-    story = story_of(half_through_a_copy, 2, "all_reduce")
-    (move,) = story.steps[0].moves
+    flow = dataflow_of(half_through_a_copy, 2, "all_reduce")
+    (move,) = flow.steps[0]
     assert move.first == -1 and move.into == 0 and move.nbytes == 96
-    assert collective.messages(story, 1) == ["0 → 1   96 B"]
+    assert collective.messages(flow, 1) == ["0 → 1   96 B"]
 
 
 def test_digits_say_who_contributes():
@@ -219,9 +217,9 @@ def test_steps_play_in_a_notebook_and_those_without_a_place_are_counted(monkeypa
     assert "step 0" in texts and "…  step 28" in texts and any("25 steps are not drawn" in t for t in texts)
     ((frames, alt),) = played
     assert [i for _, i in frames] == list(range(31)) and alt == "ring, steps done"
-    story = of_table(find("halving_doubling"), 8, {})
-    figure = style.new_figure(height=collective.step_height(story))
-    collective.draw_step(figure, story, 2)
+    flow = of_algorithm(find_algorithm("halving_doubling"), 8)
+    figure = style.new_figure(height=collective.step_height(flow))
+    collective.draw_step(figure, flow, 2)
     assert "0 → 2   chunks 2-3\n1 → 3   chunks 2-3" in "".join(texts_of(figure))
 
 
@@ -270,7 +268,7 @@ def test_bars_are_the_actions_and_hatching_is_the_bubble(x, options, makespan, l
 def test_a_schedule_plays_every_moment_once(monkeypatch):
     shown = []
     monkeypatch.setattr(live, "in_notebook", lambda: True)
-    monkeypatch.setattr(live, "show", lambda *_, **__: None)
+    monkeypatch.setattr(live, "show_figure", lambda *_, **__: None)
     monkeypatch.setattr("hpdl_lab.verbs.show.step_through", lambda draw, frames, *_, **__: shown.extend(frames))
     times = lab.show("gpipe", ranks=2, micro_batches=2, play=True).data
     moments = [now for *_, now in shown]

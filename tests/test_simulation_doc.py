@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from hpdl_lab.collectives.table import find
+from hpdl_lab.collectives.table import find_algorithm
 from hpdl_lab.comm.network import PRESETS, FatTree, Islands, Switch
-from hpdl_lab.predict.messages import evaluate
+from hpdl_lab.predict.messages import predict_rounds
 
 DOC = (Path(__file__).resolve().parent.parent / "docs/simulation.md").read_text()
 NDR = "infiniband_ndr"
@@ -27,7 +27,9 @@ def sharing():
     """The rows of the table of what sharing costs."""
     rows = []
     for name in NAMES:
-        times = [evaluate(find(name).steps(1024, 2**24), 1024, 4, network).seconds for network in NETWORKS]
+        times = [
+            predict_rounds(find_algorithm(name).steps(1024, 2**24), 1024, 4, network).seconds for network in NETWORKS
+        ]
         rows.append(f"| {name} | {' | '.join(f'{seconds * 1e3:.3g}' for seconds in times)} |")
     return rows
 

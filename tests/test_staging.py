@@ -10,15 +10,15 @@ from hpdl_lab.collectives.sweep import WrongAnswer
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.kernels import staging
-from hpdl_lab.kernels.staging import Costs, best_block, pipelined_copy, seconds, stages
+from hpdl_lab.kernels.staging import StagingCosts, best_block, pipelined_copy, seconds, stages
 from tests.wording import raises
 
 N = 2**16  # bytes
 COSTS = [
-    Costs(2e-6, 8e-11, 2e-6, 8e-11),
-    Costs(2e-6, 8e-11, 1e-6, 2e-11),
-    Costs(1e-6, 2e-11, 5e-6, 8e-11),
-    Costs(5e-6, 2e-11, 1e-6, 8e-11),
+    StagingCosts(2e-6, 8e-11, 2e-6, 8e-11),
+    StagingCosts(2e-6, 8e-11, 1e-6, 2e-11),
+    StagingCosts(1e-6, 2e-11, 5e-6, 8e-11),
+    StagingCosts(5e-6, 2e-11, 1e-6, 8e-11),
 ]
 
 

@@ -38,9 +38,9 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def fresh_answers():
     """MPI is asked again, in the environment of the test."""
-    features.ask.cache_clear()
+    features.ask_libraries.cache_clear()
     yield
-    features.ask.cache_clear()
+    features.ask_libraries.cache_clear()
 
 
 @pytest.fixture

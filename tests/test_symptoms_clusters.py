@@ -57,7 +57,7 @@ def test_a_cluster_whose_supervisor_was_killed(root):
     cluster = Cluster.start(1)
     (left,) = cluster.run(leave_a_process_behind)
     engine, owner = cluster.infos[0]["pid"], cluster._supervisor.pid
-    mapped = supervisor.shared_memory([engine])
+    mapped = supervisor.mapped_shared_memory([engine])
     try:
         assert found(doctor.SYMPTOMS) == [] and found_in(TABLE, doctor.logs()) == []
         again = second_engine(engine)
@@ -121,7 +121,7 @@ def test_shared_memory_that_a_process_uses():
 
 def test_a_directory_in_use_is_not_stale(root):
     """One that a kernel has locked to start a cluster, one that a supervisor removes, one of another user."""
-    path = session_dir.find()[0]
+    path = session_dir.find_session_dir()[0]
     ending, ended = f"{path}.{os.getpid()}", f"{path}.4194305"  # beyond the largest process id
     for folder in (path, ending, ended, os.path.join(root, f"hpdl-{os.getuid() + 1}-12345678")):
         os.mkdir(folder)
@@ -166,7 +166,7 @@ def test_nor_shared_memory(root, monkeypatch):
 
 
 def test_the_doctor_reads_what_engines_have_said(root):
-    path = session_dir.find()[0]
+    path = session_dir.find_session_dir()[0]
     os.mkdir(path)
     Path(path, "engines.log").write_text("[0]2:Return code = 0, signaled with Bus error\n")
     assert [finding.name for finding in found_in(TABLE, doctor.logs())] == ["/dev/shm too small"]

@@ -14,7 +14,7 @@ from hpdl_lab import data, models
 from hpdl_lab.comm import sim
 from hpdl_lab.models import deepseek
 from hpdl_lab.models.gpt import SIZES
-from hpdl_lab.models.mlp import count
+from hpdl_lab.models.mlp import count_parameters
 from hpdl_lab.parallel.tensor.cuts import add_partial_gradients, cuts_of, gather_parameters, joined, tensors_of
 from hpdl_lab.parallel.tensor.model import shard, tensor_parallel
 from hpdl_lab.parallel.tensor.ways import Plugged, on_a_ring
@@ -103,8 +103,8 @@ CASES = [  # name, fields of the model, how it is cut, on how many ranks
     ("gpt", TWELVE, by_sequence, (1, 4)),
     ("llama", {**TWELVE, "kv_heads": 6, "hidden": 36}, by_tensor, (1, 3)),
     ("llama", {**TWELVE, "kv_heads": 2}, by_tensor, (2,)),
-    ("deepseek", {"heads": 6, "width": 24, "hidden": 36, "expert_hidden": 24}, by_tensor, (1, 3)),
-    ("deepseek", {"heads": 6, "width": 24, "hidden": 36, "expert_hidden": 24}, absorbed, (2,)),
+    ("deepseek", {"heads": 6, "width": 24, "hidden": 36, "moe_intermediate_size": 24}, by_tensor, (1, 3)),
+    ("deepseek", {"heads": 6, "width": 24, "hidden": 36, "moe_intermediate_size": 24}, absorbed, (2,)),
     ("vit", TWELVE, by_tensor, (1, 3)),
     ("vit", {**TWELVE, "image": 6}, by_sequence, (1, 2)),  # 3 x 3 patches and the answer: 10 positions
     ("cnn", {}, by_tensor, (1, 4)),  # 4 groups of channels
@@ -135,9 +135,10 @@ def test_how_many_parameters_a_rank_holds():
     fields = {"vocabulary": 83, "block": 16, "layers": 3, "heads": 12, "width": 24}
     for p in (1, 2, 3, 4):
         mine = shard(SimpleNamespace(rank=p - 1, size=p), models.build("gpt", **fields))
-        assert count(mine) == parameters_of_a_rank(p, **fields)
+        assert count_parameters(mine) == parameters_of_a_rank(p, **fields)
     told = Path(__file__).resolve().parent.parent.joinpath("docs", "tensor-parallel.md").read_text()
-    counts = [f"{parameters_of_a_rank(p, **SIZES['paper']):,}" for p in (1, 2, 3, 4, 6, 12)]
+    paper = {name: getattr(SIZES["paper"], name) for name in fields}
+    counts = [f"{parameters_of_a_rank(p, **paper):,}" for p in (1, 2, 3, 4, 6, 12)]
     assert f"| parameters per rank | {' | '.join(counts)} |" in told
 
 
@@ -188,7 +189,7 @@ def test_a_layer_sends_two_all_reduces_forward_and_two_backward(p, name):
 
 def test_a_layer_of_deepseek_adds_gradients_of_latents_in_one_message():
     """Forward as a gpt; backward what all heads share instead of x: the queries' latents, and the 16 + 8 of keys."""
-    fields = {"heads": 6, "width": 24, "hidden": 36, "dense": 3, "q_rank": 20}
+    fields = {"heads": 6, "width": 24, "hidden": 36, "first_k_dense_replace": 3, "q_lora_rank": 20}
     one, two = (traffic_of(3, "deepseek", False, layers=layers, **fields) for layers in (1, 2))
     places = BATCH * 12
     assert two[0].count(("all_reduce", places * 24)) == one[0].count(("all_reduce", places * 24)) + 2

@@ -32,7 +32,7 @@ def test_every_way_sends_the_bytes_of_its_formula_and_holds_its_share(p):
 def small(monkeypatch):
     """A layer whose tensors are small; no engines."""
     monkeypatch.setattr("hpdl_lab.verbs.tensor.SIZE", 8)
-    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.world.running", lambda: None)
 
 
 def test_the_verb_says_draws_and_compares_with_the_model(small):

@@ -12,7 +12,7 @@ import pytest
 from hpdl_lab import features, lab, schedules
 from hpdl_lab.collectives import ring, sweep
 from hpdl_lab.collectives.cost import fit_link
-from hpdl_lab.collectives.table import find
+from hpdl_lab.collectives.table import find_algorithm
 from hpdl_lab.comm import sim
 from hpdl_lab.comm.network import Switch
 from hpdl_lab.engines import launch, layout
@@ -40,7 +40,7 @@ def import_torch(comm):
 def refused():
     """Why this system allows no emulated hosts; "" where it does."""
     try:
-        launch.check(layout.wanted(4, where="emulated"))
+        launch.check_layout(layout.wanted(4, where="emulated"))
     except EngineError as error:
         return str(error)
     return ""
@@ -84,7 +84,7 @@ def every_all_reduce(comm):
         "default": comm.all_reduce,
         "MPI": comm.mpi_all_reduce,
         "gloo": lambda x: gloo.allreduce([x]).wait(),
-        "parameter server": lambda x: find("parameter_server").function(comm, x),
+        "parameter server": lambda x: find_algorithm("parameter_server").function(comm, x),
     }
 
 
@@ -156,7 +156,7 @@ def measure(comm):
         for nbytes in PING_NBYTES:
             pings[nbytes] = min(sweep.one_way(comm, np.zeros(nbytes, np.uint8), 1, 2) for _ in range(3))
     x = np.zeros(HALF // 4, np.float32)
-    calls = {name: sweep.sample_calls(comm, find(name).function, x, 3, 0).min() / 1e9 for name in NAMES}
+    calls = {name: sweep.sample_calls(comm, find_algorithm(name).function, x, 3, 0).min() / 1e9 for name in NAMES}
     return pings, calls
 
 
@@ -169,7 +169,8 @@ def test_the_simulator_agrees_with_emulated_hosts(hosts):
         alpha, beta = fit_link(list(pings), list(pings.values()))
         network = Switch(alpha=alpha, beta=beta)
         ratios = {
-            name: measured[name] / sim.run(4, find(name).function, np.zeros(HALF // 4, "f4"), network=network).seconds
+            name: measured[name]
+            / sim.run(4, find_algorithm(name).function, np.zeros(HALF // 4, "f4"), network=network).seconds
             for name in NAMES
         }
         if all(0.85 <= ratio <= 1.15 for ratio in ratios.values()) and 1 / beta == pytest.approx(BANDWIDTH, rel=0.05):

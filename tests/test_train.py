@@ -20,7 +20,7 @@ from tests.wording import raises
 
 @pytest.fixture(autouse=True)
 def no_engines(monkeypatch):
-    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.world.running", lambda: None)
 
 
 def test_four_simulated_ranks_learn_the_digits_and_say_that_they_are_simulated():

@@ -11,7 +11,7 @@ from hpdl_lab import data, models
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.data.dataset import digits
-from hpdl_lab.data.loading import Reader, batches
+from hpdl_lab.data.loading import Reader, batch_indices
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.data_parallel import DataParallel
 from hpdl_lab.parallel.training import Recipe, evaluate, train
@@ -59,7 +59,7 @@ def by_hand(model, its_data, steps, batch, lr):
     """The losses of plain torch: one process, no communicator, the mean over all answers of a batch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     losses = []
-    for _, indices in zip(range(steps), batches(len(its_data.train_y), batch), strict=False):
+    for _, indices in zip(range(steps), batch_indices(len(its_data.train_y), batch), strict=False):
         optimizer.zero_grad()
         logits = model(its_data.train_x[indices])
         loss = cross_entropy(logits.flatten(0, -2), its_data.train_y[indices].flatten())

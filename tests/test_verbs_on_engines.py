@@ -41,7 +41,7 @@ def test_some_of_the_engines_have_the_loss_curve_of_one_rank(monkeypatch):
     kwargs = {"dtype": "float64", "steps": 30, "batch": 131}
     many = lab.train(all_reduce=ring.all_reduce, ranks=3, **kwargs)
     with monkeypatch.context() as patch:
-        patch.setattr("hpdl_lab.verbs.place.running", lambda: None)
+        patch.setattr("hpdl_lab.verbs.world.running", lambda: None)
         one = lab.train(ranks=1, **kwargs)
     assert np.abs(np.array(many.losses) - one.losses).max() < 1e-10
 
@@ -49,7 +49,7 @@ def test_some_of_the_engines_have_the_loss_curve_of_one_rank(monkeypatch):
 def test_a_transformer_by_name_has_the_loss_curve_of_one_rank(monkeypatch):
     kwargs = {"model": "gpt", "data": "copy", "dtype": "float64", "steps": 5, "batch": 30}
     many = lab.train(**kwargs)
-    monkeypatch.setattr("hpdl_lab.verbs.place.running", lambda: None)
+    monkeypatch.setattr("hpdl_lab.verbs.world.running", lambda: None)
     one = lab.train(ranks=1, **kwargs)
     assert np.abs(np.array(many.losses) - one.losses).max() < 1e-10 and many.learned == one.learned
 

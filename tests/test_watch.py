@@ -48,8 +48,10 @@ def watched(case, tmp_path, monkeypatch):
     # workers of a DataLoader leave a folder behind if their rank is ended, under plain torchrun as well
     with tempfile.TemporaryDirectory(prefix="hpdl-") as temporary, open(tmp_path / "out", "w") as output:
         monkeypatch.setenv("TMPDIR", temporary)
-        run = watch.run([*words, str(tmp_path / case.file), *case.args], case.launch == "mpi", PATIENCE, output=output)
-    report = watch.judge(run)
+        run = watch.run_watched(
+            [*words, str(tmp_path / case.file), *case.args], case.launch == "mpi", PATIENCE, output=output
+        )
+    report = watch.judge_run(run)
     text = f"{report}\n{(tmp_path / 'out').read_text()[-3000:]}"
     assert "failed (" not in "".join(report.unseen()), text  # a hook
     return report, text
@@ -99,6 +101,9 @@ def test_the_command_line_is_that_of_torchrun(tmp_path):
     module = ["--nproc-per-node", "2", "-m", "a.b", "-x"]
     assert command_of(module)[0][3:] == ["--monitor-interval=1", "--standalone", *module]
     assert command_of([str(script), "-v"])[0] == [sys.executable, "-u", str(script), "-v"]
+    assert command_of(["torchrun", *given]) == command_of(given)
+    typed = ["mpiexec", "-n", "2", "python", str(script), "-v"]
+    assert command_of(typed) == (typed, str(script))
     with pytest.raises(FileNotFoundError, match=r"no\.py is not there"):
         command_of(["--nproc-per-node", "2", "no.py"])
     with pytest.raises(ValueError, match="which script"):

@@ -30,7 +30,7 @@ from hpdl_lab.performance.profile_step import (
     Span,
     analyze,
     mean_bars,
-    report,
+    report_text,
 )
 from hpdl_lab.performance.two_profilers import ddp_step_seen_twice
 
@@ -120,7 +120,7 @@ def test_the_bars_are_what_the_recorded_steps_measure_of_themselves():
         assert found.bars == pytest.approx(wanted, abs=0.1 * whole)
     result = recorder.result()
     assert result.flops == 5 * 2 * 600**3
-    assert f"{100 * result.bars[MATMUL] / result.step_s:.1f}%" in report([result])
+    assert f"{100 * result.bars[MATMUL] / result.step_s:.1f}%" in report_text([result])
 
 
 class Slow:

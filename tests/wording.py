@@ -4,7 +4,8 @@
         count_of(5, "float32")
 
 `make wording` writes tests/wording/test_x.txt anew, the first line of each error that tests/test_x.py provokes; whoever
-changes a sentence reads the difference. Numbers, paths and the machine's name are left out: they are facts, or chance.
+changes a sentence reads the difference. Numbers, paths and the machine's name are left out: they are facts, or chance;
+lists of names as well, which grow with the library.
 """
 
 import contextlib
@@ -18,6 +19,8 @@ import pytest
 
 FOLDER = Path(__file__).with_suffix("")
 WRITING = os.environ.get("HPDL_WORDING") == "write"
+NAME = r"(?!and\b|or\b)'?(?=[\w#]*[A-Za-z])[\w#]{2,}'?(?: \(#\))?"  # ring, '1f1b', reduce_scatter (4.1)
+LIST = re.compile(rf"(?<![\w#]){NAME}(?:, {NAME}){{3,}}(?![\w#-])")
 heard: dict[str, list[str]] = {}  # {name of the test file: lines "test: sentence", in the order of the tests}
 
 
@@ -49,10 +52,11 @@ def kept(name: str) -> list[str]:
 
 
 def without_numbers(text: str) -> str:
-    """The first line, in which "#" stands for numbers, PATH for paths, and HOST for the name of this machine."""
+    """The first line: "#" stands for numbers, PATH for paths, HOST for this machine, NAMES for four names or more."""
     text = re.sub(r"(?<![\w.])(?:/[\w.+-]+){2,}", "PATH", text)
     text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)
-    return re.sub(r"\d[\d,.]*(?<=\d)|0x[0-9a-f]+", "#", " ".join(text.partition("\n")[0].split()))
+    text = re.sub(r"\d[\d,.]*(?<=\d)|0x[0-9a-f]+", "#", " ".join(text.partition("\n")[0].split()))
+    return LIST.sub("NAMES", text)
 
 
 def write() -> None:

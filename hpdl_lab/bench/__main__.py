@@ -7,14 +7,14 @@ from collections.abc import Callable
 from ..comm.mpi.session import session_of_this_process
 
 
-def main() -> None:
+def _main() -> None:
     """Do the task of the first argument; rank 0 prints what is reported, one JSON object a line.
 
     The last one tells what has been chosen meanwhile: how tensors of any origin go through shared memory.
     """
     task = json.loads(sys.argv[1])
     session = session_of_this_process()  # before the long import: who waits in MPI's start takes a core from the others
-    from ..comm.device import kind
+    from ..comm.device import comm_class
     from . import collectives, cycle, ddp, decode, fsdp, pipeline
     from .launch import DEADLINE, about
 
@@ -30,7 +30,7 @@ def main() -> None:
         "pipeline": pipeline.on_ranks,
         "pipeline_memory": pipeline.memory_on_ranks,
     }
-    run, make = tasks[task["kind"]], kind(task["device"])
+    run, make = tasks[task["kind"]], comm_class(task["device"])
     tell = (lambda row: print(json.dumps(row), flush=True)) if session.rank == 0 else None
     if tell:
         tell({"about": about(session, task["device"])})
@@ -43,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from ..collectives import expected
-from ..collectives.implementations import BINDERS, bind, places, result_of
+from ..collectives.implementations import BINDERS, bind, result_part, result_places
 from ..collectives.native import gloo_group
-from ..collectives.sweep import count_of, fill, whole_chunks
+from ..collectives.sweep import count_of, fill_with, whole_chunks
 from ..collectives.sweep import row as row_of
 from ..collectives.table import ALGORITHMS
 from ..units import require_int
@@ -68,7 +68,7 @@ FAMILY = Table(
 # -- before the ranks start --------------------------------------------------------------------------------------------
 
 
-def all_reduce(
+def race_all_reduces(
     ranks: int,
     sizes: list[int],
     against: tuple[str, ...] = BASELINES,
@@ -82,10 +82,10 @@ def all_reduce(
     require(ranks, sizes, against, BASELINES)
     launch.warn_of_too_many(ranks)
     messages = launch.on_ranks(ranks, "all_reduce", [[size, list(against)] for size in sizes])
-    return RACE.tell(f"all_reduce, {ranks} ranks on one machine", messages, verdicts, report)
+    return RACE.tell(f"all_reduce, {ranks} ranks on one machine", messages, _verdicts, report)
 
 
-def collectives(
+def race_collectives(
     ranks: int,
     sizes: list[int],
     names: tuple[str, ...] = expected.COLLECTIVES,
@@ -118,7 +118,7 @@ def require(ranks: int, sizes: list[int], names: tuple[str, ...], known: tuple[s
         count_of(size, DTYPE)
 
 
-def verdicts(rows: list[Row]) -> list[str]:
+def _verdicts(rows: list[Row]) -> list[str]:
     """Return a sentence per size: how many times faster than the baselines."""
     lines = []
     for size in dict.fromkeys(row["size"] for row in rows):
@@ -148,7 +148,7 @@ class Candidate(NamedTuple):
 def race_on_ranks(comm: RealComm, size: int, against: list[str]) -> None:
     """Check and time all candidates of all_reduce for one size; rank 0 reports a row for each."""
     count = count_of(size, DTYPE)
-    found = check_and_time(comm, "all_reduce", all_reduces(comm, count, against), timing.SAMPLES)
+    found = _check_and_time(comm, "all_reduce", _all_reduces(comm, count, against), timing.SAMPLES)
     light = next((np.median(times) for c, times, _ in found if c.name == LIGHT), None)
     for candidate, times, wrong in found:
         of_light = {} if light is None else {"of_light": float(light / np.median(times))}
@@ -160,8 +160,8 @@ def family_on_ranks(comm: RealComm, collective: str, sizes: list[int]) -> None:
     """Check and time every way to do `collective`, for each size; rank 0 reports a row for each."""
     counts = [whole_chunks(count_of(size, DTYPE), comm.size, collective) for size in sizes]
     for count in dict.fromkeys(counts):
-        for candidate, times, wrong in check_and_time(
-            comm, collective, family(comm, collective, count), FAMILY_SAMPLES
+        for candidate, times, wrong in _check_and_time(
+            comm, collective, _family(comm, collective, count), FAMILY_SAMPLES
         ):
             found = row_of(candidate.name, count, DTYPE, times, comm, collective)
             if comm.rank == 0:
@@ -171,21 +171,21 @@ def family_on_ranks(comm: RealComm, collective: str, sizes: list[int]) -> None:
 def report_about(comm: RealComm) -> None:
     """Report on rank 0 what the numbers depend on."""
     if comm.rank == 0:
-        comm.report(about=launch.about(cast("Session", comm.place)))
+        comm.report(about=launch.about(cast("Session", comm.session)))
 
 
-def check_and_time(
+def _check_and_time(
     comm: RealComm, collective: str, candidates: list[Candidate], samples: int
 ) -> list[tuple[Candidate, np.ndarray, int]]:
     """Return [(candidate, (samples,) ns per call of the slowest rank, wrong elements)]."""
-    wrong = [check(comm, collective, c) for c in candidates]
+    wrong = [count_wrong(comm, collective, c) for c in candidates]
     for c in candidates:
         c.x.zero_()  # sums of sums would overflow
     times = timing.in_turns(comm, [c.run for c in candidates], samples)
     return list(zip(candidates, times, wrong, strict=True))
 
 
-def all_reduces(comm: RealComm, count: int, against: list[str]) -> list[Candidate]:
+def _all_reduces(comm: RealComm, count: int, against: list[str]) -> list[Candidate]:
     """Return candidates; each call is one function of no arguments, so that Python's share is the same for all."""
     x, y = torch.zeros(count), torch.zeros(count)
     candidates = []
@@ -220,7 +220,7 @@ def speed_of_light(comm: RealComm, z: torch.Tensor) -> Callable[[], object]:
     return comm.core.Sum(comm.core.instructions()[0], slices, slices)
 
 
-def family(comm: RealComm, collective: str, count: int) -> list[Candidate]:
+def _family(comm: RealComm, collective: str, count: int) -> list[Candidate]:
     """Return our algorithms in Python, the compiled ones, MPI's, gloo's and the one in shared memory."""
     x, y = torch.zeros(count), torch.zeros(count)
     found = [Candidate(a.name, lambda a=a: a.function(comm, x), x) for a in ALGORITHMS if a.collective == collective]
@@ -230,21 +230,21 @@ def family(comm: RealComm, collective: str, count: int) -> list[Candidate]:
             z = comm.allocate((count,))
             found.append(Candidate("registered memory", lambda: comm.all_reduce(z), z))
     for who in BINDERS:
-        for place in places(who, collective):
+        for place in result_places(who, collective):
             out = x if place == "in" else y
             try:
                 run = bind(who, comm, collective, x, out)
             except ValueError:  # on all ranks alike: no shared memory between hosts
                 continue
-            found.append(Candidate(who, run, x, result_of(collective, comm, out), place))
+            found.append(Candidate(who, run, x, result_part(collective, comm, out), place))
     return found
 
 
-def check(comm: RealComm, collective: str, candidate: Candidate) -> int:
+def count_wrong(comm: RealComm, collective: str, candidate: Candidate) -> int:
     """Return the wrong elements on all ranks together, of sums of small whole numbers, which are exact."""
     p, r, x = comm.size, comm.rank, candidate.x
-    fill(x, expected.brought(collective, len(x), p, r))
-    begin, want = expected.left(collective, len(x), p, r)
+    fill_with(x, expected.brought(collective, len(x), p, r))
+    begin, want = expected.expected_result(collective, len(x), p, r)
     comm.barrier()
     returned: Any = candidate.run()
     comm.barrier()

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .. import features
 from ..collectives.chunks import chunk
-from ..collectives.implementations import bind, places, result_of
+from ..collectives.implementations import bind, result_part, result_places
 from ..collectives.sweep import count_of, whole_chunks
 from ..units import bytes_text, require_int
 from . import collectives, launch, timing
@@ -54,14 +54,14 @@ METHOD = (
 STATE = "64 KiB that the other core has just written are read in {} us"
 
 
-def table(sizes: list[int]) -> Table:
+def _table(sizes: list[int]) -> Table:
     """Return a line for each way to do it, one column for each size: median (quartiles)."""
     return Table(
         [
             field("name", width=19, left=True),
             field("place", width=5, left=True),
             *(
-                Column(bytes_text(size), lambda row, key=str(size): cell(row["sizes"].get(key)), "us", 22)
+                Column(bytes_text(size), lambda row, key=str(size): _cell(row["sizes"].get(key)), "us", 22)
                 for size in sizes
             ),
             field("#wrong", "wrong", width=6),
@@ -70,15 +70,15 @@ def table(sizes: list[int]) -> Table:
     )
 
 
-def cell(found: Row | None) -> str:
+def _cell(found: Row | None) -> str:
     """Return the median (quartiles); no time below 0 is a time."""
     if found is None:
         return ""
-    p25, p75 = (digits(max(found[key], 0.0)) for key in ("p25_us", "p75_us"))
-    return f"{digits(found['time_us']) if seen(found) else '<' + p75} ({p25} to {p75})"
+    p25, p75 = (_digits(max(found[key], 0.0)) for key in ("p25_us", "p75_us"))
+    return f"{_digits(found['time_us']) if _seen(found) else '<' + p75} ({p25} to {p75})"
 
 
-def digits(us: float) -> str:
+def _digits(us: float) -> str:
     return f"{us:,.{2 if us < 10 else 1 if us < 100 else 0}f}"
 
 
@@ -107,7 +107,7 @@ def cycle(
     require_int("rounds", rounds, 1)
     takes_turns = ranks > features.cores()  # then what a core has just written is no state, and light does not wait
     ours = [name for name in OURS if not (takes_turns and name == LIGHT)]
-    environments = {sys.prefix: [*ours, *baselines], **{launch.environment(f): ["mpi"] for f in folders}}
+    environments = {sys.prefix: [*ours, *baselines], **{launch.environment_path(f): ["mpi"] for f in folders}}
     launch.warn_of_too_many(ranks)
 
     def messages() -> Iterator[Row]:
@@ -125,10 +125,10 @@ def cycle(
                         found.append(message)
         mpi, method = "; ".join(map(library, abouts.values())), METHOD.format(rounds=rounds, turns=TURNS)
         yield {"about": abouts[sys.prefix] | launch.about() | {"mpi": mpi, "method": method}}
-        yield from pooled(found, sys.maxsize if takes_turns else APART)
+        yield from _pooled(found, sys.maxsize if takes_turns else APART)
 
     title = f"{', '.join(names)} in the cycle of a step, {ranks} ranks on one machine"
-    return table(sizes).tell(title, messages(), verdicts, report)
+    return _table(sizes).tell(title, messages(), _verdicts, report)
 
 
 def library(about: Row) -> str:
@@ -136,7 +136,7 @@ def library(about: Row) -> str:
     return f"{about['mpi'].split(', package')[0]} ({about['settings']})"
 
 
-def pooled(found: list[Row], apart: float = APART) -> list[Row]:
+def _pooled(found: list[Row], apart: float = APART) -> list[Row]:
     """Return a row for each state of the machine, collective, name and place, with what was found for each size.
 
     apart: two states are met if one pull takes more than so many times as long as another.
@@ -155,23 +155,23 @@ def pooled(found: list[Row], apart: float = APART) -> list[Row]:
         part = f"{collective}; {STATE.format(f'{pull_us[0]:.1f} to {pull_us[1]:.1f}')}"
         row = {"part": part, "collective": collective, "name": name, "place": place, "library": library}
         wrong = sum(row["wrong"] for several in sizes.values() for row in several)
-        rows.append(row | {"pull_us": pull_us, "sizes": {k: summary(v) for k, v in sizes.items()}, "wrong": wrong})
+        rows.append(row | {"pull_us": pull_us, "sizes": {k: _summary(v) for k, v in sizes.items()}, "wrong": wrong})
     return rows
 
 
-def summary(several: list[Row]) -> Row:
+def _summary(several: list[Row]) -> Row:
     """Return the results of several rounds for one size; cycle_us: of the whole cycle, with nothing subtracted."""
     middle, p25, p75 = timing.quartiles(np.concatenate([row["added_us"] for row in several]))
     whole = timing.quartiles(np.concatenate([row["cycle_us"] for row in several]))
     return {"time_us": middle, "p25_us": p25, "p75_us": p75, "cycle_us": whole, "count": several[0]["count"]}
 
 
-def seen(found: Row) -> bool:
+def _seen(found: Row) -> bool:
     """Return True if time was added in at least three quarters of the turns."""
     return found["p25_us"] > 0
 
 
-def verdicts(rows: list[Row]) -> list[str]:
+def _verdicts(rows: list[Row]) -> list[str]:
     """Return, for each part, how many times faster than each library's better form, how near to the speed of light."""
     lines = []
     for ours in (row for row in rows if row["name"] in (SHARED, ANY)):
@@ -179,20 +179,20 @@ def verdicts(rows: list[Row]) -> list[str]:
         where = f"{ours['collective']}, pull {ours['pull_us'][0]:.1f} us, {ours['name']}"
         for library in dict.fromkeys(row["library"] for row in here if row["library"]):
             theirs = [row["sizes"] for row in here if row["library"] == library]
-            ratios = compared(ours["sizes"], theirs, "{:.1f}x")
+            ratios = _compared(ours["sizes"], theirs, "{:.1f}x")
             lines += [f"{where}, against {library}: {ratios}"] if ratios else []
         light = [row["sizes"] for row in here if row["name"] == LIGHT and ours["name"] == SHARED]
-        shares = compared(ours["sizes"], light, "{:.0%}")
+        shares = _compared(ours["sizes"], light, "{:.0%}")
         lines += [f"{where}, of the speed of light: {shares}"] if shares else []
     return lines
 
 
-def compared(ours: Row, theirs: list[Row], form: str) -> str:
+def _compared(ours: Row, theirs: list[Row], form: str) -> str:
     """Return, for each size, the least time of `theirs` over ours, if both were seen."""
     found = []
     for size in sorted(ours, key=int):
-        times = [sizes[size]["time_us"] for sizes in theirs if size in sizes and seen(sizes[size])]
-        if times and seen(ours[size]):
+        times = [sizes[size]["time_us"] for sizes in theirs if size in sizes and _seen(sizes[size])]
+        if times and _seen(ours[size]):
             found.append(f"{bytes_text(int(size))} {form.format(min(times) / ours[size]['time_us'])}")
     return ", ".join(found)
 
@@ -212,9 +212,9 @@ class Cycle(NamedTuple):
 def on_ranks(comm: RealComm, collective: str, size: int, who: list[str], seconds: float) -> None:
     """Check and time what `who` adds to a cycle of one collective and size; rank 0 reports a row for each."""
     count = whole_chunks(count_of(size, DTYPE), comm.size, collective)
-    cycles = candidates(comm, collective, count, who)
-    wrong = [collectives.check(comm, collective, c.candidate) for c in cycles]
-    idle = {place: alone(comm, collective, count, place) for place in {c.candidate.place: None for c in cycles}}
+    cycles = _candidates(comm, collective, count, who)
+    wrong = [collectives.count_wrong(comm, collective, c.candidate) for c in cycles]
+    idle = {place: _alone(comm, collective, count, place) for place in {c.candidate.place: None for c in cycles}}
     source, sink = torch.ones(count), torch.zeros(count)
     repeats = next(n for most, n in CYCLES if count * 4 <= most)
 
@@ -241,7 +241,7 @@ def on_ranks(comm: RealComm, collective: str, size: int, who: list[str], seconds
     took = timing.slowest(comm, [time.perf_counter() - begin])[0]
     turns = max(TURNS[0], min(TURNS[1], int(seconds / took)))
     times = [[job() for job in jobs] for _ in range(turns)]
-    by_job = [slowest_blocks(comm, [turn[i] for turn in times]) for i in range(len(jobs))]
+    by_job = [_slowest_blocks(comm, [row[i] for row in times]) for i in range(len(jobs))]
     if comm.rank != 0:
         return
     subtracted = dict(zip(idle, by_job[1:], strict=False))
@@ -262,14 +262,14 @@ def on_ranks(comm: RealComm, collective: str, size: int, who: list[str], seconds
         )
 
 
-def alone(comm: RealComm, collective: str, count: int, place: str) -> Cycle:
+def _alone(comm: RealComm, collective: str, count: int, place: str) -> Cycle:
     """Produce and consume with nothing between, in as much memory: one tensor in place, else two."""
     x = torch.zeros(count)
     out = x if place == "in" else torch.zeros(count)
     return cycle_of(comm, collective, Candidate(ALONE, lambda: None, x, out, place))
 
 
-def slowest_blocks(comm: RealComm, blocks: list[list[float]]) -> np.ndarray:
+def _slowest_blocks(comm: RealComm, blocks: list[list[float]]) -> np.ndarray:
     """Return (turns,) us: of each block of cycles, the median of what the slowest rank took."""
     slowest = timing.slowest(comm, [ns for block in blocks for ns in block])
     return np.median(slowest.reshape(len(blocks), -1), axis=1) / 1e3
@@ -295,7 +295,7 @@ def puller(comm: RealComm) -> Callable[[], list[float]]:
     return pull
 
 
-def candidates(comm: RealComm, collective: str, count: int, who: list[str]) -> list[Cycle]:
+def _candidates(comm: RealComm, collective: str, count: int, who: list[str]) -> list[Cycle]:
     """Return the candidates among `who`, each with what it reads and writes."""
     x, y = torch.zeros(count), torch.zeros(count)
     place = "in" if collective in ("all_reduce", "broadcast") else "out"
@@ -328,12 +328,12 @@ def candidates(comm: RealComm, collective: str, count: int, who: list[str]) -> l
     if RING in who and collective == "all_reduce":
         add(RING, lambda: comm.ring_all_reduce(x), x, x)
     if "mpi" in who:
-        vendor = cast("Session", comm.place).MPI.get_vendor()[0]
+        vendor = cast("Session", comm.session).MPI.get_vendor()[0]
         for where in ("in", "out") if collective == "all_reduce" else (place,):
             to = x if where == "in" else y
             add(vendor, bind("MPI", comm, collective, x, to), x, to, where, vendor)
     if "gloo" in who:
-        where = "in" if "in" in places("gloo", collective) else "out"
+        where = "in" if "in" in result_places("gloo", collective) else "out"
         to = x if where == "in" else y
         add("gloo", bind("gloo", comm, collective, x, to), x, to, where, "gloo")
     return found
@@ -341,7 +341,7 @@ def candidates(comm: RealComm, collective: str, count: int, who: list[str]) -> l
 
 def cycle_of(comm: RealComm, collective: str, candidate: Candidate, library: str = "") -> Cycle:
     """Return the candidate with what this rank writes and reads: its chunk or all; the root writes a broadcast."""
-    mine, result = candidate.x, result_of(collective, comm, cast(Tensor, candidate.out))
+    mine, result = candidate.x, result_part(collective, comm, cast(Tensor, candidate.out))
     if collective == "all_gather":
         mine = chunk(mine, comm.size, comm.rank)
     if collective == "broadcast" and comm.rank != 0:

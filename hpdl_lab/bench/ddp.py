@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import models
 from ..comm.device.comm import DeviceComm
 from ..comm.device.groups import nccl_options
-from ..comm.torch.place import group_of
-from ..data.loading import shard
+from ..comm.torch.session import group_of
+from ..data.loading import shard_indices
 from ..models.gpt import GPT
 from ..parallel.data_parallel import DataParallelBucketed, DataParallelOverlapped
 from ..parallel.scaling.accounting import account
@@ -53,7 +53,7 @@ SILENT = {  # the same steps without communication, and who is compared with the
 WITHOUT = {name: silent for silent, names in SILENT.items() for name in names}
 
 
-def measured(key: str, form: str, part: int | str | None = None) -> Callable[[Row], str]:
+def _measured(key: str, form: str, part: int | str | None = None) -> Callable[[Row], str]:
     """Return the text of a column that is empty for steps without communication."""
 
     def text(row: Row) -> str:
@@ -71,10 +71,10 @@ TABLE = Table(
             for i, name in enumerate(("step", "p25", "p75"))
         ),
         field("samples", "samples_per_s", ".1f", unit="1/s"),
-        *(Column(name, measured("exposed_ms", ".2f", i), "ms") for i, name in enumerate(("exposed", "p25", "p75"))),
-        Column("in events", measured("in_events_ms", ".2f"), "ms"),
-        Column("peak memory", measured("peak_MiB", ".0f"), "MiB"),
-        Column("#wrong", measured("wrong", ""), width=7),
+        *(Column(name, _measured("exposed_ms", ".2f", i), "ms") for i, name in enumerate(("exposed", "p25", "p75"))),
+        Column("in events", _measured("in_events_ms", ".2f"), "ms"),
+        Column("peak memory", _measured("peak_MiB", ".0f"), "MiB"),
+        Column("#wrong", _measured("wrong", ""), width=7),
     ]
 )
 
@@ -133,9 +133,9 @@ def verdicts(rows: list[Row]) -> list[str]:
 def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
     """Check, then time all candidates in turns; rank 0 reports a row for each."""
     comm.trace.enabled = True  # what is exposed is counted from events as well
-    with groups(comm) as made:
-        steps = {name: Step(comm, name, size, batch, made) for name in candidates(comm)}
-        wrong = check(comm, steps)
+    with process_groups(comm) as made:
+        steps = {name: _Step(comm, name, size, batch, made) for name in _candidates(comm)}
+        wrong = _check(comm, steps)
         times: dict[str, list[float]] = {name: [] for name in steps}
         windows: dict[str, list[tuple[int, int]]] = {name: [] for name in steps}
         pull, pulls = puller(cast("RealComm", comm)) if comm.device == "cpu" else None, []
@@ -149,18 +149,18 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
             times[name] = slowest(comm, times[name]).tolist()
         state = quartiles(slowest(comm, pulls) / 1e3) if len(pulls) > 1 else None
         for name, step in steps.items():
-            inside = None if name in (BASELINE, ON_NCCL) else exposed_in_events(comm, windows[name])
+            inside = None if name in (BASELINE, ON_NCCL) else _exposed_in_events(comm, windows[name])
             if comm.rank == 0:
                 found = {"name": name, "parameters": step.parameters, "wrong": wrong[name], "pull_us": state}
-                comm.report(**found, **summary(name, times, batch), in_events_ms=inside)
+                comm.report(**found, **_summary(name, times, batch), in_events_ms=inside)
         for step in steps.values():
             step.stop()
 
 
 def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
     """Report on rank 0 the most memory that a rank had while the candidate `name` took steps, MiB."""
-    with groups(comm) as made:
-        step = Step(comm, name, size, batch, made)
+    with process_groups(comm) as made:
+        step = _Step(comm, name, size, batch, made)
         for _ in range(CHECKED_STEPS):
             step()
         step.stop()
@@ -170,14 +170,14 @@ def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
         comm.report(peak_MiB=round(float(peak), 1))
 
 
-def candidates(comm: Comm) -> list[str]:
+def _candidates(comm: Comm) -> list[str]:
     """Return the names of what can be raced on the ranks of `comm`."""
     other = ON_HPDL if isinstance(comm, DeviceComm) else ON_NCCL
     return [name for name in (*WITHOUT, *SILENT) if name != other]
 
 
 @contextlib.contextmanager
-def groups(comm: Comm) -> Generator[Groups]:
+def process_groups(comm: Comm) -> Generator[Groups]:
     """Yield {"gloo": process group, and "hpdl" or "nccl": process group} of the ranks of `comm`."""
     with process_group(comm, "gloo") as gloo:
         if isinstance(comm, DeviceComm):
@@ -192,24 +192,24 @@ def nccl_group(comm: DeviceComm) -> dist.ProcessGroup:
     return group_of(dist.new_group(backend="nccl", pg_options=nccl_options(shared)))
 
 
-class Step:
-    """A candidate's step of training, always on the same examples. made: see `groups`."""
+class _Step:
+    """A candidate's step of training, always on the same examples. made: see `process_groups`."""
 
     def __init__(self, comm: Comm, name: str, size: str, batch: int, made: Groups) -> None:
         generator = torch.Generator().manual_seed(0)
         self.comm, self.name, self.model = comm, name, cast(GPT, models.build("gpt", size)).to(comm.device)
         tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
-        mine = tokens[shard(torch.arange(batch), comm.rank, comm.size)].to(comm.device)
+        mine = tokens[shard_indices(torch.arange(batch), comm.rank, comm.size)].to(comm.device)
         self.x, self.y, self.answers = mine[:, :-1], mine[:, 1:], float(batch * self.model.block)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.run: GPT | DistributedDataParallel = self.model
-        self.strategy = strategy_of(name)
+        self.strategy = _strategy_of(name)
         if name.startswith("DDP"):
             group = made.get(name.removeprefix("DDP on "), made["gloo"])
             self.run = ddp = DistributedDataParallel(self.model, process_group=group, gradient_as_bucket_view=True)
             self.answers /= comm.size  # DDP averages where we add
             if name in SILENT:
-                ddp.register_comm_hook(comm.size, only_divided)
+                ddp.register_comm_hook(comm.size, _only_divided)
         elif self.strategy:
             self.strategy.start(comm, self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
@@ -239,26 +239,26 @@ class Step:
             self.strategy.stop()
 
 
-def strategy_of(name: str) -> DataParallelBucketed | DataParallelOverlapped | None:
+def _strategy_of(name: str) -> DataParallelBucketed | DataParallelOverlapped | None:
     if name == "ours, silent":
-        return DataParallelBucketed(all_reduce=nothing)
+        return DataParallelBucketed(all_reduce=_nothing)
     kinds = {"bucketed": DataParallelBucketed, "overlapped": DataParallelOverlapped}
     return kinds[name]() if name in kinds else None
 
 
-def nothing(comm: Comm, x: Tensor) -> Tensor:
+def _nothing(comm: Comm, x: Tensor) -> Tensor:
     """Do an all_reduce that does not communicate."""
     return x
 
 
-def only_divided(ranks, bucket):  # pyrefly: ignore[unannotated-return, unannotated-parameter]  # DDP refuses annotations that are texts
+def _only_divided(ranks, bucket):  # pyrefly: ignore[unannotated-return, unannotated-parameter]  # DDP refuses annotations that are texts
     """Act as a hook of DDP that does not communicate, and divides as DDP itself does without one."""
     future = torch.futures.Future()
     future.set_result(bucket.buffer().div_(ranks))
     return future
 
 
-def check(comm: Comm, steps: dict[str, Step]) -> dict[str, int]:
+def _check(comm: Comm, steps: dict[str, _Step]) -> dict[str, int]:
     """Return {name: parameters, on all ranks together, that differ from DDP on gloo after a few steps}."""
     for step in steps.values():
         for _ in range(CHECKED_STEPS):
@@ -272,7 +272,7 @@ def check(comm: Comm, steps: dict[str, Step]) -> dict[str, int]:
     return wrong
 
 
-def summary(name: str, times: dict[str, list[float]], batch: int) -> Row:
+def _summary(name: str, times: dict[str, list[float]], batch: int) -> Row:
     """Return the median and quartiles of the steps, and of what they take longer than those without communication."""
     longer = [a - b for a, b in zip(times[name], times[WITHOUT.get(name, name)], strict=True)]
     step_ms = quartiles(times[name])
@@ -283,7 +283,7 @@ def summary(name: str, times: dict[str, list[float]], batch: int) -> Row:
     }
 
 
-def exposed_in_events(comm: Comm, windows: list[tuple[int, int]]) -> float | None:
+def _exposed_in_events(comm: Comm, windows: list[tuple[int, int]]) -> float | None:
     """Return the ms per step of this rank in which it waited for communication, by its events within `windows` (ns).
 
     gloo's and NCCL's own work inside DDP has no events.

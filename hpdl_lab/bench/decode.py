@@ -54,14 +54,14 @@ TABLE = Table(
 )
 
 
-def decode(ranks: int, size: str, rounds: int, report: Report = Report()) -> list[Row]:  # noqa: B008
+def race_decode(ranks: int, size: str, rounds: int, report: Report = Report()) -> list[Row]:  # noqa: B008
     """Race both on `ranks` new ranks, print the table; returns its rows, and writes them as `report` says."""
     launch.warn_of_too_many(ranks)
     messages = launch.on_ranks(ranks, "decode", [[size, batch, rounds] for batch in BATCHES])
-    return TABLE.tell(f"a step of decode, a {size} LLaMA on {ranks} ranks", messages, verdicts, report)
+    return TABLE.tell(f"a step of decode, a {size} LLaMA on {ranks} ranks", messages, _verdicts, report)
 
 
-def verdicts(rows: list[Row]) -> list[str]:
+def _verdicts(rows: list[Row]) -> list[str]:
     return [
         f"{row['batch']} requests: our step takes {row['of_gloo'][0]:.2f} times as long as on gloo; "
         f"{row['all_reduces']} all-reduces of {row['nbytes']:,} bytes, alpha {row['alpha_us']:.1f} us."
@@ -73,7 +73,7 @@ def verdicts(rows: list[Row]) -> list[str]:
 # -- on every rank ----------------------------------------------------------------------------------------------------
 
 
-class Gloo:
+class _Gloo:
     """The calls of a shard of a model on a communicator, done by a gloo group of the same ranks."""
 
     def __init__(self, comm: Comm) -> None:
@@ -92,11 +92,11 @@ class Gloo:
 def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
     """Time all candidates in turns; rank 0 reports a row for each."""
     fields: dict[str, Any] = SIZES[size]
-    whole = models.build("llama", **fields, theta=THETA).eval()
+    whole = models.build("llama", **fields, rope_theta=THETA).eval()
     rehearsal = Rehearsal(comm, None)
-    comms: dict[str, Any] = {OURS: comm, GLOO: Gloo(comm), ALONE: rehearsal}
+    comms: dict[str, Any] = {OURS: comm, GLOO: _Gloo(comm), ALONE: rehearsal}
     parts = {name: shard(one, copy.deepcopy(whole)) for name, one in comms.items()}
-    made = {name: run(comm, part, batch)[1] for name, part in parts.items()}
+    made = {name: _run(comm, part, batch)[1] for name, part in parts.items()}
     rehearsal.called.clear()
     parts[ALONE](torch.zeros(batch, 1, dtype=torch.int64))
     sent = [nbytes for _, nbytes, _ in rehearsal.called]  # of the all-reduces of a step
@@ -109,11 +109,11 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
     calls: dict[int, list[float]] = {n: [] for n in talks}
     for i in range(rounds):
         for name in list(parts)[:: 1 if i % 2 else -1]:  # who is first changes
-            steps[name].append(run(comm, parts[name], batch)[0])
+            steps[name].append(_run(comm, parts[name], batch)[0])
         between = np.diff([ns for ns, *_ in rehearsal.called[-STEPS * len(sent) - 1 :]]) / 1e6
         computing.append(float(slowest(comm, between.tolist()).sum()) / STEPS)
         for n, talk in talks.items():
-            calls[n].append(in_a_row(comm, talk))
+            calls[n].append(_in_a_row(comm, talk))
     step_ms = {name: slowest(comm, times).tolist() for name, times in steps.items()}
     talk_s = {n: statistics.median(slowest(comm, times)) for n, times in calls.items()}
     alpha, beta = fit_link(sizes, [talk_s[n] for n in sizes])
@@ -137,7 +137,7 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
         )
 
 
-def run(comm: Comm, part: nn.Module, batch: int) -> tuple[float, list[int]]:
+def _run(comm: Comm, part: nn.Module, batch: int) -> tuple[float, list[int]]:
     """Return (ms per step of decode, all tokens) of `batch` requests."""
     engine = Engine(part, slots=batch, budget=batch * PROMPT)
     prompts = [[(7 * i + 3 * j) % engine.vocabulary for j in range(PROMPT)] for i in range(batch)]
@@ -149,10 +149,10 @@ def run(comm: Comm, part: nn.Module, batch: int) -> tuple[float, list[int]]:
     for _ in range(STEPS):
         engine.step()
     seconds = time.perf_counter() - begin
-    return 1e3 * seconds / STEPS, [token for stream in streams for token in stream.request.new]
+    return 1e3 * seconds / STEPS, [token for stream in streams for token in stream.request.output_tokens]
 
 
-def in_a_row(comm: Comm, talk: Callable[[], object]) -> float:
+def _in_a_row(comm: Comm, talk: Callable[[], object]) -> float:
     """Return s per call."""
     comm.barrier()
     begin = time.perf_counter()

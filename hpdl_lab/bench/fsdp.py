@@ -22,12 +22,12 @@ from torch.nn.functional import cross_entropy
 
 from .. import models
 from ..comm.torch.transport import from_process_group
-from ..data.loading import shard
+from ..data.loading import shard_indices
 from ..models.gpt import GPT
 from ..parallel.data_parallel import DataParallelOverlapped, Strategy
 from ..parallel.zero import ZeRO3
 from . import launch
-from .ddp import groups
+from .ddp import process_groups
 from .report import Column, Report, Row, Table, field, with_memory
 from .timing import quartiles, sample, slowest
 
@@ -56,7 +56,7 @@ TABLE = Table(
 )
 
 
-def memory(ranks: int, size: str, batch: int, rounds: int, report: Report = Report()) -> list[Row]:  # noqa: B008
+def race_memory(ranks: int, size: str, batch: int, rounds: int, report: Report = Report()) -> list[Row]:  # noqa: B008
     """Race the candidates, print the table; returns the rows.
 
     Args:    ranks: number; size: of the GPT, a name in models/gpt.py; batch: examples over all ranks;
@@ -73,10 +73,10 @@ def memory(ranks: int, size: str, batch: int, rounds: int, report: Report = Repo
 
     messages = launch.on_ranks(ranks, "fsdp", [[size, batch, rounds]])
     title = f"gpt {size} with sharded parameters, {batch} examples a step on {ranks} ranks"
-    return TABLE.tell(title, with_memory(messages, peak), verdicts, report)
+    return TABLE.tell(title, with_memory(messages, peak), _verdicts, report)
 
 
-def verdicts(rows: list[Row]) -> list[str]:
+def _verdicts(rows: list[Row]) -> list[str]:
     """Return a sentence for each of ours: how it compares with FSDP2 on the same back end."""
     named = {row["name"]: row for row in rows}
     lines = [f"{rows[0]['parameters']:,} parameters, AdamW: 16 bytes each, {rows[0]['parameters'] / 2**16:.0f} MiB."]
@@ -94,9 +94,9 @@ def verdicts(rows: list[Row]) -> list[str]:
 
 def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
     """Check, then time all candidates in turns; rank 0 reports a row for each."""
-    with groups(comm) as made:
-        steps = {name: Step(comm, name, size, batch, made) for name in NAMES}
-        wrong = check(comm, steps)
+    with process_groups(comm) as made:
+        steps = {name: FsdpStep(comm, name, size, batch, made) for name in NAMES}
+        wrong = count_differing(comm, steps)
         times: dict[str, list[float]] = {name: [] for name in steps}
         for i in range(rounds):
             for name in NAMES if i % 2 else reversed(NAMES):  # who is first changes
@@ -117,10 +117,10 @@ def on_ranks(comm: Comm, size: str, batch: int, rounds: int) -> None:
 
 def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
     """Report on rank 0 the most memory that a rank had while the candidate took steps, in all and without the start."""
-    with groups(comm) as made:
-        warm_up()
+    with process_groups(comm) as made:
+        _warm_up()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        step = Step(comm, name, size, batch, made)
+        step = FsdpStep(comm, name, size, batch, made)
         for _ in range(CHECKED_STEPS):
             step()
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -130,22 +130,22 @@ def memory_on_ranks(comm: Comm, size: str, batch: int, name: str) -> None:
         comm.report(peak_MiB=round(peak, 1), own_MiB=round(own, 1))
 
 
-def warm_up() -> None:
+def _warm_up() -> None:
     """Take a step without other ranks, so that what torch takes at the first one is not counted."""
     model = cast(GPT, models.build("gpt", "tiny"))
-    optimizer = adamw(model.parameters())
+    optimizer = _adamw(model.parameters())
     model(torch.zeros(1, model.block, dtype=torch.int64)).sum().backward()
     optimizer.step()
 
 
-class Step:
+class FsdpStep:
     """A candidate's step of training, always on the same examples. made: {back end: process group}."""
 
     def __init__(self, comm: Comm, name: str, size: str, batch: int, made: dict[str, dist.ProcessGroup]) -> None:
         generator = torch.Generator().manual_seed(0)
         self.comm, self.name, self.model = comm, name, cast(GPT, models.build("gpt", size))
         tokens = torch.randint(80, (batch, self.model.block + 1), generator=generator)
-        mine = tokens[shard(torch.arange(batch), comm.rank, comm.size)]
+        mine = tokens[shard_indices(torch.arange(batch), comm.rank, comm.size)]
         self.x, self.y, self.answers = mine[:, :-1], mine[:, 1:], batch * self.model.block
         self.parameters, self.first = sum(p.numel() for p in self.model.parameters()), 0.0
         self.closing = contextlib.ExitStack()
@@ -158,12 +158,12 @@ class Step:
                 whole = cast(FSDPModule, unit)
                 whole.set_gradient_divide_factor(1.0)  # the loss is divided, as ours
                 whole.set_force_sum_reduction_for_comms(True)  # what gloo has
-            self.optimizer: Any = adamw(self.model.parameters())
+            self.optimizer: Any = _adamw(self.model.parameters())
         else:
             self.on = self.closing.enter_context(from_process_group(group)) if name.endswith("gloo") else comm
             self.strategy = DataParallelOverlapped() if name == WHOLE else ZeRO3()
             self.strategy.start(self.on, self.model)
-            self.optimizer = self.strategy.optimizer(self.model, adamw)
+            self.optimizer = self.strategy.optimizer(self.model, _adamw)
 
     def __call__(self) -> None:
         self.optimizer.zero_grad()
@@ -197,12 +197,12 @@ class Step:
         self.closing.close()
 
 
-def adamw(params: Iterable[Tensor]) -> torch.optim.Optimizer:
+def _adamw(params: Iterable[Tensor]) -> torch.optim.Optimizer:
     # eps: Adam divides by the size of a gradient, and one that is all rounding errors would decide on a whole step.
     return torch.optim.AdamW(params, lr=1e-3, eps=1e-5)
 
 
-def check(comm: Comm, steps: dict[str, Step]) -> dict[str, int]:
+def count_differing(comm: Comm, steps: dict[str, FsdpStep]) -> dict[str, int]:
     """Return {name: parameters, on all ranks together, that differ from FSDP2 on gloo after a few steps}."""
     for step in steps.values():
         for _ in range(CHECKED_STEPS):

@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from ..parallel.grid.machine import EFFICIENCY, MACHINES, PEAKS, grid_of
-from ..parallel.grid.model import predict
-from ..parallel.grid.simulation import simulate
+from ..parallel.grid.model import predict_step
+from ..parallel.grid.simulation import simulate_step
 from ..parallel.grid.spec import SPECS
 from . import launch
 from .report import Report, Row, Table, field
@@ -36,10 +36,12 @@ COLUMNS = ("name", "formulas", "simulated", "published", "source")
 def gpt3(report: Report = Report()) -> list[Row]:  # noqa: B008
     """Predict and simulate the step, print the table; returns its rows, and writes them as `report` says."""
     title = "GPT-3 on 1,024 simulated GPUs"
-    return TABLE.tell(title, [{"about": launch.about()}, *lines()], lambda rows: [assumed(), rows[-1]["took"]], report)
+    return TABLE.tell(
+        title, [{"about": launch.about()}, *_lines()], lambda rows: [_assumed(), rows[-1]["took"]], report
+    )
 
 
-def assumed() -> str:
+def _assumed() -> str:
     return (
         f"{SPECS['gpt3'].parameters / 1e9:.1f} billion parameters, dp=8, pp=16, tp=8, 1F1B with 192 micro-batches of "
         "one sequence, recomputation. What is assumed, and not published: a GPU computes with "
@@ -49,13 +51,13 @@ def assumed() -> str:
     )
 
 
-def lines() -> list[Row]:
+def _lines() -> list[Row]:
     """Return what our formulas and the simulator say, and what others have measured or derived, with the source."""
     spec, grid, machine = SPECS["gpt3"], grid_of(**GRID), MACHINES["dgx_a100"]
     options: dict[str, Any] = {"schedule": "1f1b", "micro_batches": MICRO_BATCHES, "recompute": True}
-    predicted = predict(spec, grid, machine=machine, batch=BATCH, **options)
+    predicted = predict_step(spec, grid, machine=machine, batch=BATCH, **options)
     begin = time.process_time()
-    simulated = simulate(spec, grid, machine=machine, batch=BATCH, **options)
+    simulated = simulate_step(spec, grid, machine=machine, batch=BATCH, **options)
     took = time.process_time() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     flops = BATCH * spec.flops * 4 / 3 / grid.size  # with the forwards that are done again, as the published figure has

@@ -54,7 +54,7 @@ def inference(size: str, requests: int, rounds: int, report: Report = Report()) 
 
     Raises:  ValueError if transformers is not installed.
     """
-    theirs, version = transformers_llama(size)
+    theirs, version = _transformers_llama(size)
     ours, small = (cast(Decoder, models.from_transformers(theirs)).eval() for _ in range(2))
     long_rows(ours)
     quantize(small)
@@ -68,13 +68,13 @@ def inference(size: str, requests: int, rounds: int, report: Report = Report()) 
 
     def messages() -> Iterator[Row]:
         yield {"about": about}
-        yield from single(ours, small, theirs, rounds)
-        yield from mixed(ours, small, theirs, requests, rounds)
+        yield from _single(ours, small, theirs, rounds)
+        yield from _mixed(ours, small, theirs, requests, rounds)
 
     return TABLE.tell(f"inference, a {size} LLaMA against transformers", messages(), report=report)
 
 
-def transformers_llama(size: str) -> tuple[LlamaForCausalLM, str]:
+def _transformers_llama(size: str) -> tuple[LlamaForCausalLM, str]:
     """Return transformers' LLaMA of this size with random weights, and the version."""
     try:
         import transformers
@@ -102,32 +102,32 @@ def transformers_llama(size: str) -> tuple[LlamaForCausalLM, str]:
     return transformers.LlamaForCausalLM(config).eval(), transformers.__version__
 
 
-def single(ours: Decoder, small: Decoder, theirs: LlamaForCausalLM, rounds: int) -> list[Row]:
+def _single(ours: Decoder, small: Decoder, theirs: LlamaForCausalLM, rounds: int) -> list[Row]:
     """Run one request at a time."""
-    prompt, new = drawn(1, ONE[:1] * 2, ONE[1:] * 2, vocabulary=ours.tokens.num_embeddings)
+    prompt, new = _drawn(1, ONE[:1] * 2, ONE[1:] * 2, vocabulary=ours.tokens.num_embeddings)
     runs = {
-        OURS: lambda: engine(ours, prompt, new, slots=1),
-        INT8: lambda: engine(small, prompt, new, slots=1),
+        OURS: lambda: _engine(ours, prompt, new, slots=1),
+        INT8: lambda: _engine(small, prompt, new, slots=1),
         THEIRS: lambda: static(theirs, prompt, new, 1),
     }
-    return race(f"one request, {ONE[0]} tokens and {ONE[1]} new", runs, new, rounds)
+    return _race(f"one request, {ONE[0]} tokens and {ONE[1]} new", runs, new, rounds)
 
 
-def mixed(ours: Decoder, small: Decoder, theirs: LlamaForCausalLM, requests: int, rounds: int) -> list[Row]:
+def _mixed(ours: Decoder, small: Decoder, theirs: LlamaForCausalLM, requests: int, rounds: int) -> list[Row]:
     """Run requests of mixed lengths, all there at the start."""
-    prompts, new = drawn(requests, PROMPTS, NEW, vocabulary=ours.tokens.num_embeddings)
+    prompts, new = _drawn(requests, PROMPTS, NEW, vocabulary=ours.tokens.num_embeddings)
     runs = {
-        OURS: lambda: engine(ours, prompts, new, slots=requests),
-        f"{OURS}, {STATIC} slots": lambda: engine(ours, prompts, new, slots=STATIC),
-        INT8: lambda: engine(small, prompts, new, slots=requests),
+        OURS: lambda: _engine(ours, prompts, new, slots=requests),
+        f"{OURS}, {STATIC} slots": lambda: _engine(ours, prompts, new, slots=STATIC),
+        INT8: lambda: _engine(small, prompts, new, slots=requests),
         f"{THEIRS}, a batch of {requests}": lambda: static(theirs, prompts, new, requests),
         f"{THEIRS}, batches of {STATIC}": lambda: static(theirs, prompts, new, STATIC),
     }
     lengths = f"{PROMPTS[0]} to {PROMPTS[1]} tokens and {NEW[0]} to {NEW[1]} new"
-    return race(f"{counted(requests, 'request')}, {lengths}", runs, new, rounds)
+    return _race(f"{counted(requests, 'request')}, {lengths}", runs, new, rounds)
 
 
-def drawn(n: int, prompts: tuple[int, ...], new: tuple[int, ...], vocabulary: int) -> tuple[Tokens, list[int]]:
+def _drawn(n: int, prompts: tuple[int, ...], new: tuple[int, ...], vocabulary: int) -> tuple[Tokens, list[int]]:
     """Return the prompts of n requests, and how many tokens each asks for; the logarithm of a length is uniform."""
     generator = random.Random(0)
 
@@ -138,7 +138,7 @@ def drawn(n: int, prompts: tuple[int, ...], new: tuple[int, ...], vocabulary: in
     return found, [length(*new) for _ in range(n)]
 
 
-def engine(model: nn.Module, prompts: Tokens, new: list[int], slots: int) -> Tokens:
+def _engine(model: nn.Module, prompts: Tokens, new: list[int], slots: int) -> Tokens:
     """Run ours; with a new engine, which finds no prefix of an earlier run."""
     ours = Engine(model, slots=slots)
     streams = [ours.submit(prompt, n) for prompt, n in zip(prompts, new, strict=True)]
@@ -159,7 +159,7 @@ def static(theirs: LlamaForCausalLM, prompts: Tokens, new: list[int], batch: int
     return made
 
 
-def race(group: str, runs: dict[str, Callable[[], Tokens]], new: list[int], rounds: int) -> list[Row]:
+def _race(group: str, runs: dict[str, Callable[[], Tokens]], new: list[int], rounds: int) -> list[Row]:
     """Return the rows of all candidates, which take turns after a run of each, in which they are compared."""
     made = {name: run() for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}

@@ -41,7 +41,7 @@ def on_ranks(
     """
     dev_shm.require_room(ranks)
     if device == "cuda":
-        gpu.require()
+        gpu.require_gpu_transfer()
     task = json.dumps({"kind": kind, "runs": runs, "device": device})
     other = folder not in ("", sys.prefix)
     python = os.path.join(folder, "bin", "python") if other else sys.executable
@@ -73,7 +73,7 @@ def best_settings(folder: str, ranks: int) -> tuple[tuple[str, ...], dict[str, s
     return (), {}
 
 
-def environment(folder: str) -> str:
+def environment_path(folder: str) -> str:
     """Return the whole path of an environment with an MPI. Raises ValueError if it has no python or no mpiexec."""
     for program in ("python", "mpiexec"):
         if not os.access(os.path.join(folder, "bin", program), os.X_OK):

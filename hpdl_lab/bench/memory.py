@@ -28,7 +28,7 @@ RING = "ring"
 
 
 @contextmanager
-def on_own_core(comm: RealComm) -> Generator[None]:
+def _on_own_core(comm: RealComm) -> Generator[None]:
     """Let this rank compute on one core, if there is one for each rank, and record no events."""
     cores, threads, recording = sorted(os.sched_getaffinity(0)), torch.get_num_threads(), comm.trace.enabled
     torch.set_num_threads(1)
@@ -42,7 +42,7 @@ def on_own_core(comm: RealComm) -> Generator[None]:
         comm.trace.enabled = recording
 
 
-def roofline(comm: RealComm, sizes: list[int], rest_s: float) -> None:
+def measure_roofline(comm: RealComm, sizes: list[int], rest_s: float) -> None:
     """Report on rank 0 a row for each size in bytes and each kernel of STREAM or all-reduce, all in turns.
 
     copy: b = a; add: c = a + b; in place: the sum of the halves of `a` goes to both, as in one pass. They work on
@@ -55,8 +55,8 @@ def roofline(comm: RealComm, sizes: list[int], rest_s: float) -> None:
     for size in sizes:
         n = size // 4
         a, b, c, x = (tensor[:n] for tensor in own)
-        runs = stream(comm, a, b, c) | all_reduces(comm, x, registered[:n], shared[:n], result[:n])
-        with on_own_core(comm):
+        runs = stream(comm, a, b, c) | _all_reduces(comm, x, registered[:n], shared[:n], result[:n])
+        with _on_own_core(comm):
             taken = timing.in_turns(comm, [*runs.values()], SAMPLES, SAMPLE_NS)
         for name, times in zip(runs, taken, strict=True):
             if comm.rank == 0:
@@ -72,7 +72,7 @@ def stream(comm: RealComm, a: Tensor, b: Tensor, c: Tensor) -> dict[str, Callabl
     return {name: comm.core.Sum(kernel, *operands[name]) for name in STREAM}
 
 
-def all_reduces(
+def _all_reduces(
     comm: RealComm, x: Tensor, registered: Tensor, shared: Tensor, result: Tensor
 ) -> dict[str, Callable[[], object]]:
     """Return {name: run}: one pass compiled, the others in Python. They add zeros: sums of sums would overflow."""
@@ -83,7 +83,7 @@ def all_reduces(
     }
 
 
-def write_again(comm: RealComm, nbytes: int, most: int, rest_s: float) -> None:
+def measure_write_again(comm: RealComm, nbytes: int, most: int, rest_s: float) -> None:
     """Let rank 0 write chunks of `nbytes` into memory that all ranks share, and rank 1 read them, one after the other.
 
     The memory is a chunk, two, four ... `most` bytes, and each chunk of it is written in turn. Rank 0 reports a row for
@@ -97,8 +97,10 @@ def write_again(comm: RealComm, nbytes: int, most: int, rest_s: float) -> None:
     counts = [2**k for k in range(len(chunks).bit_length())]
     for count in counts:
         for read in (False, True):
-            with on_own_core(comm):
-                times = np.array([turn(comm, writes[i % count], reads[i % count], read) for i in range(ROUNDS + count)])
+            with _on_own_core(comm):
+                times = np.array(
+                    [_time_round(comm, writes[i % count], reads[i % count], read) for i in range(ROUNDS + count)]
+                )
             written, loaded = np.asarray(comm.all_gather(times[count:]))[:2] / 1e3
             if comm.rank == 0:
                 median, p25, p75 = (float(value) for value in timing.quartiles(written))
@@ -107,17 +109,17 @@ def write_again(comm: RealComm, nbytes: int, most: int, rest_s: float) -> None:
             time.sleep(rest_s)
 
 
-def turn(comm: RealComm, write: Callable[[], object], load: Callable[[], object], read: bool) -> float:
+def _time_round(comm: RealComm, write: Callable[[], object], load: Callable[[], object], read: bool) -> float:
     """Return the ns that rank 0 takes to write, and rank 1, after it, to read; nobody works at the same time."""
-    took = timed(write) if comm.rank == 0 else 0.0
+    took = _timed(write) if comm.rank == 0 else 0.0
     comm.barrier()
     if comm.rank == 1 and read:
-        took = timed(load)
+        took = _timed(load)
     comm.barrier()
     return took
 
 
-def timed(run: Callable[[], object]) -> float:
+def _timed(run: Callable[[], object]) -> float:
     begin = time.perf_counter_ns()
     run()
     return float(time.perf_counter_ns() - begin)

@@ -61,7 +61,7 @@ TABLE = Table(
 # -- before the ranks start ------------------------------------------------------------------------------------------
 
 
-def pipeline(
+def race_pipelines(
     ranks: int,
     size: str,
     batch: int,
@@ -78,7 +78,7 @@ def pipeline(
     """
     if batch % micro_batches:
         raise ValueError(f"a batch of {batch} cannot be shared by {micro_batches} micro-batches of equal size")
-    layers = models.module_of("gpt").SIZES[size]["layers"] + 4  # two tables, a norm and the head are layers, too
+    layers = models.module_of("gpt").SIZES[size].layers + 4  # two tables, a norm and the head are layers, too
     for name in names:
         stages = schedules.build(name, ranks, micro_batches).stages
         if stages > layers:
@@ -92,10 +92,10 @@ def pipeline(
 
     messages = launch.on_ranks(ranks, "pipeline", [[*task, name, rounds] for name in names])
     title = f"gpt {size}, {batch} examples in {micro_batches} micro-batches on {ranks} ranks"
-    return TABLE.tell(title, with_memory(messages, memory), verdicts, report)
+    return TABLE.tell(title, with_memory(messages, memory), _verdicts, report)
 
 
-def verdicts(rows: list[Row]) -> list[str]:
+def _verdicts(rows: list[Row]) -> list[str]:
     """Return a sentence for each schedule: how ours compares with torch's."""
     return [f"{rows[0]['parameters']:,} parameters."] + [
         f"{row['schedule']}: our step takes {row['of_torch'][0]:.2f} times as long as torch's, median of the rounds."
@@ -109,8 +109,8 @@ def verdicts(rows: list[Row]) -> list[str]:
 
 def on_ranks(comm: Comm, size: str, batch: int, micro_batches: int, name: str, rounds: int) -> None:
     """Check, then time both candidates in turns; rank 0 reports a row for each."""
-    with candidates(comm, size, batch, micro_batches, name) as steps:
-        wrong = check(comm, steps)
+    with _candidates(comm, size, batch, micro_batches, name) as steps:
+        wrong = _check(comm, steps)
         times: dict[str, list[float]] = {who: [] for who in steps}
         for i in range(rounds):
             for who in list(steps) if i % 2 else list(reversed(steps)):  # who is first changes
@@ -133,7 +133,7 @@ def on_ranks(comm: Comm, size: str, batch: int, micro_batches: int, name: str, r
 
 def memory_on_ranks(comm: Comm, size: str, batch: int, micro_batches: int, name: str, who: str) -> None:
     """Report on rank 0, for each rank, the most MiB that autograd kept at once and that the process had."""
-    with candidates(comm, size, batch, micro_batches, name, only=who) as steps:
+    with _candidates(comm, size, batch, micro_batches, name, only=who) as steps:
         saved = SavedBytes(steps[who].params.values())
         for _ in range(CHECKED_STEPS):
             with saved:
@@ -145,21 +145,21 @@ def memory_on_ranks(comm: Comm, size: str, batch: int, micro_batches: int, name:
 
 
 @contextlib.contextmanager
-def candidates(
+def _candidates(
     comm: Comm, size: str, batch: int, micro_batches: int, name: str, only: str | None = None
-) -> Generator[dict[str, Ours | Torchs]]:
+) -> Generator[dict[str, _Ours | _Torchs]]:
     """Yield {"torch": step, "ours": step}, or one of them; steps are called without arguments."""
     task = Task(size, batch, schedules.build(name, comm.size, micro_batches))
-    ours = Ours(comm, task)
+    ours = _Ours(comm, task)
     if only == "ours":
         yield {"ours": ours}
         return
     with process_group(comm, "gloo") as gloo:
-        theirs = Torchs(comm, task, ours, gloo)
+        theirs = _Torchs(comm, task, ours, gloo)
         yield {"torch": theirs} if only else {"torch": theirs, "ours": ours}
 
 
-def check(comm: Comm, steps: dict[str, Ours | Torchs]) -> dict[str, int]:
+def _check(comm: Comm, steps: dict[str, _Ours | _Torchs]) -> dict[str, int]:
     """Return {who: parameters, on all ranks together, whose gradient differs from torch's after a few steps}."""
     for step in steps.values():
         for _ in range(CHECKED_STEPS):
@@ -175,7 +175,7 @@ def check(comm: Comm, steps: dict[str, Ours | Torchs]) -> dict[str, int]:
 # -- the candidates ---------------------------------------------------------------------------------------------------
 
 
-def loss_of(logits: Tensor, y: Tensor) -> Tensor:
+def _loss_of(logits: Tensor, y: Tensor) -> Tensor:
     """Return the mean cross-entropy of logits (b, s, V) and y (b, s)."""
     return cross_entropy(logits.flatten(0, -2), y.flatten())
 
@@ -196,7 +196,7 @@ class Task:
         self.costs = [sum(p.numel() for p in layer.parameters()) for layer in layers.stages([1] * len(layers))]
 
 
-class Ours:
+class _Ours:
     """A step of HybridParallel on `comm`, with stages only."""
 
     def __init__(self, comm: Comm, task: Task) -> None:
@@ -208,13 +208,13 @@ class Ours:
         return self.pipeline.step(self.task.x, self.task.y)
 
 
-class Torchs:
+class _Torchs:
     """torch.distributed.pipelining on a gloo group, with copies of the stages of `ours`.
 
     Tied weights are added as ours are: torch leaves them alone.
     """
 
-    def __init__(self, comm: Comm, task: Task, ours: Ours, group: dist.ProcessGroup) -> None:
+    def __init__(self, comm: Comm, task: Task, ours: _Ours, group: dist.ProcessGroup) -> None:
         from torch.distributed.pipelining import PipelineStage
 
         self.comm, self.task, device = comm, task, torch.device("cpu")
@@ -228,9 +228,9 @@ class Torchs:
             if group.comm.size > 1
         ]
         total = task.schedule.stages
-        stages = [PipelineStage(OneTensor(m), n, total, device, group=group) for n, m in modules.items()]
+        stages = [PipelineStage(_OneTensor(m), n, total, device, group=group) for n, m in modules.items()]
         self.first, self.last = 0 in modules, total - 1 in modules
-        self.run = schedule_of(task.schedule, stages)
+        self.run = _schedule_of(task.schedule, stages)
 
     def __call__(self) -> float | None:
         for param in self.params.values():
@@ -245,7 +245,7 @@ class Torchs:
         return sum(loss.item() for loss in losses) / len(losses) if losses else None
 
 
-class OneTensor(nn.Module):
+class _OneTensor(nn.Module):
     """A stage whose only output is not in a tuple, as torch wants it."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -257,16 +257,16 @@ class OneTensor(nn.Module):
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def schedule_of(schedule: Schedule, stages: list[Any]) -> Any:
+def _schedule_of(schedule: Schedule, stages: list[Any]) -> Any:
     """Return torch's schedule of the same name; if it has none, its runtime with ours, as a file of strings."""
     from torch.distributed.pipelining import schedules as torch_schedules
 
     kinds = {"gpipe": torch_schedules.ScheduleGPipe, "1f1b": torch_schedules.Schedule1F1B}
     if schedule.name in kinds:
-        return kinds[schedule.name](stages[0], schedule.micro_batches, loss_fn=loss_of)
+        return kinds[schedule.name](stages[0], schedule.micro_batches, loss_fn=_loss_of)
     if schedule.name == "interleaved":
-        return torch_schedules.ScheduleInterleaved1F1B(stages, schedule.micro_batches, loss_fn=loss_of)
-    runtime = torch_schedules._PipelineScheduleRuntime(stages, schedule.micro_batches, loss_fn=loss_of)
+        return torch_schedules.ScheduleInterleaved1F1B(stages, schedule.micro_batches, loss_fn=_loss_of)
+    runtime = torch_schedules._PipelineScheduleRuntime(stages, schedule.micro_batches, loss_fn=_loss_of)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "schedule.csv")
         schedules.to_csv(schedule, path)

@@ -74,27 +74,27 @@ class Table:
         for message in messages:
             if "about" in message:
                 if not about:
-                    print(f"{title}; {where(message['about'])}", *wrapped(message["about"]), sep="\n")
+                    print(f"{title}; {_where(message['about'])}", *_wrapped(message["about"]), sep="\n")
                 about |= message["about"]
                 continue
             if not rows or (self.group and rows[-1][self.group] != message[self.group]):
                 print(f"\n# {message[self.group]}" if self.group else "", self.head(), sep="\n")
             rows.append(message)
             print(self.line(self.cells(message)), flush=True)
-        said = verdicts(rows)
+        remarks = verdicts(rows)
         if "staging" in about:
-            said += [f"Tensors of any origin go through shared memory {about['staging']}."]
-        print("", *said, sep="\n")
+            remarks += [f"Tensors of any origin go through shared memory {about['staging']}."]
+        print("", *remarks, sep="\n")
         if report.json:
             system.write_file(report.json, json.dumps({"command": report.command, **about, "rows": rows}, indent=1))
         if report.markdown:
-            put(report.markdown, title, "\n".join([self.section(title, report.command, about, rows), "", *said]))
+            put(report.markdown, title, "\n".join([self.section(title, report.command, about, rows), "", *remarks]))
         return rows
 
     def section(self, title: str, command: str, about: Row, rows: list[Row]) -> str:
         """Return a section of documentation: where, how and when, then the tables."""
-        lines = [f"## {title[0].upper()}{title[1:]}", "", f"`{command}`", "", f"{where(about)}."] if about else []
-        lines += ["", *wrapped(about)] if "method" in about else []
+        lines = [f"## {title[0].upper()}{title[1:]}", "", f"`{command}`", "", f"{_where(about)}."] if about else []
+        lines += ["", *_wrapped(about)] if "method" in about else []
         heads = [f"{c.name} ({c.unit})" if c.unit else c.name for c in self.columns]
         for group in dict.fromkeys(row[self.group] if self.group else "" for row in rows):
             here = [row for row in rows if not self.group or row[self.group] == group]
@@ -103,7 +103,7 @@ class Table:
         return "\n".join(lines)
 
 
-def where(about: Row) -> str:
+def _where(about: Row) -> str:
     """Return what the numbers depend on, in one line."""
     named = about | about.get("versions", {})
     plain = [str(about[key]) for key in ("gpu", "machine", "instructions", "system", "mpi") if key in about]
@@ -111,7 +111,7 @@ def where(about: Row) -> str:
     return "; ".join([", ".join(plain), ", ".join(versions), about["date"]])
 
 
-def wrapped(about: Row) -> list[str]:
+def _wrapped(about: Row) -> list[str]:
     """Return how it was measured, in lines, if the benchmark says so."""
     return textwrap.wrap(about.get("method", ""), 120)
 

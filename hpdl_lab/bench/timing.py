@@ -24,7 +24,7 @@ def in_turns(
     comm: Comm, runs: Sequence[Callable[[], object]], samples: int = SAMPLES, sample_ns: float = SAMPLE_NS
 ) -> list[np.ndarray]:
     """Return, for each of `runs`, functions of no arguments, (samples,) ns per call of the slowest rank. Collective."""
-    calls = [calls_per_sample(comm, run, sample_ns) for run in runs]
+    calls = [_calls_per_sample(comm, run, sample_ns) for run in runs]
     found: list[list[float]] = [[] for _ in runs]
     for i in range(samples):
         for run, n, times in zip(runs, calls, found, strict=True):
@@ -33,7 +33,7 @@ def in_turns(
     return [slowest(comm, times) for times in found]
 
 
-def calls_per_sample(comm: Comm, run: Callable[[], object], sample_ns: float) -> int:
+def _calls_per_sample(comm: Comm, run: Callable[[], object], sample_ns: float) -> int:
     """Return as many as fit into `sample_ns` on the slowest rank, after a few that warm up; SLOW for a slow one."""
     calls = 1
     for _ in range(3):

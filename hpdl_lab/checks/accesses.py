@@ -119,8 +119,8 @@ class Accesses(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if name in BUFFERS:
             self.watch(out, comm.rank)
-        elif not is_view(func) and not name.startswith(LOOK_ONLY):
-            for x, written, read in accesses(func, name, args, kwargs):
+        elif not _is_view(func) and not name.startswith(LOOK_ONLY):
+            for x, written, read in _accesses(func, name, args, kwargs):
                 found = self.watched.get(x.untyped_storage().data_ptr())
                 if found is None:
                     continue
@@ -159,12 +159,12 @@ class Accesses(TorchDispatchMode):
             self.race = Race(comm.rank, writes, found.owner, i, int(who[i]), comm.meetings == 0, last)
 
 
-def is_view(func: OpOverload) -> bool:
+def _is_view(func: OpOverload) -> bool:
     """Return True if the operation returns the memory that it is given, unchanged."""
     return any(result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns)
 
 
-def accesses(
+def _accesses(
     func: OpOverload, name: str, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Iterator[tuple[Tensor, bool, bool]]:
     """Yield (tensor, whether it is written, whether it is read) for each tensor that the operation is given."""

@@ -58,17 +58,28 @@ def engine_facts(
     judge: Callable[..., object],
     call: Callable[..., object],
     *given: object,
+    each: Iterable[tuple[object, ...]] = ((),),
     company: bool = False,
     say: str = "right on {}",
 ) -> list[str]:
-    """Return the facts that call(comm, *given) shows on the engines, if any; company: it needs more than one."""
+    """Return the facts that call(comm, *given, *more) shows on the engines, if any, with each `more` in turn.
+
+    company: it needs more than one engine.
+    """
+    facts: list[str] = []
     if runner is None:
-        return []
-    run = on_engines(runner, in_company, call, *given) if company else on_engines(runner, call, *given)
-    if run == [None]:
-        return [ALONE]
-    judge(run, f"On {counted(len(run), 'engine')}", *given[1:])
-    return ["engines: " + say.format(counted(len(run), "MPI rank"))]
+        return facts
+    for more in each:
+        run = on_engines(runner, *([in_company] if company else []), call, *given, *more)
+        if run == [None]:
+            return [ALONE]
+        try:
+            judge(run, f"On {counted(len(run), 'engine')}", *given[1:], *more)
+        except Broken as broken:
+            where = "Right on simulated ranks, but not on the engines"
+            raise broken.restate(f"engines: {where}. {broken.message}") from None
+        facts = ["engines: " + say.format(counted(len(run), "MPI rank"))]
+    return facts
 
 
 def reason(got: object, rows: Rows, close: Callable[..., object] = np.allclose) -> Reason | None:
@@ -103,7 +114,7 @@ def nearly(got: np.ndarray, right: np.ndarray) -> Reason | None:
         in all that you compute and send."""
 
 
-def same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return True for each element that is the same in a and b, (d,), but for rounding of float64 sums over ranks."""
     return np.isclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max(initial=0))
 
@@ -141,7 +152,7 @@ def check_arrays(
     promise: str,
     explain: Callable[[np.ndarray, int], Reason],
     rank: Callable[[int], str] = lambda r: f"rank {r}",
-    same: Callable[[np.ndarray, np.ndarray], np.ndarray] = same,
+    same: Callable[[np.ndarray, np.ndarray], np.ndarray] = _same,
 ) -> None:
     """Raise Broken unless every rank returns the array that it was given, overwritten with expected[r].
 

@@ -14,13 +14,13 @@ from .result import CheckResult
 from .scripts.table import SCRIPTS, ScriptExercise
 
 
-def lessons() -> list[ModuleType]:
+def _lessons() -> list[ModuleType]:
     """Return the modules that hold exercises: all of lessons/, found and not listed."""
     return [importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
 
 
 EXERCISES: tuple[Exercise, ...] = tuple(
-    sorted((e for lesson in lessons() for e in lesson.EXERCISES), key=lambda e: tuple(map(int, e.id.split("."))))
+    sorted((e for lesson in _lessons() for e in lesson.EXERCISES), key=lambda e: tuple(map(int, e.id.split("."))))
 )
 
 
@@ -37,13 +37,13 @@ def find(name: str) -> Exercise | ScriptExercise:
     for script in SCRIPTS:
         if name in (script.id, script.name, script.file):
             return script
-    if meant := closest(name):
+    if meant := _closest(name):
         raise LookupError(f"no exercise is called {name!r}: did you mean {meant.name} ({meant.id})?")
     known = ", ".join(f"{e.name} ({e.id})" for e in EXERCISES)
     raise LookupError(f"no exercise is called {name!r}. Known: {known}")
 
 
-def closest(name: str) -> Exercise | None:
+def _closest(name: str) -> Exercise | None:
     """Return the exercise whose name is most like `name`, the longest that is a part of it first; None if none is."""
     parts = sorted((e.name for e in EXERCISES if e.name in name), key=len)
     near = parts[-1:] or difflib.get_close_matches(name, [e.name for e in EXERCISES], n=1, cutoff=0.8)

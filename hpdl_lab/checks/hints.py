@@ -22,7 +22,7 @@ FOLDERS = (HERE.parents[1] / "notebooks" / "hints", HERE / "hints")  # of a clon
 
 
 @cache
-def section_of(exercise: str) -> str:
+def _section_of(exercise: str) -> str:
     """Return the text about the exercise, such as "4.1", in the notebook's file.
 
     Raises:  FileNotFoundError if the notebook has no file of hints; LookupError if that says nothing about it.
@@ -44,24 +44,24 @@ class Hinted:
     @property
     def explanation(self) -> str:
         """The paragraph about a right answer."""
-        return " ".join(section_of(self.id).partition("\n###")[0].split())
+        return " ".join(_section_of(self.id).partition("\n###")[0].split())
 
     @property
     def hints(self) -> dict[str, tuple[str, ...]]:
         """{invariant: three hints}; "" serves every invariant that is not named."""
-        kinds = re.findall(r"^### (.+?)$(.*?)(?=^### |\Z)", section_of(self.id), re.M | re.S)
-        found = {"" if kind == "any" else kind: levels(text) for kind, text in kinds}
+        kinds = re.findall(r"^### (.+?)$(.*?)(?=^### |\Z)", _section_of(self.id), re.M | re.S)
+        found = {"" if kind == "any" else kind: _levels(text) for kind, text in kinds}
         return {kind: texts + found[""][len(texts) :] for kind, texts in found.items()}
 
     def hints_for(self, failed: str | None) -> tuple[str, ...]:
         return self.hints.get(failed or "", self.hints[""])
 
 
-def levels(text: str) -> tuple[str, ...]:
+def _levels(text: str) -> tuple[str, ...]:
     """Return the items of a numbered list; a fenced block keeps its lines, other text becomes one line."""
     items = re.findall(r"^\d\. (.*?)(?=^\d\. |\Z)", text, re.M | re.S)
-    return tuple(code(item) if item.startswith("```") else " ".join(item.split()) for item in items)
+    return tuple(_code(item) if item.startswith("```") else " ".join(item.split()) for item in items)
 
 
-def code(item: str) -> str:
+def _code(item: str) -> str:
     return textwrap.dedent("\n".join(item.rstrip().split("\n")[1:-1]))

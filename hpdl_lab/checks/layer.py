@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,21 +12,12 @@ from torch import Tensor
 
 from ..comm import Results
 from ..comm.base import Comm
+from ..comm.calls import Call, Calls
 from ..units import counted
 from .checkers import because, engine_facts, first_wrong, in_all_cases, nearly, with_ranks
 from .ranks import full_stop, number, times, type_text
 from .record import Answer, Broken, Passed, Reason, Rows, Runner
 from .traffic import check_waits
-
-if TYPE_CHECKING:
-    from ..comm.buffers import Array
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-BARRIER = "barrier"
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all")
 
 
 class Sent(NamedTuple):
@@ -48,7 +39,7 @@ class Sent(NamedTuple):
         return "calls " + ", ".join(parts) + (f", {len(self.calls)} times" if same and len(self.calls) > 1 else "")
 
 
-class Ran(NamedTuple):
+class _Ran(NamedTuple):
     """A rank after forward and backward.
 
     y:       what the answer returned, as an array, or None if it is no tensor; kind: its type.
@@ -67,50 +58,37 @@ class Ran(NamedTuple):
     hooked: bool
 
 
-class Watch:
-    """Notes which collectives are called on a communicator, and how many bytes its rank sends, phase by phase."""
+class CallLog(Calls):
+    """The calls of a communicator, and what its rank sends, phase by phase."""
 
     def __init__(self, comm: Comm) -> None:
-        self.comm, self.calls, self.inside, self.begun = comm, [], False, len(comm.trace.log)
-        for name in (*COLLECTIVES, BARRIER):
-            setattr(comm, name, self.noting(name, getattr(comm, name)))
+        self.counts, self.calls, self.trace = comm.calls.counts, comm.calls, comm.trace
+        self.made, self.begun = list[Call](), len(comm.trace.log)
+        comm.calls = self
 
-    def noting(self, name: str, method: Callable[P, T]) -> Callable[P, T]:
-        def noted(*args: P.args, **kwargs: P.kwargs) -> T:
-            if self.inside:  # a part of another collective
-                return method(*args, **kwargs)
-            self.calls.append((name, elements(*args, **kwargs)))  # pyrefly: ignore[bad-argument-type]
-            self.inside = True
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self.inside = False
-
-        return noted
+    def note(self, call: Call | tuple[str, str]) -> None:
+        self.calls.note(call)
+        if isinstance(call, Call):
+            self.made.append(call)
 
     def phase(self) -> Sent:
         """Return Sent since the last phase ended."""
-        events = self.comm.trace.events[self.begun :]
-        calls = [call for call in self.calls if call[0] != BARRIER]
-        nbytes = sum(e.nbytes for e in events if e.op == "send")
-        sent = Sent(calls, nbytes, len(self.calls) - len(calls))
-        self.calls, self.begun = [], self.begun + len(events)
-        return sent
+        events, barriers = self.trace.events[self.begun :], sum(call.op == "barrier" for call in self.made)
+        calls = [(call.op, call.count) for call in self.made if call.count >= 0]
+        self.made, self.begun = [], self.begun + len(events)
+        return Sent(calls, sum(e.nbytes for e in events if e.op == "send"), barriers)
 
 
-def elements(x: Array | None = None, *args: object, **kwargs: object) -> int:
-    """Return the number of elements that a collective is called with: none for a barrier."""
-    return 0 if x is None else x.numel() if isinstance(x, torch.Tensor) else x.size
-
-
-def run_layer(comm: Comm, fn: Answer, inputs: dict[str, Tensor], weight: Tensor, given: tuple[object, ...] = ()) -> Ran:
+def _run_layer(
+    comm: Comm, fn: Answer, inputs: dict[str, Tensor], weight: Tensor, given: tuple[object, ...] = ()
+) -> _Ran:
     """Call fn(comm, *inputs, *given) and go back through it; returns Ran.
 
     inputs: {name: tensor} in the order of the arguments, on this rank; each of them gets a gradient.
     weight: the gradient of the loss for y; if y has another shape, there is no backward.
     """
     leaves = {name: x.detach().clone().requires_grad_(True) for name, x in inputs.items()}
-    kept, watch = [0], Watch(comm)
+    kept, log = [0], CallLog(comm)
     x = leaves["x"].view_as(leaves["x"])  # as it comes out of another layer
 
     def keep(tensor: Tensor) -> Tensor:
@@ -119,24 +97,24 @@ def run_layer(comm: Comm, fn: Answer, inputs: dict[str, Tensor], weight: Tensor,
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         y = fn(comm, *(leaves | {"x": x}).values(), *given)
-    kind, forward = type(y).__name__, watch.phase()
+    kind, forward = type(y).__name__, log.phase()
     y = y if isinstance(y, torch.Tensor) else None
     value = None if y is None else y.detach().cpu().numpy().copy()
     if y is not None and y.requires_grad and y.shape == weight.shape:
         torch.autograd.backward(y, weight)
-    backward = watch.phase()
+    backward = log.phase()
     changed = [name for name, x in leaves.items() if not torch.equal(x, inputs[name])]
     grads = {name: None if x.grad is None else x.grad.cpu().numpy().copy() for name, x in leaves.items()}
     (others,) = torch.autograd.grad(x, leaves["x"], torch.ones_like(x))  # what a residual connection says about x
     hooked = not bool((others == 1).all())
-    return Ran(value, kind, grads, forward, backward, max(kept), changed, hooked)
+    return _Ran(value, kind, grads, forward, backward, max(kept), changed, hooked)
 
 
 RANKS = (2, 3, 4, 1)
 TOLERANCE = 1e-10
 
 
-class Case(NamedTuple):
+class LayerCase(NamedTuple):
     """A layer on p ranks, and everything that is right about it.
 
     inputs:  [{name: tensor} of each rank]; weights: [gradient of the loss for y of each rank]; given: more arguments.
@@ -158,24 +136,24 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """case: case(p) -> Case; promise: what is returned, in words; why: {phase: why nothing more has to be sent}.
+    """case: case(p) -> LayerCase; promise: what is returned, in words; why: {phase: why no more has to be sent}.
 
     adapt: adapt(fn) -> f(comm, *inputs, *given), if the answer itself takes other arguments.
     """
 
-    case: Callable[[int], Case]
+    case: Callable[[int], LayerCase]
     promise: str
     why: dict[str, str]
     adapt: Callable[[Answer], Answer] = lambda fn: fn
 
 
-def run_part(comm: Comm, fn: Answer, part: Part) -> Ran:
+def _run_part(comm: Comm, fn: Answer, part: Part) -> _Ran:
     """Run fn forward and backward on one rank, in the case for as many ranks as there are; returns Ran."""
     case = part.case(comm.size)
-    return run_layer(comm, part.adapt(fn), case.inputs[comm.rank], case.weights[comm.rank], case.given)
+    return _run_layer(comm, part.adapt(fn), case.inputs[comm.rank], case.weights[comm.rank], case.given)
 
 
-def check_part(part: Part, fn: Answer, runner: Runner, more: str = "") -> tuple[list[str], Results]:
+def _check_part(part: Part, fn: Answer, runner: Runner, more: str = "") -> tuple[list[str], Results]:
     """Return facts about a right answer and the Results of most ranks; raise Broken for the first invariant it breaks.
 
     more: what is special about this case, in words.
@@ -183,22 +161,28 @@ def check_part(part: Part, fn: Answer, runner: Runner, more: str = "") -> tuple[
     runs = {}
 
     def judge_all(run: Results, where: str, part: Part) -> None:
-        judge(run, where, part)
+        _judge(run, where, part)
         check_waits(run.events, len(run))
-        check_sent(run, where, part)
-        check_inputs(run, where)
+        _check_sent(run, where, part)
+        for r, ran in enumerate(run):
+            if ran.changed:
+                raise Broken(f"""input: {where} all numbers are right, but rank {r} has written into
+                    {ran.changed[0]}, which its caller still needs: write into a tensor of your own.""")
+            if ran.hooked:
+                raise Broken(f"""input: {where} all numbers are right, but what you have put on x of rank {r} acts
+                    on its caller, too, as by a residual connection. Put it on a view of your own: x.view_as(x).""")
         runs[len(run)] = run
 
     cases = [(p, part) for p in RANKS]
     in_all_cases(
-        fn, run_part, cases, lambda p, part: f"{with_ranks(p)} {more}".rstrip(), judge_all, in_backward, threads=True
+        fn, _run_part, cases, lambda p, part: f"{with_ranks(p)} {more}".rstrip(), judge_all, _in_backward, threads=True
     )
     run = runs[max(RANKS)]
     facts = ["output and gradients of one rank with the whole layer, to 1e-10, on 1, 2, 3 and 4 simulated ranks"]
     facts += [
         f"{phase}: rank 0 of {len(run)} {getattr(run[0], phase).described()}" for phase in ("forward", "backward")
     ]
-    return [*facts, *engine_facts(runner, judge, run_part, fn, part)], run
+    return [*facts, *engine_facts(runner, _judge, _run_part, fn, part)], run
 
 
 def check_layer(
@@ -210,14 +194,14 @@ def check_layer(
     variant: Part | None = None,
     more: str = "",
 ) -> Passed:
-    """Check a part, and a variant that `more` describes, by `check_part`; fact(p): what else is true of p ranks."""
-    facts, run = check_part(part, fn, runner)
+    """Check a part, and a variant that `more` describes, by `_check_part`; fact(p): what else is true of p ranks."""
+    facts, run = _check_part(part, fn, runner)
     if variant:
-        check_part(variant, fn, None, more)
+        _check_part(variant, fn, None, more)
     return Passed(*facts, fact(len(run)), run=run)
 
 
-def in_backward(broken: Broken, where: str, part: Part) -> Reason | None:
+def _in_backward(broken: Broken, where: str, part: Part) -> Reason | None:
     """Return the reason behind an error of autograd: a gradient of another shape than its tensor."""
     if broken.failed == "raises" and "invalid gradient" in broken.message:
         return f"""transposed: {full_stop(broken.message)} What is done in backward has to undo the shape that forward
@@ -225,16 +209,23 @@ def in_backward(broken: Broken, where: str, part: Part) -> Reason | None:
     return None
 
 
-def judge(run: Results, where: str, part: Part) -> None:
+def _judge(run: Results, where: str, part: Part) -> None:
     """Raise Broken unless outputs and gradients are right, and no rank keeps a whole layer."""
     case = part.case(len(run))
-    check_output(run, case, part.promise, where)
-    check_gradients(run, case, where)
+    for r, (ran, right) in enumerate(zip(run, case.y, strict=True)):
+        if ran.y is None:
+            raise Broken(f"returns: {where} rank {r} returned {type_text(ran.kind)}: return {part.promise}.")
+        if ran.y.shape != right.shape:
+            text = f"rank {r} returned shape {ran.y.shape}, where {right.shape} is right: {part.promise}."
+            raise because(why_wrong(ran.y, right, case.explain(r), "shape"), f"{where} {text}")
+        if not equal(ran.y, right):
+            text = f"{where} {difference('y', ran.y, right)} on rank {r}."
+            raise because(why_wrong(ran.y, right, case.explain(r), "value"), text)
+    _check_gradients(run, case, where)
     for r, ran in enumerate(run):
         if len(run) > 1 and ran.kept >= case.whole:
             raise Broken(f"""memory: {where} all numbers are right, but rank {r} keeps a tensor of {ran.kept:,}
-                numbers for backward: that is a whole layer, and a layer is cut because no rank has room for it. Compute
-                with what this rank holds.""")
+                numbers for backward: that is a whole layer, which has no room on a rank.""")
 
 
 def equal(a: np.ndarray | None, b: np.ndarray) -> bool:
@@ -260,19 +251,7 @@ def why_wrong(got: np.ndarray, right: np.ndarray, candidates: Rows, otherwise: s
     return found or f"{otherwise}: " + ("" if share is None else f"That is {number(share)} times as much.")
 
 
-def check_output(run: Results, case: Case, promise: str, where: str) -> None:
-    for r, (ran, right) in enumerate(zip(run, case.y, strict=True)):
-        if ran.y is None:
-            raise Broken(f"returns: {where} rank {r} returned {type_text(ran.kind)}: return {promise}.")
-        if ran.y.shape != right.shape:
-            text = f"rank {r} returned shape {ran.y.shape}, where {right.shape} is right: {promise}."
-            raise because(why_wrong(ran.y, right, case.explain(r), "shape"), f"{where} {text}")
-        if not equal(ran.y, right):
-            text = f"{where} {difference('y', ran.y, right)} on rank {r}."
-            raise because(why_wrong(ran.y, right, case.explain(r), "value"), text)
-
-
-def check_gradients(run: Results, case: Case, where: str) -> None:
+def _check_gradients(run: Results, case: LayerCase, where: str) -> None:
     for name, rights in case.grads.items():
         for r, (ran, right) in enumerate(zip(run, rights, strict=True)):
             grad = ran.grads[name]
@@ -289,7 +268,7 @@ def check_gradients(run: Results, case: Case, where: str) -> None:
             raise because(why, f"{where} y is right, but after backward {name} of rank {r} has no gradient.")
 
 
-def check_sent(run: Results, where: str, part: Part) -> None:
+def _check_sent(run: Results, where: str, part: Part) -> None:
     """Raise Broken if ranks wait in a barrier, or together send more bytes than by a ring or through rank 0."""
     case = part.case(len(run))
     for phase, most in case.most.items():
@@ -298,8 +277,7 @@ def check_sent(run: Results, where: str, part: Part) -> None:
         for r, waited in enumerate(s.barriers for s in sent):
             if waited:
                 raise Broken(f"""messages: {where} all numbers are right, but in {phase} rank {r} waits in
-                    {counted(waited, "barrier")}, where none is needed: there all ranks stand still for the slowest, and
-                    what they need from each other comes with its message. {part.why[phase]}""")
+                    {counted(waited, "barrier")}, where none is needed. {part.why[phase]}""")
         if total <= most:
             continue
         allowed = f"{most:,.0f} are enough" if most else "nothing has to be sent"
@@ -307,30 +285,19 @@ def check_sent(run: Results, where: str, part: Part) -> None:
             bytes, where {allowed}; rank 0 {sent[0].described()}. {part.why[phase]}""")
 
 
-def check_inputs(run: Results, where: str) -> None:
-    for r, ran in enumerate(run):
-        if ran.changed:
-            raise Broken(f"""input: {where} all numbers are right, but rank {r} has written into
-                {ran.changed[0]}, which its caller still needs: write into a tensor of your own.""")
-        if ran.hooked:
-            raise Broken(f"""input: {where} all numbers are right, but what you have put on x of rank {r} acts
-                on its caller as well: if x is also used elsewhere, as by a residual connection, that gradient
-                is changed, too. Put it on a view of your own: x.view_as(x).""")
-
-
 def drawn(seed: int, *shape: int) -> Tensor:
     """Return random numbers of a seed, the same wherever they are drawn; float64."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def whole_numbers(seed: int, *shape: int) -> Tensor:
+def small_integers(seed: int, *shape: int) -> Tensor:
     """Return random whole numbers, -4 to 4, which are read easily in a message."""
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def nearly_whole(seed: int, *shape: int) -> Tensor:
-    """Return numbers like `whole_numbers` at six digits, but no float32 holds them: they differ by some 1e-9."""
-    return whole_numbers(seed, *shape) + 1e-9 * drawn(seed, *shape)
+    """Return numbers like `small_integers` at six digits, but no float32 holds them: they differ by some 1e-9."""
+    return small_integers(seed, *shape) + 1e-9 * drawn(seed, *shape)
 
 
 def width_for(p: int, least: int = 12) -> int:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from ..comm import CommError, CommTimeout, Deadlock, Results, sim
 from ..comm.base import Comm
 from ..comm.buffers import dtype_name, is_tensor
+from ..comm.errors import explainers
 from ..comm.network import Network
+from ..spelling import explain_spelling
 from ..units import counted
 from .record import AnswerFailed, Broken
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..comm.buffers import Array
 
 T = TypeVar("T")
+
+explainers.add(explain_spelling)
 
 DEADLINE = 5.0  # s of real time for one run on simulated ranks; the longest of a right answer takes about 0.05 s
 SENTINEL = -777.0  # what memory holds that an answer must not touch, or must not read
@@ -57,10 +62,13 @@ def simulate(
         return run
     except NotImplementedError:
         raise  # not wrong: not written yet
+    except Broken as broken:
+        at = f"{capital(where)}{'' if where.endswith(',') else ','}"
+        raise broken.restate(f"{broken.failed}: {at} {broken.message}") from None
     except Deadlock as error:
         first, *table = str(error).split("\n")
         message = f"{capital(where)} there is a deadlock: {full_stop(first.removeprefix('deadlock: '))}"
-        raise Broken(f"deadlock: {message}", "\n".join(table) + tail(printed)) from error
+        raise Broken(f"deadlock: {message}", "\n".join(table) + _tail(printed)) from error
     except CommTimeout as error:
         first, *table = str(error).split("\n")
         place = first.partition(" of real time")[2]  # ", in cell:4"
@@ -68,9 +76,9 @@ def simulate(
             f"{capital(where)} your function was still running after {DEADLINE:g} s{place}. Is there a loop that never "
             "ends?"
         )
-        raise Broken(f"timeout: {message}", "\n".join(table) + tail(printed)) from None
+        raise Broken(f"timeout: {message}", "\n".join(table) + _tail(printed)) from None
     except (Exception, SystemExit) as error:
-        raise Broken(f"raises: {describe_error(error, where)}", tail(printed)) from error
+        raise Broken(f"raises: {describe_error(error, where)}", _tail(printed)) from error
 
 
 class Ledger(dict):
@@ -88,9 +96,37 @@ def with_evidence(broken: Broken) -> Broken:
     return broken
 
 
-def alone(fn: Callable[..., T], *args: object, where: str = "") -> T:
-    """Return fn(*args) of a function without ranks, for a check: errors as by `simulate`, the arguments themselves."""
-    return simulate(1, lambda comm: fn(*args), where=where)[0]
+@contextlib.contextmanager
+def compared_with(best: Callable[[], Results], run: Results) -> Generator[None]:
+    """Give what is raised within about `run` its events, and those of best(), the same run of a right answer."""
+    try:
+        yield
+    except Broken as broken:
+        broken.events, broken.expected, broken.size = run.events, best().events, len(run)
+        raise
+
+
+def alone(fn: Callable[..., T], *args: Any, where: str = "", keep: str = "") -> T:
+    """Return fn(*args) of a function without ranks, for a check: errors as by `simulate`, the arguments themselves.
+
+    keep: names of the first arguments, which are copied, and must not change: "x y".
+    """
+    names = keep.split()
+    given = [copy.deepcopy(arg) for arg in args[: len(names)]]
+    result = simulate(1, lambda comm: fn(*given, *args[len(names) :]), where=where)[0]
+    for name, before, after in zip(names, args, given, strict=False):
+        if before != after if isinstance(before, list | tuple) else not np.array_equal(before, after):
+            raise Broken(f"input: {capital(where)} your function changed {name}: its caller still needs it.")
+    return result
+
+
+def numbers_of(got: Any, n: int, where: str, ask: str) -> list[float]:
+    """Return the n numbers that an answer has returned, of which one is no list; raise Broken that asks for `ask`."""
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        values = [real(value) for value in ([got] if n == 1 else got)]
+        if len(values) == n:
+            return values
+    raise Broken(f"returns: {capital(where)} your function returned {got!r:.80}: return {ask}.")
 
 
 def tried(fn: Callable[..., T], *args: object, where: str = "") -> tuple[T | None, BaseException | None]:
@@ -129,10 +165,10 @@ def describe_error(error: BaseException | None, where: str) -> str:
     notes = getattr(error, "__notes__", [])
     known = notes[0].replace("on simulated rank 0 of 1, ", "").removesuffix("at ").removesuffix(", ") if notes else ""
     place = f" ({known})" if known else ""
-    return f"{capital(where)} your function raised {type(error).__name__}: {error}{place}{past_the_end(error)}"
+    return f"{capital(where)} your function raised {type(error).__name__}: {error}{place}{_past_the_end(error)}"
 
 
-def past_the_end(error: BaseException | None) -> str:
+def _past_the_end(error: BaseException | None) -> str:
     """Return the likely cause of an IndexError, one step too many; "" if it is not the first index past the end."""
     numbers = re.search(r"index (\d+) is out of bounds for .* size (\d+)", str(error))
     if not isinstance(error, IndexError) or (numbers and numbers[1] != numbers[2]):
@@ -140,7 +176,7 @@ def past_the_end(error: BaseException | None) -> str:
     return ". Indices end one before the length: does a loop go one step too far?"
 
 
-def tail(printed: io.StringIO) -> str:
+def _tail(printed: io.StringIO) -> str:
     """Return the last lines that the attendee's function printed, for the detail of a message."""
     lines = printed.getvalue().splitlines()
     if not lines:
@@ -180,6 +216,12 @@ def real(value: Any) -> float:
     return float(value)
 
 
+def shown(value: object) -> str:
+    """Return what an answer has returned, for a message: cut if it is long."""
+    text = repr(value)
+    return "nothing" if value is None else f"{text[:60]}{'...' if len(text) > 60 else ''}"
+
+
 def off_by(got: int, needed: int, noun: str) -> str:
     """Return how far a loop goes round too often, or not often enough: "one step too many", "2 steps too few"."""
     n = abs(got - needed)
@@ -188,8 +230,6 @@ def off_by(got: int, needed: int, noun: str) -> str:
 
 def times(got: np.ndarray, right: np.ndarray) -> float | None:
     """Return how many times `right` an array is: a number, or None if it is no multiple, or nothing at all."""
-    import numpy as np
-
     got, right = np.ravel(got), np.ravel(right)
     if got.shape != right.shape or not right.any() or not np.isfinite(got).all():
         return None
@@ -205,9 +245,9 @@ def capital(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def case(p: int, n: int) -> str:
+def case(p: int, n: int, noun: str = "element") -> str:
     """Return the name of a case in messages."""
-    return f"with {counted(p, 'rank')} and {counted(n, 'element')}"
+    return f"with {counted(p, 'rank')} and {counted(n, noun)}"
 
 
 def number(value: float) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from ..collectives.dataflow import Dataflow
 from ..comm import Results
+from ..schedules.schedule import Schedule
 from ..trace import Event
 from .hints import Hinted
 
@@ -56,6 +58,19 @@ class Passed:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """The picture that lab.check shows with a right answer.
+
+    kind:  "traffic" (who sent how much to whom) or "timeline" of the check's events; "still" or "animation" of `data`.
+    data:  f() -> a Schedule, a Dataflow, or arguments of plots.slots.draw.
+    """
+
+    kind: Literal["traffic", "timeline", "still", "animation"]
+    title: str = ""
+    data: Callable[[], Schedule | Dataflow | tuple[object, ...]] = tuple
+
+
+@dataclass(frozen=True)
 class Exercise(Hinted):
     """An exercise.
 
@@ -66,6 +81,7 @@ class Exercise(Hinted):
                it raises AnswerFailed or CommError for the answer's faults, and anything else for other trouble.
                check(fn) if no ranks take part.
     scaffold:  a broken function; what it does stands in the attendee's cell, to be repaired, in the place of a stub.
+    picture:   of a right answer; None: there is none.
     """
 
     id: str
@@ -74,6 +90,7 @@ class Exercise(Hinted):
     stars: int
     check: Callable[..., Passed]
     scaffold: Answer | None = None
+    picture: Drawing | None = None
 
     @property
     def parallel(self) -> bool:

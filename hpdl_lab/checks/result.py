@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 GREEN, ORANGE, BLUE = "#1b7f3b", "#b45309", "#1d4ed8"  # which the words say as well, never by color alone
 
 
-class Card:
+class _Card:
     """Something with a title and sections that shows itself in a notebook (HTML) and in a terminal (text).
 
     A section is (kind, text): "text" is wrapped, "lines" is shown as it is, "html" is shown in notebooks only.
@@ -58,7 +58,7 @@ class Card:
 
 
 @dataclass(repr=False)
-class CheckResult(Card):
+class CheckResult(_Card):
     """The result of a check, true if the answer passed.
 
     failed:  the invariant that broke, such as "sum", "bytes", "deadlock"; None when passed.
@@ -85,7 +85,7 @@ class CheckResult(Card):
     def __bool__(self) -> bool:
         return self.failed is None
 
-    __str__ = __repr__ = Card.__str__
+    __str__ = __repr__ = _Card.__str__
 
     @property
     def title(self) -> str:  # pyrefly: ignore[bad-override]
@@ -111,14 +111,14 @@ class CheckResult(Card):
 
 
 @dataclass(repr=False)
-class Note(Card):
+class Note(_Card):
     """A titled text, with code or tables in `lines`: a hint, a solution."""
 
     title: str
     text: str = ""
     lines: str = ""
 
-    __str__ = __repr__ = Card.__str__
+    __str__ = __repr__ = _Card.__str__
 
     def sections(self) -> Iterable[tuple[str, str]]:
         if self.text:

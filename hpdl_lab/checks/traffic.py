@@ -33,8 +33,7 @@ def check_waits(events: list[Event], p: int) -> None:
     received = Counter((e.peer, e.rank) for e in events if e.op == "recv")
     for (source, dest), n in sorted((received - sent).items()):
         raise Broken(f"""wait: The result is right, but with {p} ranks rank {source} did not wait for {n} of its sends
-            to rank {dest}: until wait() returns, its tensor must not change, and on real ranks the message may still be
-            under way.""")
+            to rank {dest}: until wait() returns, its tensor must not change.""")
 
 
 def in_barriers(events: list[Event]) -> str:
@@ -57,10 +56,10 @@ def check_bytes(events: list[Event], p: int, nbytes: int, best: Cost) -> int:
         raise Broken(f"steps: The result is right, but it takes too long. {why}")
     who = "every rank" if len(set(sent.values())) == 1 else f"rank {worst}"
     raise Broken(f"""bytes: The result is right, but with {p} ranks {who} sent {sent[worst]:,} bytes; a ring sends
-        {best.nbytes:,.0f}: {why_so_much(sent, worst, nbytes, best, messages_sent(events, p))}""")
+        {best.nbytes:,.0f}: {_why_so_much(sent, worst, nbytes, best, messages_sent(events, p))}""")
 
 
-def why_so_much(sent: dict[int, int], worst: int, nbytes: int, best: Cost, messages: list[int]) -> str:
+def _why_so_much(sent: dict[int, int], worst: int, nbytes: int, best: Cost, messages: list[int]) -> str:
     """Return the likely reason for too many bytes: `sent` is {rank: bytes}, `messages` how many each rank sent."""
     others = [n for r, n in sent.items() if r != worst]
     if max(others) < sent[worst] / 2:

@@ -56,15 +56,15 @@ class Attendee:
             if time.monotonic() > give_up:
                 raise Trouble(f"the hub was still busy with the servers of others after {seconds:g} s (HTTP 429)")
             time.sleep(float(reply.headers.get("Retry-After", 1)))  # the hub starts only so many at once
-        with broken("the hub's report on the server's start broke off"):
-            self._follow(self._ask("GET", f"{self.api}/progress", xsrf="/hub/", stream=True), give_up, seconds)
+        with _broken("the hub's report on the server's start broke off"):
+            self._read_progress(self._ask("GET", f"{self.api}/progress", xsrf="/hub/", stream=True), give_up, seconds)
         self.enter_server()
 
     def enter_server(self) -> None:
         """Open JupyterLab on a server that runs: it asks the hub who this is, and leaves its cookie."""
         self._ask("GET", f"{self.server}/lab")
 
-    def _follow(self, events: requests.Response, give_up: float, seconds: float) -> None:
+    def _read_progress(self, events: requests.Response, give_up: float, seconds: float) -> None:
         """Return when the server is ready. Raises Trouble with what the hub says of a start that failed."""
         for line in events.iter_lines():
             event = json.loads(line[5:]) if line.startswith(b"data:") else {}
@@ -83,7 +83,7 @@ class Attendee:
         kernel = reply.json()["kernel"]["id"]
         channels = f"{self.url}{self.server}/api/kernels/{kernel}/channels?session_id={self.messages.session}"
         cookies = self.http.prepare_request(requests.Request("GET", channels)).headers.get("Cookie", "")
-        with broken("no WebSocket to the kernel through the proxy"):
+        with _broken("no WebSocket to the kernel through the proxy"):
             address = f"ws{channels.removeprefix('http')}"
             self.socket = websocket.create_connection(address, cookie=cookies, timeout=HTTP_SECONDS)
         self.run("None", HTTP_SECONDS)
@@ -95,7 +95,7 @@ class Attendee:
         printed: list[str] = []
         reply: Message = {}
         give_up = time.monotonic() + seconds
-        with broken("the connection to the kernel broke"):
+        with _broken("the connection to the kernel broke"):
             self.socket.send(json.dumps(message | {"channel": "shell"}, default=json_default))
         while not (reply and idle):  # what is sent before the kernel is idle again would be dropped
             message = self._receive(give_up, seconds)
@@ -119,7 +119,10 @@ class Attendee:
         """Return the next message of the kernel."""
         while time.monotonic() < give_up:
             self.socket.settimeout(RECEIVE_SECONDS)
-            with broken("the connection to the kernel broke"), contextlib.suppress(websocket.WebSocketTimeoutException):
+            with (
+                _broken("the connection to the kernel broke"),
+                contextlib.suppress(websocket.WebSocketTimeoutException),
+            ):
                 if not (frame := self.socket.recv()):
                     raise Trouble("the server closed the connection to the kernel")
                 return json.loads(frame)
@@ -147,7 +150,7 @@ class Attendee:
         xsrf: the path whose cookie proves that it is meant; known: errors to be returned; the rest as in requests.
         """
         headers = {} if xsrf is None else {"X-XSRFToken": self._xsrf(xsrf)}
-        with broken(f"no answer to {method} {path}"):
+        with _broken(f"no answer to {method} {path}"):
             reply = self.http.request(
                 *(method, self.url + path),
                 headers=headers,
@@ -174,7 +177,7 @@ class Attendee:
 
 
 @contextlib.contextmanager
-def broken(what: str) -> Generator[None]:
+def _broken(what: str) -> Generator[None]:
     """Raise what the network does meanwhile as Trouble("what: why")."""
     try:
         yield

@@ -80,7 +80,7 @@ class AttendeeAuthenticator(Authenticator):
         self._waiting += 1
         try:
             stored, loop = Path(self.passwords), asyncio.get_running_loop()
-            why = await loop.run_in_executor(self._checks, check, stored, name, password)
+            why = await loop.run_in_executor(self._checks, check_password, stored, name, password)
         finally:
             self._waiting -= 1
         line = f"{datetime.now():%F %T} {name} {'came in' if why is None else 'was refused'} from {source[1] or 'here'}"
@@ -109,31 +109,31 @@ def address(request: HTTPServerRequest) -> str:
     return str(ipaddress.ip_network((ip, 64 if ip.version == 6 else 32), strict=False))
 
 
-def check(path: Path, name: str, password: str) -> str | None:
+def check_password(path: Path, name: str, password: str) -> str | None:
     """Return None if the password is right, or becomes the one of `name`; else why not, "" for a wrong one."""
-    if (stored := load(path).get(name)) is not None:
+    if (stored := load_passwords(path).get(name)) is not None:
         salt = bytes.fromhex(stored.partition("$")[0])
-        return None if hmac.compare_digest(hashed(password, salt), stored) else ""
+        return None if hmac.compare_digest(_hashed(password, salt), stored) else ""
     if why := weakness(password):
         return f"Your password {why}"
     return None if store(path, {name: password}, keep=True)[name] else ""
 
 
-def hashed(password: str, salt: bytes) -> str:
+def _hashed(password: str, salt: bytes) -> str:
     """Return "salt$digest" in hex, by scrypt with the cost that RFC 7914 gives for logins."""
     return f"{salt.hex()}${hashlib.scrypt(password.encode(), salt=salt, n=2**14, r=8, p=1).hex()}"
 
 
-def load(path: Path) -> dict[str, str]:
+def load_passwords(path: Path) -> dict[str, str]:
     """Return {name: hash} of all who have a password."""
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def store(path: Path, passwords: dict[str, str | None], keep: bool) -> dict[str, bool]:
     """Store hashes; return {name: whether this password was stored}. keep: existing ones stay as they are."""
-    new = {name: hashed(password, secrets.token_bytes(16)) for name, password in passwords.items() if password}
+    new = {name: _hashed(password, secrets.token_bytes(16)) for name, password in passwords.items() if password}
     with _writing:
-        stored = load(path)
+        stored = load_passwords(path)
         done = {name: not (keep and name in stored) for name in new}
         write_whole(path, json.dumps(stored | {name: new[name] for name in new if done[name]}))
     return done
@@ -147,7 +147,7 @@ def numbered(n: int) -> list[str]:
     return [f"attendee{i:0{digits}}" for i in range(1, n + 1)]
 
 
-def read(path: str) -> dict[str, str | None]:
+def read_users(path: str) -> dict[str, str | None]:
     """Return {name: password, or None if the attendee chooses one} of a users file; " #" begins a comment.
 
     Raises: ValueError: one sentence with the first line that is wrong, or that others can read the passwords.
@@ -190,7 +190,7 @@ def weakness(password: str) -> str | None:
 
 def renew(given: Settings, name: str) -> str:
     """Give `name` a new random password, and return it. Raises ValueError for who has none."""
-    if name not in load(given.passwords):
+    if name not in load_passwords(given.passwords):
         raise ValueError(f"{name} has no password on this hub: the first one that they log in with becomes theirs")
     password = secrets.token_urlsafe(9)
     store(given.passwords, {name: password}, keep=False)

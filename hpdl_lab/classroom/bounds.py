@@ -15,7 +15,7 @@ CONNECTIONS = 64  # of one user id: a server has ten at most
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # of this process when it started: (soft, hard)
 
 
-class BoundedServer(HTTPServer):
+class _BoundedServer(HTTPServer):
     """JupyterHub's HTTP server. A request that is too large or too slow ends with its connection."""
 
     def initialize(self, *args: Any, **kwargs: Any) -> None:
@@ -35,4 +35,4 @@ class BoundedServer(HTTPServer):
 def bound_requests() -> None:
     """Have JupyterHub, which has made no server yet, serve with these bounds, and open as many files as it may."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))
-    HTTPServer.configure(BoundedServer)
+    HTTPServer.configure(_BoundedServer)

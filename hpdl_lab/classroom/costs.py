@@ -27,7 +27,7 @@ COSTS = (*ONCE, *(f"{step}_{column}" for step in STEPS for column in COLUMNS))
 
 
 @dataclass(frozen=True)
-class Costs:
+class ClassroomCosts:
     """Constants and where they come from: `costs["server_MB"]`.
 
     values: {name in COSTS: number}; engines: of the attendee who was measured; notebook: its name; command, machine,
@@ -47,7 +47,7 @@ class Costs:
         return self.values[name]
 
     def json(self) -> str:
-        """Return the text of the file that `read` takes."""
+        """Return the text of the file that `read_costs` takes."""
         return json.dumps({name: value for name, value in asdict(self).items() if name != "path"}, indent=1) + "\n"
 
 
@@ -56,17 +56,17 @@ def own_path() -> str:
     return str(system.home() / "costs.json")
 
 
-def load() -> Costs:
+def load_costs() -> ClassroomCosts:
     """Return the Costs of this machine if they were measured, else those that come with the package."""
-    return read(own_path() if os.path.exists(own_path()) else str(SHIPPED))
+    return read_costs(own_path() if os.path.exists(own_path()) else str(SHIPPED))
 
 
-def read(path: str) -> Costs:
+def read_costs(path: str) -> ClassroomCosts:
     """Return the Costs in a file. Raises OSError; ValueError with the fault and the remedy."""
     try:
         said = json.loads(Path(path).read_text())
         said["path"] = path
-        costs = Costs(**said)
+        costs = ClassroomCosts(**said)
         missing = [name for name in COSTS if not isinstance(costs.values.get(name), int | float)]
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} holds no constants ({error}): write it again with `hpdl plan --measure`") from None

@@ -4,7 +4,7 @@
             census             census                census       census     census                          census
 
 A step begins when everybody who is still there has done the one before, as when an instructor says "now start your
-engines": times and memory are those of the whole class at once. Whoever fails stays out, and is named with the step and
+engines": times and memory are for the whole class at once. Whoever fails stays out, and is named with the step and
 the reason. At the end nothing may be left, which is looked at. A drill of one attendee measures the plan's constants.
 """
 
@@ -30,7 +30,7 @@ from .. import features
 from ..release import forms
 from . import hub
 from .attendee import Attendee, CellFailed, Trouble
-from .costs import Costs
+from .costs import ClassroomCosts
 from .plan import ENGINES, STEPS
 
 Cells: TypeAlias = list[tuple[str, bool]]  # code, True if it is meant to raise
@@ -48,7 +48,7 @@ TORCH = f"lab.run(lambda comm: __import__('torch').__version__, deadline={CELL_S
 VERSIONS = ("hpdl_lab", "jupyterhub", "jupyterlab", "ipykernel", "torch", "mpich")
 
 
-class Failure(NamedTuple):
+class _Failure(NamedTuple):
     """A step that one attendee could not do; `str` is the sentence."""
 
     name: str
@@ -59,7 +59,7 @@ class Failure(NamedTuple):
         return f"{self.name} failed at {self.step}: {self.reason}"
 
 
-class Step(NamedTuple):
+class DrillStep(NamedTuple):
     """The result of one step. seconds: {name: s} of all who did it; before, after: the Census of either time."""
 
     seconds: dict[str, float]
@@ -72,7 +72,7 @@ class Step(NamedTuple):
 
 
 class Drill:
-    """A rehearsal on a running hub.Hub. attendees: [Attendee]; cells: as of `solution`; say(sentence) tells how.
+    """A rehearsal on a running hub.Hub. attendees: [Attendee]; cells: as of `solution_cells`; say(sentence) tells how.
 
     notebook: the name of what the cells are of, "" for something else.
     """
@@ -89,8 +89,8 @@ class Drill:
         self.pids, self.log = running.pids, Path(running.settings.state, "hub", "hub.log")
         self.attendees, self.cells, self.engines, self.say = attendees, cells, engines, say
         self.notebook = notebook
-        self.steps: dict[str, Step] = {}
-        self.failures: list[Failure] = []
+        self.steps: dict[str, DrillStep] = {}
+        self.failures: list[_Failure] = []
         self.last = census(self.pids)
         self.seen: set[Trace] = set()  # all processes and files of shared memory so far: nothing of it may be left
         self.actions: dict[str, Callable[[Attendee], object]] = {
@@ -111,16 +111,16 @@ class Drill:
     def do(self, step: str) -> None:
         """Have everybody who is present do one step, all at once."""
         seconds: dict[str, float] = {}
-        failed: list[Failure] = []
+        failed: list[_Failure] = []
         began = time.monotonic()
 
         def one(attendee: Attendee) -> None:
             try:
                 self.actions[step](attendee)
             except Trouble as trouble:
-                failed.append(Failure(attendee.name, step, str(trouble)))
+                failed.append(_Failure(attendee.name, step, str(trouble)))
             except Exception as error:  # a reply that nobody thought of: this attendee failed, and is not forgotten
-                failed.append(Failure(attendee.name, step, f"{type(error).__name__}: {error}"))
+                failed.append(_Failure(attendee.name, step, f"{type(error).__name__}: {error}"))
             else:
                 seconds[attendee.name] = time.monotonic() - began
 
@@ -132,7 +132,7 @@ class Drill:
             thread.join()
         wall_s, now = time.monotonic() - began, census(self.pids)
         self.seen.update(now.traces())
-        self.steps[step] = Step(seconds, self.last, now)
+        self.steps[step] = DrillStep(seconds, self.last, now)
         self.last = now
         self.failures += sorted(failed)
         memory = f"{now.memory_MB / 1e3:.2f} GB in use"
@@ -167,7 +167,7 @@ class Drill:
         left += [folder] * os.path.exists(folder)
         if left:
             said = f"{len(left)} things are left, such as {sorted(left)[0]}"
-            self.failures.append(Failure("the hub", "its end", said))
+            self.failures.append(_Failure("the hub", "its end", said))
 
 
 def still_there(trace: Trace) -> bool:
@@ -181,12 +181,12 @@ def still_there(trace: Trace) -> bool:
         return False
 
 
-def rehearse(n: int, notebook: str = NOTEBOOK, engines: int = ENGINES, say: Say = print) -> Drill:
+def run_drill(n: int, notebook: str = NOTEBOOK, engines: int = ENGINES, say: Say = print) -> Drill:
     """Do a whole drill of `n` attendees on a hub of its own, which is removed afterwards; return the Drill.
 
     Raises: ValueError, RuntimeError, OSError: one sentence if no hub can be started.
     """
-    cells = solution(notebook)
+    cells = solution_cells(notebook)
     names = [f"drill{os.getpid()}-{i:02}" for i in range(1, n + 1)]  # no hub of this machine has them
     with hub.private(names, engines=engines, idle=0) as running:
         folder = running.settings.state
@@ -204,7 +204,7 @@ def rehearse(n: int, notebook: str = NOTEBOOK, engines: int = ENGINES, say: Say 
     return drill
 
 
-def solution(number: str) -> Cells:
+def solution_cells(number: str) -> Cells:
     """Return the Cells of the solution of notebook `number`, such as "00". Raises ValueError that lists all."""
     paths = sorted((forms.NOTEBOOKS / "solutions").glob(forms.NAMES), reverse=True)
     there = {path.name[:2]: path for path in paths}  # "00" is 00_engines, not 00_why, which has no engines
@@ -218,15 +218,15 @@ def solution(number: str) -> Cells:
 # -- the plan's constants ----------------------------------------------------------------------------------------------
 
 
-def measure(command: str, say: Say = print) -> Costs:
-    """Rehearse with one attendee on this machine, for `hpdl plan --measure`; return Costs.
+def measure_costs(command: str, say: Say = print) -> ClassroomCosts:
+    """Rehearse with one attendee on this machine, for `hpdl plan --measure`; return ClassroomCosts.
 
     Raises: RuntimeError, ValueError, OSError: one sentence if the drill fails, or no hub can be started.
     """
-    done = rehearse(1, say=say)
+    done = run_drill(1, say=say)
     if any(failure.step in STEPS for failure in done.failures):
         raise RuntimeError(f"nothing was measured: {done.failures[0]}")
-    return Costs(values(done), done.engines, done.notebook, command, *about())
+    return ClassroomCosts(values(done), done.engines, done.notebook, command, *provenance())
 
 
 def values(done: Drill) -> dict[str, float]:
@@ -249,7 +249,7 @@ def values(done: Drill) -> dict[str, float]:
     return {key: round(value, 3) for key, value in found.items()}
 
 
-def about() -> tuple[str, str, str]:
+def provenance() -> tuple[str, str, str]:
     """Return (machine, versions, date), on which numbers depend, as texts."""
     versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in VERSIONS)]
     date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -315,7 +315,7 @@ def census(pids: Sequence[int]) -> Census:
             inherited = owners.get(process.ppid()) or process.environ().get("JUPYTERHUB_USER", "")
             owner = owners.setdefault(process.pid, inherited)
             kind = "hub" if process.pid == pids[0] else kind_of(process.cmdline())
-            found[process.pid] = look(process, kind, owner)
+            found[process.pid] = _look(process, kind, owner)
     return Census(found.values())
 
 
@@ -324,7 +324,7 @@ def kind_of(command: list[str]) -> str:
     return next((kind for kind, mark in KINDS if mark in " ".join(command)), "other")
 
 
-def look(process: psutil.Process, kind: str, owner: str) -> Process:
+def _look(process: psutil.Process, kind: str, owner: str) -> Process:
     """Return the Process of one psutil.Process. Raises OSError or psutil.Error if it has ended."""
     proc = Path(f"/proc/{process.pid}")
     pss_kB = dict(re.findall(r"^Pss_(\w+): +(\d+)", (proc / "smaps_rollup").read_text(), re.MULTILINE))

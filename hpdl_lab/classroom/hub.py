@@ -36,8 +36,8 @@ import psutil
 
 from ..release import update
 from . import authenticator, limits, sandbox, sockets
-from .settings import API_TOKEN, CONFIGURATION, LOG_BYTES, LOGS, VARIABLE, Settings, read, write_whole
-from .state import REHEARSAL, State
+from .settings import API_TOKEN, CONFIGURATION, LOG_BYTES, LOGS, VARIABLE, Settings, read_settings, write_whole
+from .state import REHEARSAL, HubState
 
 Row: TypeAlias = dict[str, Any]  # of progress.jsonl
 START_SECONDS, STOP_SECONDS, REHEARSAL_SECONDS = 90, 60, 60
@@ -56,12 +56,12 @@ LOOK = "import jupyterhub, hpdl_lab.classroom.server, importlib.util as u; open(
 class Hub:
     """A running hub. `with Hub.start(Settings(...)) as hub:` stops it, and every server, at the end; files stay."""
 
-    def __init__(self, given: Settings, state: State) -> None:
+    def __init__(self, given: Settings, state: HubState) -> None:
         self.settings, self.state = given, state
         self.process: subprocess.Popen[bytes] | None = None  # JupyterHub
         self.proxy: subprocess.Popen[bytes] | None = None
         self.survivor: subprocess.Popen[bytes] | None = None  # ends what attendees run if this process is killed
-        self._held: list[sockets.Held] = []
+        self._held: list[sockets.ReservedPort] = []
         self._token = secrets.token_hex(32)  # between JupyterHub and its proxy
 
     @property
@@ -83,14 +83,14 @@ class Hub:
     def start(cls, given: Settings, passwords: dict[str, str | None] | None = None) -> "Hub":
         """Start a hub on the state folder of `given`, or go on with the one that was there.
 
-        Args:    passwords: {name: first password, or None}, as authenticator.read returns it.
+        Args:    passwords: {name: first password, or None}, as authenticator.read_users returns it.
         Raises:  ValueError, RuntimeError, OSError: one sentence with the remedy. Servers that ran before run on.
         """
-        check(given)
-        end_holders(given)
-        public = sockets.Held(given.address, given.port)
+        _check(given)
+        _end_holders(given)
+        public = sockets.ReservedPort(given.address, given.port)
         try:
-            self = cls(given.replace(port=public.port), State.make(given.state))
+            self = cls(given.replace(port=public.port), HubState.make(given.state))
         except BaseException:
             public.close()
             raise
@@ -99,7 +99,7 @@ class Hub:
             self._held += [sockets.inner(port) for port in self.state.manifest.ports]
             self.state.manifest.ports = [held.port for held in self._held[1:]]
             hub_port, proxy_port = self.state.manifest.ports
-            self.settings = prepare(self.settings.replace(hub_port=hub_port, proxy_port=proxy_port), self.state)
+            self.settings = prepare_hub(self.settings.replace(hub_port=hub_port, proxy_port=proxy_port), self.state)
             authenticator.store(self.settings.passwords, passwords or {}, keep=True)
             self._launch_survivor()
             self._start()
@@ -126,17 +126,19 @@ class Hub:
         made = [self.settings.certificates / name / f"{name}.crt" for name in ("hub-internal", "proxy-client")]
         wait_for(lambda: all(path.exists() for path in made), logs)
         if self.proxy is None or self.proxy.poll() is not None:
-            self.proxy, log = self._launch(proxy_command(self.settings), "proxy.log", [self._held[0], self._held[2]])
+            self.proxy, log = self._launch(_proxy_command(self.settings), "proxy.log", [self._held[0], self._held[2]])
             logs.append(("The proxy", self.proxy, log))
         wait_for(self._answers, logs)
 
     def _answers(self) -> bool:
         """Return True if JupyterHub answers through its proxy."""
         with contextlib.suppress(OSError):
-            return ask(self.settings, "/hub/health", 5) == 200
+            return http_status(self.settings, "/hub/health", 5) == 200
         return False
 
-    def _launch(self, argv: list[str], log: str, held: Sequence[sockets.Held]) -> tuple[subprocess.Popen[bytes], "Log"]:
+    def _launch(
+        self, argv: list[str], log: str, held: Sequence[sockets.ReservedPort]
+    ) -> tuple[subprocess.Popen[bytes], "Log"]:
         keep = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTERHUB_", "CONFIGPROXY_"))}
         inherited = {each.port: each.socket.fileno() for each in held}
         own = {VARIABLE: self.settings.state, "CONFIGPROXY_AUTH_TOKEN": self._token}
@@ -174,7 +176,7 @@ class Hub:
 
     def stop(self, servers: bool = True) -> None:
         """Stop JupyterHub, proxy, and servers with kernels and engines. Files, user ids and passwords stay."""
-        with undisturbed():
+        with _undisturbed():
             for process in filter(None, (self.process, self.proxy)):
                 process.terminate() if servers else process.kill()  # JupyterHub ends servers when it is asked to end
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -182,7 +184,7 @@ class Hub:
                 process.kill()
                 process.wait()
             try:
-                end(self.settings, self.state, self.state.manifest.names if servers else ())
+                _end(self.settings, self.state, self.state.manifest.names if servers else ())
             finally:
                 if self.survivor is not None:
                     self.survivor.communicate(b"all is done\n")
@@ -209,22 +211,22 @@ def private(names: Sequence[str], **how: Any) -> Generator[Hub]:
         with Hub.start(given.replace(**{"trust_attendees": True, **how})) as hub:
             yield hub
     finally:
-        with undisturbed():
+        with _undisturbed():
             if os.path.exists(given.state):
-                State.lock_existing(given.state).remove()
+                HubState.lock_existing(given.state).remove()
             os.rmdir(folder)
 
 
-def check(given: Settings) -> None:
+def _check(given: Settings) -> None:
     """Raise RuntimeError if no hub can be started here, before anything is made."""
     if find_spec("jupyterhub") is None:
         raise RuntimeError("JupyterHub is not installed: make hub, or pip install -c constraints.txt -e '.[hub]'")
     if not CONFIGURATION.is_file():
         raise RuntimeError(f"there is no {CONFIGURATION}: a hub is started from a clone, not from an installed package")
-    proxy_command(given)
+    _proxy_command(given)
 
 
-def prepare(given: Settings, state: State) -> Settings:
+def prepare_hub(given: Settings, state: HubState) -> Settings:
     """Make what a hub of these settings needs: limits, notebooks, accounts; returns them filled in.
 
     Raises: ValueError, RuntimeError, OSError: one sentence with the remedy, in particular if attendees cannot be kept
@@ -232,7 +234,7 @@ def prepare(given: Settings, state: State) -> Settings:
     """
     mask = os.umask(0o022)  # attendees copy from it
     try:
-        update.write(given.notebooks, lock=given.private)
+        update.write_notebooks(given.notebooks, lock=given.private)
     finally:
         os.umask(mask)
     given = walled(given, state)
@@ -246,7 +248,7 @@ def prepare(given: Settings, state: State) -> Settings:
     return given
 
 
-def walled(given: Settings, state: State) -> Settings:
+def walled(given: Settings, state: HubState) -> Settings:
     """Return `given` with the sandbox and the limits that this machine allows; each is tried.
 
     Raises: RuntimeError if one is missing and attendees are not trusted, or if no server could start.
@@ -254,14 +256,14 @@ def walled(given: Settings, state: State) -> Settings:
     refused = ""
     if os.geteuid() == 0:
         try:
-            given = given.replace(groups=limits.find(f"hpdl-{state.manifest.id[:12]}"))
+            given = given.replace(groups=limits.make_cgroups(f"hpdl-{state.manifest.id[:12]}"))
         except RuntimeError as error:
             refused = (
                 f"one attendee could take all memory of this machine: {error}. In a container give it its control "
                 "groups to write (docker run --privileged --cgroupns=private)"
             )
         try:
-            rehearse(given.replace(sandbox=True), state)
+            check_server_imports(given.replace(sandbox=True), state)
             given = given.replace(sandbox=True)
         except (OSError, RuntimeError) as error:
             refused = (
@@ -277,11 +279,11 @@ def walled(given: Settings, state: State) -> Settings:
     if refused and not given.trust_attendees:
         raise RuntimeError(f"{refused}; or say --trust-attendees")
     if not given.sandbox:
-        rehearse(given, state)
+        check_server_imports(given, state)
     return given
 
 
-def rehearse(given: Settings, state: State) -> None:
+def check_server_imports(given: Settings, state: HubState) -> None:
     """Have an account of the hub's own look for what a server imports. Raises RuntimeError with what hinders it."""
     if given.sandbox and shutil.which("bwrap") is None:
         raise RuntimeError("there is no bwrap")
@@ -293,7 +295,7 @@ def rehearse(given: Settings, state: State) -> None:
         raise RuntimeError(f"attendees could not start a server: {error}") from None
 
 
-def clear(given: Settings, state: State, names: Collection[str]) -> None:
+def clear(given: Settings, state: HubState, names: Collection[str]) -> None:
     """End what runs as these attendees, and remove their control groups. Raises RuntimeError if something stays."""
     with contextlib.ExitStack() as stack:  # the others end all the same
         for name in names:
@@ -301,17 +303,17 @@ def clear(given: Settings, state: State, names: Collection[str]) -> None:
             stack.callback(lambda name: sandbox.end_all(state.account(name)), name)
 
 
-def end(given: Settings, state: State, names: Collection[str]) -> None:
+def _end(given: Settings, state: HubState, names: Collection[str]) -> None:
     """Clear as `clear` does, and remove the groups of the hub, which has ended."""
     clear(given, state, names)
     limits.remove(given, limits.HUB)
     limits.remove(given)
 
 
-def end_holders(given: Settings) -> None:
+def _end_holders(given: Settings) -> None:
     """End what runs as attendees who took the port when this hub was killed. Raises RuntimeError if it runs."""
     if Path(given.state, "hub", "manifest.json").exists():
-        state = State.lock_existing(given.state)
+        state = HubState.lock_existing(given.state)
         holders: set[int] = set()
         for connection in psutil.net_connections("inet"):
             with contextlib.suppress(psutil.Error):  # it has just ended
@@ -329,15 +331,15 @@ def forget_password(folder: str, name: str) -> str:
 
     Raises: ValueError if there is none to forget; RuntimeError if this is no hub's folder, or the hub does not answer.
     """
-    state = State.open(folder)
-    given = read(folder) or Settings(state=folder)
+    state = HubState.open(folder)
+    given = read_settings(folder) or Settings(state=folder)
     password = authenticator.renew(given, name)
     try:
-        State.lock_existing(folder).close()
+        HubState.lock_existing(folder).close()
     except RuntimeError:  # it runs
         token = {"Authorization": f"token {(given.private / API_TOKEN).read_text()}"}
         try:
-            ask(given, f"/hub/api/users/{name}", STOP_SECONDS, "DELETE", token)
+            http_status(given, f"/hub/api/users/{name}", STOP_SECONDS, "DELETE", token)
         except urllib.error.HTTPError as error:
             if error.code != 404:  # nobody has logged in with this name
                 raise RuntimeError(f"the password is new, but sessions of before go on: {error}") from None
@@ -347,13 +349,23 @@ def forget_password(folder: str, name: str) -> str:
     return password
 
 
-def progress(folder: str) -> dict[str, list[Row] | str]:
+def read_progress(folder: str) -> dict[str, list[Row] | str]:
     """Read, as each attendee, {name: rows of what they did last, or why the rows cannot be read}."""
-    state = State.open(folder)
+    state = HubState.open(folder)
     found: dict[str, list[Row] | str] = {}
-    given = read(folder) or Settings(state=folder)
+    given = read_settings(folder) or Settings(state=folder)
     for account in (state.account(name) for name in state.manifest.names if name != REHEARSAL):
-        find = ["find", sandbox.home(given, account), *PROGRESS, "-exec", "tail", "-c", str(PROGRESS_BYTES), "{}", ";"]
+        find = [
+            "find",
+            sandbox.attendee_home(given, account),
+            *PROGRESS,
+            "-exec",
+            "tail",
+            "-c",
+            str(PROGRESS_BYTES),
+            "{}",
+            ";",
+        ]
         try:
             rows: list[Row] = []
             found[account.name] = rows
@@ -375,7 +387,7 @@ def proxy_program() -> list[str]:
     raise RuntimeError(f"there is no {PROXY} for Node on this machine: run `make hub`, which installs it")
 
 
-def proxy_command(given: Settings) -> list[str]:
+def _proxy_command(given: Settings) -> list[str]:
     """Return the command line of the proxy, with the certificates that JupyterHub makes."""
     node, script = proxy_program()
     at, here = given.certificates, sockets.INNER
@@ -426,7 +438,7 @@ def wait_for(ready: Callable[[], bool], logs: Sequence[tuple[str, subprocess.Pop
 
 
 @contextlib.contextmanager
-def undisturbed() -> Generator[None]:
+def _undisturbed() -> Generator[None]:
     """Ignore a second Ctrl-C meanwhile: what is being ended, which takes a minute at most, would stay half ended."""
     main = threading.current_thread() is threading.main_thread()  # the only one that may say so
     before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in INTERRUPTS if main}
@@ -442,7 +454,9 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def ask(given: Settings, path: str, seconds: float, method: str = "GET", headers: dict[str, str] | None = None) -> int:
+def http_status(
+    given: Settings, path: str, seconds: float, method: str = "GET", headers: dict[str, str] | None = None
+) -> int:
     """Return the HTTP status of the hub's reply on this machine. Its certificate is for the site's name; unchecked.
 
     Raises: OSError.
@@ -456,5 +470,5 @@ def ask(given: Settings, path: str, seconds: float, method: str = "GET", headers
 
 
 if __name__ == "__main__":  # as the survivor, which has the lock: JupyterHub has ended, in order or not
-    crashed = State.open(sys.argv[1])
-    end(read(crashed.folder) or Settings(state=crashed.folder), crashed, crashed.manifest.names)
+    crashed = HubState.open(sys.argv[1])
+    _end(read_settings(crashed.folder) or Settings(state=crashed.folder), crashed, crashed.manifest.names)

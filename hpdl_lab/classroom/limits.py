@@ -15,7 +15,7 @@ CONTROLLERS = ("memory", "cpu", "pids")
 EMPTY_SECONDS = 10  # for a group to be empty after its processes were killed
 
 
-def find(name: str, root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> tuple[str, ...]:
+def make_cgroups(name: str, root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> tuple[str, ...]:
     """Make folders `name` below which each attendee gets a group, one per hierarchy, below this process's own group.
 
     Raises: RuntimeError with the reason why there can be none.
@@ -23,7 +23,7 @@ def find(name: str, root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup"
     mine = dict(line.split(":", 2)[1:] for line in Path(own).read_text().splitlines())  # {"cpu,cpuacct": "/path"}
     try:
         if os.path.exists(os.path.join(root, "cgroup.controllers")):
-            return (delegated(Path(root + mine[""]), name),)
+            return (_delegated(Path(root + mine[""]), name),)
         folders = {
             controller: f"{root}/{controller}{path.rstrip('/')}/{name}"
             for names, path in mine.items()
@@ -38,7 +38,7 @@ def find(name: str, root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup"
         raise RuntimeError(f"control groups cannot be made here ({error.strerror}: {error.filename})") from None
 
 
-def delegated(mine: Path, name: str) -> str:
+def _delegated(mine: Path, name: str) -> str:
     """Move the hub into a child group: in version 2 only a group without processes of its own can limit children."""
     (mine / "hpdl-hub").mkdir(exist_ok=True)
     (mine / "hpdl-hub" / "cgroup.procs").write_text("0")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from jupyterhub.handlers import BaseHandler
 from tornado import web
 
-from .settings import API_TOKEN, Settings, read
+from .settings import API_TOKEN, Settings, read_settings
 
 if TYPE_CHECKING:
     from jupyterhub.user import User
@@ -18,7 +18,11 @@ class OwnHandler(BaseHandler):
 
     @web.authenticated
     def get(self) -> None:
-        user, there, given = cast("User", self.current_user), self.get_argument("next", ""), read() or Settings()
+        user, there, given = (
+            cast("User", self.current_user),
+            self.get_argument("next", ""),
+            read_settings() or Settings(),
+        )
         if not there.startswith(f"{self.base_url}user/{user.escaped_name}/"):
             raise web.HTTPError(403, "It is on a server of somebody else, who alone can open it", reason="Not yours")
         said = f"{user.name} {self.get_session_cookie() or ''}".encode()

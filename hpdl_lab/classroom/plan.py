@@ -32,7 +32,7 @@ IN_TURNS = ("cores, to compute", "GPUs")  # a class that wants more of these sti
 
 
 class Constants(Protocol):
-    """Measured constants by their names: a costs.Costs."""
+    """Measured constants by their names: a costs.ClassroomCosts."""
 
     @property
     def notebook(self) -> str: ...
@@ -60,7 +60,7 @@ class Resource(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClassPlan:
     """A class on one node. memory: bytes; engines: of each attendee."""
 
     costs: Constants

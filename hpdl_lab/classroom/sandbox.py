@@ -41,7 +41,7 @@ FILTER = 'exec 9<"$0" || exit; exec "$@"'  # file of the filter, command
 BOUND = f'mount -o remount,max={TERMINALS} /dev/pts || exit; exec "$@"'
 
 
-class Account(NamedTuple):
+class UnixAccount(NamedTuple):
     """An attendee as a user of this machine."""
 
     name: str
@@ -53,7 +53,7 @@ class Account(NamedTuple):
 
 def command(
     given: Settings,
-    account: Account,
+    account: UnixAccount,
     argv: Sequence[str],
     log: str = "",
     groups: Sequence[str] = (),
@@ -71,7 +71,7 @@ def command(
         inner = ["setpriv", f"--reuid={account.uid}", f"--regid={account.uid}", *rights, *inner]
     if given.sandbox:
         fd = ["--info-fd", str(info)] if info is not None else []
-        inner = [*walls(given, account, readable), "sh", "-c", BOUND, "sh", *inner]
+        inner = [*_walls(given, account, readable), "sh", "-c", BOUND, "sh", *inner]
         if given.emulated:
             inner = ["bwrap", *fd, *inner]
         else:
@@ -83,7 +83,7 @@ def command(
     return ["sh", "-c", JOIN, "sh", *groups, "--", *inner]
 
 
-def walls(given: Settings, account: Account, readable: Sequence[str] = ()) -> Iterator[str]:
+def _walls(given: Settings, account: UnixAccount, readable: Sequence[str] = ()) -> Iterator[str]:
     """Yield the arguments of bubblewrap: what the sandbox of `account` has."""
     yield from ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--new-session", "--as-pid-1")
     for path in SYSTEM:
@@ -112,20 +112,20 @@ def walls(given: Settings, account: Account, readable: Sequence[str] = ()) -> It
         yield from ("--ro-bind-try", os.path.join(account.given, name), f"/etc/{name}")
     yield from ("--perms", "0755", "--dir", GIVEN, "--ro-bind", account.given, f"{GIVEN}/own")
     yield from ("--ro-bind-try", str(given.notebooks), f"{GIVEN}/notebooks")
-    yield from ("--perms", "0755", "--dir", "/home", "--bind", account.home, home(given, account))
-    yield from ("--remount-ro", "/", "--chdir", home(given, account), "--")
+    yield from ("--perms", "0755", "--dir", "/home", "--bind", account.home, attendee_home(given, account))
+    yield from ("--remount-ro", "/", "--chdir", attendee_home(given, account), "--")
 
 
-def home(given: Settings, account: Account) -> str:
+def attendee_home(given: Settings, account: UnixAccount) -> str:
     """Return the path at which the attendee finds their home."""
     return f"/home/{account.name}" if given.sandbox else account.home
 
 
-def environment(given: Settings, account: Account) -> dict[str, str]:
+def attendee_environment(given: Settings, account: UnixAccount) -> dict[str, str]:
     """Return the environment of the attendee's processes."""
     run = f"{GIVEN}-{account.uid}" if given.sandbox else f"/tmp/hpdl-hub-{account.uid}-{account.name}"
     return {
-        "HOME": home(given, account),
+        "HOME": attendee_home(given, account),
         "USER": account.name,
         "LOGNAME": account.name,
         "SHELL": "/bin/bash",
@@ -138,7 +138,7 @@ def environment(given: Settings, account: Account) -> dict[str, str]:
     }
 
 
-def write_names(account: Account) -> None:
+def write_names(account: UnixAccount) -> None:
     """Write the user database that the sandbox sees, in which the attendee has a name."""
     entry = f"{account.name}:x:{account.uid}:"
     texts = {
@@ -157,13 +157,13 @@ def before_start() -> None:
         ctypes.CDLL(None).syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)  # if it fails there are no keyrings
 
 
-def run_as(given: Settings, account: Account, argv: Sequence[str], seconds: float, most: int = 65536) -> bytes:
+def run_as(given: Settings, account: UnixAccount, argv: Sequence[str], seconds: float, most: int = 65536) -> bytes:
     """Run a short program as the attendee; return the first `most` bytes that it prints.
 
     Raises: RuntimeError with the last line of what it said, or that it took longer than `seconds`.
     """
     limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", *argv]  # kB of address space
-    env = {"LANG": "C.UTF-8", **environment(given, account)}
+    env = {"LANG": "C.UTF-8", **attendee_environment(given, account)}
     with subprocess.Popen(
         command(given, account, limited),
         env=env,
@@ -207,7 +207,7 @@ def processes() -> Iterator[psutil.Process]:
                 yield process
 
 
-def left(account: Account) -> list[psutil.Process]:
+def remaining_processes(account: UnixAccount) -> list[psutil.Process]:
     """Return what runs as the attendee. Without root everything runs as one user, and nobody can tell."""
     if os.geteuid() != 0:
         return []
@@ -219,10 +219,10 @@ def left(account: Account) -> list[psutil.Process]:
     return found
 
 
-def end_all(account: Account) -> None:
+def end_all(account: UnixAccount) -> None:
     """Kill whatever runs as the attendee. Raises RuntimeError if something stays."""
     give_up = time.monotonic() + END_SECONDS
-    while running := left(account):
+    while running := remaining_processes(account):
         if time.monotonic() > give_up:
             raise RuntimeError(f"process {running[0].pid} of {account.name} (user {account.uid}) cannot be ended")
         become = ["setpriv", f"--reuid={account.uid}", f"--regid={account.uid}", "--clear-groups"]

@@ -19,7 +19,7 @@ SOURCE = "HPDL_NOTEBOOKS"  # environment: the folder of exercise forms; else tho
 def main() -> None:
     folder = os.path.expanduser(f"~/{FOLDER}")
     try:
-        for sentence in update.write(folder, source=os.environ.get(SOURCE, forms.NOTEBOOKS)):
+        for sentence in update.write_notebooks(folder, source=os.environ.get(SOURCE, forms.NOTEBOOKS)):
             print(sentence, file=sys.stderr)
     except (ImportError, OSError, RuntimeError) as error:
         print(f"The notebooks were not brought up to date: {error}", file=sys.stderr)

@@ -109,7 +109,7 @@ class Settings:
         write_whole(self.private / "settings.json", json.dumps(asdict(self), indent=1))
 
 
-def read(state: str | None = None) -> Settings | None:
+def read_settings(state: str | None = None) -> Settings | None:
     """Return the settings of the hub whose state is in `state`; without one, of the hub that started this process.
 
     Returns: Settings; None if neither is said, as when a site starts JupyterHub itself, or if the hub just starts.

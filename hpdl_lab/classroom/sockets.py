@@ -19,7 +19,7 @@ OTHER = {"127.0.0.1": "::1", "localhost": "::1", "::1": "127.0.0.1"}  # the same
 INNER = "127.0.0.1"
 
 
-class Held:
+class ReservedPort:
     """A port, held in both address families. Raises RuntimeError in one sentence if it cannot be had."""
 
     def __init__(self, address: str, port: int) -> None:
@@ -30,7 +30,7 @@ class Held:
         try:
             self.socket = socket.socket(socket.AF_INET6 if everywhere or ":" in address else socket.AF_INET)
         except OSError as error:
-            raise RuntimeError(refusal(address, port, error)) from None
+            raise RuntimeError(_refusal(address, port, error)) from None
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if everywhere:
@@ -40,7 +40,7 @@ class Held:
             self.socket.setblocking(False)
         except OSError as error:
             self.socket.close()
-            raise RuntimeError(refusal(address, port, error)) from None
+            raise RuntimeError(_refusal(address, port, error)) from None
         self.port = self.socket.getsockname()[1]
         self.other: socket.socket | None = None  # bound, and answering nobody
         if other := OTHER.get(address):
@@ -53,14 +53,14 @@ class Held:
                     self.other = None
                 if port and error.errno == 98:  # EADDRINUSE; else this machine has no such family
                     self.socket.close()
-                    raise RuntimeError(refusal(other, port, error)) from None
+                    raise RuntimeError(_refusal(other, port, error)) from None
 
     def close(self) -> None:
         for each in filter(None, (self.socket, self.other)):
             each.close()
 
 
-def refusal(address: str, port: int, error: OSError) -> str:
+def _refusal(address: str, port: int, error: OSError) -> str:
     """Return why a port cannot be had, with the remedy."""
     why = (error.strerror or str(error)).lower()
     if not address or error.errno == 99 or isinstance(error, socket.gaierror):  # EADDRNOTAVAIL
@@ -69,15 +69,15 @@ def refusal(address: str, port: int, error: OSError) -> str:
     return f"port {port} of {address} cannot be used ({f'{who} has it' if who else why}): name another, --port 8001"
 
 
-def inner(port: int) -> Held:
+def inner(port: int) -> ReservedPort:
     """Hold a port of the loopback address: `port`, at which running servers look, or another one if it is taken."""
     try:
-        return Held(INNER, port)
+        return ReservedPort(INNER, port)
     except RuntimeError:
-        return Held(INNER, 0)
+        return ReservedPort(INNER, 0)
 
 
-def main() -> None:
+def _main() -> None:
     """Be JupyterHub, on the socket that it inherits."""
     import tornado.tcpserver
     from jupyterhub.app import main as serve
@@ -94,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

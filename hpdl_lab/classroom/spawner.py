@@ -15,8 +15,8 @@ from jupyterhub.utils import can_connect, random_port
 from traitlets import List, Unicode, default
 
 from . import limits, sandbox, settings
-from .sandbox import Account
-from .state import State, own
+from .sandbox import UnixAccount
+from .state import HubState, own
 
 Json: TypeAlias = dict[str, Any]
 LOG = "server.log"  # in the attendee's home: what the last server printed
@@ -33,14 +33,14 @@ class AttendeeSpawner(Spawner):
 
     @property
     def _given(self) -> settings.Settings:
-        given = settings.read()
+        given = settings.read_settings()
         if given is None:
             raise RuntimeError(f"the environment variable {settings.VARIABLE} names no state folder of a hub")
         return given
 
     @property
-    def _account(self) -> Account:
-        return State.open(self._given.state).account(self.user.name)
+    def _account(self) -> UnixAccount:
+        return HubState.open(self._given.state).account(self.user.name)
 
     # An address for each: the certificate of one attendee is no good at the address of another.
 
@@ -70,7 +70,7 @@ class AttendeeSpawner(Spawner):
         return moved
 
     def get_env(self) -> dict[str, str]:
-        return super().get_env() | sandbox.environment(self._given, self._account)
+        return super().get_env() | sandbox.attendee_environment(self._given, self._account)
 
     def get_state(self) -> Json:
         process = self._first
@@ -127,7 +127,7 @@ class AttendeeSpawner(Spawner):
     async def poll(self) -> int | None:
         """Return None while the server runs, else its exit code."""
         code = self._started.poll() if self._started else None
-        if self._first is not None and code is None and is_alive(self._first):
+        if self._first is not None and code is None and _is_alive(self._first):
             return None
         await asyncio.to_thread(self._clear)
         return (self._started.wait() if self._started else 0) or 0
@@ -142,7 +142,7 @@ class AttendeeSpawner(Spawner):
                 for server in self._first.children():  # of the shell that the sandbox ends with
                     server.terminate()
             give_up = time.monotonic() + seconds
-            while is_alive(self._first) and time.monotonic() < give_up:
+            while _is_alive(self._first) and time.monotonic() < give_up:
                 time.sleep(0.05)
             sandbox.kill_tree(self._first.pid)
         self._clear()
@@ -153,7 +153,7 @@ class AttendeeSpawner(Spawner):
         limits.remove(given, account.name)
 
 
-def is_alive(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     """Return True while a process still runs: it itself, not another one that has got its number."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -25,8 +25,8 @@ from pathlib import Path
 import psutil
 
 from . import limits, sandbox
-from .sandbox import Account
-from .settings import Settings, read, write_whole
+from .sandbox import UnixAccount
+from .settings import Settings, read_settings, write_whole
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,23}")
 REHEARSAL = "-rehearsal-"  # an account of the hub's own, whose name no attendee can have
@@ -37,7 +37,7 @@ REMOVE_SECONDS = 120  # for the files of one attendee
 
 
 @dataclass
-class Manifest:
+class _Manifest:
     """The list of what one hub has made. place: (device, inode) of STATE/hub, by which a copy shows itself."""
 
     id: str
@@ -48,32 +48,32 @@ class Manifest:
     ports: list[int] = field(default_factory=lambda: [0, 0])  # of the hub and of the proxy's interface, when last used
 
 
-class State:
+class HubState:
     """The state folder of a hub, open. Raises RuntimeError, ValueError in one sentence."""
 
-    def __init__(self, folder: str, manifest: Manifest, lock: int | None = None) -> None:
+    def __init__(self, folder: str, manifest: _Manifest, lock: int | None = None) -> None:
         self.folder, self.manifest, self.lock = folder, manifest, lock
 
     @classmethod
-    def open(cls, folder: str) -> "State":
+    def open(cls, folder: str) -> "HubState":
         """Open the state of a hub that exists; for the hub's own processes, which run while its lock is held."""
         try:
-            manifest = Manifest(**json.loads(Path(folder, "hub", "manifest.json").read_text()))
+            manifest = _Manifest(**json.loads(Path(folder, "hub", "manifest.json").read_text()))
         except (OSError, ValueError, TypeError):
             raise RuntimeError(f"{folder} is no state folder of a hub of this version: nothing is done") from None
         for part in ("", *PARTS):
             with contextlib.suppress(FileNotFoundError):
-                require_own(os.path.join(folder, part))
-        if place(folder) != manifest.place:
+                _require_own(os.path.join(folder, part))
+        if _place(folder) != manifest.place:
             raise RuntimeError(
                 f"{folder} is a copy of the state folder of hub {manifest.id}, or was restored: its user ids may be in "
-                f'use elsewhere. If the original is gone for good, put {place(folder)} as "place" into '
+                f'use elsewhere. If the original is gone for good, put {_place(folder)} as "place" into '
                 f"{folder}/hub/manifest.json; a copy that nobody needs is removed with rm -r"
             )
         return cls(folder, manifest)
 
     @classmethod
-    def lock_existing(cls, folder: str) -> "State":
+    def lock_existing(cls, folder: str) -> "HubState":
         """Open it as `open` does, and lock it. Raises RuntimeError if a hub runs on it."""
         state = cls.open(folder)
         lock = os.open(os.path.join(folder, "hub", "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -81,7 +81,7 @@ class State:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            said = read(folder)
+            said = read_settings(folder)
             raise RuntimeError(
                 f"a hub runs already on {folder}: {said.url if said else 'it is starting'}. Stop it with Ctrl-C where "
                 "it runs, or name another --state and --port"
@@ -90,7 +90,7 @@ class State:
         return state
 
     @classmethod
-    def make(cls, folder: str) -> "State":
+    def make(cls, folder: str) -> "HubState":
         """Lock the state folder; make it first if it does not exist, or is empty."""
         made = not os.path.lexists(folder)
         if not os.path.lexists(os.path.join(folder, "hub", "manifest.json")):
@@ -100,21 +100,21 @@ class State:
                 raise ValueError(
                     f"{folder} cannot be made ({error.strerror}): name a folder that you may write, --state"
                 ) from None
-            require_own(folder)
+            _require_own(folder)
             if there := sorted(os.listdir(folder)):
                 raise ValueError(f"{folder} holds other things, such as {there[0]}: name a new folder, --state")
-            first_uid = free_block()  # before anything is made: half a state folder is none
+            first_uid = _free_block()  # before anything is made: half a state folder is none
             for part in PARTS:
                 os.mkdir(os.path.join(folder, part))
                 os.chmod(os.path.join(folder, part), {"hub": 0o700, "notebooks": 0o755}.get(part, 0o711))
-            state = cls(folder, Manifest(uuid.uuid4().hex, place(folder), made, first_uid))
+            state = cls(folder, _Manifest(uuid.uuid4().hex, _place(folder), made, first_uid))
             state.save()
         return cls.lock_existing(folder)
 
     def save(self) -> None:
         write_whole(Path(self.folder, "hub", "manifest.json"), json.dumps(asdict(self.manifest), indent=1))
 
-    def account(self, name: str) -> Account:
+    def account(self, name: str) -> UnixAccount:
         """Return the account of `name`; a new user id, home and folder are made for a name that is new.
 
         Raises: ValueError if the name is none, or if the home is not of that user id.
@@ -130,7 +130,7 @@ class State:
         number = names.index(name)
         uid = self.manifest.first_uid + number if os.geteuid() == 0 else os.getuid()
         home, given = (os.path.join(self.folder, part, name) for part in ("homes", "attendees"))
-        account = Account(name, uid, home, given, f"127.77.{number >> 8}.{number & 255}")
+        account = UnixAccount(name, uid, home, given, f"127.77.{number >> 8}.{number & 255}")
         with contextlib.suppress(FileExistsError):
             os.mkdir(given, 0o711)
         with contextlib.suppress(FileExistsError):
@@ -148,7 +148,7 @@ class State:
         """
         given = Settings(state=self.folder)
         left: list[str] = []
-        limited = read(self.folder) or given
+        limited = read_settings(self.folder) or given
         for name in list(self.manifest.names):
             home = os.path.join(self.folder, "homes", name)
             if not os.path.lexists(home):
@@ -181,12 +181,12 @@ class State:
             self.lock = None
 
 
-def place(folder: str) -> list[int]:
+def _place(folder: str) -> list[int]:
     found = os.stat(os.path.join(folder, "hub"))
     return [found.st_dev, found.st_ino]
 
 
-def require_own(folder: str) -> None:
+def _require_own(folder: str) -> None:
     """Raise ValueError if `folder` is a link, or others may write it."""
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -208,7 +208,7 @@ def own(path: str, uid: int) -> None:
             ) from None
 
 
-def free_block() -> int:
+def _free_block() -> int:
     """Return the first of BLOCK user ids, drawn at random, as which nothing runs."""
     running: set[int] = set()
     for process in sandbox.processes():

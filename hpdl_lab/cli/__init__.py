@@ -23,11 +23,11 @@ def main(argv: list[str] | None = None) -> int:
         print("hpdl: interrupted", file=sys.stderr)
         return 130
     except (ImportError, OSError, RuntimeError, ValueError) as error:  # what a user can mend; a bug shows its traceback
-        print(f"hpdl: {sentence(error)}", file=sys.stderr)
+        print(f"hpdl: {_sentence(error)}", file=sys.stderr)
         return 1
 
 
-def sentence(error: Exception) -> str:
+def _sentence(error: Exception) -> str:
     """Return what an error says; for what the system refused, the file and why, without the number."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
@@ -37,14 +37,14 @@ def sentence(error: Exception) -> str:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     top = argparse.ArgumentParser(prog="hpdl", description="A laboratory for distributed deep learning: `make lab`.")
-    top.add_argument("--version", action=Version, nargs=0, help="show the version and exit")
+    top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for family in FAMILIES:
         family.add(commands)
     return top
 
 
-class Version(argparse.Action):
+class _Version(argparse.Action):
     """The option that reads the version when it is asked for: no other command waits for that."""
 
     def __call__(

@@ -15,7 +15,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 T = TypeVar("T")
 
 
-def in_one_sentence(parse: Callable[[str], T]) -> Callable[[str], T]:
+def _in_one_sentence(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Return the same argparse type, whose ValueError is shown as it is."""
 
     def type_(text: str) -> T:
@@ -27,7 +27,7 @@ def in_one_sentence(parse: Callable[[str], T]) -> Callable[[str], T]:
     return type_
 
 
-@in_one_sentence
+@_in_one_sentence
 def ranks(text: str) -> int:
     """Return a number of ranks or repeats, at least 1."""
     if not text.isdecimal() or int(text) < 1:
@@ -35,19 +35,19 @@ def ranks(text: str) -> int:
     return int(text)
 
 
-@in_one_sentence
+@_in_one_sentence
 def sizes(text: str) -> list[int]:
     """Return bytes of each: "4,1KiB" -> [4, 1024]."""
     return [units.parse_bytes(part, "a message size") for part in text.split(",")]
 
 
-def names(text: str) -> tuple[str, ...]:
+def name_list(text: str) -> tuple[str, ...]:
     """Split "gpipe,1f1b" into ("gpipe", "1f1b"); "none" -> ()."""
     return () if text == "none" else tuple(text.split(","))
 
 
-@in_one_sentence
-def memory(text: str) -> int:
+@_in_one_sentence
+def memory_size(text: str) -> int:
     """Return bytes of memory, such as "3G" or "256GB" (10^9) or "12GiB" (2^30)."""
     nbytes = units.parse_bytes(text, "memory")
     if not 0.5e9 <= nbytes <= 1e15:
@@ -55,10 +55,10 @@ def memory(text: str) -> int:
     return nbytes
 
 
-def number(what: str, least: float, most: float, besides: float | None = None) -> Callable[[str], float]:
+def number_between(what: str, least: float, most: float, besides: float | None = None) -> Callable[[str], float]:
     """Return a type: a number from `least` to `most`, or `besides`."""
 
-    @in_one_sentence
+    @_in_one_sentence
     def parse(text: str) -> float:
         with contextlib.suppress(ValueError):
             if least <= (value := float(text)) <= most or value == besides:

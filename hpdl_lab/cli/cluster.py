@@ -25,7 +25,7 @@ NONE_UP = "No engines of yours are up on this machine: hpdl cluster start --engi
 def add(commands: Commands) -> None:
     clusters = commands.add_parser("cluster", help="engines that stay up for notebooks")
     clusters = clusters.add_subparsers(required=True, metavar="WHAT")
-    add_start(clusters.add_parser("start", help="start engines and leave them up, here or in a Slurm job"))
+    _add_start(clusters.add_parser("start", help="start engines and leave them up, here or in a Slurm job"))
     command = clusters.add_parser("status", help="which engines are up, where, and who uses them")
     command.set_defaults(command=status)
     command = clusters.add_parser("stop", help="end the engines, and their Slurm job")
@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
     command.set_defaults(command=shell)
 
 
-def add_start(command: argparse.ArgumentParser) -> None:
+def _add_start(command: argparse.ArgumentParser) -> None:
     command.add_argument("--engines", type=ranks, default=4, help="engines (4)")
     command.add_argument("--where", choices=["local", "slurm"], help="on this machine, or in a Slurm job (local)")
     command.add_argument("--device", choices=["cpu", "cuda"], help="of the engines (cpu; cuda with --gpus)")
@@ -145,7 +145,7 @@ def shell(arguments: argparse.Namespace) -> NoReturn:
     """Become a shell on an emulated host."""
     from ..engines import hosts, session_dir
 
-    path, number = session_dir.find()[0], arguments.host.removeprefix("host")
-    if number not in map(str, range(hosts.count(path))):
+    path, number = session_dir.find_session_dir()[0], arguments.host.removeprefix("host")
+    if number not in map(str, range(hosts.count_hosts(path))):
         raise RuntimeError(f"no emulated host {arguments.host} is up: hpdl cluster emulate makes host0, host1, ...")
     os.execv(sys.executable, [sys.executable, "-m", "hpdl_lab.engines.hosts", "shell", path, number])

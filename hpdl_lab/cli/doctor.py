@@ -12,11 +12,11 @@ def add(commands: Commands) -> None:
     command = commands.add_parser("doctor", help="what this machine and build can do, and what is wrong, with the fix")
     only = command.add_mutually_exclusive_group()
     only.add_argument("--log", metavar="FILE", help="name the symptoms in what a program has printed; -: stdin")
-    only.add_argument("--port", type=place, metavar="[HOST:]PORT", help="is it free here; does HOST answer there?")
+    only.add_argument("--port", type=_place, metavar="[HOST:]PORT", help="is it free here; does HOST answer there?")
     command.set_defaults(command=doctor)
 
 
-def place(text: str) -> tuple[str, int]:
+def _place(text: str) -> tuple[str, int]:
     """Split "node2:8000" into ("node2", 8000); "8000" -> ("", 8000)."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
@@ -27,7 +27,7 @@ def place(text: str) -> tuple[str, int]:
 def doctor(arguments: argparse.Namespace) -> int:
     """Print the table and the symptoms; or only what a log, or a port, tells."""
     if arguments.port:
-        return look_at_port(*arguments.port)
+        return _look_at_port(*arguments.port)
     try:
         import numpy  # noqa: F401  # without which nothing here works; doctor.py itself can do without
 
@@ -38,25 +38,25 @@ def doctor(arguments: argparse.Namespace) -> int:
 
         raise RuntimeError(f"{sys.executable} lacks packages that hpdl_lab needs ({error}): {FIX}") from None
     if arguments.log:
-        return look_into(arguments.log)
+        return _look_into(arguments.log)
     examination = doctor.doctor()
     print(f"hpdl_lab {__version__}\n\n{examination}")
     return 0 if examination.ok else 1
 
 
-def look_into(path: str) -> int:
+def _look_into(path: str) -> int:
     """Name the symptoms in the log at `path`."""
-    from ..engines.doctor import KNOWN, describe
+    from ..engines.doctor import KNOWN, describe_findings
     from ..symptoms import found_in
 
     with open(0 if path == "-" else path, errors="replace") as file:
         findings = found_in(KNOWN, file.read())
     names = ", ".join(symptom.name for symptom in KNOWN if symptom.said)
-    print(describe(findings) or f"No symptom that logs are known to tell of: {names}.")
+    print(describe_findings(findings) or f"No symptom that logs are known to tell of: {names}.")
     return 1 if findings else 0
 
 
-def look_at_port(host: str, port: int) -> int:
+def _look_at_port(host: str, port: int) -> int:
     """Say that the port is free here, or answers on `host`. Raises features.Missing, which the command prints."""
     from ..features import ports
 

@@ -73,7 +73,7 @@ def install() -> None:
 def emulated(folder: str) -> Generator[int]:
     """Make the hosts; yields the id of the process that keeps them until the end. Raises EngineError."""
     wanted = layout.wanted(len(net.HOSTS), where="emulated", link=LINK)
-    launch.check(wanted)
+    launch.check_layout(wanted)
     with subprocess.Popen(launch.hosts_argv(folder, wanted)) as keeps:
         try:
             if not until(lambda: os.path.exists(hosts.namespaces_file(folder)), launch.START_SECONDS):
@@ -83,7 +83,7 @@ def emulated(folder: str) -> Generator[int]:
             keeps.kill()
 
 
-def measured(name: str, folder: str, env: dict[str, str]) -> recorded.Recording:
+def _measured(name: str, folder: str, env: dict[str, str]) -> recorded.Recording:
     """Run all processes of a column. Raises RuntimeError with what they said if one fails, or takes too long."""
     (program, how), who, reporting = COLUMNS[name][0].split(), COLUMNS[name][1], []
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def measured(name: str, folder: str, env: dict[str, str]) -> recorded.Recording:
             argv = [str(PYTHON), "-m", f"{net.__package__}.train_{program}", how, role, number]
             output = stack.enter_context(open(Path(folder, process), "w"))
             start = partial(subprocess.Popen, stdout=output, stderr=subprocess.STDOUT, env=env | {"RANK": number})
-            started = start(argv, preexec_fn=partial(enter, folder, host))
+            started = start(argv, preexec_fn=partial(_enter, folder, host))
             stack.callback(started.wait)
             stack.callback(started.kill)
             reporting += [started] if role == next(iter(who)).split()[0] else []
@@ -106,13 +106,13 @@ def measured(name: str, folder: str, env: dict[str, str]) -> recorded.Recording:
     return {"name": name, "package": package[0], "seconds": seconds, "loss": loss, "links": links}
 
 
-def enter(folder: str, host: int) -> None:
+def _enter(folder: str, host: int) -> None:
     """Make this process a process of an emulated host, which ends with its parent."""
     hosts.enter(folder, host)
     die_with_parent()
 
 
-def main(folder: str | Path = recorded.FOLDER, word: str = "") -> None:
+def _main(folder: str | Path = recorded.FOLDER, word: str = "") -> None:
     """Measure every column with `word` in its name, and record them."""
     rows = []
     with tempfile.TemporaryDirectory() as session, emulated(session) as switch:
@@ -120,7 +120,7 @@ def main(folder: str | Path = recorded.FOLDER, word: str = "") -> None:
         env = os.environ | VARIABLES | {"SWITCH": str(switch), "PYTHONPATH": str(ROOT), "TMPDIR": session}
         for name in COLUMNS:
             if word in name:
-                rows.append(measured(name, session, env))
+                rows.append(_measured(name, session, env))
                 print(rows[-1], flush=True)
     what = f"one model trained by several frameworks on {net.WORKERS} emulated hosts, links of {LINK}"
     found = {"kind": "table", "what": what, **about(), "nbytes": net.NBYTES, "steps": net.STEPS, "rows": rows}
@@ -129,6 +129,6 @@ def main(folder: str | Path = recorded.FOLDER, word: str = "") -> None:
 
 if __name__ == "__main__":
     try:
-        main(*sys.argv[1:])
+        _main(*sys.argv[1:])
     except RuntimeError as error:
         sys.exit(str(error))

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .arguments import Commands, folder, memory, number, ranks
+from .arguments import Commands, folder, memory_size, number_between, ranks
 from .plan import interrupt
 
 if TYPE_CHECKING:
     from ..classroom.settings import Settings
 
-CORES = number("a number of cores", 0.1, 1e6, besides=0)  # with less no server starts in time
-MINUTES = number("a number of minutes", 0, 1e6)
+CORES = number_between("a number of cores", 0.1, 1e6, besides=0)  # with less no server starts in time
+MINUTES = number_between("a number of minutes", 0, 1e6)
 
 
 def add(commands: Commands) -> None:
@@ -30,7 +30,9 @@ def add(commands: Commands) -> None:
     who.add_argument("--users", type=ranks, metavar="N", help="attendee01, attendee02, ..., who choose a password (12)")
     who.add_argument("--users-file", metavar="FILE", help="a name on each line, and a first password if you give one")
     command.add_argument("--engines", type=ranks, default=usual.engines, help="of one attendee at most (4)")
-    command.add_argument("--memory", type=memory, default=0, help="of one attendee, such as 3G (1G and 0.5G an engine)")
+    command.add_argument(
+        "--memory", type=memory_size, default=0, help="of one attendee, such as 3G (1G and 0.5G an engine)"
+    )
     command.add_argument(
         "--cores",
         type=CORES,
@@ -77,12 +79,12 @@ def add(commands: Commands) -> None:
 def hub(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or do one of the two tasks that end at once."""
     from ..classroom import authenticator, settings
-    from ..classroom.hub import Hub, forget_password, progress
-    from ..classroom.state import State
+    from ..classroom.hub import Hub, forget_password, read_progress
+    from ..classroom.state import HubState
 
     state = arguments.state
     if arguments.remove:
-        State.lock_existing(state).remove()
+        HubState.lock_existing(state).remove()
         print(f"Removed {state}, with the files of its attendees.")
         return 0
     if arguments.forget_password:
@@ -90,11 +92,11 @@ def hub(arguments: argparse.Namespace) -> int:
         print(f"The new password of {arguments.forget_password}: {password}")
         return 0
     if arguments.progress:
-        for name, rows in progress(state).items():
-            print(f"{name}  {how_far(rows)}")
+        for name, rows in read_progress(state).items():
+            print(f"{name}  {_how_far(rows)}")
         return 0
     if arguments.users_file:
-        passwords = authenticator.read(arguments.users_file)
+        passwords = authenticator.read_users(arguments.users_file)
     else:
         passwords = dict.fromkeys(authenticator.numbered(arguments.users or 12))
     given = settings.Settings(
@@ -114,13 +116,13 @@ def hub(arguments: argparse.Namespace) -> int:
         emulated=arguments.emulated,
         dummy=arguments.dummy,
     )
-    check(given, arguments.no_tls)
+    check_options(given, arguments.no_tls)
     for signum in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal ends the class in order, as Ctrl-C does
         if signal.getsignal(signum) is not signal.SIG_IGN:  # but nohup keeps it
             signal.signal(signum, interrupt)
     print("Starting JupyterHub ...", flush=True)
     with Hub.start(given, passwords) as running:
-        for line in words(running.settings):
+        for line in instructor_lines(running.settings):
             print(line)
         sys.stdout.flush()
         try:
@@ -131,7 +133,7 @@ def hub(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check(given: Settings, no_tls: bool = False) -> None:
+def check_options(given: Settings, no_tls: bool = False) -> None:
     """Raise ValueError or OSError for options that do not go together, or leave the hub open."""
     from ..classroom import authenticator
 
@@ -163,7 +165,7 @@ def check(given: Settings, no_tls: bool = False) -> None:
             ) from None
 
 
-def how_far(rows: list[dict[str, object]] | str) -> str:
+def _how_far(rows: list[dict[str, object]] | str) -> str:
     """Return what an attendee has passed and did last, with escape sequences made visible."""
     if isinstance(rows, str):
         return f"cannot be read: {rows}"
@@ -172,7 +174,7 @@ def how_far(rows: list[dict[str, object]] | str) -> str:
     return ascii(f"passed {' '.join(passed) or 'none'}; last: {' '.join(last) or 'none'}")[1:-1][:300]
 
 
-def words(given: Settings) -> Iterator[str]:
+def instructor_lines(given: Settings) -> Iterator[str]:
     """Yield the lines for the instructor."""
     from ..classroom.limits import PROCESSES
 

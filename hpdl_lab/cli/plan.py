@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, cast
 from .. import system
 from ..bench.report import markdown, put
 from ..classroom import costs
-from ..classroom.costs import COLUMNS, ONCE, Costs
-from ..classroom.plan import BEYOND, ENGINES, IN_TURNS, STEPS, Plan
+from ..classroom.costs import COLUMNS, ONCE, ClassroomCosts
+from ..classroom.plan import BEYOND, ENGINES, IN_TURNS, STEPS, ClassPlan
 from ..units import counted
-from .arguments import Commands, file, folder, memory, ranks
+from .arguments import Commands, file, folder, memory_size, ranks
 
 if TYPE_CHECKING:
     from ..classroom.drill import Drill
@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
     command = commands.add_parser("plan", help="will a class fit on a node, what hurts first, settings to paste")
     command.add_argument("--attendees", type=int, help="who come")
     command.add_argument("--node-cores", type=int, help="cores of one node")
-    command.add_argument("--memory", type=memory, help="of one node, with its unit: 256GB, or 12GiB")
+    command.add_argument("--memory", type=memory_size, help="of one node, with its unit: 256GB, or 12GiB")
     command.add_argument("--gpus", type=int, default=0, help="of one node (0)")
     command.add_argument("--engines", type=int, help="of each attendee (4, which the notebooks start)")
     command.add_argument("--measure", action="store_true", help="measure the constants on this machine first, 1 minute")
@@ -61,7 +61,11 @@ def release(arguments: argparse.Namespace) -> int:
     """Write the exercises, and print what was done."""
     from ..release import course, update
 
-    said = course.write(arguments.folder) if arguments.nbgrader else update.write(arguments.folder, arguments.source)
+    said = (
+        course.write_course(arguments.folder)
+        if arguments.nbgrader
+        else update.write_notebooks(arguments.folder, arguments.source)
+    )
     for sentence in said:
         print(sentence)
     if not said:
@@ -79,13 +83,13 @@ def plan(arguments: argparse.Namespace) -> int:
         raise ValueError("a plan needs all three: hpdl plan --attendees 40 --node-cores 64 --memory 256GB")
     if arguments.save and not arguments.measure:
         raise ValueError("--save is where --measure writes: give both, or neither")
-    known = measured(arguments.save or costs.own_path()) if arguments.measure else costs.load()
+    known = _measured(arguments.save or costs.own_path()) if arguments.measure else costs.load_costs()
     if arguments.attendees is None:
-        print(constants(known))
+        print(constants_text(known))
         return 0
     engines = ENGINES if arguments.engines is None else arguments.engines
-    made = Plan(known, arguments.attendees, arguments.node_cores, arguments.memory, arguments.gpus, engines)
-    print(text(made), constants(known), sep="\n\n")
+    made = ClassPlan(known, arguments.attendees, arguments.node_cores, arguments.memory, arguments.gpus, engines)
+    print(text(made), constants_text(known), sep="\n\n")
     if made.fits < made.attendees:
         print(
             f"hpdl: {made.fits:,} of {made.attendees:,} attendees fit on such a node: see what hurts first",
@@ -95,51 +99,53 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measured(path: str) -> Costs:
+def _measured(path: str) -> ClassroomCosts:
     """Measure the constants with one attendee on this machine, and write them to `path`."""
     from ..classroom import drill
 
-    found = dataclasses.replace(drill.measure("hpdl plan --measure"), path=str(path))
+    found = dataclasses.replace(drill.measure_costs("hpdl plan --measure"), path=str(path))
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     system.write_file(path, found.json())
     return found
 
 
-def table(columns: Sequence[str], rows: list[list[str]], left: tuple[int, ...] = (0,)) -> str:
+def _table(columns: Sequence[str], rows: list[list[str]], left: tuple[int, ...] = (0,)) -> str:
     """Return a table. left: columns of words, the others are numbers."""
     return markdown(columns, rows, [i in left for i in range(len(columns))])
 
 
-def text(plan: Plan) -> str:
+def text(plan: ClassPlan) -> str:
     """Return the whole report, without the constants."""
     gpus = f" and {counted(plan.gpus, 'GPU')}" if plan.gpus else ""
     head = (
         f"{counted(plan.attendees, 'attendee')}, {counted(plan.engines, 'engine')} each, on a node of "
         f"{counted(plan.cores, 'core')}, {plan.memory / 1e9:,.0f} GB{gpus}"
     )
-    parts = [head, resources(plan), times(plan), verdict(plan)]
+    parts = [head, resources(plan), _times(plan), capacity_text(plan)]
     if plan.fits:  # else there is no class to paste anything for
         parts += [settings(plan), reservation(plan)]
     return "\n\n".join(parts)
 
 
-def resources(plan: Plan) -> str:
+def resources(plan: ClassPlan) -> str:
     """Return the table of what runs out, the first to hurt first."""
     rows = []
     for r in plan.resources():
         each, limit = (f"{v:,.{int(v < 100 and v != int(v))}f} {r.unit}".rstrip() for v in (r.each, r.limit))
         rows.append([r.name, each, limit, f"{r.fits:,}", f"{r.used(plan.attendees):.0%}", BEYOND[r.name]])
-    return table(("resource", "one attendee", "the node", "fit", f"at {plan.attendees:,}", "beyond that"), rows, (0, 5))
+    return _table(
+        ("resource", "one attendee", "the node", "fit", f"at {plan.attendees:,}", "beyond that"), rows, (0, 5)
+    )
 
 
-def times(plan: Plan) -> str:
+def _times(plan: ClassPlan) -> str:
     """Return a table of the seconds of each step, one alone and all at once."""
     rows = [[step, f"{plan.costs[f'{step}_s']:.1f} s", f"{plan.seconds(step):.1f} s"] for step in STEPS]
     rows.insert(-1, ["all until torch", "", f"{sum(plan.seconds(step) for step in STEPS[:-1]):.1f} s"])
-    return table(("when all at once", "one alone", f"the last of {plan.attendees:,}"), rows)
+    return _table(("when all at once", "one alone", f"the last of {plan.attendees:,}"), rows)
 
 
-def verdict(plan: Plan) -> str:
+def capacity_text(plan: ClassPlan) -> str:
     """Say who fits, what hurts first, engines per person: sentences."""
     hurts = []
     for row in plan.resources():
@@ -163,11 +169,11 @@ def verdict(plan: Plan) -> str:
     if plan.engines < ENGINES:
         said.append(f"The notebooks call lab.start({ENGINES}): attendees have to write lab.start({plan.engines}).")
     if plan.gpus:
-        said.append(f"GPUs: {shared_gpus(plan, plan.gpu_engines)}.")
+        said.append(f"GPUs: {_shared_gpus(plan, plan.gpu_engines)}.")
     return "\n".join(said)
 
 
-def shared_gpus(plan: Plan, each: int) -> str:
+def _shared_gpus(plan: ClassPlan, each: int) -> str:
     """Say how a class shares its GPUs. each: engines that one attendee has on them."""
     idle, at_once = plan.gpus - plan.attendees * each, plan.gpus // each
     if at_once == 0:
@@ -179,7 +185,7 @@ def shared_gpus(plan: Plan, each: int) -> str:
     return f"{said}, {turns} for all: memory of engines on GPUs was not measured"
 
 
-def settings(plan: Plan) -> str:
+def settings(plan: ClassPlan) -> str:
     """Return the hub's settings to paste, as arguments and as lines of a configuration."""
     limit = math.ceil((plan.each("MB") * HEADROOM + plan.engines * SCRIPT_MB) / 100) * 10**8  # bytes, a round number
     seconds = max(60, 10 * math.ceil(3 * plan.seconds("server") / 10))  # for a server to start while all start
@@ -203,7 +209,7 @@ def settings(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def reservation(plan: Plan, start: datetime.datetime | None = None) -> str:
+def reservation(plan: ClassPlan, start: datetime.datetime | None = None) -> str:
     """Return Slurm's reservation to paste. start: datetime; default tomorrow at 9."""
     start = start or datetime.datetime.combine(datetime.date.today() + datetime.timedelta(days=1), datetime.time(9))
     whole = "; whole nodes, with their GPUs: PartitionName=... names where those are" if plan.gpus else ""
@@ -215,14 +221,14 @@ def reservation(plan: Plan, start: datetime.datetime | None = None) -> str:
     )
 
 
-def constants(costs: Costs) -> str:
+def constants_text(costs: ClassroomCosts) -> str:
     """Return the constants of a plan, with their origin."""
     once = ", ".join(f"{what} {costs[name]:,.4g}" for name, what in ONCE.items())
     rows = [[step, *(f"{costs[f'{step}_{column}']:,.4g}" for column in COLUMNS)] for step in STEPS]
     return (
         f"constants, measured by `{costs.command}` with {costs.engines} engines and notebook {costs.notebook}\n"
         f"  on {costs.machine}; {costs.versions}; {costs.date}\n"
-        f"  kept in {costs.path}; memory (MB): {once}\n" + table(("one alone", *COLUMNS.values()), rows)
+        f"  kept in {costs.path}; memory (MB): {once}\n" + _table(("one alone", *COLUMNS.values()), rows)
     )
 
 
@@ -237,41 +243,41 @@ def drill(arguments: argparse.Namespace) -> int:
     from ..classroom import drill
 
     memory = psutil.virtual_memory().total
-    plan = Plan(costs.load(), arguments.users, features.cores(), memory)
-    require_memory(plan, psutil.virtual_memory().available)
+    plan = ClassPlan(costs.load_costs(), arguments.users, features.cores(), memory)
+    _require_memory(plan, psutil.virtual_memory().available)
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        done = drill.rehearse(arguments.users, arguments.notebook, say=lambda sentence: print(sentence, flush=True))
+        done = drill.run_drill(arguments.users, arguments.notebook, say=lambda sentence: print(sentence, flush=True))
     finally:
         signal.signal(signal.SIGTERM, before)
-    found = report(done, plan, arguments.invocation, *drill.about())
+    found = _report(done, plan, arguments.invocation, *drill.provenance())
     print(f"\n{found}")
     if arguments.markdown:
         put(arguments.markdown, "drill", found)
     return int(bool(done.failures))
 
 
-def report(done: Drill, plan: Plan, command: str, machine: str, versions: str, date: str) -> str:
+def _report(done: Drill, plan: ClassPlan, command: str, machine: str, versions: str, date: str) -> str:
     """Return the whole report, as a section of documentation that reads well in a terminal."""
-    known, n = cast(Costs, plan.costs), counted(len(done.attendees), "attendee")
-    verdict = f"{n}, no failure, nothing left behind."
+    known, n = cast(ClassroomCosts, plan.costs), counted(len(done.attendees), "attendee")
+    outcome = f"{n}, no failure, nothing left behind."
     if done.failures:
-        verdict = "\n".join([*map(str, done.failures), f"{counted(len(done.failures), 'failure')} of {n}."])
+        outcome = "\n".join([*map(str, done.failures), f"{counted(len(done.failures), 'failure')} of {n}."])
     parts = [
         f"## {n} at once",
         f"`{command}`",
         f"{machine}, {plan.memory / 1e9:.0f} GB; {versions}; {date}.",
         "### Each attendee",
-        table(USER_COLUMNS, users(done)),
+        _table(USER_COLUMNS, _users(done)),
         "### All together, and the plan's error",
-        table(STEP_COLUMNS, steps(done, plan)),
+        _table(STEP_COLUMNS, steps(done, plan)),
         f"The plan's constants were measured on {known.machine}, by `{known.command}`, {known.date}.",
-        verdict,
+        outcome,
     ]
     return "\n\n".join(parts)
 
 
-def users(done: Drill) -> list[list[str]]:
+def _users(done: Drill) -> list[list[str]]:
     """Return each attendee's seconds, memory at the end of their last step, and the step at which they failed."""
     failed, rows = {failure.name: failure.step for failure in done.failures}, []
     for number, attendee in enumerate(done.attendees, 1):
@@ -282,7 +288,7 @@ def users(done: Drill) -> list[list[str]]:
     return rows
 
 
-def steps(done: Drill, plan: Plan) -> list[list[str]]:
+def steps(done: Drill, plan: ClassPlan) -> list[list[str]]:
     """Return each step of all together, with what the plan predicts of it; error: predicted/measured - 1."""
     n, rows = len(done.attendees), []
     for step, row in done.steps.items():
@@ -301,7 +307,7 @@ def steps(done: Drill, plan: Plan) -> list[list[str]]:
     return rows
 
 
-def require_memory(plan: Plan, available: int) -> None:
+def _require_memory(plan: ClassPlan, available: int) -> None:
     """Raise ValueError if so many attendees would fill this machine's memory. available: bytes."""
     most = int((available / 1e6 - plan.once_MB) / plan.each("MB"))
     if plan.attendees > most:

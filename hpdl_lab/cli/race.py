@@ -21,9 +21,9 @@ def race(arguments: argparse.Namespace) -> int:
     """Print each result; returns 0 if all have passed."""
     from .. import lab
     from ..race.here import HerePlan
-    from ..race.plan import Disqualified, plan_of, read
+    from ..race.plan import Disqualified, plan_of, read_plan
 
-    tables = read(arguments.file)
+    tables = read_plan(arguments.file)
     passed = True
     for league in [arguments.league] if arguments.league else list(tables):
         how = {"seed": arguments.seed, "rounds": arguments.rounds}

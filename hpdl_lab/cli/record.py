@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .arguments import Commands, folder, names, own_engines
+from .arguments import Commands, folder, name_list, own_engines
 
 if TYPE_CHECKING:
     from ..data.recorded import Recording
@@ -29,7 +29,7 @@ SCALING = "scaling of a training step of lesson 06"
 
 
 class Job(NamedTuple):
-    """A measurement: run(device) returns what verbs.replay.record takes; what: it is, in a few words."""
+    """A measurement: run(device) returns what verbs.replay.write_recording takes; what: it is, in a few words."""
 
     run: Callable[[str], Drawn | list[Event] | Recording]
     what: str
@@ -39,26 +39,30 @@ class Job(NamedTuple):
 def add(commands: Commands) -> None:
     command = commands.add_parser("record", help="measure this machine for lab.replay on others")
     command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: what a GPU does (cpu)")
-    command.add_argument("--only", type=names, metavar="JOBS", help=f"of {', '.join(JOBS)}")
+    command.add_argument("--only", type=name_list, metavar="JOBS", help=f"of {', '.join(JOBS)}")
     command.add_argument("--folder", type=folder, help="write there; by default where lab.replay looks")
-    command.set_defaults(command=record_all)
+    command.set_defaults(command=_record_all)
 
 
-def record_all(arguments: argparse.Namespace) -> int:
+def _record_all(arguments: argparse.Namespace) -> int:
     """Do the jobs one after the other; returns 1 if one of them could not be done, and says which."""
     from ..features import gpu
-    from ..verbs.replay import record
+    from ..verbs.replay import write_recording
 
     known = [name for name, job in JOBS.items() if arguments.device in job.devices]
     if unknown := [name for name in arguments.only or () if name not in known]:
         raise ValueError(f"unknown on {arguments.device}: {', '.join(unknown)}; known: {', '.join(known)}")
     if arguments.device == "cuda":
-        gpu.require()
+        gpu.require_gpu_transfer()
     where, failed = arguments.folder and Path(arguments.folder), 0
     for name in arguments.only or known:
         job = JOBS[name]
         try:
-            print("recorded:", record(job.run(arguments.device), name, job.what, arguments.device, where), flush=True)
+            print(
+                "recorded:",
+                write_recording(job.run(arguments.device), name, job.what, arguments.device, where),
+                flush=True,
+            )
         except (ImportError, OSError, RuntimeError, ValueError) as error:  # the others are worth having without it
             print(f"hpdl: {name} was not recorded: {error}", file=sys.stderr)
             failed = 1
@@ -87,7 +91,7 @@ def overlap(device: str) -> list[Event]:
     from .. import lab
 
     with own_engines(), lab.start(2, device=device):
-        events = lab.train(model="gpt", data="text", strategy=overlapped(), steps=20, deadline=DEADLINE).events
+        events = lab.train(model="gpt", data="text", strategy=_overlapped(), steps=20, deadline=DEADLINE).events
     begin = sorted(e.t0_ns for e in events if e.op == "forward")[-2 * STEPS]
     end = max(e.t1_ns for e in events if e.op == "update")
     return [e for e in events if begin <= e.t0_ns < end]
@@ -97,14 +101,14 @@ def scaling(device: str) -> ScalingResult:
     from .. import lab
 
     with own_engines(), lab.start(2):
-        return lab.scaling(strategy=overlapped(), model="gpt", data="text", deadline=DEADLINE)
+        return lab.scaling(strategy=_overlapped(), model="gpt", data="text", deadline=DEADLINE)
 
 
 def scaling_emulated(device: str) -> ScalingResult:
     from .. import lab
 
     with own_engines(), lab.start(4, where="emulated", link=LINK):
-        return lab.scaling(strategy=overlapped(), model="gpt", data="text", deadline=DEADLINE)
+        return lab.scaling(strategy=_overlapped(), model="gpt", data="text", deadline=DEADLINE)
 
 
 def staging(device: str) -> StagingResult:
@@ -123,7 +127,7 @@ def write_again(device: str) -> WriteAgainResult:
         return lab.write_again(deadline=DEADLINE)
 
 
-def overlapped() -> Strategy:
+def _overlapped() -> Strategy:
     from ..parallel.data_parallel import DataParallelOverlapped
 
     return DataParallelOverlapped(None, *BUCKETS)

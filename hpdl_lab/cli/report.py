@@ -21,12 +21,12 @@ def report(arguments: argparse.Namespace) -> int:
     from ..report import collect, read_curves  # here, because exercises take torch along
     from ..report.page import page
     from ..system import write_file
-    from ..verbs.progress import FILE, progress, read
+    from ..verbs.progress import FILE, progress, read_rows
 
     home = Path(arguments.home) if arguments.home else progress().path.parent
     if arguments.home and not (home / FILE).is_file():
         raise ValueError(f"{home} holds no {FILE}")
-    text = page(collect(read(home / FILE), read_curves(home)), time.strftime("%Y-%m-%d"))
+    text = page(collect(read_rows(home / FILE), read_curves(home)), time.strftime("%Y-%m-%d"))
     write_file(arguments.file, text)
     print(Path(arguments.file).absolute())
     return 0

@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
     command.set_defaults(command=watch)
 
 
-def options() -> argparse.ArgumentParser:
+def _options() -> argparse.ArgumentParser:
     """Return the parser of our own options."""
     from ..watch import PATIENCE
 
@@ -42,10 +42,10 @@ def options() -> argparse.ArgumentParser:
 
 def watch(arguments: argparse.Namespace) -> int:
     """Run it, print the report to stderr, and return the exit code of the script; see --strict."""
-    from ..watch import judge, run, split
+    from ..watch import judge_run, run_watched, split
 
     before, script = split(arguments.words)
-    own, launcher = options().parse_known_args(before)
+    own, launcher = _options().parse_known_args(before)
     require_number("--patience", own.patience, above=0)
     for path in filter(None, (own.json, own.trace)):
         if not path.absolute().parent.is_dir():
@@ -56,8 +56,8 @@ def watch(arguments: argparse.Namespace) -> int:
         if wide and text:
             print(f"\r\x1b[2K{text}", end="\r", file=sys.stderr, flush=True)
 
-    seen = run([*launcher, *script], own.mpi, own.patience, say)
-    found = judge(seen)
+    seen = run_watched([*launcher, *script], own.mpi, own.patience, say)
+    found = judge_run(seen)
     print(f"\n{found}", file=sys.stderr)
     if own.json:
         own.json.write_text(json.dumps(found.as_dict(), indent=1))

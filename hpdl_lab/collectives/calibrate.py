@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..comm import sim
 from ..comm.network import Switch
-from ..predict.messages import evaluate
+from ..predict.messages import predict_rounds
 from .selector import NATIVE, Selection
-from .table import ALGORITHMS, Algorithm, find
+from .table import ALGORITHMS, Algorithm, find_algorithm
 
 if TYPE_CHECKING:
     from ..comm.base import Comm
@@ -34,7 +34,7 @@ SAME = 1e-3  # chunks that differ by an element
 PROBED = Switch(alpha=3e-6, beta=1e-9)
 
 
-def counted(p: int, all_reduce: AllReduce, sizes: Iterable[int]) -> dict[int, tuple[float, float]]:
+def count_messages(p: int, all_reduce: AllReduce, sizes: Iterable[int]) -> dict[int, tuple[float, float]]:
     """Return {bytes: (messages in a row, bytes in a row)} of `all_reduce` on p simulated ranks: what makes its time.
 
         time(n) = messages(n) alpha + bytes(n) beta      found by two simulations for each size
@@ -60,7 +60,7 @@ def fit_switch(
     Least squares on relative errors, alpha and beta at least 0. What is only there to tell alpha from beta counts
     little, so that the others come out right if no straight line goes through all.
 
-    Args:    counts: {what: (messages in a row, bytes in a row)}, such as `counted` gives for sizes, or sums of these.
+    Args:    counts: {what: (messages in a row, bytes in a row)}, such as `count_messages` gives, or sums.
              measured: {what: s}, of at least two things among these; helpers: the ones that count little.
     Returns: Switch.
     Raises:  ValueError for one thing.
@@ -69,7 +69,7 @@ def fit_switch(
         raise ValueError(f"a fit needs 2 times, got {len(measured)}")
     weights = torch.tensor([LITTLE if what in helpers else 1.0 for what in measured], dtype=torch.float64)
     rows = [[count / seconds for count in counts[what]] for what, seconds in measured.items()]
-    return Switch(*nonnegative(torch.tensor(rows, dtype=torch.float64) * weights[:, None], weights))
+    return Switch(*_nonnegative(torch.tensor(rows, dtype=torch.float64) * weights[:, None], weights))
 
 
 def virtual(p: int, all_reduce: AllReduce, nbytes: int, network: "Network") -> float:
@@ -78,7 +78,7 @@ def virtual(p: int, all_reduce: AllReduce, nbytes: int, network: "Network") -> f
     return sim.run(p, all_reduce, x, network=network, trace=False, deadline=DEADLINE).seconds
 
 
-def nonnegative(rows: Tensor, wanted: Tensor) -> tuple[float, float]:
+def _nonnegative(rows: Tensor, wanted: Tensor) -> tuple[float, float]:
     """Return (alpha, beta), each at least 0, with rows @ (alpha, beta) nearest to `wanted`: (m, 2), (m,) float64."""
     found = torch.linalg.lstsq(rows, wanted).solution
     if (found >= 0).all():
@@ -96,7 +96,7 @@ def infer_algorithm(all_reduce: AllReduce) -> Callable[[int], Algorithm] | None:
     """
     if isinstance(all_reduce, Selection):
         names = {part.name: "ring" if part.name == NATIVE else part.name for part in all_reduce.ranges}
-        return lambda nbytes: find(names[all_reduce.name_for(nbytes)])
+        return lambda nbytes: find_algorithm(names[all_reduce.name_for(nbytes)])
     times = [virtual(p, all_reduce, 4 * n, PROBED) for p, n in PROBES]
     for algorithm in ALGORITHMS:
         if algorithm.collective == "all_reduce":
@@ -108,4 +108,4 @@ def infer_algorithm(all_reduce: AllReduce) -> Callable[[int], Algorithm] | None:
 
 def schedule_time(algorithm: Algorithm, p: int, n: int, network: "Network") -> float:
     """Return the virtual s of an all-reduce of n float32 elements among p ranks."""
-    return evaluate(algorithm.steps(p, n), p, 4, network).seconds
+    return predict_rounds(algorithm.steps(p, n), p, 4, network).seconds

@@ -34,12 +34,12 @@ def broadcast(comm: Comm, x: Tensor, root: int = 0, segments: int = 4) -> Tensor
     """
     require_segments(segments)
     ### BEGIN SOLUTION
-    behind, leaving = (comm.rank - root) % comm.size, []  # how far behind the root
+    distance, leaving = (comm.rank - root) % comm.size, []  # how far behind the root
     for k in range(segments):
         piece = chunk(x, segments, k)
-        if behind > 0:
+        if distance > 0:
             comm.recv(piece, (comm.rank - 1) % comm.size)
-        if behind < comm.size - 1:
+        if distance < comm.size - 1:
             leaving.append(comm.isend(piece, (comm.rank + 1) % comm.size))
     for work in leaving:
         work.wait()
@@ -103,17 +103,17 @@ def require_segments(segments: int) -> None:
 
 def broadcast_steps(p: int, n: int, root: int = 0, segments: int = 4) -> Iterator[Round]:
     """Yield the schedule of broadcast for n elements on p ranks."""
-    for v, first, last in along(np.arange(p - 1), 0, p, n, segments):
+    for v, first, last in _along(np.arange(p - 1), 0, p, n, segments):
         yield Round((v + root) % p, (v + 1 + root) % p, first, last, add=False)
 
 
 def reduce_steps(p: int, n: int, root: int = 0, segments: int = 4) -> Iterator[Round]:
     """Yield the schedule of reduce."""
-    for v, first, last in along(p - 1 - np.arange(1, p), p - 1, p, n, segments):
+    for v, first, last in _along(p - 1 - np.arange(1, p), p - 1, p, n, segments):
         yield Round((v + root) % p, (v - 1 + root) % p, first, last, add=True)
 
 
-def along(
+def _along(
     hops: np.ndarray, begin: int, p: int, n: int, segments: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield, for each step, (senders, first, last). The sender `hops` away from `begin` starts so much later."""

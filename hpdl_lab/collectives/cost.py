@@ -16,10 +16,10 @@ from . import double_tree as double_trees
 from .folding import power_and_surplus
 from .grid import width
 from .hierarchical import GROUP
-from .pairwise import rounds_of
+from .pairwise import tournament_rounds
 
 
-class Steps(Protocol):
+class _Steps(Protocol):
     """Steps and bytes of one rank from beginning to end."""
 
     @property
@@ -29,7 +29,7 @@ class Steps(Protocol):
     def nbytes(self) -> float: ...
 
 
-Priced: TypeAlias = Callable[[int, int], Steps]
+Priced: TypeAlias = Callable[[int, int], _Steps]
 
 
 @dataclass(frozen=True)
@@ -50,57 +50,57 @@ class Cost:
         return self.steps * alpha + self.nbytes * beta + self.nbytes_reduced * gamma
 
 
-def alike(p: int, steps: int, nbytes: float, nbytes_reduced: float = 0.0) -> Cost:
+def _alike(p: int, steps: int, nbytes: float, nbytes_reduced: float = 0.0) -> Cost:
     """Return the cost if every rank does the same, one message at a time."""
     return Cost(steps, nbytes, nbytes_reduced, nbytes, p * nbytes)
 
 
 def all_reduce_naive(p: int, n: float) -> Cost:
     """Return the cost of whole vectors around the ring."""
-    return alike(p, p - 1, (p - 1) * n, (p - 1) * n)
+    return _alike(p, p - 1, (p - 1) * n, (p - 1) * n)
 
 
 def reduce_scatter(p: int, n: float) -> Cost:
     """Return the cost of the ring."""
-    return alike(p, p - 1, (p - 1) / p * n, (p - 1) / p * n)
+    return _alike(p, p - 1, (p - 1) / p * n, (p - 1) / p * n)
 
 
 def all_gather(p: int, n: float) -> Cost:
     """Return the cost of the ring; n is the size of the gathered vector."""
-    return alike(p, p - 1, (p - 1) / p * n)
+    return _alike(p, p - 1, (p - 1) / p * n)
 
 
 def all_reduce(p: int, n: float) -> Cost:
     """Return the cost of the ring: reduce-scatter, then all-gather."""
-    return alike(p, 2 * (p - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
+    return _alike(p, 2 * (p - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
 
 
 def segmented_ring(p: int, n: float, segments: int = 4) -> Cost:
     """Return the cost: adding, but for the last segment, hides behind messages, as long as gamma is not above beta."""
-    return alike(p, (p - 1) * (segments + 1), 2 * (p - 1) / p * n, n / (p * segments) if p > 1 else 0.0)
+    return _alike(p, (p - 1) * (segments + 1), 2 * (p - 1) / p * n, n / (p * segments) if p > 1 else 0.0)
 
 
 def grid(p: int, n: float, inner: int | None = None) -> Cost:
     """Return the cost of rings along both dimensions: bytes over the slow one are 2(n/d1)(d2 - 1)/d2 of these."""
     d1 = width(p, inner)
-    return alike(p, 2 * (d1 - 1) + 2 * (p // d1 - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
+    return _alike(p, 2 * (d1 - 1) + 2 * (p // d1 - 1), 2 * (p - 1) / p * n, (p - 1) / p * n)
 
 
 def reduce(p: int, n: float) -> Cost:
     """Return the cost of a binomial tree."""
-    depth = log2_up(p)
+    depth = _log2_up(p)
     return Cost(depth, depth * n, depth * n, n if p > 1 else 0, (p - 1) * n)
 
 
 def broadcast(p: int, n: float) -> Cost:
     """Return the cost of a binomial tree: the root sends in every step."""
-    depth = log2_up(p)
+    depth = _log2_up(p)
     return Cost(depth, depth * n, 0.0, depth * n, (p - 1) * n)
 
 
 def tree(p: int, n: float) -> Cost:
     """Return the cost of a binomial tree: reduce, then broadcast."""
-    depth = log2_up(p)
+    depth = _log2_up(p)
     return Cost(2 * depth, 2 * depth * n, depth * n, depth * n, 2 * (p - 1) * n)
 
 
@@ -109,7 +109,7 @@ def gather(p: int, n: float) -> Cost:
 
     A chunk travels as many hops as its rank has binary ones.
     """
-    depth = log2_up(p)
+    depth = _log2_up(p)
     most = max(p - 2 ** (depth - 1), 2 ** (depth - 2)) if p > 1 else 0
     hops = sum(r.bit_count() for r in range(p))
     return Cost(depth, (p - 1) / p * n, 0.0, most / p * n, hops / p * n)
@@ -123,23 +123,23 @@ def scatter(p: int, n: float) -> Cost:
 
 def all_to_all(p: int, n: float) -> Cost:
     """Return the cost of pairs; if p is odd a rank pauses once, and the others once wait for it."""
-    return Cost(rounds_of(p), rounds_of(p) / p * n, 0.0, (p - 1) / p * n, (p - 1) * n)
+    return Cost(tournament_rounds(p), tournament_rounds(p) / p * n, 0.0, (p - 1) / p * n, (p - 1) * n)
 
 
 def recursive_doubling(p: int, n: float) -> Cost:
     """Return the cost, folded if p is no power of two."""
     power, _ = power_and_surplus(p)
-    steps = log2_up(power)
-    return folded(p, n, alike(power, steps, steps * n, steps * n))
+    steps = _log2_up(power)
+    return _folded(p, n, _alike(power, steps, steps * n, steps * n))
 
 
 def halving_doubling(p: int, n: float) -> Cost:
     """Return the cost, folded if p is no power of two."""
     power, _ = power_and_surplus(p)
-    return folded(p, n, alike(power, 2 * log2_up(power), 2 * (power - 1) / power * n, (power - 1) / power * n))
+    return _folded(p, n, _alike(power, 2 * _log2_up(power), 2 * (power - 1) / power * n, (power - 1) / power * n))
 
 
-def folded(p: int, n: float, inner: Cost) -> Cost:
+def _folded(p: int, n: float, inner: Cost) -> Cost:
     """Return `inner`, the cost for a power of two, with fold before and unfold after it if p is none."""
     _, surplus = power_and_surplus(p)
     if not surplus:
@@ -179,7 +179,7 @@ def chain_reduce(p: int, n: float, segments: int = 4) -> Cost:
 def hierarchical(p: int, n: float, group: int = GROUP, segments: int = 4) -> Cost:
     """Return the cost of chains inside nodes of `group` ranks, a binomial tree between them."""
     group = min(group, p)
-    chain, up = chain_broadcast(group, n, segments), log2_up(-(-p // group))
+    chain, up = chain_broadcast(group, n, segments), _log2_up(-(-p // group))
     most = max(up + (group > 1), 2 * (group > 2))  # vectors, of rank 0, or of a rank amid a chain
     row = 2 * chain.nbytes + 2 * up * n
     return Cost(2 * chain.steps + 2 * up, row, row / 2, most * n, 2 * (p - 1) * n)
@@ -192,7 +192,7 @@ def parameter_server(p: int, n: float, servers: int = 1) -> Cost:
     return Cost(2 * (p - 1), 2 * (p - 1) * part, (p - 1) * part, most, 2 * (p - 1) * n)
 
 
-def log2_up(p: int) -> int:
+def _log2_up(p: int) -> int:
     """Return ceil(log2 p), for whole p above 0."""
     return (p - 1).bit_length()
 
@@ -264,7 +264,7 @@ def choose(costs: Mapping[str, Priced], p: int, nbytes: int, alpha: float, beta:
         ring           2(p - 1)          2(p - 1)/p * nbytes      many short steps
         tree           2 log2(p)         2 log2(p) * nbytes       few long steps
 
-    Args:    costs: {name: cost}, where cost(p, nbytes) returns a record with .steps and .nbytes, those of one rank
+    Args:    costs: {name: cost}, where cost(p, nbytes) returns a record with .steps and .nbytes of one rank
              from beginning to end, such as {"ring": ring_cost, "tree": tree_cost}.
              p: ranks; nbytes: bytes per rank; alpha: s per step; beta: s per byte.
     Returns: the name of the one that takes the fewest seconds.

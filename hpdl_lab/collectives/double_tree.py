@@ -59,18 +59,18 @@ def trees(p: int) -> tuple[Tree, Tree]:
 
     Ref: Sanders, Speck & Traeff 2009; NCCL's trees.cc.
     """
-    first, r = parents(p), np.arange(p)
+    first, r = _parents(p), np.arange(p)
     if p % 2 == 0:
         mirrored = first[::-1]
         second = np.where(mirrored < 0, -1, p - 1 - mirrored)
     else:
         shifted = first[(r - 1) % p]
         second = np.where(shifted < 0, -1, (shifted + 1) % p)
-    color = colors(first, second)
-    return Tree(first, depths(first), color[0]), Tree(second, depths(second), color[1])
+    color = _colors(first, second)
+    return Tree(first, _depths(first), color[0]), Tree(second, _depths(second), color[1])
 
 
-def parents(p: int) -> np.ndarray:
+def _parents(p: int) -> np.ndarray:
     """Return (p,) the parent of each rank in the first tree: its lowest 1 moves up, or goes if that is too far."""
     r = np.arange(p)
     bit = r & -r
@@ -80,7 +80,7 @@ def parents(p: int) -> np.ndarray:
     return up
 
 
-def depths(parent: np.ndarray) -> np.ndarray:
+def _depths(parent: np.ndarray) -> np.ndarray:
     """Return (p,) the distance of each rank from the root."""
     depth, node = np.zeros_like(parent), parent.copy()
     while (node >= 0).any():
@@ -89,7 +89,7 @@ def depths(parent: np.ndarray) -> np.ndarray:
     return depth
 
 
-def colors(*trees: np.ndarray) -> np.ndarray:
+def _colors(*trees: np.ndarray) -> np.ndarray:
     """Return (2, p) a color for each rank's way up in each tree. Ways that must differ form paths and even circles."""
     color = np.full((len(trees), len(trees[0])), -1)
     ways = [(t, int(child)) for t, parent in enumerate(trees) for child in np.flatnonzero(parent >= 0)]
@@ -128,19 +128,19 @@ def all_reduce(comm: Comm, x: Tensor, segments: int = 4) -> Tensor:
     turns, depth = turns_of(pair, segments)
     halves = zip(pair, (chunk(x, 2, 0), chunk(x, 2, 1)), strict=True)
     mine = [(half, int(tree.depth[r]), *tree.neighbors(r)) for tree, half in halves]
-    for turn, color in ((t, c) for t in range(turns) for c in (0, 1)):
+    for step, color in ((t, c) for t in range(turns) for c in (0, 1)):
         receives, sends = [], []
         for half, from_root, parents, children in mine:
             late = depth - from_root  # turns after the deepest rank
-            receives += [(q, piece(half, segments, turn - late + 1)) for q in children[color]]
-            sends += [(q, piece(half, segments, turn - late)) for q in parents[color]]
-        swap(comm, receives, sends, add=True)
-    for turn, color in ((t, c) for t in range(turns) for c in (0, 1)):
+            receives += [(q, _piece(half, segments, step - late + 1)) for q in children[color]]
+            sends += [(q, _piece(half, segments, step - late)) for q in parents[color]]
+        _swap(comm, receives, sends, add=True)
+    for step, color in ((t, c) for t in range(turns) for c in (0, 1)):
         receives, sends = [], []
         for half, late, parents, children in mine:  # turns after the root
-            receives += [(q, piece(half, segments, turn - late + 1)) for q in parents[color]]
-            sends += [(q, piece(half, segments, turn - late)) for q in children[color]]
-        swap(comm, receives, sends, add=False)
+            receives += [(q, _piece(half, segments, step - late + 1)) for q in parents[color]]
+            sends += [(q, _piece(half, segments, step - late)) for q in children[color]]
+        _swap(comm, receives, sends, add=False)
     return x
 
 
@@ -152,12 +152,12 @@ def turns_of(pair: tuple[Tree, ...], segments: int) -> tuple[int, int]:
     return segments + depth - 1 if depth else 0, depth
 
 
-def piece(half: Tensor, segments: int, s: int) -> Tensor | None:
+def _piece(half: Tensor, segments: int, s: int) -> Tensor | None:
     """Return a view of segment s; None if there is no such segment: before the first, after the last."""
     return chunk(half, segments, s) if 0 <= s < segments else None
 
 
-def swap(
+def _swap(
     comm: Comm, receives: list[tuple[int, Tensor | None]], sends: list[tuple[int, Tensor | None]], add: bool
 ) -> None:
     """Receive and send these (peer, view) at a time, if the view is not None; add, or store, what arrives."""
@@ -178,10 +178,10 @@ def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
     pair, middle = trees(p), (n + 1) // 2
     turns, depth = turns_of(pair, segments)
     for down in (False, True):
-        for turn, color in ((t, c) for t in range(turns) for c in (0, 1)):
+        for step, color in ((t, c) for t in range(turns) for c in (0, 1)):
             columns = [
-                tree_messages(
-                    tree, first, last, segments, turn - (tree.depth - 1 if down else depth - tree.depth), color
+                _tree_messages(
+                    tree, first, last, segments, step - (tree.depth - 1 if down else depth - tree.depth), color
                 )
                 for tree, first, last in zip(pair, (0, middle), (middle, n), strict=True)
             ]
@@ -190,7 +190,7 @@ def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
             yield Round(source, dest, first, last, add=not down)
 
 
-def tree_messages(
+def _tree_messages(
     tree: Tree, first: int, last: int, segments: int, s: np.ndarray, color: int
 ) -> tuple[np.ndarray, ...]:
     """Return the ways of one color on which a segment travels: lower ranks, upper ranks, elements first:last.

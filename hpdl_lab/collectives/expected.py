@@ -23,7 +23,7 @@ def brought(collective: str, n: int, p: int, rank: int, root: int = 0) -> np.nda
     return values
 
 
-def left(collective: str, n: int, p: int, rank: int, root: int = 0) -> tuple[int, np.ndarray]:
+def expected_result(collective: str, n: int, p: int, rank: int, root: int = 0) -> tuple[int, np.ndarray]:
     """Return (first, values): what `rank` ends with, from element `first` on. No values on ranks that get nothing."""
     index = np.arange(n)
     begin, end = bounds(n, p, rank)
@@ -33,14 +33,14 @@ def left(collective: str, n: int, p: int, rank: int, root: int = 0) -> tuple[int
         total = p * (index % 61) + p * (p - 1) // 2
         return (begin, total[begin:end]) if collective == "reduce_scatter" else (0, total)
     if collective in ("all_gather", "gather"):
-        return 0, index % 61 + owners(n, p)
+        return 0, index % 61 + _owners(n, p)
     if collective == "all_to_all":  # chunk s came from rank s, where it was chunk `rank`
         source = np.concatenate([index[slice(*bounds(n, p, rank))]] * p)
-        return 0, source % 61 + owners(n, p)
+        return 0, source % 61 + _owners(n, p)
     whole = index % 61 + root
     return (begin, whole[begin:end]) if collective == "scatter" else (0, whole)
 
 
-def owners(n: int, p: int) -> np.ndarray:
+def _owners(n: int, p: int) -> np.ndarray:
     """Return (n,) the rank to whose chunk each element belongs."""
     return np.repeat(np.arange(p), [end - begin for begin, end in (bounds(n, p, r) for r in range(p))])

@@ -26,7 +26,7 @@ def power_and_surplus(p: int) -> tuple[int, int]:
     return power, p - power
 
 
-def number(i: Index, surplus: int) -> Any:
+def unfolded_rank(i: Index, surplus: int) -> Any:
     """Return the rank that has number i after folding; for ints and arrays."""
     return i + np.minimum(i, surplus)
 

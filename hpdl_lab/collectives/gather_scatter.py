@@ -32,9 +32,9 @@ def gather(comm: Comm, x: Tensor, root: int = 0) -> Tensor:
     p, v = comm.size, (comm.rank - root) % comm.size
     for bit in bits_below(p):
         if v % (2 * bit) == bit:
-            wait_for([comm.isend(part, (v - bit + root) % p) for part in behind(x, p, v, bit, root)])
+            _wait_for([comm.isend(part, (v - bit + root) % p) for part in _subtree(x, p, v, bit, root)])
         elif v % (2 * bit) == 0 and v + bit < p:
-            wait_for([comm.irecv(part, (v + bit + root) % p) for part in behind(x, p, v + bit, bit, root)])
+            _wait_for([comm.irecv(part, (v + bit + root) % p) for part in _subtree(x, p, v + bit, bit, root)])
     return x
 
 
@@ -54,18 +54,18 @@ def scatter(comm: Comm, x: Tensor, root: int = 0) -> Tensor:
     p, v = comm.size, (comm.rank - root) % comm.size
     for bit in reversed(bits_below(p)):
         if v % (2 * bit) == bit:
-            wait_for([comm.irecv(part, (v - bit + root) % p) for part in behind(x, p, v, bit, root)])
+            _wait_for([comm.irecv(part, (v - bit + root) % p) for part in _subtree(x, p, v, bit, root)])
         elif v % (2 * bit) == 0 and v + bit < p:
-            wait_for([comm.isend(part, (v + bit + root) % p) for part in behind(x, p, v + bit, bit, root)])
+            _wait_for([comm.isend(part, (v + bit + root) % p) for part in _subtree(x, p, v + bit, bit, root)])
     return x
 
 
-def wait_for(works: Iterable[Work]) -> None:
+def _wait_for(works: Iterable[Work]) -> None:
     for work in works:
         work.wait()
 
 
-def behind(x: Tensor, p: int, v: int, bit: int, root: int) -> list[Tensor]:
+def _subtree(x: Tensor, p: int, v: int, bit: int, root: int) -> list[Tensor]:
     """Return the chunks of the ranks v, ..., v + bit - 1 counted from the root: one view of x, or two at its end."""
     cut = edges(len(x), p)
     first = (v + root) % p
@@ -78,18 +78,18 @@ def behind(x: Tensor, p: int, v: int, bit: int, root: int) -> list[Tensor]:
 def gather_steps(p: int, n: int, root: int = 0) -> Iterator[Round]:
     """Yield the schedule of gather for n elements on p ranks."""
     for bit in bits_below(p):
-        child, parent, first, last = edges_of_tree(p, n, root, bit)
+        child, parent, first, last = _edges_of_tree(p, n, root, bit)
         yield Round(child, parent, first, last, add=False)
 
 
 def scatter_steps(p: int, n: int, root: int = 0) -> Iterator[Round]:
     """Yield the schedule of scatter."""
     for bit in reversed(bits_below(p)):
-        child, parent, first, last = edges_of_tree(p, n, root, bit)
+        child, parent, first, last = _edges_of_tree(p, n, root, bit)
         yield Round(parent, child, first, last, add=False)
 
 
-def edges_of_tree(p: int, n: int, root: int, bit: int) -> tuple[np.ndarray, ...]:
+def _edges_of_tree(p: int, n: int, root: int, bit: int) -> tuple[np.ndarray, ...]:
     """Return the pairs of ranks of one step, and the elements between them: child, parent, first, last."""
     cut = edges(n, p)
     v = np.arange(bit, p, 2 * bit)

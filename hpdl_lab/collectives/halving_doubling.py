@@ -9,7 +9,7 @@ import numpy as np
 
 from ..comm.base import Comm
 from ..comm.buffers import new_like
-from .folding import fold, fold_steps, number, power_and_surplus, unfold, unfold_steps
+from .folding import fold, fold_steps, power_and_surplus, unfold, unfold_steps, unfolded_rank
 from .steps import Round, edges
 from .tree import bits_below
 from .widen import adds_in_float32
@@ -43,18 +43,18 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
         cut = edges(len(x), power)
         arriving = new_like(x, int(cut[(power + 1) // 2]))
         for bit in reversed(bits_below(power)):
-            peer = int(number(mine ^ bit, surplus))
-            ours, theirs = blocks(x, cut, mine, bit)
+            peer = int(unfolded_rank(mine ^ bit, surplus))
+            ours, theirs = _blocks(x, cut, mine, bit)
             ours += comm.sendrecv(theirs, peer, arriving[: len(ours)], peer)
         for bit in bits_below(power):
-            peer = int(number(mine ^ bit, surplus))
-            ours, theirs = blocks(x, cut, mine, bit)
+            peer = int(unfolded_rank(mine ^ bit, surplus))
+            ours, theirs = _blocks(x, cut, mine, bit)
             comm.sendrecv(ours, peer, theirs, peer)
     unfold(comm, x)
     return x
 
 
-def blocks(x: Tensor, cut: np.ndarray, mine: int, bit: int) -> tuple[Tensor, ...]:
+def _blocks(x: Tensor, cut: np.ndarray, mine: int, bit: int) -> tuple[Tensor, ...]:
     """Return views of x: the `bit` chunks that `mine` keeps when it parts from `mine ^ bit`, and the others."""
     first, other = mine - mine % bit, (mine ^ bit) - mine % bit
     return x[cut[first] : cut[first + bit]], x[cut[other] : cut[other + bit]]
@@ -64,12 +64,12 @@ def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
     """Yield the schedule of all_reduce for n elements on p ranks."""
     power, surplus = power_and_surplus(p)
     i, cut = np.arange(power), edges(n, power)
-    ranks = number(i, surplus)
+    ranks = unfolded_rank(i, surplus)
     yield from fold_steps(p, n)
     for bit in reversed(bits_below(power)):
         first = (i ^ bit) - i % bit  # what the peer keeps
-        yield Round(ranks, number(i ^ bit, surplus), cut[first], cut[first + bit], add=True)
+        yield Round(ranks, unfolded_rank(i ^ bit, surplus), cut[first], cut[first + bit], add=True)
     for bit in bits_below(power):
         first = i - i % bit
-        yield Round(ranks, number(i ^ bit, surplus), cut[first], cut[first + bit], add=False)
+        yield Round(ranks, unfolded_rank(i ^ bit, surplus), cut[first], cut[first + bit], add=False)
     yield from unfold_steps(p, n)

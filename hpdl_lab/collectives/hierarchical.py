@@ -39,7 +39,7 @@ def all_reduce(comm: Comm, x: Tensor, group: int | None = None, segments: int = 
     """
     if group is None:
         group = comm.node_size if comm.node_size > 1 else GROUP
-    leaders, nodes = split(comm.size, group)
+    leaders, nodes = _split(comm.size, group)
     node = ranks_of_part(comm, nodes[comm.rank // group])
     chain.reduce(node, x, segments=segments)
     if node.rank == 0:
@@ -47,7 +47,7 @@ def all_reduce(comm: Comm, x: Tensor, group: int | None = None, segments: int = 
     return chain.broadcast_by_steps(node, x, segments=segments)
 
 
-def split(p: int, group: int) -> tuple[range, list[range]]:
+def _split(p: int, group: int) -> tuple[range, list[range]]:
     """Return (the first rank of each node, the ranks of each node)."""
     if group < 1:
         raise ValueError(f"a node has at least 1 rank, got group={group}")
@@ -57,7 +57,7 @@ def split(p: int, group: int) -> tuple[range, list[range]]:
 
 def all_reduce_steps(p: int, n: int, group: int = GROUP, segments: int = 4) -> Iterator[Round]:
     """Yield the schedule of all_reduce for n elements on p ranks."""
-    leaders, _ = split(p, group)
+    leaders, _ = _split(p, group)
     full, rest = divmod(p, group)
     whole_nodes = np.arange(full * group).reshape(full, group)
     last_node = np.arange(full * group, p).reshape(1, rest)

@@ -1,6 +1,6 @@
 """The collectives of other libraries, to race against: MPI, gloo; and of this package's shared memory.
 
-They take a flat vector, as the functions of collectives/table.py: `Implementation("MPI", "all_gather")(comm, x)`. They
+They take a flat vector, as the functions of collectives/table.py: `_Implementation("MPI", "all_gather")(comm, x)`. They
 need real ranks; that all ranks call the same is not checked, since that would be part of the time.
 """
 
@@ -34,13 +34,13 @@ ONLY_IN_PLACE = {
 }
 
 
-def places(who: str, collective: str) -> tuple[str, ...]:
+def result_places(who: str, collective: str) -> tuple[str, ...]:
     """Return where `who` can leave the result of `collective`: "in" the vector itself, "out" of it, or either."""
     inside = collective not in OUT_OF_PLACE[who]
     return (*(["out"] if collective not in ONLY_IN_PLACE[who] else []), *(["in"] if inside else []))
 
 
-class Implementation:
+class _Implementation:
     """A collective of one implementation, as f(comm, x). What else it needs is made at the first call with x."""
 
     def __init__(self, who: str, collective: str) -> None:
@@ -50,9 +50,9 @@ class Implementation:
     def __call__(self, comm: Comm, x: Array) -> Array:
         bound = self._bound
         if bound is None or bound[0] is not comm or bound[1] is not x:
-            out = x if "in" in places(self.who, self.collective) else new_like(x, x.shape)
+            out = x if "in" in result_places(self.who, self.collective) else new_like(x, x.shape)
             call = bind(self.who, comm, self.collective, x, out)
-            bound = self._bound = comm, x, call, result_of(self.collective, comm, out)
+            bound = self._bound = comm, x, call, result_part(self.collective, comm, out)
         bound[2]()
         return bound[3]
 
@@ -63,7 +63,7 @@ def bind(who: str, comm: Comm, collective: str, x: Array, out: Array) -> Callabl
     Raises: ValueError if `who` cannot do it here.
     """
     source = chunk(x, comm.size, comm.rank) if collective in ("all_gather", "gather") else x
-    result = result_of(collective, comm, out)
+    result = result_part(collective, comm, out)
     root = comm.rank == 0
     return BINDERS[who](
         comm,
@@ -73,23 +73,23 @@ def bind(who: str, comm: Comm, collective: str, x: Array, out: Array) -> Callabl
     )
 
 
-def result_of(collective: str, comm: Comm, out: ArrayT) -> ArrayT:
+def result_part(collective: str, comm: Comm, out: ArrayT) -> ArrayT:
     """Return the part of `out` that this rank's result is in."""
     return chunk(out, comm.size, comm.rank) if collective in ("reduce_scatter", "scatter") else out
 
 
-def arguments(collective: str, source: object, result: object, only_one: tuple[str, ...]) -> tuple[object, ...]:
+def _arguments(collective: str, source: object, result: object, only_one: tuple[str, ...]) -> tuple[object, ...]:
     root = (0,) if collective in ROOTED else ()
     return ((source,) if collective in only_one else (source, result)) + root
 
 
-def shared_memory(comm: Comm, collective: str, source: object, result: object) -> Callable[[], None]:
+def _shared_memory(comm: Comm, collective: str, source: object, result: object) -> Callable[[], None]:
     ranks = require_real(comm)
     shared = ranks.shared(collective)
     if shared is None:
         raise ValueError("the ranks do not share memory")
     function, oversubscribed = shared.collectives[collective], ranks.oversubscribed
-    args = (*arguments(collective, source, result, ("all_reduce", "broadcast")), SECONDS, oversubscribed)
+    args = (*_arguments(collective, source, result, ("all_reduce", "broadcast")), SECONDS, oversubscribed)
 
     def run() -> None:
         if not function(*args):
@@ -101,7 +101,7 @@ def shared_memory(comm: Comm, collective: str, source: object, result: object) -
 def mpi(comm: Comm, collective: str, source: object, result: object) -> Callable[[], object]:
     ranks = require_real(comm)
     function, group = getattr(ranks.core.mpi, collective), cast("MpiTransport", ranks.transport).group
-    args = arguments(collective, source, result, ("broadcast",))
+    args = _arguments(collective, source, result, ("broadcast",))
     return lambda: function(group, *args)
 
 
@@ -138,4 +138,4 @@ def gloo(comm: Comm, collective: str, source: Any, result: Any) -> Callable[[], 
     return lambda: group.alltoall_base(result, source, [], []).wait()
 
 
-BINDERS = {"shared memory": shared_memory, "MPI": mpi, "gloo": gloo}
+BINDERS = {"shared memory": _shared_memory, "MPI": mpi, "gloo": gloo}

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Job(NamedTuple):
+class _Job(NamedTuple):
     """letter: how the exercise calls it; text: what is to be done; needs: the same as "every rank needs ..."."""
 
     letter: str
@@ -23,30 +23,30 @@ DOES = {  # what each collective does, in words that continue its name
 }
 
 JOBS = (
-    Job("A", "Rank 0 has read the weights from a file. Every rank needs them.", "every rank needs what rank 0 has"),
-    Job("B", "Every rank has a gradient. Every rank needs their sum.", "every rank needs the sum"),
-    Job("C", "Every rank has a loss. Rank 0 prints their sum.", "rank 0 alone needs the sum"),
-    Job(
+    _Job("A", "Rank 0 has read the weights from a file. Every rank needs them.", "every rank needs what rank 0 has"),
+    _Job("B", "Every rank has a gradient. Every rank needs their sum.", "every rank needs the sum"),
+    _Job("C", "Every rank has a loss. Rank 0 prints their sum.", "rank 0 alone needs the sum"),
+    _Job(
         "D",
         "Rank 0 has all the images, one row per rank. Each rank needs its row.",
         "each rank needs a different row of what rank 0 has",
     ),
-    Job(
+    _Job(
         "E",
         "Every rank has a list of its mistakes. Rank 0 shows all lists.",
         "rank 0 alone needs what every rank has, unadded",
     ),
-    Job(
+    _Job(
         "F",
         "Every rank has trained one layer. Every rank needs all layers.",
         "every rank needs what every rank has, unadded",
     ),
-    Job(
+    _Job(
         "G",
         "Every rank has a gradient. Rank r needs only row r of the sum.",
         "each rank needs a different row of the sum, and no more",
     ),
-    Job(
+    _Job(
         "H",
         "Every rank has a row of words for every other rank's expert.",
         "every rank needs one row from every rank, unadded",

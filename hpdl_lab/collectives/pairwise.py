@@ -31,9 +31,9 @@ def all_to_all(comm: Comm, x: Tensor) -> Tensor:
     Ref: Thakur, Rabenseifner & Gropp 2005 (pairwise exchange).
     """
     p = comm.size
-    require_equal_chunks(p, len(x))
-    for i in range(rounds_of(p)):
-        peer = int(opponents(p, i)[comm.rank])
+    _require_equal_chunks(p, len(x))
+    for i in range(tournament_rounds(p)):
+        peer = int(_opponents(p, i)[comm.rank])
         if peer != comm.rank:
             theirs = chunk(x, p, peer)
             theirs[:] = comm.sendrecv(theirs, peer, new_like(x, len(theirs)), peer)
@@ -57,7 +57,7 @@ def all_to_all_v(comm: Comm, x: Tensor, sent: Sequence[int], received: Sequence[
     if len(x) != sum(sent):
         raise ValueError(f"rank {comm.rank} has {len(x):,} rows, and sends {sum(sent):,}: {list(sent)}")
     out = new_like(x, (sum(received), *x.shape[1:]))
-    from_, to = offsets(received), offsets(sent)
+    from_, to = _offsets(received), _offsets(sent)
     copy_into(out[from_[comm.rank] : from_[comm.rank + 1]], x[to[comm.rank] : to[comm.rank + 1]])
     others = [r for r in range(comm.size) if r != comm.rank]
     works = [comm.irecv(out[from_[r] : from_[r + 1]], r) for r in others if received[r]]
@@ -67,17 +67,17 @@ def all_to_all_v(comm: Comm, x: Tensor, sent: Sequence[int], received: Sequence[
     return out
 
 
-def offsets(sizes: Sequence[int]) -> list[int]:
+def _offsets(sizes: Sequence[int]) -> list[int]:
     """Return the begin of each part, and the end of the last: (1, 3) -> [0, 1, 4]."""
     return [0, *itertools.accumulate(sizes)]
 
 
-def rounds_of(p: int) -> int:
+def tournament_rounds(p: int) -> int:
     """Return the rounds of a tournament in which every two of p players meet once."""
     return p - 1 if p % 2 == 0 else (p if p > 1 else 0)
 
 
-def opponents(p: int, i: int) -> np.ndarray:
+def _opponents(p: int, i: int) -> np.ndarray:
     """Return (p,) whom each rank meets in round i; itself: it pauses.
 
     Ranks 0 to m - 1 meet so that the sum of the two is i modulo the odd m. One of them would meet itself; if p is
@@ -93,17 +93,17 @@ def opponents(p: int, i: int) -> np.ndarray:
     return np.append(peers, alone)
 
 
-def require_equal_chunks(p: int, n: int) -> None:
+def _require_equal_chunks(p: int, n: int) -> None:
     if n % p:
         raise ValueError(f"all_to_all on {p} ranks swaps equal chunks: {p} must divide the {n:,} elements")
 
 
 def all_to_all_steps(p: int, n: int) -> Iterator[Round]:
     """Yield the schedule of all_to_all for n elements on p ranks."""
-    require_equal_chunks(p, n)
+    _require_equal_chunks(p, n)
     size = n // p
-    for i in range(rounds_of(p)):
-        peers = opponents(p, i)
+    for i in range(tournament_rounds(p)):
+        peers = _opponents(p, i)
         r = np.flatnonzero(peers != np.arange(p))
         to = peers[r]
         yield Round(r, to, to * size, (to + 1) * size, add=False, into=r * size)

@@ -39,36 +39,36 @@ def all_reduce(comm: Comm, x: Tensor, servers: int = 1) -> Tensor:
     the others N * itemsize.   Ref: Li et al. 2014.
     """
     p, r = comm.size, comm.rank
-    require_servers(p, servers)
+    _require_servers(p, servers)
     others = [q for q in range(p) if q != r] if r < servers else []
     mine = chunk(x, servers, r) if r < servers else x[:0]
     pushed = [new_like(x, len(mine)) for _ in others]
     works = [comm.irecv(buffer, q) for buffer, q in zip(pushed, others, strict=True)]
-    works += [comm.isend(chunk(x, servers, s), s) for s in around(r, servers) if s != r]
+    works += [comm.isend(chunk(x, servers, s), s) for s in _around(r, servers) if s != r]
     for work in works:
         work.wait()
     for buffer in pushed:  # in the order of ranks, whoever came first
         mine += buffer
     works = [comm.irecv(chunk(x, servers, s), s) for s in range(servers) if s != r]
-    works += [comm.isend(mine, q) for q in around(r, p) if q != r and r < servers]
+    works += [comm.isend(mine, q) for q in _around(r, p) if q != r and r < servers]
     for work in works:
         work.wait()
     return x
 
 
-def require_servers(p: int, servers: int) -> None:
+def _require_servers(p: int, servers: int) -> None:
     if not 1 <= servers <= p:
         raise ValueError(f"{p} ranks can have 1 to {p} servers, got {servers}")
 
 
-def around(r: int, count: int) -> list[int]:
+def _around(r: int, count: int) -> list[int]:
     """Return 0, ..., count - 1, beginning at r: so that not all ranks turn to the same one first."""
     return [(r + i) % count for i in range(count)]
 
 
 def all_reduce_steps(p: int, n: int, servers: int = 1) -> Iterator[Round]:
     """Yield the schedule of all_reduce for n elements on p ranks: an iterator of two steps.Round, push and pull."""
-    require_servers(p, servers)
+    _require_servers(p, servers)
     cut = edges(n, servers)
     worker = np.repeat(np.arange(p), servers)
     server = (worker + np.tile(np.arange(servers), p)) % servers

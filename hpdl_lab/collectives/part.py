@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 def ranks_of_part(comm: Comm, members: Sequence[int]) -> Comm:
     """Return the messages of `comm` among `members`, for collectives that are made of messages only."""
-    return cast("Comm", Part(comm, members))
+    return cast("Comm", _Part(comm, members))
 
 
-class Part:
+class _Part:
     """The messages of `comm` among `members`; members[i] is rank i here.
 
     Unlike comm.split it costs no message, and has nothing but messages. Ranks of several parts may talk in each of

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..comm.base import Comm
 from ..comm.buffers import new_like
-from .folding import fold, fold_steps, number, power_and_surplus, unfold, unfold_steps
+from .folding import fold, fold_steps, power_and_surplus, unfold, unfold_steps, unfolded_rank
 from .steps import Round
 from .tree import bits_below
 from .widen import adds_in_float32
@@ -39,7 +39,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     if mine is not None:
         arriving = new_like(x, x.shape)
         for bit in bits_below(power):
-            peer = int(number(mine ^ bit, surplus))
+            peer = int(unfolded_rank(mine ^ bit, surplus))
             comm.sendrecv(x, peer, arriving, peer)
             x += arriving
     unfold(comm, x)
@@ -52,5 +52,7 @@ def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
     i = np.arange(power)
     yield from fold_steps(p, n)
     for bit in bits_below(power):
-        yield Round(number(i, surplus), number(i ^ bit, surplus), np.zeros_like(i), np.full_like(i, n), add=True)
+        yield Round(
+            unfolded_rank(i, surplus), unfolded_rank(i ^ bit, surplus), np.zeros_like(i), np.full_like(i, n), add=True
+        )
     yield from unfold_steps(p, n)

@@ -106,12 +106,12 @@ def all_reduce_naive_steps(p: int, n: int) -> Iterator[Round]:
 
 def reduce_scatter_steps(p: int, n: int) -> Iterator[Round]:
     """Yield the schedule of reduce_scatter: rank r sends chunk r-i-1 in step i."""
-    yield from around(p, n, [-i - 1 for i in range(p - 1)], add=True)
+    yield from _around(p, n, [-i - 1 for i in range(p - 1)], add=True)
 
 
 def all_gather_steps(p: int, n: int) -> Iterator[Round]:
     """Yield the schedule of all_gather: rank r sends chunk r-i in step i."""
-    yield from around(p, n, [-i for i in range(p - 1)], add=False)
+    yield from _around(p, n, [-i for i in range(p - 1)], add=False)
 
 
 def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
@@ -120,7 +120,7 @@ def all_reduce_steps(p: int, n: int) -> Iterator[Round]:
     yield from all_gather_steps(p, n)
 
 
-def around(p: int, n: int, shifts: list[int], add: bool) -> Iterator[Round]:
+def _around(p: int, n: int, shifts: list[int], add: bool) -> Iterator[Round]:
     """Yield a Round for each shift s: rank r sends chunk r+s (mod p) to rank r+1. No copy: views of two laps."""
     r, cut = np.arange(p), edges(n, p)
     right = (r + 1) % p

@@ -34,7 +34,7 @@ def reduce_scatter(comm: Comm, x: Tensor, segments: int = 4) -> Tensor:
     Steps: (p - 1) * segments.   Bytes per rank: (p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009, segmented as
     in Open MPI's coll_base_allreduce.c.
     """
-    require_two(segments)
+    _require_two(segments)
     p, r = comm.size, comm.rank
     longest = bounds(bounds(len(x), p, 0)[1], segments, 0)[1]
     spare = new_like(x, longest), new_like(x, longest)
@@ -74,14 +74,14 @@ def add(x: Tensor, y: Tensor) -> None:
     x += y
 
 
-def require_two(segments: int) -> None:
+def _require_two(segments: int) -> None:
     if segments < 2:
         raise ValueError(f"adding hides behind messages with 2 segments or more, got {segments}: 1 is ring.all_reduce")
 
 
-def reduce_scatter_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
+def _reduce_scatter_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
     """Yield the schedule of reduce_scatter for n elements on p ranks."""
-    require_two(segments)
+    _require_two(segments)
     r, cut = np.arange(p), edges(n, p)
     for i in range(p - 1):
         c = (r - i - 1) % p
@@ -91,5 +91,5 @@ def reduce_scatter_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
 
 def all_reduce_steps(p: int, n: int, segments: int = 4) -> Iterator[Round]:
     """Yield the schedule of all_reduce."""
-    yield from reduce_scatter_steps(p, n, segments)
+    yield from _reduce_scatter_steps(p, n, segments)
     yield from ring.all_gather_steps(p, n)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from ..comm.base import Comm
-from ..predict.messages import evaluate
-from .table import find, names
+from ..predict.messages import predict_rounds
+from .table import algorithm_names, find_algorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ NATIVE = "native"  # the communicator's own all_reduce, which is not in the tabl
 EXAMPLE = "tree:0-8192;ring:8193-max"
 
 
-class Timed(TypedDict):
+class AlgorithmTime(TypedDict):
     """The time of an algorithm for one size: bytes, and us of the median and of the upper quartile."""
 
     name: str
@@ -85,7 +85,7 @@ class Selection:
             raise ValueError(f"nothing is selected by {text!r}: write for example {EXAMPLE!r}")
         if len(parts) == 1 and ":" not in parts[0]:
             parts = [f"{parts[0]}:0-max"]
-        return cls(covering(sorted((parse_range(part) for part in parts), key=lambda part: part.first)))
+        return cls(_covering(sorted((_parse_range(part) for part in parts), key=lambda part: part.first)))
 
     def save(self, path: Path, remark: str = "") -> None:
         """Write the selection to a file, `remark` above it as a comment."""
@@ -104,7 +104,7 @@ class Selection:
 
 def function_of(name: str) -> Callable[[Comm, Tensor], Tensor]:
     """Return the all-reduce of this name. Raises LookupError that lists what there is."""
-    return native if name == NATIVE else find(name).function
+    return native if name == NATIVE else find_algorithm(name).function
 
 
 def native(comm: Comm, x: Tensor) -> Tensor:
@@ -112,11 +112,11 @@ def native(comm: Comm, x: Tensor) -> Tensor:
     return comm.all_reduce(x)
 
 
-def parse_range(text: str) -> Range:
+def _parse_range(text: str) -> Range:
     """Return "ring:0-8192" as a Range."""
     name, _, sizes = (piece.strip() for piece in text.partition(":"))
-    if name != NATIVE and name not in names():
-        raise ValueError(f"{text!r}: no all-reduce is called {name!r}: {', '.join([*names(), NATIVE])}")
+    if name != NATIVE and name not in algorithm_names():
+        raise ValueError(f"{text!r}: no all-reduce is called {name!r}: {', '.join([*algorithm_names(), NATIVE])}")
     match = re.fullmatch(r"(\d+)\s*-\s*(\d+|max)", sizes)
     if not match:
         raise ValueError(f"{text!r}: a range is FIRST-LAST in bytes, such as 0-8192, or FIRST-max, got {sizes!r}")
@@ -126,7 +126,7 @@ def parse_range(text: str) -> Range:
     return Range(name, first, last)
 
 
-def covering(ranges: list[Range]) -> tuple[Range, ...]:
+def _covering(ranges: list[Range]) -> tuple[Range, ...]:
     """Return tuple(ranges), which are in rising order. Raises ValueError if a size is covered twice, or not at all."""
     expected: int | None = 0  # the first size that the ranges so far do not cover
     before: Range | None = None
@@ -149,24 +149,26 @@ def covering(ranges: list[Range]) -> tuple[Range, ...]:
 # -- from times --------------------------------------------------------------------------------------------------------
 
 
-def predict(names: Sequence[str], sizes: Iterable[int], p: int, network: Network, itemsize: int = 4) -> Iterator[Timed]:
+def predict_times(
+    names: Sequence[str], sizes: Iterable[int], p: int, network: Network, itemsize: int = 4
+) -> Iterator[AlgorithmTime]:
     """Yield the rows that `fastest` needs for all-reduces on p simulated ranks, from their schedules: p may be 16,384.
 
     Args:    names: of the table; sizes: bytes, whole elements of `itemsize`; network: of comm.network.
     """
     for size in sizes:
         for name in names:
-            seconds = evaluate(find(name).steps(p, size // itemsize), p, itemsize, network).seconds
+            seconds = predict_rounds(find_algorithm(name).steps(p, size // itemsize), p, itemsize, network).seconds
             yield {"name": name, "size": size, "time_us": seconds * 1e6, "p75_us": seconds * 1e6}
 
 
-def fastest(rows: Iterable[Timed]) -> Selection:
+def fastest(rows: Iterable[AlgorithmTime]) -> Selection:
     """Return the Selection that takes at every measured size what was fastest there.
 
     Between two measured sizes with different winners the border is their geometric mean. A winner stays if the next
     one is better by less than it varies (its median is below the other's upper quartile): so noise makes no borders.
 
-    Args:    rows: of sweep.sweep or predict, at least one: dicts with name, size, time_us and p75_us.
+    Args:    rows: of sweep_sizes or predict_times, at least one: dicts with name, size, time_us and p75_us.
     """
     winners: list[tuple[int, str]] = []  # (size, name) in rising order
     for size, group in itertools.groupby(sorted(rows, key=lambda row: row["size"]), key=lambda row: row["size"]):

@@ -20,6 +20,21 @@ from .widen import adds_in_float32
 Index: TypeAlias = int | np.ndarray  # of an element, or one for each message
 
 
+class Move(NamedTuple):
+    """A message: elements first:last of `source` go to `dest`, which adds or stores them at `into` and after.
+
+    first, into: -1 if they are no part of the vector.
+    """
+
+    source: int
+    dest: int
+    first: int
+    last: int
+    into: int
+    add: bool
+    nbytes: int
+
+
 class Round(NamedTuple):
     """Messages that may be under way at the same time: row t is one of them. int64 arrays, (T,) each.
 
@@ -40,6 +55,12 @@ class Round(NamedTuple):
     add: bool
     into: np.ndarray | None = None
     relay: bool = False
+
+    def moves(self, itemsize: int) -> list[Move]:
+        """Return the rows, for elements of `itemsize` bytes."""
+        columns = self.source, self.dest, self.first, self.last, self.first if self.into is None else self.into
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [Move(a, b, i, j, into, bool(self.add), (j - i) * itemsize) for a, b, i, j, into in rows]
 
 
 def edges(n: int, p: int) -> np.ndarray:
@@ -83,20 +104,20 @@ def execute(comm: Comm, x: ArrayT, rounds: Iterable[Round]) -> ArrayT:
     begin = next(left, None)
     if begin is None:
         return x
-    follow = adds_in_float32(follow_rounds) if begin.add else follow_rounds
-    return follow(comm, x, begin, left)
+    execute_in = adds_in_float32(_follow_rounds) if begin.add else _follow_rounds
+    return execute_in(comm, x, begin, left)
 
 
-def follow_rounds(comm: Comm, x: ArrayT, begin: Round, rounds: Iterable[Round]) -> ArrayT:
+def _follow_rounds(comm: Comm, x: ArrayT, begin: Round, rounds: Iterable[Round]) -> ArrayT:
     """Do the same as `execute`, from the round `begin` on."""
     arrived: dict[int, Any] = {}  # first element: what this rank received in its last round
-    follow_round(comm, x, begin, arrived)
+    _follow_round(comm, x, begin, arrived)
     for round_ in rounds:
-        follow_round(comm, x, round_, arrived)
+        _follow_round(comm, x, round_, arrived)
     return x
 
 
-def follow_round(comm: Comm, x: Any, round_: Round, arrived: dict[int, Any]) -> None:
+def _follow_round(comm: Comm, x: Any, round_: Round, arrived: dict[int, Any]) -> None:
     """Do one round. `arrived` is what the last one brought, and becomes what this one brings."""
     receives, sends = np.flatnonzero(round_.dest == comm.rank), np.flatnonzero(round_.source == comm.rank)
     works, buffers = [], []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..comm.base import Comm, Row
-from ..comm.buffers import ITEMSIZE, is_tensor, settle, to_numpy
+from ..comm.buffers import ITEMSIZE, is_tensor, synchronize, to_numpy
 from ..comm.errors import WrongAnswer
 from ..features import cores
 from . import expected
@@ -32,7 +32,7 @@ PING_SIZES = (8, 1024, 16 * 1024, 128 * 1024, 1024 * 1024)
 PING_NBYTES = 2**21  # that a sample of round trips moves at most, unless one moves more: slow links take a while
 
 
-def race(
+def race_algorithms(
     comm: Comm,
     functions: Mapping[str, Collective],
     sizes: Sequence[int],
@@ -43,15 +43,15 @@ def race(
     collective: str = "all_reduce",
     ping_sizes: tuple[int, ...] = PING_SIZES,
 ) -> None:
-    """Report `ping_pong` and, if time is real, `all_at_once` as {alpha, beta, gamma, contended}, then `sweep`."""
+    """Report `ping_pong` and, if time is real, `all_at_once` as {alpha, beta, gamma, contended}, then `sweep_sizes`."""
     alpha, beta, gamma = ping_pong(comm, samples, 20 if sample_ns else 1, ping_sizes)
     contended = all_at_once(comm, samples, 20, ping_sizes) if sample_ns else None
     if comm.rank == 0:
         comm.report(alpha=alpha, beta=beta, gamma=gamma, contended=contended)
-    sweep(comm, functions, sizes, dtype, samples, sample_ns, rest_s, collective)
+    sweep_sizes(comm, functions, sizes, dtype, samples, sample_ns, rest_s, collective)
 
 
-def sweep(
+def sweep_sizes(
     comm: Comm,
     functions: Mapping[str, Collective],
     sizes: Sequence[int],
@@ -79,7 +79,7 @@ def sweep(
     for count in dict.fromkeys(counts):
         x = buffer[:count]
         for name, function in functions.items():
-            require_right(comm, name, function, x, collective)
+            _require_right(comm, name, function, x, collective)
             times = sample_calls(comm, function, x, samples, sample_ns)
             if comm.rank == 0:
                 comm.report(**row(name, count, dtype, times, comm, collective))
@@ -123,10 +123,10 @@ def row(name: str, count: int, dtype: str, times: np.ndarray, comm: Comm, collec
     }
 
 
-def require_right(comm: Comm, name: str, function: Collective, x: Tensor, collective: str = "all_reduce") -> None:
+def _require_right(comm: Comm, name: str, function: Collective, x: Tensor, collective: str = "all_reduce") -> None:
     """Run `function` once on small whole numbers, whose sums are exact, and compare every element."""
-    fill(x, expected.brought(collective, len(x), comm.size, comm.rank))
-    begin, want = expected.left(collective, len(x), comm.size, comm.rank)
+    fill_with(x, expected.brought(collective, len(x), comm.size, comm.rank))
+    begin, want = expected.expected_result(collective, len(x), comm.size, comm.rank)
     result = function(comm, x)
     got = np.asarray(to_numpy(x if result is None else result), dtype=np.float64).reshape(-1)
     if len(want) != len(x) and len(got) == len(x):
@@ -151,7 +151,7 @@ def require_right(comm: Comm, name: str, function: Collective, x: Tensor, collec
             )
 
 
-def fill(x: Array, values: np.ndarray) -> None:
+def fill_with(x: Array, values: np.ndarray) -> None:
     """Set x[...] = values, for a tensor or an array."""
     if is_tensor(x):
         import torch
@@ -163,12 +163,12 @@ def fill(x: Array, values: np.ndarray) -> None:
 
 def sample_calls(comm: Comm, function: Collective, x: Tensor, samples: int, sample_ns: int) -> np.ndarray:
     """Return (samples,) ns per call, each of the slowest rank. Zeros are added: sums of sums would overflow."""
-    fill(x, np.zeros(len(x)))
-    times = own_times(comm, function, x, samples, sample_ns)
+    fill_with(x, np.zeros(len(x)))
+    times = _own_times(comm, function, x, samples, sample_ns)
     return np.asarray(comm.all_gather(times)).max(axis=0)
 
 
-def own_times(
+def _own_times(
     comm: Comm, function: Collective, x: Tensor, samples: int, sample_ns: int, most: float = math.inf
 ) -> np.ndarray:
     """Return (samples,) ns per call on this rank's clock; a sample is `most` calls at most."""
@@ -179,7 +179,7 @@ def own_times(
         if sample_ns:
             begin = clock()
             function(comm, x)
-            settle(x)
+            synchronize(x)
             slowest = float(np.max(np.asarray(comm.all_gather(np.array([clock() - begin], dtype=np.float64)))))
             calls = int(min(most, max(1, math.ceil(sample_ns / max(slowest, 1.0)))))
         times = np.empty(samples)
@@ -188,7 +188,7 @@ def own_times(
             begin = clock()
             for _ in range(calls):
                 function(comm, x)
-            settle(x)
+            synchronize(x)
             times[i] = (clock() - begin) / calls
         return times
     finally:
@@ -211,10 +211,10 @@ def ping_pong(
         recording, comm.trace.enabled = comm.trace.enabled, False
         if comm.rank < 2:
             few = {n: max(1, min(repeats, PING_NBYTES // n)) for n in sizes}
-            times = [one_way(comm, bytes_on(comm.device, n), samples, few[n]) for n in sizes]
+            times = [one_way(comm, _bytes_on(comm.device, n), samples, few[n]) for n in sizes]
             if min(times) > 0:
                 fitted[:2] = fit_link(sizes, times)
-            fitted[2] = time_of_adding(comm, samples)
+            fitted[2] = _time_of_adding(comm, samples)
         comm.trace.enabled = recording
         fitted = np.asarray(comm.broadcast(fitted))
     return float(fitted[0]), float(fitted[1]), float(fitted[2])
@@ -230,9 +230,9 @@ def all_at_once(
     fitted = np.zeros(3)
     if comm.size > 1:
         recording, comm.trace.enabled = comm.trace.enabled, False
-        times = [shift(comm, n, samples, max(1, min(repeats, PING_NBYTES // n))) for n in sizes]
+        times = [_shift(comm, n, samples, max(1, min(repeats, PING_NBYTES // n))) for n in sizes]
         comm.barrier()
-        fitted[2] = time_of_adding(comm, samples)
+        fitted[2] = _time_of_adding(comm, samples)
         if min(times) > 0:
             fitted[:2] = fit_link(sizes, times)
         comm.trace.enabled = recording
@@ -240,9 +240,9 @@ def all_at_once(
     return float(fitted[0]), float(fitted[1]), float(fitted[2])
 
 
-def shift(comm: Comm, n: int, samples: int, repeats: int) -> float:
+def _shift(comm: Comm, n: int, samples: int, repeats: int) -> float:
     """Return the seconds in which every rank hands n bytes to the next one: the median."""
-    x, y = bytes_on(comm.device, n), bytes_on(comm.device, n)
+    x, y = _bytes_on(comm.device, n), _bytes_on(comm.device, n)
     clock, times = comm.trace.clock, []
     for _ in range(samples):
         comm.barrier()
@@ -253,7 +253,7 @@ def shift(comm: Comm, n: int, samples: int, repeats: int) -> float:
     return float(np.median(times))
 
 
-def bytes_on(device: str, n: int) -> Array:
+def _bytes_on(device: str, n: int) -> Array:
     """Return n bytes to send, in the memory of the ranks' tensors: an array, or a tensor on a GPU."""
     if device == "cpu":
         return np.zeros(n, np.uint8)
@@ -274,7 +274,7 @@ def one_way(comm: Comm, x: Array, samples: int, repeats: int) -> float:
     return float(np.median(times))
 
 
-def time_of_adding(comm: Comm, samples: int) -> float:
+def _time_of_adding(comm: Comm, samples: int) -> float:
     """Return the seconds per byte of x += y for float32 that fit no first-level cache."""
     x, y, clock, times = np.zeros(2**18, np.float32), np.ones(2**18, np.float32), comm.trace.clock, []
     for _ in range(samples):
@@ -292,14 +292,14 @@ def time_rounds(comm: Comm, fn: Collective, sizes: Sequence[int], samples: int, 
     buffer = comm.allocate((max(sizes),), "uint8")
     for size in sizes:
         x = buffer[:size]
-        require_echo(comm, fn, x)
-        times = half_rounds(comm, fn, x, samples, sample_ns)
+        _require_echo(comm, fn, x)
+        times = _half_rounds(comm, fn, x, samples, sample_ns)
         if comm.rank == 0:
             p25, median, p75 = (float(q) for q in np.percentile(times, (25, 50, 75)))
             comm.report(size=size, seconds=median, p25=p25, p75=p75)
 
 
-def require_echo(comm: Comm, fn: Collective, x: Tensor) -> None:
+def _require_echo(comm: Comm, fn: Collective, x: Tensor) -> None:
     """Raise WrongAnswer, on every rank, unless rank 1 gets what rank 0 has, and rank 0 gets it back."""
     x[:] = 7 + comm.rank
     fn(comm, x)
@@ -312,6 +312,6 @@ def require_echo(comm: Comm, fn: Collective, x: Tensor) -> None:
             )
 
 
-def half_rounds(comm: Comm, fn: Collective, x: Tensor, samples: int, sample_ns: int) -> np.ndarray:
+def _half_rounds(comm: Comm, fn: Collective, x: Tensor, samples: int, sample_ns: int) -> np.ndarray:
     """Return (samples,) s of half a round on this rank's clock; each sample is many rounds if time is real."""
-    return own_times(comm, fn, x, samples, sample_ns, MOST_ROUNDS) / 2e9
+    return _own_times(comm, fn, x, samples, sample_ns, MOST_ROUNDS) / 2e9

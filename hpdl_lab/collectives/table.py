@@ -92,22 +92,22 @@ ALGORITHMS = (
 )
 
 
-def find(name: str, collective: str = "all_reduce") -> Algorithm:
+def find_algorithm(name: str, collective: str = "all_reduce") -> Algorithm:
     """Return the Algorithm of this name. Raises LookupError that lists what there is."""
     for algorithm in ALGORITHMS:
         if (algorithm.name, algorithm.collective) == (name, collective):
             return algorithm
-    known = names(collective)
+    known = algorithm_names(collective)
     if not known:
-        raise LookupError(f"no collective is called {collective!r}: {', '.join(collectives())}")
+        raise LookupError(f"no collective is called {collective!r}: {', '.join(collective_names())}")
     raise LookupError(f"{collective} has no algorithm {name!r}: {', '.join(known)}")
 
 
-def names(collective: str = "all_reduce") -> list[str]:
+def algorithm_names(collective: str = "all_reduce") -> list[str]:
     """Return the names of the algorithms for one collective."""
     return [algorithm.name for algorithm in ALGORITHMS if algorithm.collective == collective]
 
 
-def collectives() -> list[str]:
+def collective_names() -> list[str]:
     """Return the names of the collectives."""
     return list(dict.fromkeys(algorithm.collective for algorithm in ALGORITHMS))

@@ -26,7 +26,7 @@ def adds_in_float32(collective: FunctionT) -> FunctionT:
 
     @functools.wraps(collective)
     def widened(comm: Comm, x: Array, *args: object, **options: object) -> object:
-        if not is_16_bit_float(x):
+        if not _is_16_bit_float(x):
             return collective(comm, x, *args, **options)
         wide = x.float() if is_tensor(x) else x.astype("float32")
         result = cast("Array", collective(comm, wide, *args, **options))
@@ -36,6 +36,6 @@ def adds_in_float32(collective: FunctionT) -> FunctionT:
     return cast(FunctionT, widened)
 
 
-def is_16_bit_float(x: object) -> bool:
+def _is_16_bit_float(x: object) -> bool:
     """Return True for a tensor or an array of bfloat16 or float16."""
     return str(getattr(x, "dtype", "")).removeprefix("torch.") in ("bfloat16", "float16")

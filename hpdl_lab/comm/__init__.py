@@ -47,7 +47,7 @@ def world(deadline: float = 10.0, device: str = "cpu") -> "RealComm":
         if device != "cpu":
             raise ValueError(f'device={device!r} under torchrun, which has "cpu" only: start the ranks with mpiexec')
         return torch_world(deadline)
-    from .device import kind
+    from .device import comm_class
     from .mpi.session import world
 
-    return world(deadline, kind(device))
+    return world(deadline, comm_class(device))

@@ -54,7 +54,7 @@ class Background:
     def __init__(self, comm: Ranks) -> None:
         self.comm = comm
         self.double: Ranks | None = None  # comm', once it has been made
-        self.waiting = BackgroundWaiting(comm.waiting)
+        self.waiting = _BackgroundWaiting(comm.waiting)
         self.progress = compiled_module().Progress()
         self._trace = comm.trace.in_lane("background")
         self._functions: queue.SimpleQueue[FunctionWork | None] = queue.SimpleQueue()
@@ -67,7 +67,7 @@ class Background:
     def start(self, fn: Callable[..., object], args: tuple[Any, ...], after: Sequence[Work] = ()) -> BackgroundWork:
         """Give `fn(comm', *args)` to the background, to begin behind the works in `after`; return its Work."""
         line = self.comm.trace.line()
-        self.waiting.follow(self.comm.waiting)
+        self.waiting.take_limits(self.comm.waiting)
         work = None if after else self._compiled(fn, args, line)
         work = work or self._function(fn, args, line, after)
         self._works.append(work)
@@ -107,7 +107,7 @@ class Background:
 
         A work keeps its result or error. Raises CommTimeout, RankFailed, KeyboardInterrupt if one does not end.
         """
-        while self._works and (not work.settled if work else self._works[0].has_ended()):
+        while self._works and (not work.finished if work else self._works[0].has_ended()):
             self._works[0].finish()
             self._works.popleft()
 
@@ -123,13 +123,13 @@ class Background:
     def close(self) -> list[Pending]:
         """End both threads. Return the messages that are under way in comm', and keeps what MPI may still write to."""
         if self.progress.stop():
-            self.comm.place.cancelled.append(self.progress)
+            self.comm.session.cancelled.append(self.progress)
         self.waiting.stop()
         if self._thread is not None:
             self._functions.put(None)
-            if not ends(self._thread, SOON):
-                interrupt(self._thread)
-                ends(self._thread, LATER)
+            if not _ends(self._thread, SOON):
+                _interrupt(self._thread)
+                _ends(self._thread, LATER)
         return [] if self.double is None else self.double.release()
 
     # -- Python thread ----------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class BackgroundWork(Work):
 
     value: object = None
     error: BaseException | None = None
-    settled = False  # the main thread knows its end
+    finished = False  # the main thread knows its end
 
     def __init__(self, background: Background, what: str, line: str) -> None:
         self.background, self.what, self.line = background, what, line
@@ -189,9 +189,9 @@ class BackgroundWork(Work):
 
     def test(self) -> bool:
         self.background.finish()
-        if self.settled:
+        if self.finished:
             self.background.waited(self)
-        return self.settled
+        return self.finished
 
     @abstractmethod
     def has_ended(self) -> bool:
@@ -241,7 +241,7 @@ class CompiledWork(BackgroundWork):
                 self.error = mismatch
         except RuntimeError as error:
             self.error, double.broken = error, "all_reduce"
-        self.settled, self._under_way = True, None
+        self.finished, self._under_way = True, None
 
     def _record(self, task: _core.Task) -> None:
         """Add the events of this all_reduce, with the times at which it began and ended."""
@@ -296,19 +296,19 @@ class FunctionWork(BackgroundWork):
 
     def finish(self) -> None:
         background, status = self.background, self.background.waiting.own
-        ending = Ending(self._ended, background.signs_of_life)
+        ending = _Ending(self._ended, background.signs_of_life)
         background.comm.waiting.watch(ending, self.what, lambda: status.own, self.line)
-        self.settled = True
+        self.finished = True
 
 
-def ends(thread: threading.Thread, seconds: float) -> bool:
+def _ends(thread: threading.Thread, seconds: float) -> bool:
     """Return True if `thread` ends within `seconds`: in short waits: one is lost if the process is stopped."""
     for _ in range(10):
         thread.join(seconds / 10)
     return not thread.is_alive()
 
 
-def interrupt(thread: threading.Thread) -> None:
+def _interrupt(thread: threading.Thread) -> None:
     """Raise KeyboardInterrupt in the Python code of another thread."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
 
@@ -320,7 +320,7 @@ def interrupt(thread: threading.Thread) -> None:
 # otherwise what the main thread does is of interest.
 
 
-class ThreadStatus:
+class _ThreadStatus:
     """The status table as the background sees it: its own waits stay in `own` (a Slot, or None).
 
     line: source line to report when no user frame is on the stack.
@@ -370,7 +370,7 @@ class ThreadStatus:
         return self._status.is_unreachable(rank)
 
 
-class BackgroundWaiting(Waiting):
+class _BackgroundWaiting(Waiting):
     """The waits of the background of the rank of `waiting`, in a thread of its own.
 
     Its naps are short and come soon, because the rank computes on the same core.
@@ -379,12 +379,12 @@ class BackgroundWaiting(Waiting):
     in_background = True
 
     def __init__(self, waiting: Waiting) -> None:
-        self.own = ThreadStatus(waiting.status, waiting.rank)
+        self.own = _ThreadStatus(waiting.status, waiting.rank)
         super().__init__(self.own, waiting.rank, waiting.members, waiting.run, waiting.deadline, oversubscribed=True)
         self.calls, self.stopping = waiting.calls, False
         self.looks = 0  # at what it waits for
 
-    def follow(self, waiting: Waiting) -> None:
+    def take_limits(self, waiting: Waiting) -> None:
         """Take over what may have changed in `waiting`."""
         self.deadline, self.inject = waiting.deadline, waiting.inject
 
@@ -399,7 +399,7 @@ class BackgroundWaiting(Waiting):
         return super()._wait(operation, seconds, nap or NAP)
 
 
-class Ending(OfThread):
+class _Ending(OfThread):
     """The end of what another thread does. progress: a function whose value changes when that thread communicates."""
 
     def __init__(self, ended: threading.Event, progress: Callable[[], int]) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 from ..trace import Event, Trace
 from .buffers import ArrayT, buffer_of, copy_into, copy_of, is_tensor, new_like
 from .calls import SENDRECV, Call, Calls, PartOf, only_calls
-from .spelling import Elsewhere, add_elsewhere
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +90,6 @@ class Done(Work):
         return True
 
 
-@add_elsewhere
 class Comm(ABC):
     """A group of ranks, seen from one of them.
 
@@ -125,9 +123,6 @@ class Comm(ABC):
         self.calling: Call | None = None  # the one that messages are now a part of
         self.rows: list[Row] = []
         self.on_row = on_row  # called with each row as it is reported; None keeps rows for the end of the run
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if not isinstance(vars(Comm).get(name), Elsewhere)]
 
     @property
     def has_background(self) -> bool:
@@ -205,11 +200,11 @@ class Comm(ABC):
         in a CUDA stream). It may be called inside autograd's hooks, and the tensors in `args` are not to be touched
         until `wait`. If nothing is asynchronous, `fn` runs at once, in the foreground.
 
-        after:   Works of this rank's communicators, those of `background`, that have to end before `fn` begins.
+        after:   Works that `background` of this rank's communicators returned, and that have to end before `fn` begins.
         Returns: Work, whose wait() returns what `fn` returned or raises what it raised.
         Raises:  TypeError if `fn` cannot be called.
         """
-        require_function(fn)
+        require_callable(fn)
         return Done.of(fn, self, *args)
 
     def compute(self, seconds: float = 0.0, flops: float = 0.0) -> None:
@@ -326,7 +321,7 @@ def best_all_reduce(comm: Comm, x: ArrayT) -> ArrayT:
     return comm.all_reduce(x)
 
 
-def require_function(fn: object) -> None:
+def require_callable(fn: object) -> None:
     """Raise TypeError unless `fn` is what comm.background can call."""
     if not callable(fn):
         kind = type(fn).__name__
@@ -347,12 +342,12 @@ def sum_in_rank_order(stack: ArrayT) -> ArrayT:
 # -- who belongs together after a split: decided by every rank for all of them, so that all raise or none -----------
 
 
-def part_of(notes: list[bytes], rank: int) -> list[int]:
+def split_group_of(notes: list[bytes], rank: int) -> list[int]:
     """Return the part to which `rank` belongs. notes: pickled (color, key) of every rank, in rank order."""
-    return next(part for part in parts_of([pickle.loads(note) for note in notes]) if rank in part)
+    return next(part for part in split_groups([pickle.loads(note) for note in notes]) if rank in part)
 
 
-def parts_of(answers: list[tuple[Any, Any]]) -> list[list[int]]:
+def split_groups(answers: list[tuple[Any, Any]]) -> list[list[int]]:
     """Return the ranks of each color, ordered by (key, rank). answers: (color, key) of every rank, in rank order.
 
     Raises ValueError, the same for every rank.
@@ -366,10 +361,10 @@ def parts_of(answers: list[tuple[Any, Any]]) -> list[list[int]]:
             parts.append([r])
         else:
             part.append(r)
-    return [in_order(part, answers) for part in parts]
+    return [_in_order(part, answers) for part in parts]
 
 
-def in_order(part: list[int], answers: list[tuple[Any, Any]]) -> list[int]:
+def _in_order(part: list[int], answers: list[tuple[Any, Any]]) -> list[int]:
     """Return `part` sorted by (key, rank)."""
     keys = [(answers[r][1], r) for r in part]
     try:

@@ -116,11 +116,11 @@ def extent_of(x: Array, verb: str = "send", device: str = "cpu") -> Extent:
         raise ValueError(f"cannot {verb} dtype {dtype}: one of {', '.join(DTYPES)} is needed")
     if dtype not in ADDED and verb.endswith(SUMS):
         raise ValueError(f"cannot {verb} {dtype}, which has no sum: {TABLE[dtype][1]}")
-    return extent(count, dtype)
+    return _extent(count, dtype)
 
 
 @functools.lru_cache(maxsize=4096)  # messages of one program have few lengths, and to put this together takes longer
-def extent(count: int, dtype: str) -> Extent:
+def _extent(count: int, dtype: str) -> Extent:
     """Return the Extent of `count` elements."""
     return Extent(count, dtype, count * ITEMSIZE[dtype])
 
@@ -130,7 +130,7 @@ def to_numpy(x: Array) -> np.ndarray:
     return x.detach().cpu().numpy() if is_tensor(x) else x
 
 
-def settle(x: object) -> None:
+def synchronize(x: object) -> None:
     """Return when what has been asked of tensor `x` is done: a GPU works on when its caller has gone on."""
     if is_tensor(x) and x.device.type == "cuda":
         sys.modules["torch"].cuda.current_stream(x.device).synchronize()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .status.report import Wait, describe_waits, likely_reason, name_ranks, wait_cycle
 
@@ -16,10 +16,13 @@ __all__ = [
     "Wait",
     "WrongAnswer",
     "describe_waits",
+    "explainers",
     "likely_reason",
     "name_ranks",
     "wait_cycle",
 ]
+
+explainers: set[Callable[[Exception, type], None]] = set()  # each may add to the error that ends a simulated rank
 
 
 class CommError(RuntimeError):
@@ -35,7 +38,7 @@ class CommError(RuntimeError):
         return likely_reason(self.waits)
 
     def __str__(self) -> str:
-        return "\n".join([self.args[0], *report(self.waits, self.args[0])])
+        return "\n".join([self.args[0], *wait_report(self.waits, self.args[0])])
 
 
 class CommTimeout(CommError):
@@ -73,7 +76,7 @@ class ForgottenWait(ValueError):
         return cls(f"rank {rank} never waited for {what} in the background{at}: {how}")
 
 
-def report(waits: Sequence[Wait], said: str = "") -> list[str]:
+def wait_report(waits: Sequence[Wait], said: str = "") -> list[str]:
     """Return the lines under an error: the table of who waits for whom, and the reason unless `said` has it."""
     reason = likely_reason(waits)
     return [*describe_waits(waits), *([f"  likely: {reason}"] if reason and reason not in said else [])]

@@ -36,14 +36,14 @@ class Injection:
 
     def __post_init__(self) -> None:
         for rank, seconds in self.delays.items():
-            if not is_rank(rank):
+            if not _is_rank(rank):
                 raise ValueError(f"inject(rank={rank!r}): a rank is a whole number from 0")
-            if not is_number(seconds) or not 0 < seconds < 1e6:
+            if not _is_number(seconds) or not 0 < seconds < 1e6:
                 raise ValueError(f"inject(delay={seconds!r}): seconds above 0, such as 0.005")
         for link, bandwidth in self.links.items():
-            if not isinstance(link, tuple) or len(link) != 2 or not all(map(is_rank, link)) or link[0] == link[1]:
+            if not isinstance(link, tuple) or len(link) != 2 or not all(map(_is_rank, link)) or link[0] == link[1]:
                 raise ValueError(f"inject(link={link!r}): a link is a pair of different ranks, such as (1, 2)")
-            if not is_number(bandwidth) or not 0 < bandwidth < float("inf"):
+            if not _is_number(bandwidth) or not 0 < bandwidth < float("inf"):
                 raise ValueError(f"inject(bandwidth={bandwidth!r}): bytes per second above 0, such as 1e8")
 
     @classmethod
@@ -54,7 +54,7 @@ class Injection:
         link: tuple[int, int] | list[int] | None = None,
         bandwidth: float | None = None,
     ) -> Injection:
-        """Return that of a slow rank, a slow link, both or none. Raises ValueError if half of a pair is missing."""
+        """Return the Injection of a slow rank, a slow link, both or none. Raises ValueError for half of a pair."""
         if (rank is None) != (delay is None):
             raise ValueError(f"inject(rank={rank!r}, delay={delay!r}): a rank and its delay in s, such as (2, 0.005)")
         if (link is None) != (bandwidth is None):
@@ -100,15 +100,15 @@ class Injection:
 
     def before(self, comm: Slowed) -> None:
         """Lose the delay of this rank of `comm`, which is about to send or to begin a collective."""
-        lose(comm, self.delay(comm.names[comm.rank]))
+        _lose(comm, self.delay(comm.names[comm.rank]))
 
     def after(self, comm: Slowed, peer: int, nbytes: int) -> None:
         """Lose what a message of `nbytes` between this rank of `comm` and its rank `peer` takes on a slow link."""
         slow = self.seconds_per_byte(comm.names[comm.rank], comm.names[peer])
-        lose(comm, nbytes * slow, comm.names[peer])
+        _lose(comm, nbytes * slow, comm.names[peer])
 
 
-def lose(comm: Slowed, seconds: float, peer: int = -1) -> None:
+def _lose(comm: Slowed, seconds: float, peer: int = -1) -> None:
     """Sleep, as one event of the trace; an interrupt ends it."""
     if seconds > 0:
         step, t0 = comm.trace.step(), comm.trace.clock()
@@ -116,9 +116,9 @@ def lose(comm: Slowed, seconds: float, peer: int = -1) -> None:
         comm.trace.add(step, OP, t0, comm.trace.clock(), peer, line=caller_line())
 
 
-def is_rank(rank: object) -> TypeGuard[int]:
+def _is_rank(rank: object) -> TypeGuard[int]:
     return isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0
 
 
-def is_number(value: object) -> TypeGuard[float]:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

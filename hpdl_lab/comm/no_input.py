@@ -15,12 +15,12 @@ def no_input() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, builtins.input = builtins.input, refuse
+    before, builtins.input = builtins.input, _refuse
     try:
         yield
     finally:
         builtins.input = before
 
 
-def refuse(prompt: object = "") -> str:
+def _refuse(prompt: object = "") -> str:
     raise EOFError("nobody can answer input() here: ask in a cell of its own, and hand the answer over as an argument")

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload
 from ..features import compiled_module
 from ..trace import Trace
 from .background import Background
-from .base import Comm, best_all_reduce, part_of, require_function
+from .base import Comm, best_all_reduce, require_callable, split_group_of
 from .buffers import DTYPES, ITEMSIZE, ArrayT, buffer_of, is_tensor, new_like
 from .calls import Facts, PartOf, begin
 from .errors import CommError, ForgottenWait, Mismatch
 from .shm import SharedRanks
-from .status.report import disagreement
+from .status.report import describe_mismatch
 from .status.waiting import SPIN, DeferredInterrupt
-from .transport import NUMBERS, Meant, Pending, Transport
-from .transport import Place as Home
+from .transport import NUMBERS, CommSession, Meant, Pending, Transport
 from .work import RealWork
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ INTO_NEW: dict[str, tuple[Callable[..., Any], Callable[[int, Shape], Shape]]] = 
 }
 
 
-class Place(Home, Protocol):
-    """The place where a communicator was made: this process's rank, the hosts of all ranks, what is kept."""
+class _Session(CommSession, Protocol):
+    """The session in which a communicator was made: this process's rank, the hosts of all ranks, what is kept."""
 
     def forget(self, comm: RealComm) -> None:
         """Note that `comm` has been closed."""
@@ -59,28 +58,28 @@ class Place(Home, Protocol):
 class RealComm(Comm):
     """Collectives in shared memory if all ranks are on one machine. Use it as a context manager, or close it.
 
-    place: where it was made. members[i]: the rank there of this communicator's rank i. waiting: how this rank waits,
+    session: where it was made. members[i]: the rank there of this communicator's rank i. waiting: how this rank waits,
     and what it publishes meanwhile.
     """
 
     def __init__(
         self,
-        place: Place,
+        session: _Session,
         transport: Transport,
         members: tuple[int, ...],
         waiting: Waiting,
         on_row: OnRow | None = None,
         trace: Trace | bool = True,
     ) -> None:
-        rank = members.index(place.rank)
+        rank = members.index(session.rank)
         log = trace if isinstance(trace, Trace) else Trace(rank, enabled=trace)
         super().__init__(rank, len(members), log, on_row, waiting.calls)
-        self.place, self.core, self.members, self.waiting = place, compiled_module(), members, waiting
+        self.session, self.core, self.members, self.waiting = session, compiled_module(), members, waiting
         self.transport = transport
         self.oversubscribed = waiting.oversubscribed
-        self.others = tuple(r for r in members if r != place.rank)
+        self.others = tuple(r for r in members if r != session.rank)
         self.names = [waiting.members.index(r) for r in members]  # how events and reports call our ranks
-        hosts = [place.hosts[r] for r in members]
+        hosts = [session.hosts[r] for r in members]
         self.node_rank, self.node_size = hosts[: self.rank].count(hosts[self.rank]), hosts.count(hosts[self.rank])
         self.pending: dict[int, Pending] = {}  # by id: their tensors may still be touched, whoever holds the work
         self.parts: list[RealComm] = []  # communicators split from this one
@@ -133,7 +132,7 @@ class RealComm(Comm):
         with DeferredInterrupt() as interrupt:
             chosen, reason = [self.rank], ""
             try:
-                chosen = part_of([note[NUMBER_NBYTES:] for note in notes], self.rank)
+                chosen = split_group_of([note[NUMBER_NBYTES:] for note in notes], self.rank)
             except Exception as error:
                 reason = str(error) or type(error).__name__
             # To make a part may block: nobody begins before all are on their way, and only a death can stop them.
@@ -152,7 +151,7 @@ class RealComm(Comm):
 
     def _of_these(self, transport: Transport, members: tuple[int, ...], waiting: Waiting, trace: Trace) -> RealComm:
         """Return a communicator of `members`, of the same kind as this one."""
-        return RealComm(self.place, transport, members, waiting, self.on_row, trace)
+        return RealComm(self.session, transport, members, waiting, self.on_row, trace)
 
     def allocate(self, shape: int | Sequence[int], dtype: str | torch.dtype = "float32") -> Tensor:
         """See Comm.allocate. Shared if all ranks are on one machine, until the communicator is closed."""
@@ -178,7 +177,7 @@ class RealComm(Comm):
         """
         self._require_whole()
         consensus = self.transport.consensus(self.rank, (op, count, dtype, root), note)
-        peers = self.waiting.missing(self.members, op, self._place)
+        peers = self.waiting.missing(self.members, op, self._shared_facts)
         self.complete(consensus, op, peers, facts=lambda: self._facts(op, count, DTYPES[dtype], root))
         return consensus.notes()
 
@@ -201,7 +200,7 @@ class RealComm(Comm):
     def background(self, fn: Callable[..., object], *args: Any, after: Sequence[Work] = ()) -> Work:
         """See Comm.background. What is itself in the background, and calls this there, has it run at once."""
         self._require_open()
-        require_function(fn)
+        require_callable(fn)
         if not self.has_background:
             return super().background(fn, *args, after=after)
         if self._background is None:
@@ -420,9 +419,9 @@ class RealComm(Comm):
     def _facts(self, op: str, count: int = -1, dtype: str = "", root: int = -1) -> Facts:
         """Return the fields of errors.Wait that say how far this rank has come, which waits in the collective `op`."""
         line, numbers = self.trace.line(), {"count": count or -1, "dtype": dtype if count > 0 else "", "root": root}
-        return {**numbers, **self._place(), "counts": self.calls.times(op, line)}
+        return {**numbers, **self._shared_facts(), "counts": self.calls.times(op, line)}
 
-    def _place(self) -> Facts:
+    def _shared_facts(self) -> Facts:
         """Return which collective this is: the nth on which communicator."""
         return {"comm": self.name, "nth": self.collectives}
 
@@ -430,7 +429,7 @@ class RealComm(Comm):
         """Raise Mismatch if the ranks have made different calls."""
         calls = [(name, count, DTYPES[dtype] if count else "", root) for name, count, dtype, root in operation.calls()]
         if len(set(calls)) > 1:
-            raise Mismatch(disagreement({self.names[r]: call for r, call in enumerate(calls)})) from None
+            raise Mismatch(describe_mismatch({self.names[r]: call for r, call in enumerate(calls)})) from None
 
     @contextmanager
     def _breaking(self, op: str, operation: Waitable) -> Generator[None]:
@@ -441,7 +440,7 @@ class RealComm(Comm):
             raise
         except BaseException:
             self.broken = op
-            self.place.cancelled.append(operation)  # MPI, or another rank, may still write to its memory
+            self.session.cancelled.append(operation)  # MPI, or another rank, may still write to its memory
             raise
 
     def begun(self) -> tuple[int, int, str]:
@@ -477,10 +476,10 @@ class RealComm(Comm):
         """
         if self.closed:
             return
-        self.place.keep(self.release(), FLUSH)
+        self.session.keep(self.release(), FLUSH)
         if not self.is_part:
             self.waiting.end(error, line)
-            self.place.forget(self)
+            self.session.forget(self)
 
     def require_no_forgotten_wait(self) -> None:
         """Raise ForgottenWait if this rank has not waited for what it receives."""

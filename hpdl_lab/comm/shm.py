@@ -50,7 +50,7 @@ class SharedRanks:
         for n in shape:
             count *= n
         nbytes = count * ITEMSIZE[dtype]
-        part = part_nbytes(nbytes)
+        part = _part_nbytes(nbytes)
         memory = share(self.comm, part * self.comm.size, "allocate", count, dtype)
         self.group.add(memory, part)
         self.segments.append((memory, part))
@@ -70,7 +70,7 @@ class SharedRanks:
         raise ValueError("this tensor is not in memory that the ranks share: make it with comm.allocate")
 
 
-def part_nbytes(nbytes: int) -> int:
+def _part_nbytes(nbytes: int) -> int:
     """Return the bytes from one rank's part to the next if each has `nbytes`: whole pages, at least one."""
     return max(PAGE, -(-nbytes // PAGE) * PAGE)
 
@@ -87,7 +87,7 @@ def share(
     memory: _core.SharedMemory | None = None
     reason = ""
     if comm.rank == 0:
-        reason = too_large(nbytes)
+        reason = _too_large(nbytes)
         if not reason:
             memory, reason = attempt(shared.create, nbytes)
     names = comm.agree(op, count, DTYPES.index(dtype), note=memory.name.encode() if memory else b"")
@@ -106,7 +106,7 @@ def share(
     return cast("_core.SharedMemory", memory)
 
 
-def too_large(nbytes: int) -> str:
+def _too_large(nbytes: int) -> str:
     """Return why `nbytes` cannot be had, or "": the system would kill a rank that takes pages which are not there."""
     if nbytes < WORTH_ASKING:
         return ""

@@ -21,7 +21,7 @@ NUMBERS = 1 << 29  # of communicators: a transport may need four tags for each, 
 Meant = tuple[str, int, int, int]  # what a rank calls: op, count, index of the dtype in buffers.DTYPES, root or -1
 
 
-class Message(Waitable, Protocol):
+class PendingMessage(Waitable, Protocol):
     """An end of a message under way."""
 
     @property
@@ -40,7 +40,7 @@ class Message(Waitable, Protocol):
 class Carried(Protocol):
     """The owner of a message: `message` is set before the transport begins."""
 
-    message: Message | None
+    message: PendingMessage | None
 
 
 class Consensus(Waitable, Protocol):
@@ -60,8 +60,8 @@ class Pending(Protocol):
         ...
 
 
-class Place(Protocol):
-    """The place where communicators are made: MPI's session, or a process group of torch.distributed."""
+class CommSession(Protocol):
+    """A process's part in a job, where communicators are made: of MPI, or of a group of torch.distributed."""
 
     rank: int
     hosts: list[str]
@@ -79,7 +79,7 @@ class Ranks(Caller, Protocol):
     oversubscribed: bool
     broken: str  # the collective that did not complete
     names: list[int]  # of the ranks in reports and events
-    members: tuple[int, ...]  # ranks of the place
+    members: tuple[int, ...]  # ranks of the session
     others: tuple[int, ...]
     pending: dict[int, Pending]
     waiting: Waiting
@@ -88,7 +88,7 @@ class Ranks(Caller, Protocol):
     def transport(self) -> Transport: ...
 
     @property
-    def place(self) -> Place: ...
+    def session(self) -> CommSession: ...
 
     @property
     def parts(self) -> Sequence[Caller]: ...
@@ -122,7 +122,7 @@ class Ranks(Caller, Protocol):
 
 
 class Transport(ABC):
-    """The carrier of the messages of one communicator: MPI, or a process group of torch.distributed.
+    """The transport of the messages of one communicator: MPI, or a process group of torch.distributed.
 
     polled: True if a receive advances only while this rank waits, and so has to be advanced during other waits.
     can_double: True if two threads can communicate at the same time, by a second transport of the same ranks.

@@ -16,7 +16,7 @@ from .status.waiting import NAP
 if TYPE_CHECKING:
     from .buffers import Array
     from .calls import Facts
-    from .transport import Message, Pending, Ranks, Transport
+    from .transport import Pending, PendingMessage, Ranks, Transport
 
 
 class RealWork(Work):
@@ -30,7 +30,7 @@ class RealWork(Work):
         An interrupt may come between any two lines: what MPI could touch is known to `comm` before MPI knows it.
         """
         self.comm, self.op, self.x, self.peer = comm, op, x, peer
-        self.message: Message | None = None  # None again after the end
+        self.message: PendingMessage | None = None  # None again after the end
         self.step, self.t0_ns, self.line = comm.begun()
         self.call = comm.calling
         if self.call is None or not self.call.nth:
@@ -84,7 +84,7 @@ class RealWork(Work):
         self.comm.waiting.sends.pop(id(self), None)
 
     @contextmanager
-    def _matching(self, message: Message) -> Generator[None]:
+    def _matching(self, message: PendingMessage) -> Generator[None]:
         """Raise Mismatch for a message that is not what was expected: it has come, and MPI has done with the tensor."""
         try:
             yield

@@ -36,9 +36,9 @@ def load(name: str, **options: tuple[int, ...] | float | str) -> Dataset:
     """
     if name not in SETS:
         raise LookupError(f"no data set is called {name!r}: {', '.join(SETS)}")
-    module, function, said = SETS[name]
+    module, function, fixed = SETS[name]
     make = getattr(importlib.import_module(f".{module}", __name__), function)  # here, because it takes torch along
-    known = {o.name: o.default for o in inspect.signature(make).parameters.values() if o.name not in said}
+    known = {o.name: o.default for o in inspect.signature(make).parameters.values() if o.name not in fixed}
     if "dtype" not in known:
         options.pop("dtype", None)
     unknown = [option for option in options if option not in known]
@@ -48,17 +48,17 @@ def load(name: str, **options: tuple[int, ...] | float | str) -> Dataset:
         is_one, words = KINDS[type(known[option])]
         if not is_one(value):
             raise ValueError(f"{name} cannot have {option}={value!r}: {words} is needed, such as {known[option]!r}")
-    return make(**said, **options)
+    return make(**fixed, **options)
 
 
-def is_whole(value: object) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 # Of an option, by the type of its default: a test of its values, and the words for what is needed.
 KINDS: dict[type, tuple[Callable[[object], bool], str]] = {
-    int: (is_whole, "a whole number"),
+    int: (_is_whole, "a whole number"),
     float: (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
-    tuple: (lambda value: isinstance(value, tuple | list) and all(map(is_whole, value)), "a tuple of whole numbers"),
+    tuple: (lambda value: isinstance(value, tuple | list) and all(map(_is_whole, value)), "a tuple of whole numbers"),
     str: (DTYPES.__contains__, f"one of {', '.join(DTYPES)}"),
 }

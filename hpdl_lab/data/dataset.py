@@ -42,7 +42,7 @@ class Dataset(NamedTuple):
         return self.train_y.shape[1:].numel()
 
 
-def table(name: str, delimiter: str | None = None) -> np.ndarray:
+def sklearn_table(name: str, delimiter: str | None = None) -> np.ndarray:
     """Return the numbers of one of scikit-learn's tables, rows by columns, float64.
 
     Args:    name: a file of sklearn/datasets/data, such as "digits.csv.gz"; delimiter: None: spaces.
@@ -71,7 +71,7 @@ def digits(dtype: str = "float32", seed: int = 0, images: bool = False) -> Datas
     Returns: Dataset with 1,437 and 360 images, and labels 0 to 9.
     Raises:  DataError if scikit-learn does not have them.
     """
-    rows = table("digits.csv.gz", delimiter=",")  # 64 pixels from 0 to 16, and the digit that they show
+    rows = sklearn_table("digits.csv.gz", delimiter=",")  # 64 pixels from 0 to 16, and the digit that they show
     pixels, digit = torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, -1]).long()
     order = torch.randperm(len(digit), generator=torch.Generator().manual_seed(seed))
     x = pixels[order].to(getattr(torch, dtype)) / 16

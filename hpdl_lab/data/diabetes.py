@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .dataset import table
+from .dataset import sklearn_table
 
 CHOLESTEROL = [4, 5]  # the columns s1 and s2 of ten
 
@@ -16,10 +16,10 @@ def load() -> tuple[np.ndarray, np.ndarray]:
              (0.9), as blood values are, so that the bowl of the loss is a narrow valley.
     Raises:  DataError if scikit-learn does not have them.
     """
-    rows, target = table("diabetes_data_raw.csv.gz"), table("diabetes_target.csv.gz")
-    return standardized(rows[:, CHOLESTEROL]), standardized(target)
+    rows, target = sklearn_table("diabetes_data_raw.csv.gz"), sklearn_table("diabetes_target.csv.gz")
+    return _standardized(rows[:, CHOLESTEROL]), _standardized(target)
 
 
-def standardized(values: np.ndarray) -> np.ndarray:
+def _standardized(values: np.ndarray) -> np.ndarray:
     """Return the same values with mean 0 and variance 1 over the first dimension."""
     return (values - np.mean(values, axis=0)) / np.std(values, axis=0)

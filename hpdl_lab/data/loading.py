@@ -74,12 +74,12 @@ class Reader:
         self, x: torch.Tensor, y: torch.Tensor, rank: int, size: int, seed: int, step: int, indices: torch.Tensor
     ) -> Batch:
         """Return (x, y, batch) of one step."""
-        mine = shard(indices, rank, size)
+        mine = shard_indices(indices, rank, size)
         x, y = x[mine], y[mine]
         if self.prepare is not None:
             generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
             numbers = torch.randint(2**62, (len(indices),), generator=generator)
-            x = self.prepare(x, shard(numbers, rank, size))
+            x = self.prepare(x, shard_indices(numbers, rank, size))
         return x, y, len(indices)
 
     def read_in_thread(self, comm: Comm, orders: Iterable[Order]) -> Generator[Batch]:
@@ -142,7 +142,7 @@ def shifted(images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def batches(n: int, batch: int, seed: int = 0, start: int = 0) -> Iterator[torch.Tensor]:
+def batch_indices(n: int, batch: int, seed: int = 0, start: int = 0) -> Iterator[torch.Tensor]:
     """Yield the indices of one global batch after another, epoch after epoch, forever. The same on every rank.
 
     The batch of a step depends on the seed and the number of the step alone, so that a training can go on at step
@@ -166,7 +166,7 @@ def batches(n: int, batch: int, seed: int = 0, start: int = 0) -> Iterator[torch
         steps = 0
 
 
-def shard(indices: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+def shard_indices(indices: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     """Return the part of a global batch for `rank` of `size`: sizes differ by one at most, the longer ones first.
 
     Args:    indices: (b,) tensor, the same on every rank.

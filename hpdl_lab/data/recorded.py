@@ -16,7 +16,7 @@ HEAD = {"format", "kind", "what", "machine", "date"}  # in every recording; "gpu
 Recording = dict[str, Any]
 
 
-def names() -> list[str]:
+def recording_names() -> list[str]:
     """Return the names of all recordings."""
     return sorted(path.name.partition(".")[0] for path in FOLDER.glob("*.json*"))
 
@@ -41,7 +41,7 @@ def load(name: str) -> Recording:
         raise ValueError(
             f"{name!r} is no name of a recording: a name is not a path, and has letters, digits and _ only"
         )
-    if name not in (known := names()):
+    if name not in (known := recording_names()):
         raise LookupError(f"nothing is recorded as {name!r}: there are {', '.join(known) or 'no recordings'}")
     path = next(FOLDER.glob(f"{name}.json*"))
     try:
@@ -56,6 +56,6 @@ def load(name: str) -> Recording:
     return found
 
 
-def machine_of(recording: Recording) -> str:
+def machine_name(recording: Recording) -> str:
     """Return the machine of a recording: the GPU, or the processor."""
     return recording.get("gpu") or recording["machine"]

@@ -27,7 +27,7 @@ def teacher(
     """
     if n < 1 or classes < 2 or min(shape, default=0) < 1:
         raise ValueError(f"cannot make {n} examples of shape {tuple(shape)} in {classes} classes")
-    check_noise(noise)
+    _check_noise(noise)
     generator = torch.Generator().manual_seed(seed)
     features = math.prod(shape)
     weights = torch.randn(classes, features, generator=generator, dtype=torch.float64)
@@ -59,7 +59,7 @@ def copy(n: int = 4096, length: int = 8, vocabulary: int = 16, seed: int = 0) ->
     return Dataset(*sets)
 
 
-def check_noise(noise: float) -> None:
+def _check_noise(noise: float) -> None:
     """Raise ValueError unless `noise` is a share of examples."""
     if not 0 <= noise < 1:
         raise ValueError(f"noise={noise!r} must be a share of the examples, in [0, 1)")

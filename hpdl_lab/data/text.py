@@ -25,13 +25,13 @@ TEST_SHARE = 10  # the last tenth of the text is not trained on
 
 def read(path: Path = CORPUS) -> str:
     """Return the text as a str. Raises DataError if it is not there, or is not the text that it should be."""
-    again = "Get it again: git checkout hpdl_lab/data/moby_dick.txt.bz2 in a clone, else install hpdl_lab again"
+    hint = "Get it again: git checkout hpdl_lab/data/moby_dick.txt.bz2 in a clone, else install hpdl_lab again"
     try:
         text = bz2.decompress(path.read_bytes())
     except (OSError, ValueError, EOFError) as problem:
-        raise DataError(f"The text {path} cannot be read: {type(problem).__name__}: {problem}. {again}") from problem
+        raise DataError(f"The text {path} cannot be read: {type(problem).__name__}: {problem}. {hint}") from problem
     if hashlib.sha256(text).hexdigest() != SHA256:
-        raise DataError(f"The text {path} is damaged: its checksum is another. {again}")
+        raise DataError(f"The text {path} is damaged: its checksum is another. {hint}")
     return text.decode()
 
 
@@ -43,8 +43,8 @@ def vocabulary() -> str:
 
 def encode(text: str) -> torch.Tensor:
     """Return a str as tokens: (len(text),) int64. Raises ValueError for a character that is not in the vocabulary."""
-    points = code_points(text)
-    known = code_points(vocabulary())
+    points = _code_points(text)
+    known = _code_points(vocabulary())
     tokens = np.searchsorted(known, points).clip(max=len(known) - 1)
     if (known[tokens] != points).any():
         strange = chr(points[known[tokens] != points][0])
@@ -63,7 +63,7 @@ def decode(tokens: torch.Tensor) -> str:
     return "".join(vocabulary()[int(token)] for token in tokens)
 
 
-def code_points(text: str) -> np.ndarray:
+def _code_points(text: str) -> np.ndarray:
     """Return a str as an array of uint32."""
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
 

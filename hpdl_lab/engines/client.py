@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from ..system import until
 from . import session_dir
 from .errors import EngineError, EngineMute
-from .messages import Info, Message, Reader, TaskOutcome, pieces
+from .messages import Info, Message, MessageReader, TaskOutcome, pieces
 
 TASK, INTERRUPT, HELLO, ROW, TEXT, DONE, STATE, PX, DEAD = range(9)
 
@@ -73,7 +73,7 @@ class EngineConnection:
 
     def __init__(self, path: str, rank: int) -> None:
         self.rank = rank
-        self.reader = Reader()
+        self.reader = MessageReader()
         self.clock = Offset()
         self._address = session_dir.engine_socket(path, rank)
         self._made = made(self._address)

@@ -94,8 +94,8 @@ class Cluster:
         Raises: ValueError, EngineError: one sentence with the numbers and the remedy.
         """
         wanted = layout.wanted(n, **how)
-        launch.check(wanted)
-        path, reasons = session_dir.find()
+        launch.check_layout(wanted)
+        path, reasons = session_dir.find_session_dir()
         give_up = time.monotonic() + supervisor_client.PATIENCE
         while time.monotonic() < give_up:
             with contextlib.suppress(supervisor_client.SupervisorEnding), session_dir.locked(path):
@@ -123,7 +123,7 @@ class Cluster:
     @classmethod
     def find(cls) -> Cluster | None:
         """Attach to this user's cluster; None if there is none. Its layout is None while it is being started."""
-        path, reasons = session_dir.find()
+        path, reasons = session_dir.find_session_dir()
         try:
             supervisor = supervisor_client.attach(path)
         except supervisor_client.SupervisorEnding:
@@ -157,7 +157,7 @@ class Cluster:
         announce: a line to print before the old ones end, which they do only if this machine can hold the new ones.
         """
         wanted = layout.wanted(self.n if n is None else n, running=self.layout, **how)
-        launch.check(wanted)
+        launch.check_layout(wanted)
         if not self.alive():
             raise EngineError("the engine cluster has ended: call lab.start()")
         if announce:
@@ -245,10 +245,10 @@ class Cluster:
     ) -> Results:
         """Call `fn(comm, *args, **keywords)`, or run a file, on every rank, or on `ranks`; see `lab.run`."""
         script = isinstance(fn, str | os.PathLike) and str(fn).endswith(".py")
-        call = cast("Function", Script(fn) if script else fn)  # a wrong one is refused by name in pool.package
+        call = cast("Function", Script(fn) if script else fn)  # a wrong one is refused by name in pool._package
         engines = self._check_engines()
         run = engines.run(call, args, keywords, ranks, deadline, on_row, inject, limit)
-        error = engines.verdict(run)
+        error = engines.error_of(run)
         if run.dead:  # all of them, perhaps, because another notebook has ended the cluster meanwhile
             self._require_alive(engines, [run.engines[i].rank for i in run.dead])
         if run.stuck:
@@ -366,14 +366,14 @@ CHEAT_SHEET = (
 )
 
 
-def table_rows(infos: Sequence[Info]) -> list[tuple[str, ...]]:
+def _table_rows(infos: Sequence[Info]) -> list[tuple[str, ...]]:
     """Return a row of strings per engine."""
     return [
         (str(i["rank"]), i["host"], name_ranks(i["cores"]).partition(" ")[2], i["gpu"], str(i["pid"])) for i in infos
     ]
 
 
-def table_notes(infos: Sequence[Info], reasons: Sequence[str]) -> list[str]:
+def _table_notes(infos: Sequence[Info], reasons: Sequence[str]) -> list[str]:
     """Return sentences below the table: too few cores; `reasons`, such as why the session directory is elsewhere."""
     cores = {(i["machine"], c) for i in infos for c in i["cores"]}  # emulated hosts share those of the machine
     found = [f"Note: {reason}." for reason in reasons]
@@ -388,10 +388,10 @@ def table_text(infos: Sequence[Info], reasons: Sequence[str] = ()) -> str:
     """Write the table for a terminal."""
     if not infos:
         return "no engines are running: lab.start(4)"
-    cells = [COLUMNS, *table_rows(infos)]
+    cells = [COLUMNS, *_table_rows(infos)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    lines += ["", *table_notes(infos, reasons)]
+    lines += ["", *_table_notes(infos, reasons)]
     lines += [f"{command:<16}{what}" for command, what in CHEAT_SHEET]
     return "\n".join(lines)
 
@@ -401,7 +401,7 @@ def table_html(infos: Sequence[Info], reasons: Sequence[str] = ()) -> str:
     if not infos:
         return "<p>no engines are running: <code>lab.start(4)</code></p>"
     head = "".join(f"<th>{column}</th>" for column in COLUMNS)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table_rows(infos))
-    below = "".join(f"<p>{escape(note)}</p>" for note in table_notes(infos, reasons))
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in _table_rows(infos))
+    below = "".join(f"<p>{escape(note)}</p>" for note in _table_notes(infos, reasons))
     sheet = "".join(f"<tr><td><code>{escape(c)}</code></td><td>{escape(what)}</td></tr>" for c, what in CHEAT_SHEET)
     return f"<table><tr>{head}</tr>{body}</table>{below}<table>{sheet}</table>"

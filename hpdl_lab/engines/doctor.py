@@ -24,11 +24,11 @@ import psutil
 
 from .. import features
 from ..features import Missing, dev_shm
-from ..symptoms import TABLE, Finding, Symptom, found, found_in
+from ..symptoms import TABLE, Diagnosis, Symptom, found, found_in
 from . import session_dir, slurm, supervisor
 
 if TYPE_CHECKING:
-    from ..features.table import Report
+    from ..features.table import FeatureTable
 
 SETTLE = 0.5  # s: what has just lost its supervisor may be ending
 SEGMENTS = ("mpich_", "sm_segment.", "nccl-")  # begin the names of shared memory of MPICH, Open MPI and NCCL
@@ -40,12 +40,12 @@ def leftover_folders() -> list[str]:
     found: list[str] = []
     for root in session_dir.roots():
         for path in glob.glob(os.path.join(glob.escape(root), f"{session_dir.PREFIX}{os.getuid()}-*")):
-            if os.path.isdir(path) and os.lstat(path).st_uid == os.getuid() and not in_use(path) and path not in found:
+            if os.path.isdir(path) and os.lstat(path).st_uid == os.getuid() and not _in_use(path) and path not in found:
                 found.append(path)
     return sorted(found)
 
 
-def in_use(path: str) -> bool:
+def _in_use(path: str) -> bool:
     """Return True if this directory has a supervisor, if one is removing it, or if a kernel is about to start one."""
     ender = path.rpartition(".")[2]
     if ender.isdigit():  # a supervisor that ends its cluster moves the directory away, under its own number
@@ -57,7 +57,7 @@ def in_use(path: str) -> bool:
         except OSError:
             pass
     try:
-        handle = session_dir.opened(path)
+        handle = session_dir.open_session_dir(path)
     except OSError:
         return True  # gone meanwhile, or another's
     try:
@@ -71,14 +71,14 @@ def in_use(path: str) -> bool:
 
 def leftover_processes() -> list[int]:
     """Return the ids of processes that engines, or their programs, have left: their supervisor is gone."""
-    found = without_supervisor()
+    found = _without_supervisor()
     if found:
         time.sleep(SETTLE)
-        found = [pid for pid in without_supervisor() if pid in found]
+        found = [pid for pid in _without_supervisor() if pid in found]
     return found
 
 
-def without_supervisor() -> list[int]:
+def _without_supervisor() -> list[int]:
     """Return the ids of processes of this user whose environment names a session here and a supervisor that is gone."""
     found: list[int] = []
     roots = session_dir.roots()
@@ -88,7 +88,7 @@ def without_supervisor() -> list[int]:
             session, owner = own.get("HPDL_SESSION", ""), own.get("HPDL_SUPERVISOR", "")
             # An engine of Slurm has its supervisor on another machine, and Slurm ends what is left of a job.
             if os.path.dirname(session) in roots and owner.isdigit() and "SLURM_JOB_ID" not in own:
-                if not supervises(int(owner), session) and supervisor.alive(process.pid):
+                if not _supervises(int(owner), session) and supervisor.alive(process.pid):
                     found.append(process.pid)
     return sorted(found)
 
@@ -99,14 +99,14 @@ def leftover_segments(folder: str = dev_shm.PATH) -> list[str]:
     return sorted(left) if sum(left.values()) >= LITTLE else []
 
 
-def supervises(pid: int, session: str) -> bool:
+def _supervises(pid: int, session: str) -> bool:
     """Return True if process `pid` is the supervisor of that session."""
     with suppress(psutil.Error):
         return psutil.Process(pid).cmdline()[-3:-1] == [supervisor.__file__, session]
     return False
 
 
-def require_none_left() -> None:
+def _require_none_left() -> None:
     """Raise Missing if earlier engines, or ranks, of this user have left processes, files or shared memory."""
     processes, folders, segments = leftover_processes(), leftover_folders(), leftover_segments()
     pids, files = " ".join(map(str, processes)), [*folders, *segments]
@@ -118,12 +118,12 @@ def require_none_left() -> None:
         raise Missing(f"engines or ranks that were killed have left {', '.join(left)}", "; ".join(fixes))
 
 
-def require_reachable_controller() -> None:
+def _require_reachable_controller() -> None:
     """Raise Missing if engines on nodes of Slurm would look for the controller on their own localhost."""
     if "SLURM_JOB_ID" not in os.environ and shutil.which("sinfo") is None:
         return
-    if (given := os.environ.get(slurm.ADDRESS)) and all(map(is_loopback, given.split(","))):
-        if away := [node for node in slurm.node_addresses(None)[: slurm.ASKED] if not is_here(node)]:
+    if (given := os.environ.get(slurm.ADDRESS)) and all(map(_is_loopback, given.split(","))):
+        if away := [node for node in slurm.node_addresses(None)[: slurm.ASKED] if not _is_here(node)]:
             raise Missing(
                 f"{slurm.ADDRESS}={given} sends the engines of node {away[0]} to their own localhost",
                 f"unset {slurm.ADDRESS}, or set it to an address of this machine that the nodes reach",
@@ -133,8 +133,8 @@ def require_reachable_controller() -> None:
         with suppress(OSError, ValueError, KeyError), open(path) as file:
             controller = json.load(file)
             host = controller["interface"].removeprefix("tcp://")
-            if is_loopback(host) and (
-                controller["location"] != socket.gethostname() or answers(host, controller["registration"])
+            if _is_loopback(host) and (
+                controller["location"] != socket.gethostname() or _answers(host, controller["registration"])
             ):
                 raise Missing(
                     f"the controller of {path} listens on {host} of {controller['location']}, where engines on other "
@@ -143,14 +143,14 @@ def require_reachable_controller() -> None:
                 )
 
 
-def is_loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(socket.gethostbyname(host.strip())).is_loopback
     except OSError:
         return False
 
 
-def answers(host: str, port: int) -> bool:
+def _answers(host: str, port: int) -> bool:
     """Return True if the controller that has once written this address still runs."""
     try:
         socket.create_connection((host, port), timeout=1).close()
@@ -159,7 +159,7 @@ def answers(host: str, port: int) -> bool:
     return True
 
 
-def is_here(node: str) -> bool:
+def _is_here(node: str) -> bool:
     """Return True if the name or address is this machine's: what is sent to oneself leaves from the same address."""
     try:
         return slurm.source(node) == socket.gethostbyname(node)
@@ -169,13 +169,13 @@ def is_here(node: str) -> bool:
 
 def logs() -> str:
     """Return what the processes of the cluster have printed since the last start; "" if there is none."""
-    folder = session_dir.find()[0]
+    folder = session_dir.find_session_dir()[0]
     return "\n".join(map(session_dir.read_tail, sorted(glob.glob(os.path.join(glob.escape(folder), "*.log")))))
 
 
 SYMPTOMS = (
-    Symptom("controller on localhost", look=require_reachable_controller),
-    Symptom("stale cluster", look=require_none_left),
+    Symptom("controller on localhost", look=_require_reachable_controller),
+    Symptom("stale cluster", look=_require_none_left),
 )
 
 KNOWN = (*TABLE, *SYMPTOMS)
@@ -185,8 +185,8 @@ INDENT = " " * 4
 class Examination(NamedTuple):
     """The table of features, and the symptoms that are here."""
 
-    report: Report
-    findings: list[Finding]
+    report: FeatureTable
+    findings: list[Diagnosis]
 
     @property
     def ok(self) -> bool:
@@ -197,16 +197,16 @@ class Examination(NamedTuple):
             return str(self.report)
         count = f"{len(self.findings)} known symptom{'s' * (len(self.findings) > 1)}"
         end = f"{'' if self.report.ok else self.report.end()} {count}: do what Fix says.".lstrip()
-        return "\n\n".join([self.report.rows(), describe(self.findings), end])
+        return "\n\n".join([self.report.rows(), describe_findings(self.findings), end])
 
 
 def doctor() -> Examination:
     """Return what this machine and build can do, and its known symptoms: an Examination, which prints itself."""
-    report = features.doctor()
+    report = features.feature_table()
     return Examination(report, [*found(KNOWN), *found_in(KNOWN, logs())])
 
 
-def describe(findings: list[Finding]) -> str:
+def describe_findings(findings: list[Diagnosis]) -> str:
     """Write a paragraph for each finding: its name, what is wrong, and the fix in one line, to be copied."""
     width = max(60, shutil.get_terminal_size((120, 24)).columns)
     wrapper = textwrap.TextWrapper(

@@ -34,9 +34,9 @@ from ..features.freed_memory import keep_freed_memory
 from ..features.torch_compiler import put_off_torch_compiler
 from ..trace import now_ns
 from . import client, messages, session_dir, task
-from .messages import Address, Info, State, Task
-from .supervisor import shared_memory
-from .task import execute, interrupted
+from .messages import Address, EngineState, Info, RankTask
+from .supervisor import mapped_shared_memory
+from .task import execute_task, interrupted
 
 if TYPE_CHECKING:
     from tornado.ioloop import IOLoop
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 AGAIN = 0.05  # s, until an interrupt that cannot be served now is looked at again
 
 
-class KernelConnection:
+class _KernelConnection:
     """A kernel's connection to this engine."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.reader = messages.Reader()
+        self.reader = messages.MessageReader()
         self.gone = False
         self._lock = threading.Lock()  # a task may report from threads of its own
 
@@ -80,7 +80,7 @@ class Server:
         self.rank = rank
         self.path = path
         self.connected = threading.Event()  # set when a first kernel has connected
-        self.current: tuple[KernelConnection, int] | None = None  # (kernel, run) of the task in the main thread
+        self.current: tuple[_KernelConnection, int] | None = None  # (kernel, run) of the task in the main thread
         self.interruptible = False
         self.torch = plain_torch()
         self._supervisor = os.pidfd_open(supervisor_pid)
@@ -90,8 +90,8 @@ class Server:
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._px_wanted = False
         self._loop: IOLoop | None = None
-        self._tasks: set[tuple[KernelConnection, int]] = set()  # (kernel, run) that have arrived and not ended
-        self._cancelled: set[tuple[KernelConnection, int]] = set()  # to be refused when their turn comes
+        self._tasks: set[tuple[_KernelConnection, int]] = set()  # (kernel, run) that have arrived and not ended
+        self._cancelled: set[tuple[_KernelConnection, int]] = set()  # to be refused when their turn comes
 
     def listen(self) -> None:
         """Open the socket; tasks that arrive wait for `work`, or `work_in`."""
@@ -105,7 +105,7 @@ class Server:
         finally:
             os.unlink(f"{self.path}.new")
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
-        self._selector.register(self._supervisor, selectors.EVENT_READ, end_without_supervisor)
+        self._selector.register(self._supervisor, selectors.EVENT_READ, _end_without_supervisor)
         threading.Thread(target=self._serve, daemon=True, name="tasks").start()
 
     def submit(self, job: Callable[[], object]) -> None:
@@ -133,7 +133,7 @@ class Server:
         """
         if not self.interruptible:
             return
-        if imports_torch(frame):
+        if _imports_torch(frame):
             threading.Timer(AGAIN, self._interrupt_again, self.current or (None, None)).start()
         else:
             raise KeyboardInterrupt
@@ -150,12 +150,12 @@ class Server:
                 next_look = time.monotonic() + LOOK
 
     def _accept(self, listener: socket.socket) -> None:
-        kernel = KernelConnection(listener.accept()[0])
-        kernel.send(client.HELLO, describe(self.rank, self.torch.address))
+        kernel = _KernelConnection(listener.accept()[0])
+        kernel.send(client.HELLO, _describe(self.rank, self.torch.address))
         self._selector.register(kernel.socket, selectors.EVENT_READ, lambda: self._receive(kernel))
         self.connected.set()
 
-    def _receive(self, kernel: KernelConnection) -> None:
+    def _receive(self, kernel: _KernelConnection) -> None:
         try:
             received = kernel.reader.read(kernel.socket)
         except OSError:
@@ -181,7 +181,7 @@ class Server:
             else:
                 self._interrupt(kernel, content)
 
-    def _interrupt(self, kernel: KernelConnection, run: int | None) -> None:
+    def _interrupt(self, kernel: _KernelConnection, run: int | None) -> None:
         """End task `run` of `kernel` (any, when None), or refuse it when its turn comes and end what is in its way."""
         if run is None:
             if self.current is None or self.current[0] is not kernel:
@@ -193,10 +193,10 @@ class Server:
         signal.pthread_kill(self._main, signal.SIGINT)
         self.torch.end()
 
-    def _state(self) -> State:
+    def _state(self) -> EngineState:
         return task.own_state(self.session.status, self.rank, self._loop is not None)
 
-    def _interrupt_again(self, kernel: KernelConnection | None, run: int | None) -> None:
+    def _interrupt_again(self, kernel: _KernelConnection | None, run: int | None) -> None:
         """End task `run` of `kernel`, unless it has ended by itself meanwhile."""
         if self.current == (kernel, run):
             signal.pthread_kill(self._main, signal.SIGINT)
@@ -210,12 +210,12 @@ class Server:
             return  # asked for twice: by `work_in` and by `submit`
         job()
 
-    def _run(self, kernel: KernelConnection, task: Task) -> None:
+    def _run(self, kernel: _KernelConnection, task: RankTask) -> None:
         if kernel.gone:
             return
         key = self.current = (kernel, task["run"])
         try:
-            outcome = execute(self, kernel, task, cancelled=key in self._cancelled)
+            outcome = execute_task(self, kernel, task, cancelled=key in self._cancelled)
         except KeyboardInterrupt:  # a second one, while the first was being handled
             outcome = interrupted(self.rank)
         finally:
@@ -235,15 +235,15 @@ class Server:
             self.session.status.publish(self.rank, "failed", run)
 
 
-def end_without_supervisor() -> None:
+def _end_without_supervisor() -> None:
     """End this process, and remove the shared memory that it has mapped, as the supervisor would have done."""
-    for path in shared_memory([os.getpid()]):
+    for path in mapped_shared_memory([os.getpid()]):
         with suppress(OSError):  # another rank was faster
             os.unlink(path)
     os._exit(1)
 
 
-def imports_torch(frame: FrameType | None) -> bool:
+def _imports_torch(frame: FrameType | None) -> bool:
     """Return True if `frame`, or one that led to it, is the top level of the package torch: its import is under way."""
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
@@ -252,7 +252,7 @@ def imports_torch(frame: FrameType | None) -> bool:
     return False
 
 
-def describe(rank: int, master: Address) -> Info:
+def _describe(rank: int, master: Address) -> Info:
     """Describe this engine, for the table of engines among others."""
     return {
         "rank": rank,
@@ -260,13 +260,13 @@ def describe(rank: int, master: Address) -> Info:
         "host": os.environ.get(HOST) or socket.gethostname(),
         "machine": machine_id(),
         "cores": sorted(os.sched_getaffinity(0)),
-        "gpu": gpu_of(rank),
+        "gpu": _gpu_of(rank),
         "master": master,
         "now_ns": now_ns(),
     }
 
 
-def gpu_of(rank: int) -> str:
+def _gpu_of(rank: int) -> str:
     """Return the GPU that serves `rank`, by turns, such as "cuda:0"; "none" if the driver shows none."""
     try:
         count = len(os.listdir("/proc/driver/nvidia/gpus"))
@@ -275,7 +275,7 @@ def gpu_of(rank: int) -> str:
     return f"cuda:{rank % count}" if count else "none"
 
 
-def create_group(options: "NewGroup", comm: object) -> "HpdlGroup":
+def _create_group(options: "NewGroup", comm: object) -> "HpdlGroup":
     """Make a process group of the back end "hpdl". Imported when a script asks for one: it takes torch along."""
     from ..torch_backend.group import create
 
@@ -294,14 +294,14 @@ def main() -> None:
     if session.size != size:
         from ..features import mpiexec
 
-        for path in shared_memory([os.getpid()]):  # Open MPI, which takes this for its only rank, would leave it
+        for path in mapped_shared_memory([os.getpid()]):  # Open MPI, which takes this for its only rank, would leave it
             os.unlink(path)
         raise SystemExit(
             f"mpiexec started {size} engines, but this one is in an MPI job of {session.size}: "
             f"mpi4py has loaded another MPI than {mpiexec()} belongs to"
         )
     server = Server(session, rank, session_dir.engine_socket(path, rank), int(os.environ["HPDL_SUPERVISOR"]))
-    server.torch.open(len(set(session.hosts)) > 1, create_group)
+    server.torch.open(len(set(session.hosts)) > 1, _create_group)
     signal.signal(signal.SIGINT, server.on_sigint)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if os.environ.get("HPDL_TORCH") != "later":
@@ -330,7 +330,7 @@ def import_torch(server: Server, path: str) -> None:
             pass  # an exercise that needs it says so itself
         finally:
             gc.enable()
-    server.submit(keep_for_good)
+    server.submit(_keep_for_good)
 
 
 def load_compiled_torch() -> None:
@@ -343,7 +343,7 @@ def load_compiled_torch() -> None:
     dlopen(os.fsencode(library), os.RTLD_NOW)  # if it fails, the import says why
 
 
-def keep_for_good() -> None:
+def _keep_for_good() -> None:
     """Spare the collector, in every task to come, all that is there by now, most of it torch."""
     gc.collect()
     gc.freeze()

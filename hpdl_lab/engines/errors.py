@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..comm import errors as comm_errors
-from ..comm.errors import CommTimeout, Wait, likely_reason, name_ranks, report
+from ..comm.errors import CommTimeout, Wait, likely_reason, name_ranks, wait_report
 from ..trace import source_line
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ def is_bug(error: BaseException) -> bool:
     return not isinstance(error, ON_PURPOSE) or isinstance(error, BUGS)
 
 
-class WithoutTraceback:
+class _WithoutTraceback:
     """An exception whose text says everything: IPython shows no traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
 
 
-class EngineError(WithoutTraceback, RuntimeError):
+class EngineError(_WithoutTraceback, RuntimeError):
     """A request that the cluster cannot fulfil: too many engines, no port, a dead engine. Says what to do."""
 
 
@@ -41,7 +41,7 @@ class EngineMute(EngineError):
     """An engine that is alive but answers nothing: compiled code holds its interpreter, or it was suspended."""
 
 
-class RankError(NamedTuple):
+class _RankError(NamedTuple):
     """An exception on one rank: type and message, and frames as (file, line, function), outermost first.
 
     frames: of the attendee's code. library: of what it called, if the attendee's line does not explain the error.
@@ -65,17 +65,17 @@ class RunFailed(EngineError):
     reason: one sentence about it.
     """
 
-    def __init__(self, message: str, errors: dict[int, RankError] | None = None, waits: Sequence[Wait] = ()) -> None:
+    def __init__(self, message: str, errors: dict[int, _RankError] | None = None, waits: Sequence[Wait] = ()) -> None:
         super().__init__(message)
         self.errors = errors or {}
         self.waits, self.reason = tuple(waits), likely_reason(waits)
 
 
-class RunStopped(WithoutTraceback, KeyboardInterrupt):
+class RunStopped(_WithoutTraceback, KeyboardInterrupt):
     """A run that was interrupted from the notebook. `waits` says what every rank was doing; `reason`: see RunFailed."""
 
     def __init__(self, message: str, waits: Sequence[Wait] = ()) -> None:
-        super().__init__("\n".join([message, *report(waits)]))
+        super().__init__("\n".join([message, *wait_report(waits)]))
         self.waits, self.reason = tuple(waits), likely_reason(waits)
 
 
@@ -97,7 +97,7 @@ def error_of(outcomes: dict[int, TaskOutcome], picture: Sequence[Wait] = ()) -> 
     own = {rank: failed[rank] for rank in sorted(failed) if failed[rank]["kind"] in ("error", "result")}
     picture = annotate(picture, outcomes)
     if own:
-        return run_failed(own, picture)
+        return _run_failed(own, picture)
     for rank, failure in failed.items():
         if failure["kind"] == "comm":
             name, message, waits = failure["comm"]
@@ -105,7 +105,7 @@ def error_of(outcomes: dict[int, TaskOutcome], picture: Sequence[Wait] = ()) -> 
             error.rank = rank
             return without_traceback(error)
     stopped = {rank: failed[rank] for rank in sorted(failed)}
-    return RunFailed("\n".join(describe_stopped(stopped)), waits=picture) if stopped else None
+    return RunFailed("\n".join(_describe_stopped(stopped)), waits=picture) if stopped else None
 
 
 def too_late(waits: tuple[Wait, ...], limit: float | None) -> CommTimeout:
@@ -150,22 +150,22 @@ def annotate(
     return tuple(annotated)
 
 
-def run_failed(own: dict[int, TaskFailure], waits: Sequence[Wait]) -> RunFailed:
+def _run_failed(own: dict[int, TaskFailure], waits: Sequence[Wait]) -> RunFailed:
     """Make the RunFailed of the exceptions `own`, each kind once, then what every rank was doing."""
-    errors = {rank: RankError(f["type"], f["message"], f["frames"], f["library"]) for rank, f in own.items()}
+    errors = {rank: _RankError(f["type"], f["message"], f["frames"], f["library"]) for rank, f in own.items()}
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for rank, error in errors.items():
         sentence = error.message if error.type in SENTENCES else ""
         kinds.setdefault((error.type, error.line, sentence), []).append(rank)
     text: list[str] = []
     for ranks in kinds.values():
-        text += describe_kind(ranks, [errors[r] for r in ranks])
+        text += _describe_kind(ranks, [errors[r] for r in ranks])
     if len(errors) < len(waits) or any(error.type == "Mismatch" for error in errors.values()):
-        text += comm_errors.report(waits, said="\n".join(text))
+        text += comm_errors.wait_report(waits, said="\n".join(text))
     return RunFailed("\n".join(text), errors, waits)
 
 
-def describe_kind(ranks: list[int], errors: list[RankError]) -> list[str]:
+def _describe_kind(ranks: list[int], errors: list[_RankError]) -> list[str]:
     """Return the lines about one kind of error: ranks, error, and the attendee's lines that led there."""
     first = errors[0]
     if first.type in SENTENCES:
@@ -180,7 +180,7 @@ def describe_kind(ranks: list[int], errors: list[RankError]) -> list[str]:
     return text
 
 
-def describe_stopped(stopped: dict[int, TaskFailure]) -> list[str]:
+def _describe_stopped(stopped: dict[int, TaskFailure]) -> list[str]:
     """Write one line for every place at which ranks were ended; `stopped` is {rank: failure}."""
     places: dict[str, list[int]] = {}
     for rank, failure in stopped.items():

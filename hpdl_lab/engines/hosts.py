@@ -28,7 +28,7 @@ import socket
 import subprocess
 import sys
 
-from .layout import Link
+from .layout import LinkRate
 from .supervisor import die_with_parent
 
 MOUNTS, NAMES, USERS, NETWORK = 0x00020000, 0x04000000, 0x10000000, 0x40000000  # CLONE_NEW... of linux/sched.h
@@ -37,24 +37,24 @@ BIND, RECURSIVE, PRIVATE = 1 << 12, 1 << 14, 1 << 18  # MS_... of linux/mount.h
 SYSTEM = ctypes.CDLL(None, use_errno=True)
 
 
-def system_call(name: str, *arguments: object) -> None:
+def _system_call(name: str, *arguments: object) -> None:
     """Call `name` of the C library. Raises OSError that names the call."""
     if getattr(SYSTEM, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def join_namespaces(paths: list[str]) -> None:
+def _join_namespaces(paths: list[str]) -> None:
     """Enter the namespaces at `paths`, which are all opened first: a path may change once the first is entered."""
     for handle in [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]:
-        system_call("setns", handle, 0)
+        _system_call("setns", handle, 0)
         os.close(handle)
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0) -> None:
     """Mount `source` on `target`, for this mount namespace."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
-    system_call("mount", *encoded, ctypes.c_ulong(flags), None)
+    _system_call("mount", *encoded, ctypes.c_ulong(flags), None)
 
 
 SUBNET = "10.77.0"
@@ -82,16 +82,16 @@ class Refused(Exception):
     """A reason why no hosts can be made here; the message is one sentence with the remedy."""
 
 
-class Switch:
+class _Switch:
     """The bridge that joins the hosts; `ip` and `tc` are the paths of these commands."""
 
-    def __init__(self, link: Link, ip: str, tc: str) -> None:
+    def __init__(self, link: LinkRate, ip: str, tc: str) -> None:
         self.link, self.ip, self.tc = link, ip, tc
         self.held: list[int] = []  # handles of open files; each keeps a namespace
-        self.users = [f"/proc/{os.getpid()}/ns/user"] if enter_new_namespaces() else []
+        self.users = [f"/proc/{os.getpid()}/ns/user"] if _enter_new_namespaces() else []
         mount("none", "/", flags=PRIVATE | RECURSIVE)
         self.mounts, self.network = self.hold("mnt"), self.hold("net")
-        batch(ip, "link add switch type bridge", f"link set switch mtu {MTU} up")
+        _batch(ip, "link add switch type bridge", f"link set switch mtu {MTU} up")
 
     def hold(self, kind: str) -> str:
         """Keep the namespace of `kind` in which this process is; return a path at which others can join it."""
@@ -100,46 +100,46 @@ class Switch:
 
     def add_host(self, number: int) -> list[str]:
         """Make host `number` and join it to the switch; return the paths of its namespaces."""
-        system_call("unshare", NETWORK | NAMES)
+        _system_call("unshare", NETWORK | NAMES)
         socket.sethostname(f"host{number}")
         paths = [*self.users, self.mounts, self.hold("net"), self.hold("uts")]
         for name, value in (SETTINGS | self.link.windows()).items():
             if os.path.exists(file := f"/proc/sys/net/{name}"):  # a system may be without IPv6
                 write(file, value)
         veth = f"name {INTERFACE} mtu {MTU} type veth peer name port{number} mtu {MTU} netns {self.network}"
-        batch(self.ip, "link set lo up", f"link add {veth}", f"addr add {SUBNET}.{number + 1}/24 dev {INTERFACE}")
+        _batch(self.ip, "link set lo up", f"link add {veth}", f"addr add {SUBNET}.{number + 1}/24 dev {INTERFACE}")
         self.shape(INTERFACE)
-        join_namespaces([self.network])
-        batch(self.ip, f"link set port{number} master switch")
+        _join_namespaces([self.network])
+        _batch(self.ip, f"link set port{number} master switch")
         self.shape(f"port{number}")
         return paths
 
     def shape(self, interface: str) -> None:
         """Give what leaves by `interface` the speed of the link, and bring it up."""
-        batch(self.ip, f"link set {interface} gso_max_size {self.link.packet} up")
-        batch(self.tc, f"qdisc add dev {interface} root {self.link.tbf()}")
+        _batch(self.ip, f"link set {interface} gso_max_size {self.link.packet} up")
+        _batch(self.tc, f"qdisc add dev {interface} root {self.link.tbf()}")
 
 
-def enter_new_namespaces() -> bool:
+def _enter_new_namespaces() -> bool:
     """Enter new namespaces for the switch; return True if that took a user namespace, in which this user is root."""
     kinds = NETWORK | MOUNTS
     try:
-        system_call("unshare", kinds)
+        _system_call("unshare", kinds)
         return False
     except PermissionError:
         pass
     uid, gid = os.geteuid(), os.getegid()
     try:
-        system_call("unshare", USERS)
+        _system_call("unshare", USERS)
         for name, value in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             write(f"/proc/self/{name}", value)
-        system_call("unshare", kinds)
+        _system_call("unshare", kinds)
     except OSError as error:
         raise Refused(REFUSED.format(why=error.strerror)) from None
     return True
 
 
-def write_names(path: str, count: int) -> None:
+def _write_names(path: str, count: int) -> None:
     """Let hosts be looked up by name: what is /etc/hosts for them."""
     write(file := os.path.join(path, "hosts.names"), "127.0.0.1 localhost\n")
     with open(file, "a") as names:
@@ -152,7 +152,7 @@ def write(file: str, text: str) -> None:
         opened.write(text)
 
 
-def batch(command: str, *lines: str) -> None:
+def _batch(command: str, *lines: str) -> None:
     """Have `ip` or `tc` do `lines`, in the namespaces where this process is now."""
     done = subprocess.run([command, "-batch", "-"], input="\n".join(lines), capture_output=True, text=True)
     if done.returncode:
@@ -160,14 +160,14 @@ def batch(command: str, *lines: str) -> None:
         raise Refused(f"the emulated network cannot be made: {os.path.basename(command)} says: {said[0]}")
 
 
-def make() -> None:
-    path, count, link = sys.argv[1], int(sys.argv[2]), Link(int(sys.argv[3]))
+def _make() -> None:
+    path, count, link = sys.argv[1], int(sys.argv[2]), LinkRate(int(sys.argv[3]))
     try:
-        switch = Switch(link, *sys.argv[4:])
+        switch = _Switch(link, *sys.argv[4:])
         if path == "-":
             switch.add_host(0)
             return
-        write_names(path, count)
+        _write_names(path, count)
         hosts = [switch.add_host(number) for number in range(count)]
     except (Refused, OSError) as error:
         raise SystemExit(str(error)) from None
@@ -178,7 +178,7 @@ def make() -> None:
     signal.pause()
 
 
-def count(path: str) -> int:
+def count_hosts(path: str) -> int:
     """Return how many emulated hosts the session at `path` has."""
     try:
         with open(namespaces_file(path)) as file:
@@ -192,11 +192,11 @@ def enter(path: str, number: int) -> None:
     folder = os.getcwd()
     with open(namespaces_file(path)) as file:
         paths = json.load(file)[number]
-    join_namespaces(paths)
+    _join_namespaces(paths)
     os.chdir(folder)  # with new mounts, a process starts in the root directory
 
 
-def be_engine() -> None:
+def _be_engine() -> None:
     """Be an engine on its emulated host: enter the namespaces of the host first (engine.py)."""
     rank, size, hosts = (int(os.environ[name]) for name in ("PMI_RANK", "PMI_SIZE", "HPDL_HOSTS"))
     enter(os.environ["HPDL_SESSION"], rank * hosts // size)  # neighbors share a host if there are more ranks than hosts
@@ -205,21 +205,21 @@ def be_engine() -> None:
     engine.main()
 
 
-def be_shell(path: str, number: str) -> None:
+def _be_shell(path: str, number: str) -> None:
     """Be a shell on emulated host `number` of the session at `path`."""
     enter(path, int(number))
     shell = os.environ.get("SHELL", "/bin/sh")
     os.execvp(shell, [shell])
 
 
-def main() -> None:
+def _main() -> None:
     if sys.argv[1] == "engine":
-        be_engine()
+        _be_engine()
     elif sys.argv[1] == "shell":
-        be_shell(*sys.argv[2:])
+        _be_shell(*sys.argv[2:])
     else:
-        make()
+        _make()
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -44,10 +44,10 @@ class Launching:
             self.spawn("hosts", hosts_argv(self.path, self.layout))
             self.wait_for([hosts.namespaces_file(self.path)])
         if self.layout.where == "slurm":
-            slurm.prepare(self)
+            slurm.wait_for_job(self)
             self.open_px()  # agents want to know its sockets at once
         self.spawn("engines", engines_argv(self.path, self.layout))
-        session_dir.write(session_dir.session_file(self.path), json.dumps(self.layout._asdict()))
+        session_dir.write_private_file(session_dir.session_file(self.path), json.dumps(self.layout._asdict()))
         seconds = slurm.START_SECONDS if self.layout.where == "slurm" else START_SECONDS
         self.wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.layout.n)], seconds)
         self.supervisor.ask("ready")
@@ -58,7 +58,7 @@ class Launching:
 
     def spawn(self, name: str, argv: list[str], grace: float = 0.0) -> None:
         """Have the supervisor start process `name`. grace: see supervisor.py."""
-        env = environment(self.path, self.layout, self.supervisor.pid)
+        env = engine_environment(self.path, self.layout, self.supervisor.pid)
         log = session_dir.log_file(self.path, name)
         self.supervisor.ask("spawn", name=name, argv=argv, env=env, cwd=os.getcwd(), log=log, grace=grace)
         self.started.append(name)
@@ -140,7 +140,7 @@ MPI_BY_TCP = {
 BETWEEN_HOSTS = MPI_BY_TCP | {"FI_TCP_IFACE": INTERFACE, "GLOO_SOCKET_IFNAME": INTERFACE}
 
 
-def mpiexec() -> str:
+def _mpiexec() -> str:
     """Return the path of the mpiexec that starts the engines. Raises EngineError with the remedy if there is none."""
     try:
         path = features.mpiexec()
@@ -150,13 +150,13 @@ def mpiexec() -> str:
     return forker if os.access(forker, os.X_OK) else path
 
 
-def check(layout: Layout) -> None:
+def check_layout(layout: Layout) -> None:
     """Raise EngineError unless this machine can hold the engines of `layout`, and make the hosts that it wants.
 
     Engines on Slurm are held by others.
     """
     if layout.where == "slurm":
-        return slurm.check()
+        return slurm.require_slurm()
     n, cores, free = layout.n, features.cores(), memory_available()
     if n > (given := int(os.environ.get(MOST_ENGINES, n))):
         raise EngineError(
@@ -175,13 +175,13 @@ def check(layout: Layout) -> None:
         raise EngineError(str(error)) from None
     if layout.device == "cuda":
         try:
-            gpu.require()
+            gpu.require_gpu_transfer()
         except features.Missing as error:
             raise EngineError(f"{layout} cannot start: {error}. Without a GPU: lab.start({n})") from None
     if layout.where == "emulated":
-        if not mpiexec().endswith(FORKER):
+        if not _mpiexec().endswith(FORKER):
             raise EngineError(
-                f"emulated hosts need MPICH: {mpiexec()} is of another MPI, which starts all ranks on one host: "
+                f"emulated hosts need MPICH: {_mpiexec()} is of another MPI, which starts all ranks on one host: "
                 "pip install mpich in a new environment"
             )
         argv = hosts_argv("-", layout)
@@ -228,7 +228,7 @@ def engines_argv(path: str, layout: Layout) -> list[str]:
     command = f'trap : INT QUIT TERM; "$0" "$@"; echo $? > "{status}.new"; mv "{status}.new" "{status}"'
     engine = ["hpdl_lab.engines.hosts", "engine"] if layout.hosts else ["hpdl_lab.engines.engine"]
     shell = ["/bin/sh", "-c", command]
-    return [mpiexec(), "-n", str(layout.n), *shell, sys.executable, "-m", *engine]
+    return [_mpiexec(), "-n", str(layout.n), *shell, sys.executable, "-m", *engine]
 
 
 def own_variables(path: str, supervisor_pid: int, n: int) -> dict[str, str]:
@@ -243,7 +243,7 @@ def own_variables(path: str, supervisor_pid: int, n: int) -> dict[str, str]:
     }
 
 
-def environment(path: str, layout: Layout, supervisor_pid: int) -> dict[str, str]:
+def engine_environment(path: str, layout: Layout, supervisor_pid: int) -> dict[str, str]:
     """Return the environment of controller, hosts and engines: this process's, less what would mislead them."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_PREFIXES) or k in KEPT}
     own = own_variables(path, supervisor_pid, layout.n)

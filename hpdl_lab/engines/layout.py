@@ -65,7 +65,7 @@ WINDOW_S, SMALLEST_WINDOW = 2e-3, 256 << 10  # s, bytes: that may be under way b
 QUEUE_NBYTES = 64 << 20  # room for the windows of all senders to one host: nothing is lost, as under flow control
 
 
-class Link(NamedTuple):
+class LinkRate(NamedTuple):
     """A link of `bits` per second in each direction."""
 
     bits: int
@@ -99,14 +99,14 @@ class Link(NamedTuple):
         return f"{self.bits / UNITS[unit]:.12g}{unit}"
 
 
-def parse_link(text: str) -> Link:
+def parse_link(text: str) -> LinkRate:
     """Read a link: "1gbit" -> Link(1000000000). Raises ValueError with the spelling that is wanted."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([kmg]bit)", text.strip().lower()) if isinstance(text, str) else None
     if found is None:
         raise ValueError(f'link={text!r}: a speed as tc spells it is needed, such as "100mbit", "1gbit" or "10gbit"')
-    link = Link(round(float(found[1]) * UNITS[found[2]]))
+    link = LinkRate(round(float(found[1]) * UNITS[found[2]]))
     if not SLOWEST <= link.bits <= FASTEST:
-        raise ValueError(f"link={text!r}: from {Link(SLOWEST)} to {Link(FASTEST)} can be emulated")
+        raise ValueError(f"link={text!r}: from {LinkRate(SLOWEST)} to {LinkRate(FASTEST)} can be emulated")
     return link
 
 
@@ -162,20 +162,20 @@ def wanted(
     """Return the Layout that was asked for; what was not said stays as it is in `running`, or is the default.
 
     job: what is asked of Slurm: see layout.checked_job_options.
-    Raises: ValueError for what makes no sense; whether this machine can do it, launch.check says.
+    Raises: ValueError for what makes no sense; whether this machine can do it, launch.check_layout says.
     """
     require_int("the number of engines", n, least=1)
     if unknown := set(job) - set(NAMES):
         raise TypeError(f"unknown: {', '.join(sorted(unknown))}=; Slurm is asked by {', '.join(NAMES)}")
     job = {name: value for name, value in job.items() if value is not None}
     implied = "slurm" if job else "local" if link is None and hosts is None else "emulated"
-    place = choice("where", where, PLACES) or (running.where if running else None) or implied
+    place = _choice("where", where, PLACES) or (running.where if running else None) or implied
     if place != "slurm" and job:
         raise ValueError(f'{next(iter(job))}= belongs to a Slurm job: lab.start(4, where="slurm", partition="...")')
     if place != "emulated" and (link is not None or hosts is not None):
         raise ValueError('link= and hosts= belong to emulated hosts: lab.start(4, where="emulated", link="1gbit")')
     same = running if running and running.where == place else None
-    device = choice("device", device, DEVICES) or (running.device if running else "cuda" if job.get("gpus") else "cpu")
+    device = _choice("device", device, DEVICES) or (running.device if running else "cuda" if job.get("gpus") else "cpu")
     if place == "slurm":
         job = checked_job_options((same.job if same else {}) | job, n)
         return Layout(n, place, device=device, job=job)
@@ -188,7 +188,7 @@ def wanted(
     return Layout(n, place, hosts, link, device)
 
 
-def choice(name: str, value: str | None, known: tuple[str, ...]) -> str | None:
+def _choice(name: str, value: str | None, known: tuple[str, ...]) -> str | None:
     """Return `value`, None included. Raises ValueError unless it is one of `known`."""
     if value is not None and value not in known:
         raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, known))} is needed")

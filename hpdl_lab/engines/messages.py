@@ -1,4 +1,4 @@
-"""Messages between a notebook and an engine: pickles, with the memory of large arrays and tensors beside them.
+"""Messages between a notebook and an engine: pickles, with the memory of large arrays and tensors out of band.
 
 That memory goes from the array to the socket, and from the socket to the array, without a copy in between
 (https://peps.python.org/pep-0574). A message: kind, how many buffers, length of the pickle; the length of each buffer;
@@ -35,13 +35,13 @@ Address: TypeAlias = tuple[str, int]
 Frame: TypeAlias = tuple[str, int, str]  # file, line, function
 
 HEADER = struct.Struct("<BIQ")
-LARGE = 1 << 16  # bytes of a buffer that travels beside its pickle
+LARGE = 1 << 16  # bytes of a buffer that travels out of band
 ALIGNMENT = 64  # bytes
 PIECE = 1 << 16  # bytes that are read at once of what is no large buffer
 
 
 class Packed(NamedTuple):
-    """A pickle, and the large buffers that travel beside it."""
+    """A pickle, and the large buffers that travel out of band."""
 
     data: bytes
     buffers: Sequence[Buffer]
@@ -50,7 +50,7 @@ class Packed(NamedTuple):
         """Return what was packed, with all tensors on `device`: arguments, parameters, a function's globals."""
         if device == "cpu":
             return pickle.loads(self.data, buffers=self.buffers)
-        return Moving(io.BytesIO(self.data), device, self.buffers).load()
+        return _Moving(io.BytesIO(self.data), device, self.buffers).load()
 
 
 class Info(TypedDict):
@@ -66,7 +66,7 @@ class Info(TypedDict):
     now_ns: NotRequired[int]  # until it is received
 
 
-class Task(TypedDict):
+class RankTask(TypedDict):
     """A function for one rank of a run: content of TASK."""
 
     run: int
@@ -79,7 +79,7 @@ class Task(TypedDict):
     master: Address
 
 
-class State(TypedDict):
+class EngineState(TypedDict):
     """An engine's own rank: content of STATE, and a part of an TaskOutcome."""
 
     slot: tuple[Any, ...]  # fields of comm.status.table.Slot
@@ -89,7 +89,7 @@ class State(TypedDict):
 
 
 class TaskFailure(TypedDict):
-    """An exception of a task: see task.describe_failure."""
+    """An exception of a task: see task._describe_failure."""
 
     kind: str
     type: str
@@ -109,7 +109,7 @@ class TaskOutcome(TypedDict):
     dropped: int
     value: NotRequired[Packed]
     failure: NotRequired[TaskFailure]
-    state: NotRequired[State]
+    state: NotRequired[EngineState]
 
 
 def pack(value: object) -> Packed:
@@ -120,11 +120,11 @@ def pack(value: object) -> Packed:
     """
     memory = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    Pickler(memory, pickle.HIGHEST_PROTOCOL, keep_large(buffers)).dump(value)
+    _Pickler(memory, pickle.HIGHEST_PROTOCOL, _keep_large(buffers)).dump(value)
     return Packed(memory.getvalue(), buffers)
 
 
-def keep_large(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
+def _keep_large(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
     """Return a `buffer_callback` that moves large buffers to `buffers`; it is true for all that stay in the pickle."""
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
@@ -136,14 +136,14 @@ def keep_large(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuf
     return stays
 
 
-class Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):
     """A pickler that takes tensors of a GPU as their copies on the CPU, and the memory of each tensor as a buffer."""
 
     def reducer_override(self, obj: Any) -> Any:
         if is_tensor(obj) and obj.device.type == "cuda":
             return on_host(obj).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        if is_storage(obj) and (memory := obj._untyped_storage).device.type == "cpu" and len(memory):
-            return storage_in, (pickle.PickleBuffer(memory_of(memory)), obj.dtype)
+        if _is_storage(obj) and (memory := obj._untyped_storage).device.type == "cpu" and len(memory):
+            return _storage_in, (pickle.PickleBuffer(_memory_of(memory)), obj.dtype)
         return super().reducer_override(obj)
 
 
@@ -154,19 +154,19 @@ def on_host(tensor: Tensor) -> Tensor:
     return Parameter(copy, tensor.requires_grad) if isinstance(tensor, Parameter) else copy
 
 
-def is_storage(value: object) -> TypeIs[torch.TypedStorage]:
+def _is_storage(value: object) -> TypeIs[torch.TypedStorage]:
     """Return True if `value` is what torch pickles of a tensor's memory; without importing torch."""
     torch = sys.modules.get("torch.storage")
     return torch is not None and isinstance(value, torch.TypedStorage)
 
 
-def memory_of(storage: torch.UntypedStorage) -> memoryview:
+def _memory_of(storage: torch.UntypedStorage) -> memoryview:
     """Return the bytes of a storage on the CPU."""
     torch = sys.modules["torch"]
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data
 
 
-def storage_in(buffer: object, dtype: torch.dtype) -> torch.TypedStorage:
+def _storage_in(buffer: object, dtype: torch.dtype) -> torch.TypedStorage:
     """Return the torch.TypedStorage whose memory is `buffer`."""
     import torch
 
@@ -174,7 +174,7 @@ def storage_in(buffer: object, dtype: torch.dtype) -> torch.TypedStorage:
     return torch.storage.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)
 
 
-class Moving(pickle.Unpickler):
+class _Moving(pickle.Unpickler):
     """An unpickler that puts tensors on `device`."""
 
     def __init__(self, file: io.BytesIO, device: str, buffers: Sequence[Buffer]) -> None:
@@ -200,13 +200,13 @@ def room(nbytes: int) -> np.ndarray:
 def pieces(kind: int, content: object) -> list[bytes | memoryview]:
     """Return one message, as bytes to be sent one after the other. content: plain values, and Packed."""
     buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(content, pickle.HIGHEST_PROTOCOL, buffer_callback=keep_large(buffers))
+    data = pickle.dumps(content, pickle.HIGHEST_PROTOCOL, buffer_callback=_keep_large(buffers))
     memory = [buffer.raw() for buffer in buffers]
     sizes = struct.pack(f"<{len(memory)}Q", *(part.nbytes for part in memory))
     return [HEADER.pack(kind, len(memory), len(data)) + sizes + data, *memory]
 
 
-class Reader:
+class MessageReader:
     """A reader of the messages that come by one connection."""
 
     def __init__(self) -> None:

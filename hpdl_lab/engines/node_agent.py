@@ -33,7 +33,7 @@ from . import session_dir, streams
 from .launch import MPI_BY_TCP, THREAD_VARIABLES, own_variables
 from .relay import serve_unix
 from .slurm_job import NOT_REACHED, NOT_SHARED
-from .supervisor import die_with_parent, shared_memory
+from .supervisor import die_with_parent, mapped_shared_memory
 
 EACH = 8.0  # s for each address of the relay: packets to a closed port may vanish
 LEAVE, KILL = 10.0, 3.0  # s for engines to end by themselves, and for mpiexec to end them
@@ -55,12 +55,12 @@ class Place(TypedDict):
     keys: dict[str, str]
 
 
-def node_name() -> str:
+def _node_name() -> str:
     """Return Slurm's name of this node."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def load(file: str) -> Place:
+def _load(file: str) -> Place:
     """Return where the relay is. Raises OSError if the file is not seen from here."""
     with open(file) as opened:
         return json.load(opened)
@@ -74,8 +74,8 @@ async def connected(relay: Place, **hello: object) -> AsyncGenerator[tuple[strea
     try:
         for address in relay["addresses"]:
             try:
-                own = own_address(address, relay["port"])
-                connection, task, welcome = await dial(context, address, relay["port"], relay["keys"], hello)
+                own = _own_address(address, relay["port"])
+                connection, task, welcome = await _dial(context, address, relay["port"], relay["keys"], hello)
             except (OSError, TimeoutError) as error:
                 tried.append(f"{address}: {getattr(error, 'strerror', '') or error or f'no answer within {EACH:g} s'}")
                 continue
@@ -85,7 +85,7 @@ async def connected(relay: Place, **hello: object) -> AsyncGenerator[tuple[strea
                 task.cancel()
             return
         raise Unreached(
-            f"node {node_name()} cannot reach the relay of the notebook at port {relay['port']} ({'; '.join(tried)}): "
+            f"node {_node_name()} cannot reach the relay of the notebook at port {relay['port']} ({'; '.join(tried)}): "
             "let nodes connect to that machine, or set HPDL_ADDRESS to an address and HPDL_PORTS to ports that they "
             "may use"
         )
@@ -93,18 +93,18 @@ async def connected(relay: Place, **hello: object) -> AsyncGenerator[tuple[strea
         context.destroy(linger=streams.LINGER)
 
 
-def own_address(address: str, port: int) -> str:
+def _own_address(address: str, port: int) -> str:
     """Return the address of this node from which it talks to the relay. Raises OSError with the reason if it cannot."""
     with socket.create_connection((address, port), EACH) as probe:
         return probe.getsockname()[0]
 
 
-async def dial(
+async def _dial(
     context: zmq.asyncio.Context, address: str, port: int, keys: dict[str, str], hello: dict[str, object]
 ) -> tuple[streams.Connection, asyncio.Future[Any], streams.Message]:
     """Return (Connection, the task that receives for it, the relay's first message)."""
     dealer = context.socket(zmq.DEALER)
-    streams.prepare(dealer, address)
+    streams.set_socket_options(dealer, address)
     dealer.reconnect_ivl = -1  # what was under way would be lost: a connection that breaks has ended
     dealer.curve_serverkey = keys["relay"].encode()
     dealer.curve_publickey, dealer.curve_secretkey = keys["client"].encode(), keys["client_secret"].encode()
@@ -148,7 +148,7 @@ class Launcher:
     async def start(cls, relay: streams.Connection, number: int, argv: list[str], interface: str | None) -> "Launcher":
         process = await asyncio.create_subprocess_exec(
             *argv,
-            env=launch_environment(interface),
+            env=_launch_environment(interface),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -176,9 +176,9 @@ class Launcher:
         await self.process.wait()
 
 
-async def serve_job(file: str) -> None:
+async def _serve_job(file: str) -> None:
     """Start and end engines as the relay says; return when it has gone."""
-    async with connected(load(file), role="job", node=node_name()) as (relay, welcome, own):
+    async with connected(_load(file), role="job", node=_node_name()) as (relay, welcome, own):
         launcher = None
         if "welcome" not in welcome:
             return  # Slurm has started the job a second time
@@ -191,7 +191,7 @@ async def serve_job(file: str) -> None:
                 try:
                     module = [sys.executable, "-m", "hpdl_lab.engines.node_agent"]
                     argv = [features.mpiexec(), "-n", str(n), *module, file, str(step), str(n)]
-                    launcher = await Launcher.start(relay, step, argv, interface_of(own))
+                    launcher = await Launcher.start(relay, step, argv, _interface_of(own))
                 except (OSError, features.Missing) as error:
                     relay.send(step=step, output=f"{error}\n")
                     relay.send(step=step, ended=1)
@@ -202,8 +202,8 @@ async def serve_job(file: str) -> None:
 # -- one engine --------------------------------------------------------------------------------------------------------
 
 
-class EngineAgent:
-    """The carrier of the sockets of engine `rank` of `n`, whose files are in the folder `path` of this node."""
+class _EngineAgent:
+    """The forwarder of the sockets of engine `rank` of `n`, whose files are in the folder `path` of this node."""
 
     def __init__(self, relay: streams.Connection, rank: int, n: int, path: str) -> None:
         self.relay, self.rank, self.n, self.path = relay, rank, n, path
@@ -216,7 +216,7 @@ class EngineAgent:
         await self.open_px(connection)
         self.engine = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "hpdl_lab.engines.engine"),
-            env=environment(self.path, self.n, node_name(), interface),
+            env=_environment(self.path, self.n, _node_name(), interface),
             close_fds=False,  # MPICH's connection to mpiexec
             preexec_fn=die_with_parent,
         )
@@ -229,7 +229,9 @@ class EngineAgent:
         """Let the engine find the controller's sockets in its own folder."""
         file = session_dir.connection_file(self.path, "engine")
         os.makedirs(os.path.dirname(file), 0o700)
-        session_dir.write(file, json.dumps(connection | {"interface": f"ipc://{session_dir.px_sockets(self.path)}"}))
+        session_dir.write_private_file(
+            file, json.dumps(connection | {"interface": f"ipc://{session_dir.px_sockets(self.path)}"})
+        )
         for channel in range(1, session_dir.PX_CHANNELS + 1):
             await serve_unix(
                 f"{session_dir.px_sockets(self.path)}:{channel}",
@@ -252,7 +254,7 @@ class EngineAgent:
         assert self.engine is not None
         while not os.path.exists(session_dir.engine_socket(self.path, self.rank)):
             await asyncio.sleep(LOOK)
-        self.mapped = shared_memory([self.engine.pid])
+        self.mapped = mapped_shared_memory([self.engine.pid])
         self.relay.send(listening=True)
 
     async def report_end(self) -> None:
@@ -265,7 +267,7 @@ class EngineAgent:
         """End the engine, and leave nothing behind on this node."""
         self.tasks.cancel()
         if self.engine is not None and self.engine.returncode is None:
-            self.mapped |= shared_memory([self.engine.pid])
+            self.mapped |= mapped_shared_memory([self.engine.pid])
             self.engine.kill()
             await self.engine.wait()
         for file in self.mapped:
@@ -274,16 +276,16 @@ class EngineAgent:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-async def serve_engine(file: str, step: int, n: int) -> None:
-    rank = mpi_rank()
+async def _serve_engine(file: str, step: int, n: int) -> None:
+    rank = _mpi_rank()
     if rank is None:
         raise Unreached(f"no mpiexec has started {sys.executable}: the variable {RANK[0]} is not set")
-    hello = {"role": "engine", "step": step, "rank": rank, "node": node_name()}
-    async with connected(load(file), **hello) as (relay, welcome, own):
+    hello = {"role": "engine", "step": step, "rank": rank, "node": _node_name()}
+    async with connected(_load(file), **hello) as (relay, welcome, own):
         if "connection" not in welcome:
             return  # nobody wants this engine any more
-        agent = EngineAgent(relay, rank, n, session_dir.of_an_engine(rank))
-        serving = asyncio.ensure_future(agent.serve(welcome["connection"], interface_of(own)))
+        agent = _EngineAgent(relay, rank, n, session_dir.of_an_engine(rank))
+        serving = asyncio.ensure_future(agent.serve(welcome["connection"], _interface_of(own)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
         try:
             await serving
@@ -309,20 +311,20 @@ RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")  # MPICH, Open MPI, oth
 RANKS_HERE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
-def launch_environment(interface: str | None) -> dict[str, str]:
-    """Return the environment of mpiexec in the job; see `environment` for interface."""
+def _launch_environment(interface: str | None) -> dict[str, str]:
+    """Return the environment of mpiexec in the job; see `_environment` for interface."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(REQUEST_OF_ONE_TASK)}
     if interface is not None:
         env.setdefault("HYDRA_IFACE", interface)  # by its address: nodes need not know each other by name
     return env | features.launch_environment() | BOOTSTRAP
 
 
-def mpi_rank() -> int | None:
+def _mpi_rank() -> int | None:
     """Return the MPI rank of this process, before MPI has started in it; None if no mpiexec has started it."""
     return next((int(os.environ[name]) for name in RANK if name in os.environ), None)
 
 
-def environment(path: str, n: int, node: str, interface: str | None) -> dict[str, str]:
+def _environment(path: str, n: int, node: str, interface: str | None) -> dict[str, str]:
     """Return the environment of an engine on `node`, one of `n`, with its sockets in the folder `path` of that node.
 
     interface: the network interface by which this node is joined to the others; None if it has no name.
@@ -336,7 +338,7 @@ def environment(path: str, n: int, node: str, interface: str | None) -> dict[str
     return preset | os.environ | own_variables(path, os.getpid(), n) | {"HPDL_HOST_ID": node}
 
 
-def interface_of(address: str) -> str | None:
+def _interface_of(address: str) -> str | None:
     """Return the name of the network interface that has `address`; None if none has."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(address == known.address.partition("%")[0] for known in addresses):
@@ -344,13 +346,13 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def main() -> int:
+def _main() -> int:
     os.umask(0o077)
     file, *step = sys.argv[1:]
     try:
-        asyncio.run(serve_engine(file, *map(int, step)) if step else serve_job(file))
+        asyncio.run(_serve_engine(file, *map(int, step)) if step else _serve_job(file))
     except OSError as error:
-        print(f"node {node_name()} does not see {file} ({error})", file=sys.stderr)
+        print(f"node {_node_name()} does not see {file} ({error})", file=sys.stderr)
         return NOT_SHARED
     except Unreached as error:
         print(error, file=sys.stderr)
@@ -359,4 +361,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_main())

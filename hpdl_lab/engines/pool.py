@@ -21,7 +21,7 @@ from ..trace import INSTALLED, PACKAGE, Event
 from ..units import require_number
 from . import client, errors, session_dir
 from .errors import EngineError, RunStopped, without_traceback
-from .messages import Function, Info, Packed, Task, TaskOutcome, pack
+from .messages import Function, Info, Packed, RankTask, TaskOutcome, pack
 from .run import Run
 from .script import Script
 
@@ -32,7 +32,7 @@ Arguments: TypeAlias = Sequence[object]
 Keywords: TypeAlias = dict[str, object]
 
 
-def package(fn: Function, args: Arguments, keywords: Keywords, size: int) -> tuple[Packed, list[Packed | None]]:
+def _package(fn: Function, args: Arguments, keywords: Keywords, size: int) -> tuple[Packed, list[Packed | None]]:
     """Pickle a call for `size` ranks.
 
     Returns: (task, own): (fn, args, keywords), the same for all, and for each rank its own arguments ({position or
@@ -41,29 +41,29 @@ def package(fn: Function, args: Arguments, keywords: Keywords, size: int) -> tup
     """
     if not callable(fn):
         raise TypeError(f"lab.run needs a function fn(comm, ...), got a {type(fn).__name__}: {repr(fn)[:80]}")
-    check_signature(fn, args, keywords)
+    _check_signature(fn, args, keywords)
     own: dict[int | str, PerRank] = {}
-    for place, value in [*enumerate(args), *keywords.items()]:
+    for key, value in [*enumerate(args), *keywords.items()]:
         if isinstance(value, PerRank):
             if len(value) != size:
-                raise ValueError(f"{argument(place)} is a PerRank of {len(value)} items for {size} ranks")
-            own[place] = value
+                raise ValueError(f"{_argument(key)} is a PerRank of {len(value)} items for {size} ranks")
+            own[key] = value
     shared = [None if position in own else value for position, value in enumerate(args)]
     named = {name: None if name in own else value for name, value in keywords.items()}
-    carry_script(fn)
+    _carry_script(fn)
     try:
         task = pack((fn, shared, named))
     except Exception as error:
-        raise TypeError(culprit(fn, shared, named, error)) from None
-    return task, [dump({i: v[rank] for i, v in own.items()}) if own else None for rank in range(size)]
+        raise TypeError(_culprit(fn, shared, named, error)) from None
+    return task, [_dump({i: v[rank] for i, v in own.items()}) if own else None for rank in range(size)]
 
 
-def argument(place: int | str) -> str:
-    """Return how a sentence calls the argument at position `place`, or of that name."""
-    return f"argument {place if isinstance(place, str) else place + 1}"
+def _argument(key: int | str) -> str:
+    """Return how a sentence calls the argument at position `key`, or of that name."""
+    return f"argument {key if isinstance(key, str) else key + 1}"
 
 
-def check_signature(fn: Function, args: Arguments, keywords: Keywords) -> None:
+def _check_signature(fn: Function, args: Arguments, keywords: Keywords) -> None:
     """Raise TypeError unless `fn(comm, *args, **keywords)` is a call that `fn` can take."""
     if isinstance(fn, Script) and keywords:
         raise TypeError(
@@ -76,12 +76,12 @@ def check_signature(fn: Function, args: Arguments, keywords: Keywords) -> None:
     try:
         signature.bind(None, *args, **keywords)
     except TypeError as error:
-        raise TypeError(misfit(fn, signature, len(args), keywords, error)) from None
+        raise TypeError(_misfit(fn, signature, len(args), keywords, error)) from None
 
 
-def misfit(fn: Function, signature: inspect.Signature, count: int, keywords: Keywords, error: TypeError) -> str:
+def _misfit(fn: Function, signature: inspect.Signature, count: int, keywords: Keywords, error: TypeError) -> str:
     """Say why `fn` cannot be called with comm, `count` arguments and `keywords`. error: Python's own."""
-    called = f"{name_of(fn)}{signature}"
+    called = f"{function_name(fn)}{signature}"
     parameters = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if missing := [p.name for p in parameters[count + 1 :] if p.default is p.empty and p.name not in keywords]:
         handed_over = ", ".join(p.name for p in parameters[1:])
@@ -93,21 +93,21 @@ def misfit(fn: Function, signature: inspect.Signature, count: int, keywords: Key
     return f"{called} cannot be called so: {error}"
 
 
-def name_of(fn: Function) -> str:
+def function_name(fn: Function) -> str:
     """Return how a sentence calls `fn`."""
     name = getattr(fn, "__name__", type(fn).__name__)
     return "your lambda" if name == "<lambda>" else name
 
 
-def dump(value: object) -> Packed:
+def _dump(value: object) -> Packed:
     """Pack `value`, to be sent; a TypeError says what cannot travel."""
     try:
         return pack(value)
     except Exception as error:
-        raise TypeError(f"a PerRank argument cannot travel to the engines: {reason(error)}") from None
+        raise TypeError(f"a PerRank argument cannot travel to the engines: {_reason(error)}") from None
 
 
-def carry_script(fn: Function) -> None:
+def _carry_script(fn: Function) -> None:
     """Let the attendee's own modules travel by value, as the notebook does: engines would keep an older version."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
     path = os.path.realpath(getattr(module, "__file__", None) or "")
@@ -117,33 +117,33 @@ def carry_script(fn: Function) -> None:
         cloudpickle.register_pickle_by_value(module)
 
 
-def culprit(fn: Function, args: Arguments, keywords: Keywords, error: BaseException) -> str:
+def _culprit(fn: Function, args: Arguments, keywords: Keywords, error: BaseException) -> str:
     """Return the sentence that names what cannot be pickled: an argument, or a variable that the function uses."""
-    for place, value in [*enumerate(args), *keywords.items()]:
-        if (why := trouble(value)) is not None:
-            return f"{argument(place)}, a {type(value).__name__}, cannot travel to the engines: {why}"
-    name = name_of(fn)
-    for variable, value in variables(fn).items():
-        if value is not fn and (why := trouble(value)) is not None:
+    for key, value in [*enumerate(args), *keywords.items()]:
+        if (why := _trouble(value)) is not None:
+            return f"{_argument(key)}, a {type(value).__name__}, cannot travel to the engines: {why}"
+    name = function_name(fn)
+    for variable, value in _variables(fn).items():
+        if value is not fn and (why := _trouble(value)) is not None:
             if type(value).__module__.startswith(("IPython.", "ipykernel.")):
                 return f"{name} cannot travel to the engines: it uses {variable}, which only the notebook has"
             return (
                 f"{name} cannot travel to the engines: it uses the variable {variable}, "
                 f"a {type(value).__name__} ({why}). Make {variable} inside the function instead"
             )
-    return f"{name} cannot travel to the engines: {reason(error)}"
+    return f"{name} cannot travel to the engines: {_reason(error)}"
 
 
-def trouble(value: object) -> str | None:
+def _trouble(value: object) -> str | None:
     """Return why `value` cannot be pickled; None if it can."""
     try:
         pack(value)
     except Exception as error:
-        return reason(error)
+        return _reason(error)
     return None
 
 
-def reason(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """Return the message of a pickling error, without its nesting."""
     return (
         str(error).splitlines()[0]
@@ -152,7 +152,7 @@ def reason(error: BaseException) -> str:
     )
 
 
-def variables(fn: Function) -> dict[str, object]:
+def _variables(fn: Function) -> dict[str, object]:
     """Return the globals and closure variables that `fn` names: {name: value}."""
     code = getattr(fn, "__code__", None)
     if code is None:
@@ -166,7 +166,7 @@ def variables(fn: Function) -> dict[str, object]:
     return found
 
 
-def own_paths() -> list[str]:
+def _own_paths() -> list[str]:
     """Return the entries of sys.path that the engines may lack: the folders of the attendee's modules."""
     here = os.getcwd()
     return [
@@ -226,13 +226,13 @@ class EnginePool:
             limit = require_number("limit", limit, above=0)
         if inject is not None:
             inject.check(len(chosen))
-        task, own = package(fn, args, keywords, len(chosen))
-        content: Task = {
+        task, own = _package(fn, args, keywords, len(chosen))
+        content: RankTask = {
             "run": 0,
             "ranks": None if ranks is None else chosen,
             "deadline": require_number("deadline", deadline, above=0),
             "inject": inject or None,
-            "sys_path": own_paths(),
+            "sys_path": _own_paths(),
             "task": task,
             "own": None,
             "master": self.infos[chosen[0]]["master"],
@@ -288,7 +288,7 @@ class EnginePool:
             raise ValueError(f"ranks={ranks!r}: choose one or more different ranks from 0 to {self.n - 1}")
         return chosen
 
-    def verdict(self, run: Run) -> BaseException | None:
+    def error_of(self, run: Run) -> BaseException | None:
         """Return the exception that says what became of `run`; None when every rank returned."""
         if run.raised is not None:
             return run.raised

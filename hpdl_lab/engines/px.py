@@ -30,11 +30,11 @@ class Engines(Protocol):
 def offer_magics(cluster: Engines, shell: InteractiveShell) -> None:
     """Have the magics in the IPython shell `shell`, for the engines of `cluster`."""
     for name in LINE:
-        shell.register_magic_function(first_use(cluster, shell, name), "line", name)
-    shell.register_magic_function(first_use(cluster, shell, "px"), "line_cell", "px")
+        shell.register_magic_function(_first_use(cluster, shell, name), "line", name)
+    shell.register_magic_function(_first_use(cluster, shell, "px"), "line_cell", "px")
 
 
-def first_use(cluster: Engines, shell: InteractiveShell, name: str) -> Callable[[str, str | None], object]:
+def _first_use(cluster: Engines, shell: InteractiveShell, name: str) -> Callable[[str, str | None], object]:
     """Return magic `name`, which puts ipyparallel's magics in the places of all these, and runs its own."""
 
     def magic(line: str, cell: str | None = None) -> object:
@@ -59,7 +59,7 @@ def connect(path: str, n: int, seconds: float, look: Callable[[], None]) -> Clie
     """
     from ipyparallel import Client
 
-    show_all()
+    _show_all()
     give_up = time.monotonic() + seconds
     file = session_dir.connection_file(path, "client")
 
@@ -83,7 +83,7 @@ def connect(path: str, n: int, seconds: float, look: Callable[[], None]) -> Clie
             raise EngineError(f"%px knows {known} of {n} engines after {seconds:g} s: call lab.restart()")
 
 
-def show_all() -> None:
+def _show_all() -> None:
     """Have the views of this process show what engines have said before ipyparallel listens.
 
     ipyparallel 9.2 sends a cell, and begins to listen to it only then. It displays what engines have printed by then

@@ -42,7 +42,7 @@ class Server(Protocol):
     def work_in(self, loop: IOLoop) -> None: ...
 
 
-class Engine(IPEngine):
+class _Engine(IPEngine):
     """ipyparallel's engine, with this laboratory's signal handling and server of tasks."""
 
     server: Server
@@ -87,7 +87,7 @@ def serve_engine(server: Server, connection_file: str) -> None:
     if not until(lambda: os.path.exists(connection_file), CONTROLLER_SECONDS):
         raise SystemExit(f"no connection file {connection_file} after {CONTROLLER_SECONDS} s")
     user_ns = {"mpi_rank": server.rank, "mpi_size": server.session.size}
-    engine = Engine.instance(config=config, user_ns=user_ns)
+    engine = _Engine.instance(config=config, user_ns=user_ns)
     engine.server = server
     engine.initialize([])
     engine.start()
@@ -108,7 +108,7 @@ class Controller(IPController):
         os.rename(os.path.join(folder, f"{fname}.new"), os.path.join(folder, fname))
 
 
-def main() -> None:
+def _main() -> None:
     """Be the controller, without what a laboratory on one machine does not need."""
     config = Config()
     config.IPController.transport = "ipc"
@@ -126,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -112,7 +112,7 @@ class Relay:
         """Pass on what the engines of the job print, until the job is over."""
         if self.job is not None:
             return  # Slurm has started the job a second time: its engines are not wanted any more
-        say(f"the job has come, from {node}")
+        _say(f"the job has come, from {node}")
         self.job = job
         job.send(welcome=True)
         self.job_came.set()
@@ -126,7 +126,7 @@ class Relay:
 
     def end_of_job(self, why: str) -> None:
         """End the agents that have not noticed that the job is over."""
-        say(f"the job has ended: {why}")
+        _say(f"the job has ended: {why}")
         for agent in self.step.agents.values() if self.step else ():
             agent.send(end=True)
             agent.end()
@@ -165,7 +165,7 @@ class Relay:
                     lambda reader, writer: self.on_kernel(mine, rank, reader, writer),
                 )
         if self.step is mine:  # else it was ended because nobody wants it any more
-            session_dir.write(session_dir.exit_file(self.path, rank), ending)
+            session_dir.write_private_file(session_dir.exit_file(self.path, rank), ending)
         if server is not None:
             server.close()
         for writer in mine.kernels.pop(rank):
@@ -238,7 +238,7 @@ def listen(
     """
     authenticator = AsyncioAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback("*", Allowed(keys["client"]))
+    authenticator.configure_curve_callback("*", _Allowed(keys["client"]))
     candidates: list[int] = [0] * TRIES
     if within:
         every = range(within[0], within[1] + 1)
@@ -246,7 +246,7 @@ def listen(
     refused: zmq.ZMQError | None = None
     for port in candidates:
         router = context.socket(zmq.ROUTER)
-        streams.prepare(router, *hosts)
+        streams.set_socket_options(router, *hosts)
         router.router_mandatory = True
         router.curve_server = True
         router.curve_publickey, router.curve_secretkey = keys["relay"].encode(), keys["relay_secret"].encode()
@@ -264,7 +264,7 @@ def listen(
     raise Missing(what, f"name others in {slurm.PORTS}, or another address in {slurm.ADDRESS}")
 
 
-class Allowed:
+class _Allowed:
     """A rule for ZeroMQ's authenticator: who has `key` may connect."""
 
     def __init__(self, key: str) -> None:
@@ -274,7 +274,7 @@ class Allowed:
         return key == self.key.encode()
 
 
-async def serve(path: str, partition: str | None) -> None:
+async def _serve(path: str, partition: str | None) -> None:
     """Open the port and the sockets, and write where they are; return on SIGTERM."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
@@ -288,26 +288,26 @@ async def serve(path: str, partition: str | None) -> None:
     with slurm.shared_folder() as shared:
         where = {"addresses": addresses, "port": port}
         theirs = {name: key for name, key in keys.items() if name != "relay_secret"}
-        session_dir.write(slurm.shared_relay_file(shared), json.dumps(where | {"keys": theirs}))
-        session_dir.write(session_dir.relay_file(path), json.dumps(where | {"shared": shared}))
+        session_dir.write_private_file(slurm.shared_relay_file(shared), json.dumps(where | {"keys": theirs}))
+        session_dir.write_private_file(session_dir.relay_file(path), json.dumps(where | {"shared": shared}))
         await ended.wait()
     relay.tasks.cancel()
     authenticator.stop()
     context.destroy(linger=0)
 
 
-def say(text: str) -> None:
+def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def main() -> None:
+def _main() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        asyncio.run(serve(sys.argv[1], sys.argv[2] or None))
+        asyncio.run(_serve(sys.argv[1], sys.argv[2] or None))
     except (OSError, Missing) as error:
         raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":
-    main()
+    _main()

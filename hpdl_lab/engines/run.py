@@ -20,7 +20,7 @@ from ..comm.base import OnRow, Row
 from ..comm.errors import Wait, name_ranks
 from ..comm.status.table import Slot
 from . import client
-from .messages import State, Task, TaskOutcome
+from .messages import EngineState, RankTask, TaskOutcome
 
 PATIENCE = 0.3  # seconds that a line waits for the other ranks to say the same
 
@@ -56,11 +56,11 @@ class Collapser:
         for rank, queue in self.lines.items():
             count = len(queue) if everything else max(common, sum(t <= limit for t, _, _ in queue))
             ready[rank] = [queue.popleft()[1:] for _ in range(min(count, len(queue)))]
-        for stream, text in collapse(ready):
+        for stream, text in _collapse(ready):
             print(text, file=getattr(sys, stream), flush=True)
 
 
-def collapse(said: dict[int, list[tuple[str, str]]]) -> list[tuple[str, str]]:
+def _collapse(said: dict[int, list[tuple[str, str]]]) -> list[tuple[str, str]]:
     """Return what to print for {rank: [(stream, line)]}: [(stream, text)].
 
     Lines are compared by position. Neighboring lines that are shared by the same ranks stay together.
@@ -78,10 +78,10 @@ def collapse(said: dict[int, list[tuple[str, str]]]) -> list[tuple[str, str]]:
         else:
             blocks.append(block)
     parts = [(stream, ranks, lines) for block in blocks for (ranks, stream), lines in block.items()]
-    return [(stream, attributed(ranks, lines)) for stream, ranks, lines in parts if any(map(str.strip, lines))]
+    return [(stream, _attributed(ranks, lines)) for stream, ranks, lines in parts if any(map(str.strip, lines))]
 
 
-def attributed(ranks: Sequence[int], lines: list[str]) -> str:
+def _attributed(ranks: Sequence[int], lines: list[str]) -> str:
     """Write "ranks 0-2 say hello", and several lines below each other."""
     who = f"{name_ranks(ranks)} {'says' if len(ranks) == 1 else 'say'}"
     return f"{who} {lines[0]}" if len(lines) == 1 else "\n".join([f"{who}:", *(f"    {line}" for line in lines)])
@@ -109,7 +109,7 @@ class States:
             with suppress(OSError):  # it has died: its connection says so next
                 self.engines[rank].send(client.STATE, self.question)
 
-    def take(self, rank: int, description: State) -> None:
+    def take(self, rank: int, description: EngineState) -> None:
         """Take the answer of a rank, or its state at its end; "asked" in it is the question that it answers."""
         if description.get("asked", self.question) != self.question:
             return
@@ -118,7 +118,7 @@ class States:
         if description["px"]:
             self.with_px.add(rank)
 
-    def settled(self, gone: Iterable[int] = ()) -> bool:
+    def complete(self, gone: Iterable[int] = ()) -> bool:
         """Return True when all that were asked have answered, or will not; `gone` will not."""
         return not self.expected - set(gone) or time.monotonic() - (self.asked_at or 0) > ANSWER
 
@@ -192,7 +192,7 @@ class Run:
         """Ranks that answer nothing, not even an interrupt."""
         return sorted(self.pending)
 
-    def execute(self, tasks: list[Task]) -> None:
+    def execute(self, tasks: list[RankTask]) -> None:
         """Send rank i the task tasks[i] and return when all have answered, or are given up."""
         self.started_at = time.monotonic()
         with selectors.DefaultSelector() as selector, self._sigint_noted():
@@ -222,7 +222,7 @@ class Run:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _send(self, tasks: list[Task], selector: selectors.BaseSelector) -> None:
+    def _send(self, tasks: list[RankTask], selector: selectors.BaseSelector) -> None:
         """Send the tasks. Interrupted meanwhile, the ranks that have no task yet are left out."""
         for rank, task in enumerate(tasks):
             try:
@@ -303,7 +303,7 @@ class Run:
             return
         if self.states.asked_at is None:
             self.states.ask(self.pending)
-        if not self.states.settled(self.dead):
+        if not self.states.complete(self.dead):
             return
         self.announced_busy = True
         busy = [rank for rank in self.pending if self.states.is_behind_a_cell(rank)]
@@ -337,7 +337,7 @@ class Run:
         if not self.looking:
             self.looking = True
             self.states.ask(self.pending)
-        elif self.states.settled(self.dead):
+        elif self.states.complete(self.dead):
             self.picture = tuple(self.states.waits(self.dead))
             self._interrupt()
 

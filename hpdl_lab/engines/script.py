@@ -8,7 +8,7 @@ import types
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from ..trace import is_the_attendees
+from ..trace import is_user_code
 
 
 class ScriptEnded(Exception):
@@ -35,7 +35,7 @@ class Script:
         vars(main).update(__file__=self.path, __builtins__=builtins)
         linecache.cache[self.path] = len(self.text), None, self.text.splitlines(keepends=True), self.path
         try:
-            with as_main(main, os.path.dirname(self.path), [self.path, *map(str, args)]):
+            with _as_main(main, os.path.dirname(self.path), [self.path, *map(str, args)]):
                 exec(compile(self.text, self.path, "exec", dont_inherit=True), vars(main))
         except SystemExit as ended:
             if ended.code not in (None, 0):
@@ -44,7 +44,7 @@ class Script:
 
 
 @contextmanager
-def as_main(main: types.ModuleType, folder: str, argv: list[str]) -> Generator[None]:
+def _as_main(main: types.ModuleType, folder: str, argv: list[str]) -> Generator[None]:
     """Make `main` the module that Python runs meanwhile, and modules of `folder` importable, anew each time."""
     before, argv_before, known = sys.modules["__main__"], sys.argv, set(sys.modules)
     sys.modules["__main__"], sys.argv = main, argv
@@ -56,5 +56,5 @@ def as_main(main: types.ModuleType, folder: str, argv: list[str]) -> Generator[N
         sys.modules["__main__"], sys.argv = before, argv_before
         for name in set(sys.modules) - known:
             file = getattr(sys.modules[name], "__file__", None) or ""
-            if file.startswith(folder + os.sep) and is_the_attendees(file):  # an environment may be in the same folder
+            if file.startswith(folder + os.sep) and is_user_code(file):  # an environment may be in the same folder
                 del sys.modules[name]

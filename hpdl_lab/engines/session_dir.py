@@ -28,7 +28,7 @@ LONGEST_KERNEL_NAME = len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5f")
 PX_CHANNELS = 15  # sockets of ipyparallel's controller: 8 for engines, 6 for clients, 1 for itself
 
 
-def find() -> tuple[str, list[str]]:
+def find_session_dir() -> tuple[str, list[str]]:
     """Return the path of the session directory, which need not exist, and why better places were passed over.
 
     Returns: (path, reasons): reasons is a list of sentences, empty when the first choice is good.
@@ -62,7 +62,7 @@ def of_kernels(usual: str) -> Generator[str]:
 
 
 def _first_fit(name: str, longest: int = LONGEST_NAME) -> tuple[str, list[str]]:
-    """Return (path, reasons) of the first place for a directory `name`; see `find`. longest: bytes of a name in it."""
+    """Return (path, reasons) of the first place for a directory `name`; see above. longest: bytes of a name in it."""
     reasons: list[str] = []
     for label, root in _candidates():
         path = os.path.join(root, name)
@@ -140,7 +140,7 @@ def locked(path: str) -> Generator[None]:
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
         try:
-            handle = opened(path)
+            handle = open_session_dir(path)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -157,7 +157,7 @@ def locked(path: str) -> Generator[None]:
             os.close(handle)
 
 
-def opened(path: str) -> int:
+def open_session_dir(path: str) -> int:
     """Return a handle on the directory `path`. Raises OSError if there is none, a link, or somebody else's."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if os.fstat(handle).st_uid != os.getuid():
@@ -176,7 +176,7 @@ def _is_at(path: str, handle: int) -> bool:
 
 def empty(path: str) -> None:
     """Remove what a cluster that ended badly left in its session directory. Raises OSError if that is another's."""
-    handle = opened(path)
+    handle = open_session_dir(path)
     try:
         for name in os.listdir(handle):
             if stat.S_ISDIR(os.lstat(name, dir_fd=handle).st_mode):
@@ -192,7 +192,7 @@ def readable_by_me(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def write(path: str, text: str) -> None:
+def write_private_file(path: str, text: str) -> None:
     """Write a file that only this user can read, whole as soon as it is there."""
     write_file(path, text, 0o600)
 

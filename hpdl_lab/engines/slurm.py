@@ -54,7 +54,7 @@ class Launching(Protocol):
     def failure(self, gone: Collection[str], seconds: float) -> str: ...
 
 
-class QueueLine:
+class _QueueLine:
     """`with QueueLine() as line: line.show(text)`, again and again while the job waits."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class QueueLine:
         self._shown = ""
         self._handle: DisplayHandle | None = None
 
-    def __enter__(self) -> QueueLine:
+    def __enter__(self) -> _QueueLine:
         return self
 
     def show(self, text: str) -> None:
@@ -103,7 +103,7 @@ LOST = ("vanished", "has gone")  # what is said of an engine that said nothing o
 BY_SLURM = (*LOST, "was killed by signal 15 ")  # scancel, limits and preemption end ranks with SIGTERM first
 
 
-def check() -> None:
+def require_slurm() -> None:
     """Raise EngineError if this machine knows no Slurm."""
     if shutil.which("sbatch") is None:
         raise EngineError(
@@ -118,7 +118,7 @@ def step_argv(path: str, layout: Layout) -> list[str]:
     return [sys.executable, "-m", "hpdl_lab.engines.slurm", session_dir.relay_socket(path), request]
 
 
-def prepare(launching: Launching) -> None:
+def wait_for_job(launching: Launching) -> None:
     """Return when a job runs in which engines can be started. Raises EngineError with the reason if none will."""
     path = launching.path
     if "job" not in launching.supervisor.ask("status")["running"]:
@@ -131,7 +131,7 @@ def prepare(launching: Launching) -> None:
         agent = [sys.executable, "-m", "hpdl_lab.engines.node_agent", shared_relay_file(shared)]
         argv = slurm_job.argv(path, launching.layout.n, launching.layout.job, agent, shared)
         launching.spawn("job", argv, grace=JOB_GRACE)
-    with QueueLine() as line:
+    with _QueueLine() as line:
         while (job := state(path)).get("state") != "running":
             gone = launching.ended()
             if text := ended(path):  # looked at after `gone`: the process "job" writes it before it ends
@@ -149,10 +149,10 @@ def kept(path: str, running: Collection[str], before: Layout | None, wanted: Lay
     running: names of the processes that are alive.
     """
     same = before == wanted and wanted.where == "slurm" and set(JOB) <= set(running)
-    return JOB if same and state(path).get("state") == "running" and not lost_a_node(path, wanted.n) else ()
+    return JOB if same and state(path).get("state") == "running" and not _lost_a_node(path, wanted.n) else ()
 
 
-def lost_a_node(path: str, n: int) -> bool:
+def _lost_a_node(path: str, n: int) -> bool:
     """Return True if one of `n` engines has vanished: the job can start none there, though Slurm may show no fault."""
     for rank in range(n):
         with suppress(OSError), open(session_dir.exit_file(path, rank)) as file:
@@ -214,18 +214,18 @@ def shared_root() -> str:
 @contextmanager
 def shared_folder() -> Generator[str]:
     """Make a folder for the session of this process, and remove it at the end."""
-    place = shared_root()
-    sweep(place)
-    path = tempfile.mkdtemp(prefix=f"{socket.gethostname()}-{os.getpid()}-", dir=place)  # 0700
+    root = shared_root()
+    _sweep(root)
+    path = tempfile.mkdtemp(prefix=f"{socket.gethostname()}-{os.getpid()}-", dir=root)  # 0700
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def sweep(place: str) -> None:
+def _sweep(root: str) -> None:
     """Remove the folders of relays of this machine that were killed."""
-    for entry in os.scandir(place):
+    for entry in os.scandir(root):
         host, _, rest = entry.name.rpartition("-")[0].rpartition("-")
         with suppress(OSError):
             if host == socket.gethostname() and rest.isdigit() and not supervisor.alive(int(rest)):
@@ -307,7 +307,7 @@ def ask_slurm(argv: list[str]) -> str:
     return done.stdout
 
 
-def main() -> None:
+def _main() -> None:
     relay = socket.socket(socket.AF_UNIX)
     relay.connect(sys.argv[1])
     relay.sendall(sys.argv[2].encode() + b"\n")
@@ -316,4 +316,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -121,7 +121,7 @@ BY_EXIT = {  # the exit code of a job that has failed by itself; {log}: the last
 NO_OUTPUT_FILE = "0:53"  # how Slurm says that the folder of a job's output is not there
 
 
-def refusal(said: str, n: int, asked: str, partitions: str) -> str:
+def _refusal(said: str, n: int, asked: str, partitions: str) -> str:
     """Return the sentence for what sbatch printed instead of taking the job.
 
     Args:    n: engines. asked: the options of sbatch. partitions: names of those there are.
@@ -134,7 +134,7 @@ def refusal(said: str, n: int, asked: str, partitions: str) -> str:
     return f"Slurm refused the job: {slurm}"
 
 
-def waiting(job: Record, ahead: int, start: str) -> str:
+def _waiting(job: Record, ahead: int, start: str) -> str:
     """Return the sentence for a job that waits. ahead: jobs before it; start: such as "14:05"."""
     reason = job["Reason"]
     why = WAITS.get(reason, reason)
@@ -146,7 +146,7 @@ def waiting(job: Record, ahead: int, start: str) -> str:
     return text + (f"; Slurm expects it to start at {start}" if start else "")
 
 
-def never(job: Record) -> str | None:
+def _never(job: Record) -> str | None:
     """Return the sentence for a job that will never start as it is; None for one that may."""
     reason = job["Reason"].partition(",")[0]
     remedy = NEVER.get(reason)
@@ -157,7 +157,7 @@ def never(job: Record) -> str | None:
     return f"Slurm job {job['JobId']} would never start in partition {job['Partition']}: {remedy}"
 
 
-def ending(job: Record, failed: dict[str, str], log: str, shared: str, python: str) -> str:
+def _ending(job: Record, failed: dict[str, str], log: str, shared: str, python: str) -> str:
     """Return the sentence for a job that has ended.
 
     Args:    failed: {node that does not answer: what Slurm says of it}.
@@ -185,7 +185,7 @@ def ending(job: Record, failed: dict[str, str], log: str, shared: str, python: s
 SECONDS = 60  # for one command: without an answer they give up by themselves, after 10 to 20 s
 
 
-async def slurm_command(argv: list[str], text: str = "", hopeless: str = "\0") -> tuple[int, str, str]:
+async def _slurm_command(argv: list[str], text: str = "", hopeless: str = "\0") -> tuple[int, str, str]:
     """Run a command with `text` as its input; return (exit code, what it printed, what it complained of).
 
     hopeless: words of a complaint after which the command is killed. It is killed too if this is cancelled.
@@ -217,37 +217,37 @@ async def slurm_command(argv: list[str], text: str = "", hopeless: str = "\0") -
     return process.returncode or 0, out.decode(errors="replace"), complaints
 
 
-async def slurm_job_record(number: str) -> Record | None:
+async def _slurm_job_record(number: str) -> Record | None:
     """Return Slurm's Record of job `number`: {"JobState": "PENDING", ...}; {} without an answer; None: forgotten."""
-    code, out, err = await slurm_command(["scontrol", "--oneliner", "show", "job", number])
+    code, out, err = await _slurm_command(["scontrol", "--oneliner", "show", "job", number])
     if code == 0:
         return dict(word.split("=", 1) for word in out.split() if "=" in word)
     return None if "Invalid job id" in err else {}
 
 
-async def place(number: str, partition: str) -> int:
+async def _position_in_queue(number: str, partition: str) -> int:
     """Count the jobs that wait in `partition` before job `number`, as far as this user may see."""
     argv = ["squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--sort=-p,i", "--format=%i"]
-    numbers = (await slurm_command(argv))[1].split()
+    numbers = (await _slurm_command(argv))[1].split()
     return numbers.index(number) if number in numbers else 0
 
 
-async def node_names(nodes: str) -> list[str]:
+async def _node_names(nodes: str) -> list[str]:
     """Return ["n1", "n2"] for "n[1-2]"."""
-    return (await slurm_command(["scontrol", "show", "hostnames", nodes]))[1].split() if nodes else []
+    return (await _slurm_command(["scontrol", "show", "hostnames", nodes]))[1].split() if nodes else []
 
 
-async def failed_nodes(nodes: str) -> dict[str, str]:
+async def _failed_nodes(nodes: str) -> dict[str, str]:
     """Return {name of a node: why it is down}, of `nodes` such as "n[1-2]"."""
     states = "--states=DOWN,FAIL,NO_RESPOND,DRAIN"
     argv = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", states, "--format=%N %E"]
-    lines = (await slurm_command(argv))[1].splitlines() if nodes else []
+    lines = (await _slurm_command(argv))[1].splitlines() if nodes else []
     return dict(line.split(" ", 1) for line in lines)
 
 
-async def partition_names() -> str:
+async def _partition_names() -> str:
     """Return the names of all partitions, such as "gpu, short"."""
-    names = (await slurm_command(["sinfo", "--noheader", "--format=%R"]))[1].split()
+    names = (await _slurm_command(["sinfo", "--noheader", "--format=%R"]))[1].split()
     return ", ".join(dict.fromkeys(names)) or "none that you see"
 
 
@@ -271,7 +271,7 @@ def argv(path: str, n: int, options: layout.Options, command: list[str], shared:
     return [sys.executable, "-m", "hpdl_lab.engines.slurm_job", *own, *command]
 
 
-class Job:
+class _Job:
     """The job of `n` engines."""
 
     def __init__(self, path: str, n: int, options: layout.Options, shared: str, command: list[str]) -> None:
@@ -287,12 +287,12 @@ class Job:
         """Have sbatch take the job; False if it refuses, which job.json says."""
         asked = layout.sbatch_arguments(self.n, self.options)
         own = ["--parsable", "--no-requeue", "--export=ALL", f"--job-name={self.name}", f"--output={self.log}"]
-        code, out, err = await slurm_command(["sbatch", *own, *asked], self.script, FULL)
+        code, out, err = await _slurm_command(["sbatch", *own, *asked], self.script, FULL)
         if code != 0 or not out.strip():
             if code < 0:  # it was not waited for any longer: perhaps the job has been taken meanwhile
                 self.cancel()
-            partitions = await partition_names() if "partition" in err else ""
-            self.tell("ended", text=refusal(err, self.n, " ".join(asked), partitions))
+            partitions = await _partition_names() if "partition" in err else ""
+            self.tell("ended", text=_refusal(err, self.n, " ".join(asked), partitions))
             return False
         self.number = out.strip().partition(";")[0]  # behind it, the cluster's name
         return True
@@ -302,7 +302,7 @@ class Job:
         give_up = time.monotonic() + layout.queue_seconds(self.options)
         interval, missing = FIRST_LOOK, 0
         while True:
-            job = await slurm_job_record(self.number)
+            job = await _slurm_job_record(self.number)
             missing = missing + 1 if job is None else 0
             if missing == FORGOTTEN:
                 return self.tell("ended", text=f"Slurm knows nothing of job {self.number} any more: it has ended")
@@ -317,7 +317,7 @@ class Job:
                         self.cancel()
                         return self.tell("ended", text=text)
                 elif state == "RUNNING" and before.get("state") != "running":
-                    hosts = await node_names(job["NodeList"])
+                    hosts = await _node_names(job["NodeList"])
                     text = f"Slurm job {self.number} runs on {', '.join(hosts)}"
                     self.tell("running", text=text, hosts=hosts, partition=job["Partition"])
             interval = FIRST_LOOK if self.written != before else min(1.3 * interval, LAST_LOOK)
@@ -328,7 +328,7 @@ class Job:
 
         A reason counts once it has lasted: Slurm may withdraw the first one a moment later.
         """
-        text, now = never(job), time.monotonic()
+        text, now = _never(job), time.monotonic()
         if text is None or text != self.doubt[0]:
             self.doubt = text, now
         return text if now - self.doubt[1] > DOUBT else None
@@ -345,13 +345,13 @@ class Job:
 
     async def tell_wait(self, job: Record) -> None:
         start = job["StartTime"] if job["StartTime"] != "Unknown" else ""
-        ahead = await place(self.number, job["Partition"])
-        text = waiting(job, ahead, start)
+        ahead = await _position_in_queue(self.number, job["Partition"])
+        text = _waiting(job, ahead, start)
         self.tell("pending", text=text, reason=job["Reason"], start=start, partition=job["Partition"])
 
     async def tell_end(self, job: Record) -> None:
-        nodes = await failed_nodes(job["NodeList"]) if job["JobState"] == "NODE_FAIL" else {}
-        text = ending(job, nodes, session_dir.last_line(session_dir.read_tail(self.log)), self.shared, self.python)
+        nodes = await _failed_nodes(job["NodeList"]) if job["JobState"] == "NODE_FAIL" else {}
+        text = _ending(job, nodes, session_dir.last_line(session_dir.read_tail(self.log)), self.shared, self.python)
         self.tell("ended", text=text, reason=job["Reason"], partition=job["Partition"])
 
     def tell(
@@ -364,7 +364,7 @@ class Job:
             return
         self.written = job
         with contextlib.suppress(FileNotFoundError):  # the session has ended
-            session_dir.write(session_dir.job_file(self.path), json.dumps(job))
+            session_dir.write_private_file(session_dir.job_file(self.path), json.dumps(job))
 
     def cancel(self) -> None:
         """End the job, by its name: sbatch may not have printed the number."""
@@ -378,7 +378,7 @@ class Job:
             time.sleep(0.5)
 
 
-async def follow(job: Job) -> None:
+async def _monitor(job: _Job) -> None:
     """Submit the job and return when it has ended; on SIGTERM end it."""
     loop, task = asyncio.get_running_loop(), cast("asyncio.Task[None]", asyncio.current_task())
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
@@ -390,15 +390,15 @@ async def follow(job: Job) -> None:
         job.cancel()
 
 
-def main() -> None:
+def _main() -> None:
     path, n, options, shared, *command = sys.argv[1:]
     parent = os.getppid()
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         return
     os.umask(0o077)
-    asyncio.run(follow(Job(path, int(n), json.loads(options), shared, command)))
+    asyncio.run(_monitor(_Job(path, int(n), json.loads(options), shared, command)))
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -1,6 +1,6 @@
 """Messages and streams of bytes between the relay and the node agents, on ZeroMQ with CURVE.
 
-One connection carries JSON messages and any number of streams, each of which joins two Unix sockets:
+One connection carries JSON messages and any number of streams; each joins two Unix sockets:
 
     kernel === Unix socket === relay ~~~~ one TCP connection, encrypted ~~~~ node agent === Unix socket === engine
 
@@ -32,7 +32,7 @@ def new_keys() -> dict[str, str]:
     return {name: key.decode() for name, key in keys.items()}
 
 
-def prepare(socket: zmq.Socket, *addresses: str) -> None:
+def set_socket_options(socket: zmq.Socket, *addresses: str) -> None:
     """Set the options of both ends: no limit, as streams have their window; notice when the other machine dies."""
     socket.sndhwm = socket.rcvhwm = 0
     socket.linger = LINGER
@@ -60,7 +60,7 @@ class Tasks(set[asyncio.Task]):
             task.cancel()
 
 
-class Stream:
+class _Stream:
     """An end of a stream: what has come, and how much may still be sent before the other end has taken some."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Connection:
     def __init__(self, post: Callable[[list[bytes]], object], first: int) -> None:
         self._post, self._next = post, first
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, _Stream] = {}
         self.ended = False
 
     def send(self, **content: object) -> None:
@@ -91,7 +91,7 @@ class Connection:
         if kind == MESSAGE:
             self._messages.put_nowait(json.loads(rest[0]))
         elif kind == OPEN:
-            self._streams[int(rest[0])] = Stream()  # its first data may follow at once
+            self._streams[int(rest[0])] = _Stream()  # its first data may follow at once
             self._messages.put_nowait(json.loads(rest[1]) | {"open": int(rest[0])})
         elif kind != PING and (stream := self._streams.get(int(rest[0]))) is not None:
             if kind == TAKEN:
@@ -114,7 +114,7 @@ class Connection:
     def open(self, **content: object) -> int:
         """Open a stream, which the other end receives as a message {"open": number, **content}; return the number."""
         number, self._next = self._next, self._next + 2
-        self._streams[number] = Stream()
+        self._streams[number] = _Stream()
         self._send(OPEN, str(number).encode(), json.dumps(content).encode())
         return number
 
@@ -138,13 +138,13 @@ class Connection:
         if self._streams.pop(number, None) is not None:
             self._send(CLOSED, str(number).encode())
 
-    async def _outgoing(self, number: int, stream: Stream, reader: asyncio.StreamReader) -> None:
+    async def _outgoing(self, number: int, stream: _Stream, reader: asyncio.StreamReader) -> None:
         with suppress(OSError):
             while data := await reader.read(CHUNK):
                 await stream.window.acquire()
                 self._send(DATA, str(number).encode(), data)
 
-    async def _incoming(self, number: int, stream: Stream, writer: asyncio.StreamWriter) -> None:
+    async def _incoming(self, number: int, stream: _Stream, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while (data := await stream.received.get()) is not None:
                 writer.write(data)

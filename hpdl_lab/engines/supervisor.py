@@ -39,7 +39,7 @@ SHARED_MEMORY = "/dev/shm/"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # each ends the session
 
 
-class Kernel:
+class _Kernel:
     """An attached kernel: its connection, what arrived of its next request, and a handle on its process."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -55,7 +55,7 @@ class Kernel:
             pass
 
 
-class Supervisor:
+class _Supervisor:
     """A server of the kernels that use the session in `directory`; `first` is the connection of the first of them."""
 
     def __init__(self, directory: str, first: socket.socket) -> None:
@@ -64,7 +64,7 @@ class Supervisor:
         self.children: dict[str, subprocess.Popen[bytes]] = {}
         self.graces: dict[str, float] = {}  # s
         self.mapped: set[str] = set()  # shared memory files of our processes
-        self.kernels: list[Kernel] = []
+        self.kernels: list[_Kernel] = []
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(os.path.join(directory, "supervisor.sock"))
@@ -78,19 +78,19 @@ class Supervisor:
             for key, _ in self.selector.select(timeout=1.0):
                 if key.fileobj in self.selector.get_map():  # not dropped by an earlier event of this round
                     key.data()
-            reap()
+            _reap()
 
     def accept(self) -> None:
         self.attach(self.listener.accept()[0])
 
     def attach(self, connection: socket.socket) -> None:
-        kernel = Kernel(connection)
+        kernel = _Kernel(connection)
         self.kernels.append(kernel)
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.receive(kernel))
         if kernel.process is not None:
             self.selector.register(kernel.process, selectors.EVENT_READ, lambda: self.detach(kernel))
 
-    def detach(self, kernel: Kernel) -> None:
+    def detach(self, kernel: _Kernel) -> None:
         self.kernels.remove(kernel)
         self.selector.unregister(kernel.connection)
         kernel.connection.close()
@@ -98,7 +98,7 @@ class Supervisor:
             self.selector.unregister(kernel.process)
             os.close(kernel.process)
 
-    def receive(self, kernel: Kernel) -> None:
+    def receive(self, kernel: _Kernel) -> None:
         try:
             data = kernel.connection.recv(1 << 16)
         except ConnectionError:
@@ -145,7 +145,7 @@ class Supervisor:
 
     def do_ready(self) -> dict[str, object]:
         # A process that is killed later cannot be asked any more what it had mapped.
-        self.mapped |= shared_memory(descendants())
+        self.mapped |= mapped_shared_memory(_descendants())
         return {}
 
     def do_kill(self, keep: Sequence[str] = ()) -> dict[str, object]:
@@ -185,19 +185,19 @@ class Supervisor:
             if self.graces[name] and child.pid not in kept and alive(child.pid):
                 asked[child.pid] = time.monotonic() + self.graces[name]
                 child.terminate()
-        while pids := descendants(kept):
+        while pids := _descendants(kept):
             spared = {pid for pid, end in asked.items() if time.monotonic() < end}
             if spared:
-                pids = descendants(kept | spared)
-            self.mapped |= shared_memory(pids)
+                pids = _descendants(kept | spared)
+            self.mapped |= mapped_shared_memory(pids)
             for pid in pids:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-            reap()
+            _reap()
             time.sleep(0.002 if pids else 0.02)
-        reap()
+        _reap()
         for path in self.mapped:
             try:
                 os.unlink(path)
@@ -212,10 +212,10 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
 
 
 def alive(pid: int) -> bool:
-    return stat_of(pid)[0] not in "ZX"
+    return _stat_of(pid)[0] not in "ZX"
 
 
-def stat_of(pid: int | str) -> tuple[str, int]:
+def _stat_of(pid: int | str) -> tuple[str, int]:
     """Return (state letter, parent) of process `pid`; ("X", 0) if there is none."""
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -225,7 +225,7 @@ def stat_of(pid: int | str) -> tuple[str, int]:
         return "X", 0
 
 
-def reap() -> None:
+def _reap() -> None:
     """Collect children that have ended, also those inherited from dead parents."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -234,11 +234,11 @@ def reap() -> None:
         pass
 
 
-def descendants(spared: Collection[int] = ()) -> list[int]:
+def _descendants(spared: Collection[int] = ()) -> list[int]:
     """Return the ids of all living descendants of this process, but for the children `spared` and theirs."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
-        state, parent = stat_of(name)
+        state, parent = _stat_of(name)
         if state not in "ZX":
             children.setdefault(parent, []).append(int(name))
     found: list[int] = []
@@ -250,7 +250,7 @@ def descendants(spared: Collection[int] = ()) -> list[int]:
     return found
 
 
-def shared_memory(pids: Iterable[int]) -> set[str]:
+def mapped_shared_memory(pids: Iterable[int]) -> set[str]:
     """Return the paths of the shared memory files that the processes have mapped."""
     paths: set[str] = set()
     for pid in pids:
@@ -262,11 +262,11 @@ def shared_memory(pids: Iterable[int]) -> set[str]:
     return {path for path in paths if not path.endswith(" (deleted)")}
 
 
-def main() -> None:
+def _main() -> None:
     directory, first = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     os.umask(0o077)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    supervisor = Supervisor(directory, first)
+    supervisor = _Supervisor(directory, first)
 
     def on_signal(signum: int, frame: object) -> None:
         supervisor.close()
@@ -281,4 +281,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

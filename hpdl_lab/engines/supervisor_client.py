@@ -93,7 +93,7 @@ def attach(path: str) -> SupervisorConnection | None:
     """Connect to the supervisor of the session at `path`; None if none is alive. Raises SupervisorEnding."""
     connection = socket.socket(socket.AF_UNIX)
     try:
-        os.close(session_dir.opened(path))  # what is there from now on, nobody else can replace
+        os.close(session_dir.open_session_dir(path))  # what is there from now on, nobody else can replace
         connection.connect(session_dir.supervisor_socket(path))
     except OSError:
         connection.close()
@@ -133,7 +133,7 @@ def keeps_up(pid: int) -> bool:
     return False
 
 
-def main() -> None:
+def _main() -> None:
     supervisor = attach(sys.argv[1])
     if supervisor is None:
         return
@@ -142,4 +142,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

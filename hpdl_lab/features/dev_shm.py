@@ -20,7 +20,7 @@ FIX = f"`mount -o remount,size=1g {PATH}` as root, remove files from it, or star
 
 def require_room(ranks: int) -> None:
     """Raise Missing, with the remedy, if the shared memory of `ranks` more ranks of this MPI does not fit."""
-    needed, what = ranks * PER_RANK if ranks == 1 else max(LEAST, ranks * PER_RANK), lack()
+    needed, what = ranks * PER_RANK if ranks == 1 else max(LEAST, ranks * PER_RANK), _lack()
     if what is None and (free := room()) < needed:
         what = f"has {free / MIB:.1f} MiB free, and {ranks} MPI rank{'s' * (ranks > 1)} need {needed / MIB:.0f} MiB"
     # Open MPI takes other files instead; other systems have shared memory without names in a folder.
@@ -29,7 +29,7 @@ def require_room(ranks: int) -> None:
     raise Missing(f"{PATH} {what}", FIX)
 
 
-def lack() -> str | None:
+def _lack() -> str | None:
     """Return why nothing can be written there, or None."""
     if not os.path.isdir(PATH):
         return "does not exist, and MPI needs it"

@@ -12,10 +12,10 @@ from . import Missing, folders, nccl
 
 def why_no_gpu() -> str:
     """Return the first thing that is missing for tensors on a GPU, in one sentence; "" if nothing is."""
-    return no_driver() or no_torch_with_cuda() or no_visible_device()
+    return no_driver() or _no_torch_with_cuda() or _no_visible_device()
 
 
-def require() -> None:
+def require_gpu_transfer() -> None:
     """Raise Missing, with the reason, unless tensors on a GPU can travel between ranks here."""
     if reason := why_no_gpu():
         raise Missing(reason)
@@ -35,7 +35,7 @@ def no_driver() -> str:
     return "no NVIDIA driver: /dev/nvidia0 does not exist"
 
 
-def no_torch_with_cuda() -> str:
+def _no_torch_with_cuda() -> str:
     """Return why torch cannot use a GPU, or "", read from its files."""
     for folder in folders("torch"):
         with open(os.path.join(folder, "version.py")) as file:
@@ -46,7 +46,7 @@ def no_torch_with_cuda() -> str:
     return "torch is not installed: make install"
 
 
-def no_visible_device() -> str:
+def _no_visible_device() -> str:
     """Return why the environment hides all GPUs, or ""."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):

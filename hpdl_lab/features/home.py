@@ -8,7 +8,7 @@ from . import Missing
 FIX = "export HOME=FOLDER, one that you can write (make lab does that by itself: it takes .venv/home)"
 
 
-def require_writable() -> str:
+def require_home() -> str:
     """Return the path of the home folder. Raises Missing, with the reason, if it cannot be written."""
     path = os.path.expanduser("~")
     if not os.path.isabs(path):

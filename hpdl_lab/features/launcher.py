@@ -4,10 +4,10 @@ import os
 import shutil
 import subprocess
 
-from . import Missing, ask, mpiexec
+from . import Missing, ask_libraries, mpiexec
 
 
-def require(path: str, library: str) -> None:
+def require_launcher_of(path: str, library: str) -> None:
     """Raise Missing unless the launcher at `path` belongs to `library`, such as "MPICH 5.0.2".
 
     There are two families: Open MPI, and MPICH with Intel MPI, MVAPICH and Cray MPICH.
@@ -26,14 +26,14 @@ def require(path: str, library: str) -> None:
 
 def require_on_path() -> None:
     """Raise Missing if `mpiexec`, as typed, starts ranks of another MPI than Python loads."""
-    library, own, typed = ask().get("mpi"), mpiexec(), shutil.which("mpiexec")
+    library, own, typed = ask_libraries().get("mpi"), mpiexec(), shutil.which("mpiexec")
     if library is None:
         return  # then nothing of MPI works, which other symptoms say
-    require(own, library)
+    require_launcher_of(own, library)
     if typed is None or os.path.samefile(typed, own):
         return
     try:
-        require(typed, library)
+        require_launcher_of(typed, library)
     except Missing as error:
         what = f"{error.what}: four ranks of it would each be rank 0 of 1, or refuse to start"
         raise Missing(what, f"type {own}, or: export PATH={os.path.dirname(own)}:$PATH") from None

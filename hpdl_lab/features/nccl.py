@@ -11,7 +11,7 @@ SHARES_A_GPU = (2, 30, 0)  # and newer: several ranks on one GPU, when asked
 def installed() -> tuple[int, ...] | None:
     """Return the version of the nvidia-nccl wheel; None if there is none. Imports nothing."""
     found = glob.glob("nvidia_nccl_cu*-*.dist-info", root_dir=get_path("platlib"))
-    return parse(found[0].removesuffix(".dist-info").rpartition("-")[2]) if found else None
+    return _parse(found[0].removesuffix(".dist-info").rpartition("-")[2]) if found else None
 
 
 def version_of_torch() -> tuple[int, ...]:
@@ -21,7 +21,7 @@ def version_of_torch() -> tuple[int, ...]:
     return tuple(torch.cuda.nccl.version()[:3])
 
 
-def parse(text: str) -> tuple[int, ...]:
+def _parse(text: str) -> tuple[int, ...]:
     """Read a version: "2.32.3" -> (2, 32, 3)."""
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 

@@ -22,7 +22,7 @@ def require_loopback() -> None:
             caller.settimeout(SECONDS)
             caller.connect(listener.getsockname())
         except OSError as error:
-            what = f"{HERE} does not connect to itself ({reason(error)}): Jupyter could not talk to its kernels"
+            what = f"{HERE} does not connect to itself ({_reason(error)}): Jupyter could not talk to its kernels"
             raise Missing(what, fix) from None
 
 
@@ -37,7 +37,7 @@ def require_free(port: int, host: str = HERE) -> None:
             raise Missing(what, "choose one from 1024 to 65535") from None
         except OSError as error:
             who = listener_at(port)
-            what = f"port {port} of {host} is held by {who}" if who else f"port {port} of {host}: {reason(error)}"
+            what = f"port {port} of {host} is held by {who}" if who else f"port {port} of {host}: {_reason(error)}"
             raise Missing(what, "choose another port, or end what holds it") from None
 
 
@@ -80,11 +80,11 @@ def require_answer(host: str, port: int) -> None:
         raise Missing(f"the name {host} is unknown here ({error.strerror})", "use its address") from None
     except OSError as error:
         raise Missing(
-            f"port {port} of {host} does not answer from {socket.gethostname()} ({reason(error)})",
+            f"port {port} of {host} does not answer from {socket.gethostname()} ({_reason(error)})",
             "let the firewall pass TCP between these hosts, or name the network interface that joins them",
         ) from None
 
 
-def reason(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     """Return what an error says, such as "timed out" or "network is unreachable"."""
     return (error.strerror or str(error)).lower()

@@ -23,29 +23,29 @@ class Answers(TypedDict, total=False):
     torch_error: str
 
 
-def answers() -> Answers:
+def _answers() -> Answers:
     """Import MPI, without starting it, and torch: {"mpi": "MPICH 5.0.2", "torch": "2.13.0", ...}, or an "..._error"."""
-    return {**mpi_answers(), **torch_answers()}
+    return {**_mpi_answers(), **_torch_answers()}
 
 
-def mpi_answers() -> Answers:
+def _mpi_answers() -> Answers:
     try:
         import mpi4py
 
         mpi4py.rc.initialize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        return {"mpi_error": first_line(error)}
+        return {"mpi_error": _first_line(error)}
     name, version = MPI.get_vendor()
-    return {"mpi": f"{name} {'.'.join(map(str, version))}", "mpi_path": loaded_library("libmpi") or MPI.__file__}
+    return {"mpi": f"{name} {'.'.join(map(str, version))}", "mpi_path": _loaded_library("libmpi") or MPI.__file__}
 
 
-def torch_answers() -> Answers:
+def _torch_answers() -> Answers:
     try:
         import torch
         import torch.distributed as dist
     except (ImportError, OSError) as error:  # OSError: a shared library of the wheel is missing
-        return {"torch_error": first_line(error)}
+        return {"torch_error": _first_line(error)}
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -55,11 +55,11 @@ def torch_answers() -> Answers:
     }
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def loaded_library(name: str) -> str | None:
+def _loaded_library(name: str) -> str | None:
     """Return the path of the loaded shared library whose file name starts with `name`; None if it is not known."""
     try:
         with open("/proc/self/maps") as file:
@@ -71,5 +71,5 @@ def loaded_library(name: str) -> str | None:
 
 if __name__ == "__main__":
     gc.disable()  # it would go over all that torch makes, again and again: a third of the time
-    print(json.dumps(answers()))
+    print(json.dumps(_answers()))
     gc.freeze()  # and once more at the end

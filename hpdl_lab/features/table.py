@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import (
     Missing,
-    ask,
+    ask_libraries,
     compiled_module,
     cores,
     gpu,
@@ -24,8 +24,8 @@ from . import (
     network_commands,
     require_one_mpi,
 )
-from .home import require_writable
-from .launcher import require as require_launcher
+from .home import require_home
+from .launcher import require_launcher_of as require_launcher
 
 if TYPE_CHECKING:
     from .probe import Answers
@@ -44,7 +44,7 @@ class Feature(NamedTuple):
     needed: bool = True  # False: the laboratory works without it
 
 
-class Report(list[Feature]):
+class FeatureTable(list[Feature]):
     """Features as a table. `ok` is true when nothing that is needed is missing."""
 
     @property
@@ -70,34 +70,34 @@ class Report(list[Feature]):
         return textwrap.fill(text, width, subsequent_indent=" " * 22, break_long_words=False, break_on_hyphens=False)
 
 
-def report() -> Report:
+def all_features() -> FeatureTable:
     """Return every row, in the order in which a person would mend them."""
-    answers = ask()
-    return Report(
+    answers = ask_libraries()
+    return FeatureTable(
         [
-            python(),
-            module(),
+            _python(),
+            _module(),
             one_mpi(),
             mpi_library(answers),
             launcher(answers),
-            shared_memory(),
-            emulated_hosts(),
-            simd(),
-            staging(),
+            dev_shm_room(),
+            _emulated_hosts(),
+            _simd(),
+            staging_transfer(),
             Feature("cores", True, f"{cores()} usable of {os.cpu_count()}; more ranks than cores take turns"),
             torch(answers),
             gloo(answers),
             cuda(answers),
             nccl_library(answers),
             cuda_kernels(),
-            jupyter(),
-            compiler(),
-            home(),
+            _jupyter(),
+            _compiler(),
+            home_folder(),
         ]
     )
 
 
-def staging() -> Feature:
+def staging_transfer() -> Feature:
     """Measure how tensors of any origin would go from rank to rank of this machine: two threads play the ranks."""
     import numpy as np
 
@@ -115,19 +115,19 @@ def staging() -> Feature:
     return Feature("staging", True, core.ShmGroup.path(2, takes_turns))
 
 
-def short(path: str) -> str:
+def _short(path: str) -> str:
     """Return a path as seen from here, if that is shorter."""
     return min(path, os.path.relpath(path), key=len)
 
 
-def python() -> Feature:
+def _python() -> Feature:
     what = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}"
     return Feature("Python", True, what)
 
 
-def module() -> Feature:
+def _module() -> Feature:
     try:
-        return Feature("compiled module", True, short(compiled_module().__file__))
+        return Feature("compiled module", True, _short(compiled_module().__file__))
     except ImportError as error:
         return Feature("compiled module", False, str(error))
 
@@ -144,7 +144,7 @@ def one_mpi() -> Feature:
 def mpi_library(answers: Answers) -> Feature:
     if "mpi" not in answers:
         return Feature("MPI library", False, f"{answers['mpi_error']}: pip install mpich mpi4py")
-    return Feature("MPI library", True, f"{answers['mpi']} at {short(answers['mpi_path'])}")
+    return Feature("MPI library", True, f"{answers['mpi']} at {_short(answers['mpi_path'])}")
 
 
 def launcher(answers: Answers) -> Feature:
@@ -156,10 +156,10 @@ def launcher(answers: Answers) -> Feature:
             require_launcher(path, library)
     except Missing as error:
         return Feature("mpiexec", False, str(error))
-    return Feature("mpiexec", True, f"{short(path)} starts ranks of {library}")
+    return Feature("mpiexec", True, f"{_short(path)} starts ranks of {library}")
 
 
-def shared_memory() -> Feature:
+def dev_shm_room() -> Feature:
     """Measure /dev/shm, through which the MPI library's ranks talk; in a container it may have only 64 MiB.
 
     Tensors of `comm.allocate` are not there: they take memory without a name.
@@ -174,7 +174,7 @@ def shared_memory() -> Feature:
     return Feature("shared memory", free >= SHM_NEEDED, text)
 
 
-def emulated_hosts() -> Feature:
+def _emulated_hosts() -> Feature:
     """Make one host, which vanishes at once."""
     try:
         commands = network_commands()
@@ -187,7 +187,7 @@ def emulated_hosts() -> Feature:
     return Feature("emulated hosts", True, f"made with {' and '.join(commands)}", needed=False)
 
 
-def simd() -> Feature:
+def _simd() -> Feature:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return Feature("SIMD kernels", False, f"{platform.machine()}: the portable kernel is used", needed=False)
     try:
@@ -227,12 +227,12 @@ def nccl_library(answers: Answers) -> Feature:
 
 def cuda_kernels() -> Feature:
     try:
-        return Feature("CUDA kernels", True, short(str(gpu.cuda_module().__file__)), needed=False)
+        return Feature("CUDA kernels", True, _short(str(gpu.cuda_module().__file__)), needed=False)
     except Missing as error:
         return Feature("CUDA kernels", False, str(error), needed=False)
 
 
-def jupyter() -> Feature:
+def _jupyter() -> Feature:
     try:
         text = ", ".join(f"{name} {version(name)}" for name in ("jupyterlab", "ipyparallel", "ipykernel"))
     except PackageNotFoundError as error:
@@ -240,13 +240,13 @@ def jupyter() -> Feature:
     return Feature("JupyterLab", True, text)
 
 
-def compiler() -> Feature:
+def _compiler() -> Feature:
     path = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     return Feature("C++ compiler", path is not None, path or "needed only to build csrc/: make install says how", False)
 
 
-def home() -> Feature:
+def home_folder() -> Feature:
     try:
-        return Feature("home", True, f"{require_writable()} can be written")
+        return Feature("home", True, f"{require_home()} can be written")
     except Missing as error:
         return Feature("home", False, str(error), needed=False)

@@ -16,8 +16,8 @@ from types import ModuleType
 
 def put_off_torch_compiler() -> None:
     """Let torch's imports of its compiler give a StandIn in this process, unless it has been imported already."""
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Finder())
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
 class StandIn(ModuleType):
@@ -53,7 +53,7 @@ class StandIn(ModuleType):
                 gc.enable()
 
 
-class Dynamo(StandIn):
+class _Dynamo(StandIn):
     """torch._dynamo, which is to leave out some functions when it compiles others. left_out: those functions."""
 
     answers = ("disable", "graph_break")
@@ -78,7 +78,7 @@ class Dynamo(StandIn):
         return super()._whole()
 
 
-class SymbolicShapes(StandIn):
+class _SymbolicShapes(StandIn):
     """torch.fx.experimental.symbolic_shapes, as long as it is asked only about shapes that are numbers."""
 
     answers = ("expect_true", "sym_eq")
@@ -92,10 +92,10 @@ class SymbolicShapes(StandIn):
         return self._whole().sym_eq(x, y)
 
 
-KINDS: dict[str, type[StandIn]] = {"torch._dynamo": Dynamo, "torch.fx.experimental.symbolic_shapes": SymbolicShapes}
+KINDS: dict[str, type[StandIn]] = {"torch._dynamo": _Dynamo, "torch.fx.experimental.symbolic_shapes": _SymbolicShapes}
 
 
-class Finder(MetaPathFinder, Loader):
+class _Finder(MetaPathFinder, Loader):
     """A finder before the others in sys.meta_path: it finds each StandIn once, and leaves them the module itself."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Finder(MetaPathFinder, Loader):
         if package is not None and sys.modules.get(package.__name__) is package:
             package._whole()
             if name in sys.modules:
-                return ModuleSpec(name, Imported(sys.modules.pop(name)))
+                return ModuleSpec(name, _Imported(sys.modules.pop(name)))
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -122,7 +122,7 @@ class Finder(MetaPathFinder, Loader):
         pass
 
 
-class Imported(Loader):
+class _Imported(Loader):
     """The loader of a part of a package that the import of the whole has brought."""
 
     def __init__(self, module: ModuleType) -> None:

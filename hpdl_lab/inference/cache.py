@@ -37,70 +37,70 @@ class Chunk(NamedTuple):
     pages: Sequence[int]
 
 
-class Group(NamedTuple):
+class _AttentionGroup(NamedTuple):
     """Rows that attend in one call: a token each of requests that decode, or (chunk) several tokens of one request.
 
-    kept: (requests t,): places in memory of the first t tokens of each request; seen: True for those that a row attends
-    to, (requests, 1, 1, t) or (rows, t); None: all.
+    kv_slots: (requests t,): slots in memory of the first t tokens of each request; mask: True for those that a row
+    attends to, (requests, 1, 1, t) or (rows, t); None: all.
     """
 
     rows: slice
     requests: int
     chunk: bool
-    kept: Tensor
-    seen: Tensor | None
+    kv_slots: Tensor
+    mask: Tensor | None
 
 
 class Batch:
     """A step as every layer needs it, prepared once. Rows: decodes, the longest first, then chunks.
 
-    size: tokens per page; token_bytes: of the keys of a token in one layer.
+    token_bytes: of the keys of a token in one layer.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], size: int, token_bytes: int, device: torch.device) -> None:
-        self.size, self.device = size, device
+    def __init__(self, chunks: Sequence[Chunk], page_size: int, token_bytes: int, device: torch.device) -> None:
+        self.page_size, self.device = page_size, device
         order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].tokens) > 1, -chunks[i].start))
         tokens: list[int] = []
-        places: list[int] = []
-        slots: list[int] = []
-        self.last = [0] * len(chunks)  # row of the last token of each chunk
+        positions: list[int] = []
+        slot_mapping: list[int] = []
+        self.last_rows = [0] * len(chunks)  # row of the last token of each chunk
         for i in order:
             chunk = chunks[i]
-            for place, token in enumerate(chunk.tokens, chunk.start):
+            for position, token in enumerate(chunk.tokens, chunk.start):
                 tokens.append(token)
-                places.append(place)
-                slots.append(chunk.pages[place // size] * size + place % size)
-            self.last[i] = len(tokens) - 1
-        self.tokens, self.places = self.tensor(tokens).unsqueeze(1), self.tensor(places).unsqueeze(1)  # (T, 1)
-        self.slots = self.tensor(slots)  # (T,): places in memory of a token's key and value
-        self.groups: list[Group] = []
+                positions.append(position)
+                slot_mapping.append(chunk.pages[position // page_size] * page_size + position % page_size)
+            self.last_rows[i] = len(tokens) - 1
+        self.tokens, self.positions = self.tensor(tokens).unsqueeze(1), self.tensor(positions).unsqueeze(1)  # (T, 1)
+        self.slot_mapping = self.tensor(slot_mapping)  # (T,): slots in memory of a token's key and value
+        self.groups: list[_AttentionGroup] = []
         decodes = [chunks[i] for i in order if len(chunks[i].tokens) == 1]
         first = 0
         while first < len(decodes):
             t = decodes[first].start + 1
             some = decodes[first : first + max(1, GROUP_BYTES // (t * token_bytes))]
             rows = slice(first, first + len(some))
-            seen = torch.arange(t, device=device) <= self.places[rows, None, None] if len(some) > 1 else None
-            self.groups.append(Group(rows, len(some), False, self.kept(some, t), seen))
+            mask = torch.arange(t, device=device) <= self.positions[rows, None, None] if len(some) > 1 else None
+            self.groups.append(_AttentionGroup(rows, len(some), False, self.kv_slots(some, t), mask))
             first += len(some)
         for chunk in (chunks[i] for i in order[len(decodes) :]):
             rows, t = slice(first, first + len(chunk.tokens)), chunk.start + len(chunk.tokens)
-            seen = torch.ones(len(chunk.tokens), t, dtype=torch.bool, device=device).tril(chunk.start)
-            self.groups.append(Group(rows, 1, True, self.kept([chunk], t), seen))
+            mask = torch.ones(len(chunk.tokens), t, dtype=torch.bool, device=device).tril(chunk.start)
+            self.groups.append(_AttentionGroup(rows, 1, True, self.kv_slots([chunk], t), mask))
             first = rows.stop
 
     def tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(values, device=self.device)
 
-    def kept(self, chunks: Sequence[Chunk], t: int) -> Tensor:
-        """Return the places of the first t tokens of each request, (requests t,), of missing ones on its first page."""
-        most = -(-t // self.size)
+    def kv_slots(self, chunks: Sequence[Chunk], t: int) -> Tensor:
+        """Return the slots of the first t tokens of each request, (requests t,), of missing ones on its first page."""
+        most = -(-t // self.page_size)
         pages = self.tensor([[*row, *row[:1] * (most - len(row))] for row in (list(c.pages[:most]) for c in chunks)])
-        within = torch.arange(self.size, device=self.device)
-        return (pages.unsqueeze(2) * self.size + within).flatten(1)[:, :t].flatten()  # (requests, pages, size)
+        within = torch.arange(self.page_size, device=self.device)
+        return (pages.unsqueeze(2) * self.page_size + within).flatten(1)[:, :t].flatten()  # (requests, pages, size)
 
 
-class PagedAttend(Attend):
+class _PagedAttend(Attend):
     """The attention of one layer over keys and values in pages. k: (pages, size, h_kv, d_k), v: the same with d_v."""
 
     def __init__(self, cache: PagedCache, k: Tensor, v: Tensor | None) -> None:
@@ -108,29 +108,29 @@ class PagedAttend(Attend):
         self.rows = [x.flatten(0, 1) for x in (k, v) if x is not None]  # (pages size, h_kv, d): the same memory
 
     def positions(self, s: int, device: torch.device) -> Tensor:
-        return self.cache.batch.places
+        return self.cache.batch.positions
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
         """Keep k and v, (T, h_kv, 1, d), in their pages, and return the attention of q (T, h, 1, d): (T, h, 1, d_v)."""
         groups, d_v = self.cache.batch.groups, v.shape[-1]
         for rows, x in zip(self.rows, (k, v), strict=False):
-            rows.index_copy_(0, self.cache.batch.slots, x.squeeze(2))
+            rows.index_copy_(0, self.cache.batch.slot_mapping, x.squeeze(2))
         if len(groups) == 1:
-            return self.hear(q, groups[0], d_v, scale)
-        return torch.cat([self.hear(q[group.rows], group, d_v, scale) for group in groups])
+            return self.attend(q, groups[0], d_v, scale)
+        return torch.cat([self.attend(q[group.rows], group, d_v, scale) for group in groups])
 
-    def hear(self, q: Tensor, group: Group, d_v: int, scale: float | None) -> Tensor:
+    def attend(self, q: Tensor, group: _AttentionGroup, d_v: int, scale: float | None) -> Tensor:
         """Return the attention, (rows, h, 1, d_v), of q (rows, h, 1, d)."""
         n, (groups, d) = group.requests, self.rows[0].shape[1:]
         # (requests, t, h_kv, d) -> (requests, h_kv, t, d)
-        kept = [x.index_select(0, group.kept).view(n, -1, groups, x.shape[2]).transpose(1, 2) for x in self.rows]
+        kept = [x.index_select(0, group.kv_slots).view(n, -1, groups, x.shape[2]).transpose(1, 2) for x in self.rows]
         k, v = kept if len(kept) == 2 else (kept[0], kept[0][..., :d_v])
         if not group.chunk:  # heads that share keys one below the other: no copy of the keys for each
             q = q.reshape(n, groups, -1, d)
-            return scaled_dot_product_attention(q, k, v, group.seen, scale=scale).reshape(n, -1, 1, d_v)
+            return scaled_dot_product_attention(q, k, v, group.mask, scale=scale).reshape(n, -1, 1, d_v)
         q = q.transpose(0, 2)  # (1, h, rows, d)
         if d == d_v:
-            return scaled_dot_product_attention(q, k, v, group.seen, scale=scale, enable_gqa=True).transpose(0, 2)
+            return scaled_dot_product_attention(q, k, v, group.mask, scale=scale, enable_gqa=True).transpose(0, 2)
         return grouped_query_attention(q, k, v, scale).transpose(0, 2)
 
 
@@ -164,7 +164,7 @@ class PagedCache:
         def room(heads: int, d: int) -> Tensor:
             return torch.zeros(pages, page_size, heads, d, dtype=weight.dtype, device=weight.device)
 
-        self.attends = [PagedAttend(self, room(h, d_k), room(h, d_v) if d_v else None) for h, d_k, d_v in shapes]
+        self.attends = [_PagedAttend(self, room(h, d_k), room(h, d_v) if d_v else None) for h, d_k, d_v in shapes]
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk], every: bool = False) -> Tensor:
@@ -178,7 +178,7 @@ class PagedCache:
             attention.attend = attend
         try:
             x = self.model.blocks(self.model.embed(batch.tokens))  # (T, 1) -> (T, 1, d)
-            return self.model.logits(x if every or len(x) == 1 else x[batch.last]).squeeze(1)
+            return self.model.logits(x if every or len(x) == 1 else x[batch.last_rows]).squeeze(1)
         finally:
             for attention, attend in zip(self.attentions, before, strict=True):
                 attention.attend = attend

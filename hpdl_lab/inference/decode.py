@@ -25,8 +25,8 @@ def without_cache(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Ten
     """Return `decode_step` without a cache: all s positions again for each new token."""
     b, s, d = x.shape
     q, k, v = (x @ qkv.T).view(b, s, 3, keys.shape[1], -1).permute(2, 0, 3, 1, 4)  # each (b, heads, s, n)
-    heard = scaled_dot_product_attention(q, k, v, is_causal=True)
-    return (heard.transpose(1, 2).reshape(b, s, d) @ out.T)[:, -1]
+    attn_output = scaled_dot_product_attention(q, k, v, is_causal=True)
+    return (attn_output.transpose(1, 2).reshape(b, s, d) @ out.T)[:, -1]
 
 
 def decode_step(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -50,8 +50,8 @@ def decode_step(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tenso
     q, k, v = (x[:, -1] @ qkv.T).view(b, 3, heads, n).unbind(1)  # (b, d) @ (d, 3d), then each (b, heads, n)
     keys[:, :, s - 1], values[:, :, s - 1] = k, v
     scores = (keys[:, :, :s] @ q[..., None]).squeeze(-1) / n**0.5  # (b, heads, s, n) @ (b, heads, n, 1) = (.., s, 1)
-    heard = scores.softmax(-1)[:, :, None] @ values[:, :, :s]  # (b, heads, 1, s) @ (b, heads, s, n) = (.., 1, n)
-    return heard.flatten(1) @ out.T  # (b, d)
+    attn_output = scores.softmax(-1)[:, :, None] @ values[:, :, :s]  # (b, heads, 1, s) @ (b, heads, s, n) = (.., 1, n)
+    return attn_output.flatten(1) @ out.T  # (b, d)
     ### END SOLUTION
 
 
@@ -65,7 +65,7 @@ class Times(dict[str, dict[int, Measured]]):
 
 
 @torch.no_grad()
-def compare(
+def compare_decode_steps(
     steps: dict[str, Callable[..., Tensor]],
     lengths: Sequence[int] = (1, 4, 16, 64, 256, 1024),
     width: int = 256,

@@ -45,34 +45,35 @@ class QueueFull(RuntimeError):
 
 @dataclass(eq=False)
 class Request:
-    """A prompt that is continued. tokens: of the prompt, then new ones; read: how many are in the cache, on `pages`.
+    """A prompt that is continued. tokens: of the prompt, then new ones.
 
+    num_computed_tokens: how many have keys and values in the cache, on `pages`.
     times: seconds of the engine's clock at which it was submitted, then at which each token came.
     """
 
     tokens: list[int]
-    prompt: int
+    num_prompt_tokens: int
     max_tokens: int
     sampling: Sampling
     stop: frozenset[int]
-    chance: torch.Generator | None
+    generator: torch.Generator | None
     times: list[float]
-    read: int = 0
+    num_computed_tokens: int = 0
     pages: list[int] = field(default_factory=list)
-    ended: bool = False
+    finished: bool = False
     error: BaseException | None = None
 
     @property
-    def new(self) -> list[int]:
-        return self.tokens[self.prompt :]
+    def output_tokens(self) -> list[int]:
+        return self.tokens[self.num_prompt_tokens :]
 
     @property
-    def left(self) -> int:
+    def num_new_tokens(self) -> int:
         """Tokens to read before the next one is chosen: 1 in a decode."""
-        return len(self.tokens) - self.read
+        return len(self.tokens) - self.num_computed_tokens
 
 
-class Stream(Iterator[int]):
+class TokenStream(Iterator[int]):
     """The tokens of a request while they come; a wait for the next one lets the engine step.
 
     A consumer may be slow: others go on, and at most max_tokens are kept for it. To close the stream, or to drop it,
@@ -80,23 +81,23 @@ class Stream(Iterator[int]):
     """
 
     def __init__(self, engine: Engine, request: Request) -> None:
-        self.engine, self.request, self.taken = engine, request, 0
+        self.engine, self.request, self.num_taken = engine, request, 0
 
     def __next__(self) -> int:
         request = self.request
-        while request.prompt + self.taken == len(request.tokens):
+        while request.num_prompt_tokens + self.num_taken == len(request.tokens):
             if request.error is not None:
                 raise request.error
-            if request.ended:
+            if request.finished:
                 raise StopIteration
             self.engine.step()
-        self.taken += 1
-        return request.tokens[request.prompt + self.taken - 1]
+        self.num_taken += 1
+        return request.tokens[request.num_prompt_tokens + self.num_taken - 1]
 
     def close(self) -> None:
         self.engine.cancel(self.request)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> TokenStream:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -146,16 +147,16 @@ class Engine:
         self.cancelled: deque[Request] = deque()
         self.batch: list[tuple[Request, int]] = []  # under way
         self.steps = self.preempted = 0
-        self.weights = versions(model)
-        self.stepping = self.choosing = 0  # the thread that steps, and while its scheduler runs
-        self.lock, self.turn = Lock(), Lock()  # of the fields above, and of steps: streams may be read by many threads
+        self.weights = _versions(model)
+        self.step_thread = self.schedule_thread = 0  # the thread that steps, and while its scheduler runs
+        self.lock, self.step_lock = Lock(), Lock()  # of these fields, and of steps: many threads may read streams
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def submit(
         self, prompt: Sequence[int], max_tokens: int = 16, sampling: Sampling = GREEDY, stop: Sequence[int] = ()
-    ) -> Stream:
-        """Let a request wait for its turn, and return the stream of its tokens, at most `max_tokens`.
+    ) -> TokenStream:
+        """Add a request to the waiting ones, and return the stream of its tokens, at most `max_tokens`.
 
         They come if this or another stream is read, or step is called.
 
@@ -165,7 +166,7 @@ class Engine:
         """
         if not isinstance(sampling, Sampling):
             raise TypeError(f"sampling={sampling!r}: Sampling(temperature=0.8), for example, is needed")
-        if self.choosing == get_ident():
+        if self.schedule_thread == get_ident():
             raise RuntimeError("a scheduler chooses among requests, and cannot submit one")
         tokens = tokens_of(self.cache.model, prompt, max_tokens)
         room = self.pages.count * self.pages.size
@@ -175,17 +176,17 @@ class Engine:
                 f"{counted(self.pages.count, 'page')} of {counted(self.pages.size, 'token')}"
             )
         with self.lock:
-            self.settle()
+            self.free_cancelled()
             if len(self.waiting) >= self.queue:
                 raise QueueFull(
                     f"{counted(len(self.waiting), 'request')} wait, and the queue holds {self.queue:,}: "
                     "take tokens of others first"
                 )
-            chance = sampling.generator() if sampling.temperature else None
+            generator = sampling.generator() if sampling.temperature else None
             ends = frozenset(map(int, stop))
-            request = Request(tokens, len(tokens), max_tokens, sampling, ends, chance, times=[self.clock()])
+            request = Request(tokens, len(tokens), max_tokens, sampling, ends, generator, times=[self.clock()])
             self.waiting.append(request)
-        return Stream(self, request)
+        return TokenStream(self, request)
 
     def generate(
         self,
@@ -195,7 +196,7 @@ class Engine:
         stop: Sequence[int] = (),
     ) -> list[list[int]]:
         """Return the new tokens of each prompt; prompt i draws with sampling.seed + i. Any number of prompts."""
-        streams: list[Stream] = []
+        streams: list[TokenStream] = []
         try:
             for i, prompt in enumerate(prompts):
                 while len(self.waiting) >= self.queue:
@@ -214,24 +215,24 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """End a request, whatever it has; called by streams, also while the engine is in a step (garbage)."""
-        if not request.ended:
+        if not request.finished:
             self.cancelled.append(request)
             if self.lock.acquire(blocking=False):
                 try:
-                    self.settle()
+                    self.free_cancelled()
                 finally:
                     self.lock.release()
 
-    def settle(self) -> None:
+    def free_cancelled(self) -> None:
         """Drop the requests that have been cancelled, unless a batch is under way."""
         while self.cancelled and not self.batch:
             request = self.cancelled.popleft()
-            if not request.ended:
+            if not request.finished:
                 (self.running if request in self.running else self.waiting).remove(request)
-                self.end(request)
+                self.finish_request(request)
 
-    def end(self, request: Request, error: BaseException | None = None) -> None:
-        request.ended, request.error = True, error
+    def finish_request(self, request: Request, error: BaseException | None = None) -> None:
+        request.finished, request.error = True, error
         self.pages.release(request.pages)
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -242,67 +243,70 @@ class Engine:
         Returns: True if requests are left. If the forward raises, as when a rank has died, the requests that run end
         with this error, and the waiting ones stay.
         """
-        if self.stepping == get_ident():
+        if self.step_thread == get_ident():
             raise RuntimeError("a step of this engine was asked for inside of a step, by on_row or by the scheduler")
-        with self.turn:
-            self.stepping = get_ident()
+        with self.step_lock:
+            self.step_thread = get_ident()
             try:
-                if self.begin():
-                    self.finish()
+                if self.start_step():
+                    self.finish_step()
             finally:
-                self.stepping = 0
+                self.step_thread = 0
         return bool(self.running or self.waiting)
 
-    def begin(self) -> bool:
-        """Send a batch through the model, the first half of a step. Return True if there is one, for `finish`."""
+    def start_step(self) -> bool:
+        """Send a batch through the model, the first half of a step. Return True if there is one, for `finish_step`."""
         with self.lock:
-            self.began = self.clock()
-            self.settle()
-            if self.weights != (now := versions(self.cache.model)):
+            self.step_start = self.clock()
+            self.free_cancelled()
+            if self.weights != (now := _versions(self.cache.model)):
                 self.weights = now
-                self.pages.found.clear()  # keys and values of other weights
-            self.batch = self.admit()
+                self.pages.cached.clear()  # keys and values of other weights
+            self.batch = self.allocate_batch()
             if self.batch:
-                chunks = [Chunk(r.tokens[r.read : r.read + n], r.read, r.pages) for r, n in self.batch]
-                with self.ending():
+                chunks = [
+                    Chunk(r.tokens[r.num_computed_tokens :][:n], r.num_computed_tokens, r.pages) for r, n in self.batch
+                ]
+                with self.failing_running():
                     self.logits = self.cache.forward(chunks)
         return bool(self.batch)
 
-    def finish(self) -> None:
+    def finish_step(self) -> None:
         """Choose a token for each request that has read all it had, the second half of a step."""
         with self.lock:
-            with self.ending():
-                self.advance(self.batch, self.logits)
+            with self.failing_running():
+                self.update_from_logits(self.batch, self.logits)
             self.steps += 1
-            row, self.batch = self.row(sum(n for _, n in self.batch), self.began), []
+            row, self.batch = self.row(sum(n for _, n in self.batch), self.step_start), []
         if self.on_row is not None:
             self.on_row(row)
 
     @contextmanager
-    def ending(self) -> Generator[None]:
+    def failing_running(self) -> Generator[None]:
         """Let an error inside end all requests that run."""
         try:
             yield
         except BaseException as error:
             for request in self.running:
-                self.end(request, error)
+                self.finish_request(request, error)
             self.running.clear()
             self.batch = []
             raise
 
-    def admit(self) -> list[tuple[Request, int]]:
+    def allocate_batch(self) -> list[tuple[Request, int]]:
         """Return the requests that run in this step, with their numbers of tokens, all with the pages for them."""
         running, waiting = [*self.running], [*islice(self.waiting, self.slots - len(self.running))]
-        left = [r.left for r in running] + [len(r.tokens) - self.shared(self.pages.match(r.tokens), r) for r in waiting]
-        self.choosing = get_ident()
+        new = [request.num_new_tokens for request in running]
+        new += [len(r.tokens) - self.num_cached_tokens(self.pages.match(r.tokens), r) for r in waiting]
+        self.schedule_thread = get_ident()
         try:
-            counts = self.schedule(left[: len(running)], left[len(running) :], self.slots, self.budget)
+            counts = self.schedule(new[: len(running)], new[len(running) :], self.slots, self.budget)
         finally:
-            self.choosing = 0
-        require_counts(counts, left, len(running), self.budget)
+            self.schedule_thread = 0
+        _require_counts(counts, new, len(running), self.budget)
         batch = []
         for request, count in zip(running, counts, strict=False):
-            while count and request in self.running and not self.hold(request, count):
+            while count and request in self.running and not self.allocate(request, count):
                 self.preempt(self.running[-1])
             if count and request in self.running:
                 batch.append((request, count))
@@ -310,9 +314,9 @@ class Engine:
             return batch  # pages have run out
         for request, count in zip(waiting, counts[len(running) :], strict=False):
             request.pages = self.pages.share(self.pages.match(request.tokens))
-            request.read = self.shared(request.pages, request)
-            if len(self.pages.free) * self.pages.size < request.left or not self.hold(request, count):
-                self.forget(request)
+            request.num_computed_tokens = self.num_cached_tokens(request.pages, request)
+            if len(self.pages.free) * self.pages.size < request.num_new_tokens or not self.allocate(request, count):
+                self.free(request)
                 break
             self.running.append(self.waiting.popleft())
             batch.append((request, count))
@@ -323,13 +327,13 @@ class Engine:
             )
         return batch
 
-    def shared(self, pages: Sequence[int], request: Request) -> int:
+    def num_cached_tokens(self, pages: Sequence[int], request: Request) -> int:
         """Return how many tokens a request need not read with these pages of its prefix; the last it always reads."""
         return min(len(pages) * self.pages.size, len(request.tokens) - 1)
 
-    def hold(self, request: Request, count: int) -> bool:
+    def allocate(self, request: Request, count: int) -> bool:
         """Return True if a request has got the pages for its next `count` tokens."""
-        copies = self.pages.hold(request.pages, request.read, request.read + count)
+        copies = self.pages.allocate(request.pages, request.num_computed_tokens, request.num_computed_tokens + count)
         self.cache.copy(copies or ())
         return copies is not None
 
@@ -337,28 +341,30 @@ class Engine:
         """Take the pages of a request, which waits before all others and reads its tokens again later."""
         self.running.remove(request)
         self.waiting.appendleft(request)
-        self.forget(request)
+        self.free(request)
         self.preempted += 1
 
-    def forget(self, request: Request) -> None:
+    def free(self, request: Request) -> None:
         self.pages.release(request.pages)
-        request.read = 0
+        request.num_computed_tokens = 0
 
-    def advance(self, batch: Sequence[tuple[Request, int]], logits: Tensor) -> None:
+    def update_from_logits(self, batch: Sequence[tuple[Request, int]], logits: Tensor) -> None:
         """Add a token to each request that has read all it had. logits: (len(batch), V), after its last token."""
         likeliest, now = logits.argmax(-1).tolist(), self.clock()
         for (request, count), row, token in zip(batch, logits, likeliest, strict=True):
-            self.pages.filled(request.pages, request.tokens, request.read, request.read + count)
-            request.read += count
-            if request.left:
+            self.pages.cache_full_pages(
+                request.pages, request.tokens, request.num_computed_tokens, request.num_computed_tokens + count
+            )
+            request.num_computed_tokens += count
+            if request.num_new_tokens:
                 continue
-            if request.chance is not None:
-                token = draw(request.sampling.probabilities(row), request.chance)
+            if request.generator is not None:
+                token = draw(request.sampling.probabilities(row), request.generator)
             request.tokens.append(token)
             request.times.append(now)
-            if len(request.tokens) == request.prompt + request.max_tokens or token in request.stop:
+            if len(request.tokens) == request.num_prompt_tokens + request.max_tokens or token in request.stop:
                 self.running.remove(request)
-                self.end(request)
+                self.finish_request(request)
 
     def row(self, tokens: int, begin: float) -> Row:
         return {
@@ -379,7 +385,7 @@ def require_decoder(model: object) -> None:
         raise TypeError(f"an engine runs a gpt, llama or deepseek of models/; got something of {kind}")
 
 
-def versions(model: nn.Module) -> int:
+def _versions(model: nn.Module) -> int:
     """Return the number of writes into the parameters of a model."""
     return sum(0 if p.is_inference() else p._version for p in model.parameters())
 
@@ -390,7 +396,7 @@ def tokens_of(model: nn.Module, prompt: Sequence[int], max_tokens: int) -> list[
     Raises:  TypeError if it is none; ValueError for a prompt that is empty, has tokens outside the vocabulary, or
              with `max_tokens` new ones does not fit into the model's context.
     """
-    reader = cast("LanguageModel", model)
+    language_model = cast("LanguageModel", model)
     require_int("max_tokens", max_tokens, 1)
     try:
         tokens = [operator.index(token) for token in prompt]
@@ -398,26 +404,26 @@ def tokens_of(model: nn.Module, prompt: Sequence[int], max_tokens: int) -> list[
         raise TypeError(f"a prompt is a list of whole numbers, its tokens; got {prompt!r:.60}") from None
     if not tokens:
         raise ValueError("a prompt has at least one token, this one has none")
-    vocabulary = reader.tokens.num_embeddings
+    vocabulary = language_model.tokens.num_embeddings
     outside = next((token for token in tokens if not 0 <= token < vocabulary), None)
     if outside is not None:
         raise ValueError(f"token {outside} of the prompt is outside the vocabulary, 0 to {vocabulary - 1}")
-    if len(tokens) + max_tokens > reader.block:
+    if len(tokens) + max_tokens > language_model.block:
         raise ValueError(
             f"a prompt of {counted(len(tokens), 'token')} with up to {max_tokens:,} new is longer than the context of "
-            f"this model, {counted(reader.block, 'token')}"
+            f"this model, {counted(language_model.block, 'token')}"
         )
     return tokens
 
 
-def require_counts(counts: Sequence[int], left: Sequence[int], running: int, budget: int) -> None:
+def _require_counts(counts: Sequence[int], num_new_tokens: Sequence[int], running: int, budget: int) -> None:
     """Raise ValueError unless the engine can go on with a scheduler's numbers of tokens."""
-    fits = running <= len(counts) <= len(left) and all(
-        (i >= running) <= n <= most for i, (n, most) in enumerate(zip(counts, left, strict=False))
+    fits = running <= len(counts) <= len(num_new_tokens) and all(
+        (i >= running) <= n <= most for i, (n, most) in enumerate(zip(counts, num_new_tokens, strict=False))
     )
-    if not fits or sum(counts) > budget or (left and not any(counts)):
+    if not fits or sum(counts) > budget or (num_new_tokens and not any(counts)):
         raise ValueError(
             f"the scheduler gives {[*counts]} to {counted(running, 'running request')} and those that wait, which have "
-            f"{[*left]} tokens to read, with a budget of {budget}: a number for each running one, at least 1 for each "
-            "that is admitted, and something for one of them"
+            f"{[*num_new_tokens]} tokens to read, with a budget of {budget}: a number for each running one, at least 1 "
+            "for each that is admitted, and something for one of them"
         )

@@ -32,9 +32,9 @@ from ..measure import measure
 from ..mesh import DeviceMesh
 from ..models.attention import attentions_of
 from ..units import require_int
-from .engine import Engine, Request, Stream
+from .engine import Engine, Request, TokenStream
 from .scheduler import schedule
-from .stages import part_of
+from .stages import part_for_rank
 
 if TYPE_CHECKING:
     from ..models.gpt import LanguageModel
@@ -76,12 +76,12 @@ class Load:
 
     def arrivals(self, rate: float) -> list[Arrival]:
         """Return requests in order of arrival, `rate` of them per s on average."""
-        chance, seconds, found = random.Random(self.seed), 0.0, []
+        rng, seconds, found = random.Random(self.seed), 0.0, []
         for _ in range(self.requests):
-            seconds += chance.expovariate(1.0) / rate
-            n = chance.randint(*self.prompts)
-            start = chance.randrange(len(self.corpus) - n)
-            found.append(Arrival(seconds, self.corpus[start : start + n].tolist(), chance.randint(*self.new)))
+            seconds += rng.expovariate(1.0) / rate
+            n = rng.randint(*self.prompts)
+            start = rng.randrange(len(self.corpus) - n)
+            found.append(Arrival(seconds, self.corpus[start : start + n].tolist(), rng.randint(*self.new)))
         return found
 
     @property
@@ -97,11 +97,11 @@ class Load:
 class StepModel:
     """The time of a step on one of several ranks that share each layer.
 
-        rest + each (b - 1)  +  max(bytes / bandwidth, FLOPs / flops)  +  messages (alpha + n beta)
+        overhead + per_request (b - 1)  +  max(bytes / bandwidth, FLOPs / flops)  +  messages (alpha + n beta)
 
     Bytes are this rank's weights, and the keys and values that are read; a message has n = tokens · width · itemsize
-    bytes, two for each layer, and two at the ends of the model. rest: s of the interpreter and of all calls, and each:
-    of each further one of b requests. These two are not counted but taken from steps of one and of all slots.
+    bytes, two for each layer, and two at the ends of the model. overhead: s of the interpreter and of all calls;
+    per_request: of each further one of b requests; both are taken from steps of one and of all slots.
     """
 
     weights: int  # bytes, of this rank
@@ -113,13 +113,13 @@ class StepModel:
     flops: float  # per s
     alpha: float  # s
     beta: float  # s/byte
-    rest: float = 0.0  # s
-    each: float = 0.0  # s
+    overhead: float = 0.0  # s
+    per_request: float = 0.0  # s
 
     def seconds(self, tokens: float, kept: float, requests: int = 1) -> float:
         """Return s of a step that reads `tokens` tokens of `requests` requests; `kept`: tokens with keys and values."""
         messages = self.messages * (self.alpha + tokens * self.message * self.beta)
-        return self.rest + self.each * (requests - 1) + self.work(tokens, kept) + messages
+        return self.overhead + self.per_request * (requests - 1) + self.work(tokens, kept) + messages
 
     def work(self, tokens: float, kept: float) -> float:
         """Return s for which a rank computes: the roofline."""
@@ -142,7 +142,7 @@ class StepModel:
 
 
 def step_model(comm: Comm, model: nn.Module) -> StepModel:
-    """Measure the StepModel of this rank, all but `rest` and `each`. Collective.
+    """Measure the StepModel of this rank, all but `overhead` and `per_request`. Collective.
 
     Args:    model: this rank's part of a model. On simulated ranks arithmetic takes no time: bandwidth is
              SIMULATED_BANDWIDTH, and flops, alpha and beta are the network's.
@@ -156,31 +156,31 @@ def step_model(comm: Comm, model: nn.Module) -> StepModel:
     if comm.size > 1:
         messages = 2 * len(attentions) + 2
         sizes = [width * itemsize * n for n in (1, 4, 16, 64)]
-        alpha, beta = fit_link(sizes, [seconds_of(comm, lambda n=n: all_reduce_of(comm, n)) for n in sizes])
-    bandwidth, flops = speeds(comm, parameters, width, weights[0].dtype)
+        alpha, beta = fit_link(sizes, [_seconds_of(comm, lambda n=n: _all_reduce_of(comm, n)) for n in sizes])
+    bandwidth, flops = _speeds(comm, parameters, width, weights[0].dtype)
     nbytes = parameters * itemsize
     return StepModel(nbytes, cached, parameters, messages, width * itemsize, bandwidth, flops, alpha, beta)
 
 
-def all_reduce_of(comm: Comm, nbytes: int) -> None:
+def _all_reduce_of(comm: Comm, nbytes: int) -> None:
     """Add a tensor that has just been written over ranks, as a layer does."""
     comm.all_reduce(torch.ones(nbytes // 4))
 
 
-def seconds_of(comm: Comm, fn: Callable[[], object], calls: int = 10) -> float:
+def _seconds_of(comm: Comm, fn: Callable[[], object], calls: int = 10) -> float:
     """Return s per call on the slowest rank, the median of many. Collective."""
     found = measure(fn, repeats=REPEATS, calls=calls, barrier=comm.barrier, clock=comm.trace.clock).median
     return float(comm.all_gather(torch.tensor([found], dtype=torch.float64)).max())
 
 
-def speeds(comm: Comm, parameters: int, width: int, dtype: torch.dtype) -> tuple[float, float]:
+def _speeds(comm: Comm, parameters: int, width: int, dtype: torch.dtype) -> tuple[float, float]:
     """Return (bytes/s, FLOP/s) while all ranks compute: a matrix as large as a model times a vector, and times many."""
     rows, work = 64, 1e9
     if comm.simulated:
-        return SIMULATED_BANDWIDTH, work / seconds_of(comm, lambda: comm.compute(flops=work), calls=1)
+        return SIMULATED_BANDWIDTH, work / _seconds_of(comm, lambda: comm.compute(flops=work), calls=1)
     matrix = torch.ones(max(1, parameters // width), width, dtype=dtype)
     x = torch.ones(width, rows, dtype=dtype)
-    vector, many = (seconds_of(comm, lambda x=x: matrix @ x, calls=3) for x in (x[:, 0].clone(), x))
+    vector, many = (_seconds_of(comm, lambda x=x: matrix @ x, calls=3) for x in (x[:, 0].clone(), x))
     return matrix.nbytes / vector, 2 * rows * matrix.numel() / many
 
 
@@ -193,7 +193,7 @@ def corpus_of(model: nn.Module) -> Tensor:
     return tokens[-(len(tokens) // text.TEST_SHARE) :] % cast("LanguageModel", model).tokens.num_embeddings
 
 
-def sweep(
+def serve_rates(
     comm: Comm,
     model: nn.Module,
     load: Load,
@@ -204,34 +204,34 @@ def sweep(
     """Serve `load` at one rate after the other, each rank with its heads of `model`; rank 0 reports rows.
 
     Args:    rates: requests/s; None: SHARES of the most that is possible by StepModel. slots, schedule: of the Engine.
-    Returns: StepModel of this rank. Rows: {"line": StepModel.line} first, then the rows of `serve`.
+    Returns: StepModel of this rank. Rows: {"line": StepModel.line} first, then the rows of `_serve`.
     """
-    part = part_of(DeviceMesh(comm, tp=comm.size), model)
+    part = part_for_rank(DeviceMesh(comm, tp=comm.size), model)
     step = step_model(comm, part)
-    step = replace(step, rest=beyond(comm, part, load, 1, step))
+    step = replace(step, overhead=_excess_seconds(comm, part, load, 1, step))
     if slots > 1:
-        step = replace(step, each=beyond(comm, part, load, slots, step) / (slots - 1))
+        step = replace(step, per_request=_excess_seconds(comm, part, load, slots, step) / (slots - 1))
     line = step.line(load, slots)
     if comm.rank == 0:
         comm.report(line=line)
     most = line[-1][0] / load.means[1]  # requests/s
     for rate in rates or [float(f"{share * most:.2g}") for share in SHARES]:
-        serve(comm, part, load, rate, slots, schedule, step, comm.report if comm.rank == 0 else None)
+        _serve(comm, part, load, rate, slots, schedule, step, comm.report if comm.rank == 0 else None)
     return step
 
 
-def beyond(comm: Comm, part: nn.Module, load: Load, requests: int, step: StepModel) -> float:
+def _excess_seconds(comm: Comm, part: nn.Module, load: Load, requests: int, step: StepModel) -> float:
     """Return s by which a decode of so many requests takes longer than by `step`, the same on every rank. Collective.
 
     The shorter of two runs counts: the first one warms up, and another program may delay either.
     """
     together = replace(load, requests=requests, prompts=(load.prompts[0],) * 2, new=(load.new[1],) * 2)
-    between = min(serve(comm, part, together, 1e9, requests, schedule, step)["between_s"] for _ in range(2))
+    between = min(_serve(comm, part, together, 1e9, requests, schedule, step)["between_s"] for _ in range(2))
     kept = requests * (load.prompts[0] + load.new[1] / 2)
-    return of_rank_0(comm, max(0.0, between - step.seconds(requests, kept, requests)))
+    return _of_rank_0(comm, max(0.0, between - step.seconds(requests, kept, requests)))
 
 
-def serve(
+def _serve(
     comm: Comm,
     part: nn.Module,
     load: Load,
@@ -256,51 +256,51 @@ def serve(
     def timed(running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> list[int]:
         counts = schedule(running, waiting, slots, budget)
         if comm.simulated:
-            comm.compute(seconds=step.work(sum(counts), sum(request.read for request in engine.running)))
+            comm.compute(seconds=step.work(sum(counts), sum(r.num_computed_tokens for r in engine.running)))
         return counts
 
     budget = max(slots, BUDGET)
     engine = Engine(part, slots, queue=load.requests, budget=budget, schedule=timed, clock=clock, on_row=steps.append)
-    coming, streams, done = deque(load.arrivals(rate)), list[Stream](), 0
-    while coming or engine.running or engine.waiting:
-        now = of_rank_0(comm, clock())
-        while coming and coming[0].seconds <= now:
-            arrival = coming.popleft()
+    pending, streams, done = deque(load.arrivals(rate)), list[TokenStream](), 0
+    while pending or engine.running or engine.waiting:
+        now = _of_rank_0(comm, clock())
+        while pending and pending[0].seconds <= now:
+            arrival = pending.popleft()
             streams.append(engine.submit(arrival.prompt, arrival.new))
             streams[-1].request.times[0] = arrival.seconds
         if not engine.step():
-            pause(comm, coming[0].seconds - now if coming else 0.0)
-        ended = sum(stream.request.ended for stream in streams)
-        if report is not None and ended > done:
-            done = ended
-            report(**row_of(load, rate, [stream.request for stream in streams], steps, slots, comm.size))
-    return row_of(load, rate, [stream.request for stream in streams], steps, slots, comm.size)
+            _pause(comm, pending[0].seconds - now if pending else 0.0)
+        finished = sum(stream.request.finished for stream in streams)
+        if report is not None and finished > done:
+            done = finished
+            report(**_row_of(load, rate, [stream.request for stream in streams], steps, slots, comm.size))
+    return _row_of(load, rate, [stream.request for stream in streams], steps, slots, comm.size)
 
 
-def of_rank_0(comm: Comm, seconds: float) -> float:
+def _of_rank_0(comm: Comm, seconds: float) -> float:
     """Return rank 0's time on every rank, so that all see the same arrivals before the same step."""
     return float(comm.broadcast(torch.tensor([seconds], dtype=torch.float64))) if comm.size > 1 else seconds
 
 
-def pause(comm: Comm, seconds: float) -> None:
+def _pause(comm: Comm, seconds: float) -> None:
     """Let time pass until the next arrival."""
     comm.compute(seconds=max(0.0, seconds))
     if not comm.simulated:
         time.sleep(max(0.0, seconds))
 
 
-def row_of(load: Load, rate: float, requests: Sequence[Request], steps: Sequence[Row], slots: int, ranks: int) -> Row:
-    """Return the row of `serve`, from the requests that have ended."""
-    ended = [request.times for request in requests if request.ended]
-    first = [times[1] - times[0] for times in ended]
-    between = [(times[-1] - times[1]) / (len(times) - 2) for times in ended if len(times) > 2] or [0.0]
+def _row_of(load: Load, rate: float, requests: Sequence[Request], steps: Sequence[Row], slots: int, ranks: int) -> Row:
+    """Return the row of `_serve`, from the requests that have ended."""
+    finished = [request.times for request in requests if request.finished]
+    first = [times[1] - times[0] for times in finished]
+    between = [(times[-1] - times[1]) / (len(times) - 2) for times in finished if len(times) > 2] or [0.0]
     tokens = sum(len(request.times) - 1 for request in requests)
-    seconds = max(times[-1] for times in ended) - requests[0].times[0]
+    seconds = max(times[-1] for times in finished) - requests[0].times[0]
     running = statistics.fmean(row["running"] for row in steps)
     return {
         "rate": rate,
         "requests": load.requests,
-        "done": len(ended),
+        "done": len(finished),
         "tokens": tokens,
         "seconds": seconds,
         "throughput": tokens / seconds,

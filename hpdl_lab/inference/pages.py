@@ -49,9 +49,9 @@ class Pages:
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
         self.free = [*range(count)][::-1]  # taken from the end: 0, 1, 2, ...
-        self.holders = [0] * count
+        self.ref_counts = [0] * count
         self.digests = [b""] * count  # of the tokens up to the end of a full page; b"" of a page that is not full
-        self.found: dict[bytes, int] = {}  # digest -> page
+        self.cached: dict[bytes, int] = {}  # digest -> page
 
     @property
     def used(self) -> int:
@@ -62,62 +62,62 @@ class Pages:
         pages: list[int] = []
         digest = b""
         for start in range(0, len(tokens) - self.size + 1, self.size):
-            digest = chained(digest, tokens[start : start + self.size])
-            if digest not in self.found:
+            digest = _chained(digest, tokens[start : start + self.size])
+            if digest not in self.cached:
                 break
-            pages.append(self.found[digest])
+            pages.append(self.cached[digest])
         return pages
 
     def share(self, pages: list[int]) -> list[int]:
         """Let one more request hold these pages, which others hold or have released; returns them."""
         for page in pages:
-            if not self.holders[page]:
+            if not self.ref_counts[page]:
                 self.free.remove(page)
-            self.holders[page] += 1
+            self.ref_counts[page] += 1
         return pages
 
-    def hold(self, pages: list[int], start: int, end: int) -> list[tuple[int, int]] | None:
+    def allocate(self, pages: list[int], start: int, end: int) -> list[tuple[int, int]] | None:
         """Make the tokens from `start` to `end` of a request writable: new pages, and copies of shared ones.
 
         Args:    pages: of the request, changed in place.
         Returns: (from, to) of pages to copy before they are written (copy-on-write); None, and nothing has changed, if
                  there are too few free pages.
         """
-        shared = [i for i in range(start // self.size, len(pages)) if self.holders[pages[i]] > 1]
+        shared = [i for i in range(start // self.size, len(pages)) if self.ref_counts[pages[i]] > 1]
         before = len(pages)
         if len(self.free) < len(shared) + -(-end // self.size) - before:
             return None
-        copies: list[int] = []
+        copies = list[int]()
         reserve(self.free, pages, end, self.size)
         reserve(self.free, copies, len(shared) * self.size, self.size)
         for page in pages[before:] + copies:
-            self.holders[page] = 1
-            if self.found.get(self.digests[page]) == page:
-                del self.found[self.digests[page]]  # its tokens are about to be overwritten
+            self.ref_counts[page] = 1
+            if self.cached.get(self.digests[page]) == page:
+                del self.cached[self.digests[page]]  # its tokens are about to be overwritten
             self.digests[page] = b""
         pairs = [(pages[i], copy) for i, copy in zip(shared, copies, strict=True)]
         for i, (page, copy) in zip(shared, pairs, strict=True):
-            self.holders[page] -= 1
+            self.ref_counts[page] -= 1
             pages[i] = copy
         return pairs
 
-    def filled(self, pages: list[int], tokens: Sequence[int], start: int, end: int) -> None:
+    def cache_full_pages(self, pages: list[int], tokens: Sequence[int], start: int, end: int) -> None:
         """Note that the tokens from `start` to `end` have been written: other requests can find pages that are full."""
         for i in range(start // self.size, end // self.size):
             before = self.digests[pages[i - 1]] if i else b""
-            digest = chained(before, tokens[i * self.size : (i + 1) * self.size])
+            digest = _chained(before, tokens[i * self.size : (i + 1) * self.size])
             self.digests[pages[i]] = digest
-            self.found.setdefault(digest, pages[i])
+            self.cached.setdefault(digest, pages[i])
 
     def release(self, pages: list[int]) -> None:
         """End a request's hold on its pages, and empty `pages`; pages without another holder are free."""
         for page in reversed(pages):  # so that the end of a prefix is lost before its beginning
-            self.holders[page] -= 1
-            if not self.holders[page]:
+            self.ref_counts[page] -= 1
+            if not self.ref_counts[page]:
                 self.free.insert(0, page)
         pages.clear()
 
 
-def chained(before: bytes, tokens: Sequence[int]) -> bytes:
+def _chained(before: bytes, tokens: Sequence[int]) -> bytes:
     """Return the digest of a page of tokens that follows a page with the digest `before`."""
     return blake2b(before + array("q", tokens).tobytes(), digest_size=16).digest()

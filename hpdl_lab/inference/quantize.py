@@ -18,7 +18,7 @@ from torch import Tensor, nn
 LARGEST = 127
 
 
-def whole_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
+def _whole_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return whole (n, m) int8 and scale (n, 1) float32: x ~ whole * scale, off by 1/254 of a row's largest at most."""
     x = x.float()  # 16 bits hold no quotient to half a unit
     scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / LARGEST
@@ -33,7 +33,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        whole, scale = whole_numbers(linear.weight.detach())
+        whole, scale = _whole_numbers(linear.weight.detach())
         self.register_buffer("whole", whole)  # (out, in) int8
         self.register_buffer("scale", scale)  # (out, 1)
         self.bias, self.in_features, self.out_features = linear.bias, linear.in_features, linear.out_features
@@ -43,7 +43,7 @@ class Int8Linear(nn.Module):
         return self.whole * self.scale
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, scale = whole_numbers(x.flatten(0, -2))  # (n, in), (n, 1)
+        rows, scale = _whole_numbers(x.flatten(0, -2))  # (n, in), (n, 1)
         if x.device.type == "cpu":
             y = torch._int_mm(rows, self.whole.t())  # (n, in) @ (in, out) = (n, out) int32
         else:  # float32 holds whole numbers up to 2^24

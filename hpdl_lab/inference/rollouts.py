@@ -32,7 +32,7 @@ Reward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RolloutPlan:
     """The division of the work of reinforcement learning among ranks; the same on every rank.
 
     generating: ranks that generate, the first ones. every: updates between two sends of weights.
@@ -59,7 +59,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Record:
+class _Record:
     """The results of a run.
 
     rewards: mean reward of the batch of each update; staleness: for each update, the updates that are not in the
@@ -80,14 +80,14 @@ class Record:
 
 def share_of(wanted: Sequence[int]) -> Reward:
     """Return a Reward: the share of an answer's tokens that are `wanted`, (b, new) int64 -> (b,) float64."""
-    return partial(share, torch.as_tensor(wanted))
+    return partial(_share, torch.as_tensor(wanted))
 
 
-def share(wanted: Tensor, answers: Tensor) -> Tensor:
+def _share(wanted: Tensor, answers: Tensor) -> Tensor:
     return torch.isin(answers, wanted).double().mean(1)
 
 
-def reinforce(comm: Comm, model: nn.Module, prompt: Sequence[int], reward: Reward, plan: Plan) -> Record:
+def reinforce(comm: Comm, model: nn.Module, prompt: Sequence[int], reward: Reward, plan: RolloutPlan) -> _Record:
     """Train `model` by REINFORCE on its own answers to `prompt`: first ranks generate, others train. Collective.
 
     Args:    model: GPT, LLaMA or DeepSeek, overwritten; all start with the weights of the first training rank.
@@ -111,15 +111,15 @@ def reinforce(comm: Comm, model: nn.Module, prompt: Sequence[int], reward: Rewar
     senders = comm.split(comm.rank <= generating)  # the generating ranks, and the first that trains
     begin = comm.trace.clock()
     if comm.rank < generating:
-        table = generate(comm, senders, model, tokens, plan)
+        table = _generate(comm, senders, model, tokens, plan)
     else:
-        table = train(comm, peers, senders, model, tokens, reward, plan)
+        table = _train(comm, peers, senders, model, tokens, reward, plan)
     comm.broadcast(table, generating)  # rows: reward, staleness, tokens of the first rollout
     count, seconds = plan.updates * plan.batch * plan.new, (comm.trace.clock() - begin) / 1e9
-    return Record(table[:, 0].tolist(), table[:, 1].long().tolist(), table[:, 2:].long(), count, seconds)
+    return _Record(table[:, 0].tolist(), table[:, 1].long().tolist(), table[:, 2:].long(), count, seconds)
 
 
-def send_weights(senders: Comm, model: nn.Module) -> None:
+def _send_weights(senders: Comm, model: nn.Module) -> None:
     """Give the generating ranks the weights of the first training rank, the last rank of `senders`."""
     params = list(model.parameters())
     with torch.no_grad():
@@ -130,13 +130,13 @@ def send_weights(senders: Comm, model: nn.Module) -> None:
                 p.copy_(part.view_as(p))  # in place, by which the engine notices that its cache is of other weights
 
 
-def parts(rows: Tensor, low: int, batch: int, ranks: int) -> list[tuple[int, Tensor]]:
+def _parts(rows: Tensor, low: int, batch: int, ranks: int) -> list[tuple[int, Tensor]]:
     """Cut rows low, low + 1, ... of a batch by the ranks of the other kind: (number of a rank, its rows)."""
     ends = [(i, *bounds(batch, ranks, i)) for i in range(ranks)]
     return [(i, rows[max(a - low, 0) : b - low]) for i, a, b in ends if a < low + len(rows) and low < b]
 
 
-def generate(comm: Comm, senders: Comm, model: nn.Module, prompt: list[int], plan: Plan) -> Tensor:
+def _generate(comm: Comm, senders: Comm, model: nn.Module, prompt: list[int], plan: RolloutPlan) -> Tensor:
     """Generate this rank's part of every batch, and send each training rank its rows: [updates in weights, tokens].
 
     Returns: room for the table of `reinforce`.
@@ -148,21 +148,21 @@ def generate(comm: Comm, senders: Comm, model: nn.Module, prompt: list[int], pla
             for work in sending:
                 work.wait()
             sending.clear()
-            send_weights(senders, model)
+            _send_weights(senders, model)
         with comm.trace.span("generate"):
             sampling = Sampling(temperature=1.0, seed=plan.seed + update * plan.batch + low)
             answers = torch.tensor(engine.generate([prompt] * (high - low), plan.new, sampling))
             comm.compute(plan.rollout_s * (high - low))
         rows = torch.cat([torch.full((high - low, 1), update - update % plan.every), answers], 1)
-        for i, some in parts(rows, low, plan.batch, comm.size - plan.generating):
+        for i, some in _parts(rows, low, plan.batch, comm.size - plan.generating):
             sending.append(comm.isend(some, plan.generating + i))
     for work in sending:
         work.wait()
     return torch.zeros(plan.updates, 2 + plan.new, dtype=torch.float64)
 
 
-def train(
-    comm: Comm, peers: Comm, senders: Comm, model: nn.Module, prompt: list[int], reward: Reward, plan: Plan
+def _train(
+    comm: Comm, peers: Comm, senders: Comm, model: nn.Module, prompt: list[int], reward: Reward, plan: RolloutPlan
 ) -> Tensor:
     """Train on this rank's rows of every batch. Returns the table of `reinforce`, right on the first training rank."""
     table = torch.zeros(plan.updates, 2 + plan.new, dtype=torch.float64)
@@ -173,9 +173,9 @@ def train(
         optimizer = torch.optim.Adam(model.parameters(), plan.lr)
         for update in range(plan.updates):
             if update % plan.every == 0 and peers.rank == 0:
-                send_weights(senders, model)
+                _send_weights(senders, model)
             rows = torch.empty(high - low, 1 + plan.new, dtype=torch.int64)
-            for source, some in parts(rows, low, plan.batch, plan.generating):
+            for source, some in _parts(rows, low, plan.batch, plan.generating):
                 comm.recv(some, source)
             answers = rows[:, 1:]
             with comm.trace.span("train"):

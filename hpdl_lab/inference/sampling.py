@@ -54,6 +54,6 @@ class Sampling:
 GREEDY = Sampling()
 
 
-def draw(p: Tensor, chance: torch.Generator) -> int:
+def draw(p: Tensor, generator: torch.Generator) -> int:
     """Return one token, with the probabilities p (V,)."""
-    return int(torch.multinomial(p.cpu(), 1, generator=chance))
+    return int(torch.multinomial(p.cpu(), 1, generator=generator))

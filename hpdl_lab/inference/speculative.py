@@ -1,7 +1,7 @@
 """Speculative decoding: a small draft proposes tokens, and the model reads them all at once and keeps the first ones.
 
     draft    t1 t2 t3 t4          gamma = 4 small steps, one after the other
-    model    p1 p2 p3 p4 p5       one step: its probabilities at each of these places
+    model    p1 p2 p3 p4 p5       one step: its probabilities at each of these positions
     kept     t1 t2 x              t3 was rejected, and x is drawn in its place; if all are kept, one more is drawn of p5
 
 A step of decoding reads all weights for each token; here it reads them once for several. The tokens are distributed
@@ -48,24 +48,24 @@ def acceptance(p: Tensor, q: Tensor) -> Tensor:
     return torch.minimum(p, q).sum(-1)
 
 
-class Reader:
+class CachedModel:
     """A request in a cache of its own; it reads new tokens, and may go back."""
 
     def __init__(self, model: nn.Module, page_size: int = 16) -> None:
         self.cache = PagedCache(model, -(-cast("LanguageModel", model).block // page_size), page_size)
         self.pages: list[int] = []
-        self.read = 0
+        self.num_computed_tokens = 0
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
         """Return logits (n, V) after each of the n last of `tokens`, which have not been read."""
-        self.cache.pages.hold(self.pages, self.read, len(tokens))
-        chunk = Chunk(tokens[self.read :], self.read, self.pages)
-        self.read = len(tokens)
+        self.cache.pages.allocate(self.pages, self.num_computed_tokens, len(tokens))
+        chunk = Chunk(tokens[self.num_computed_tokens :], self.num_computed_tokens, self.pages)
+        self.num_computed_tokens = len(tokens)
         return self.cache.forward([chunk], every=True)
 
-    def back_to(self, n: int) -> None:
+    def truncate(self, n: int) -> None:
         """Forget all but the first `n` tokens: the next ones are written over them."""
-        self.read = min(self.read, n)
+        self.num_computed_tokens = min(self.num_computed_tokens, n)
 
 
 class Speculative:
@@ -93,11 +93,11 @@ class Speculative:
         """
         models = self.model, self.draft
         tokens, _ = (tokens_of(model, prompt, max_tokens) for model in models)
-        model, draft = (Reader(model, self.page_size) for model in models)
-        end, chance = len(tokens) + max_tokens, sampling.generator()
+        model, draft = (CachedModel(model, self.page_size) for model in models)
+        end, generator = len(tokens) + max_tokens, sampling.generator()
         while len(tokens) < end:
             gamma = min(self.gamma, end - len(tokens) - 1)
-            for token in self.iteration(tokens, gamma, sampling, chance, model, draft):
+            for token in self.iteration(tokens, gamma, sampling, generator, model, draft):
                 tokens.append(token)
                 yield token
                 if token in stop:
@@ -108,27 +108,27 @@ class Speculative:
         tokens: list[int],
         gamma: int,
         sampling: Sampling,
-        chance: torch.Generator,
-        model: Reader,
-        draft: Reader,
+        generator: torch.Generator,
+        model: CachedModel,
+        draft: CachedModel,
     ) -> list[int]:
         """Return between 1 and gamma + 1 tokens that follow `tokens`."""
-        proposed, says = [*tokens], []
+        proposed, draft_probs = [*tokens], []
         for _ in range(gamma):
-            says.append(sampling.probabilities(draft(proposed)[-1]))  # (V,), of the draft
-            proposed.append(draw(says[-1], chance))
-        wanted = sampling.probabilities(model(proposed)[-gamma - 1 :])  # (gamma + 1, V), of the model
+            draft_probs.append(sampling.probabilities(draft(proposed)[-1]))  # (V,), of the draft
+            proposed.append(draw(draft_probs[-1], generator))
+        target_probs = sampling.probabilities(model(proposed)[-gamma - 1 :])  # (gamma + 1, V), of the model
         new = proposed[len(tokens) :]
         kept = 0
-        while kept < gamma and accepts(wanted[kept], says[kept], new[kept], chance):
+        while kept < gamma and _accepts(target_probs[kept], draft_probs[kept], new[kept], generator):
             kept += 1
-        rest = wanted[kept] if kept == gamma else (wanted[kept] - says[kept]).clamp(min=0)
+        rest = target_probs[kept] if kept == gamma else (target_probs[kept] - draft_probs[kept]).clamp(min=0)
         self.iterations, self.proposed, self.kept = self.iterations + 1, self.proposed + gamma, self.kept + kept
         for reader in (model, draft):
-            reader.back_to(len(tokens) + kept)
-        return [*new[:kept], draw(rest, chance)]
+            reader.truncate(len(tokens) + kept)
+        return [*new[:kept], draw(rest, generator)]
 
 
-def accepts(p: Tensor, q: Tensor, token: int, chance: torch.Generator) -> bool:
+def _accepts(p: Tensor, q: Tensor, token: int, generator: torch.Generator) -> bool:
     """Return True if a token drawn of q is kept. It, or the one drawn in its place, is then distributed as p."""
-    return float(torch.rand((), generator=chance, dtype=torch.float64)) * float(q[token]) < float(p[token])
+    return float(torch.rand((), generator=generator, dtype=torch.float64)) * float(q[token]) < float(p[token])

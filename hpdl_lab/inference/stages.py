@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..models.gpt import LanguageModel
 
 
-def part_of(mesh: DeviceMesh, model: nn.Module) -> nn.Module:
+def part_for_rank(mesh: DeviceMesh, model: nn.Module) -> nn.Module:
     """Return the part of a model with which a rank of a mesh of tp and pp runs an Engine. All ranks have equal models.
 
     Args:    model: GPT, LLaMA or DeepSeek, left as it is.
@@ -39,14 +39,14 @@ def part_of(mesh: DeviceMesh, model: nn.Module) -> nn.Module:
     part = copy.deepcopy(model)
     if mesh["tp"].size > 1:
         part = shard(mesh["tp"], part)
-    return Stage(mesh["pp"], part) if mesh["pp"].size > 1 else part
+    return _Stage(mesh["pp"], part) if mesh["pp"].size > 1 else part
 
 
-class Stage(nn.Module):
+class _Stage(nn.Module):
     """This rank's blocks of a decoder, with `embed`, `blocks` and `logits` as the whole one has.
 
     comm: of the stages; whole: the model, or a rank's shard of it over other ranks; it is used up.
-    ahead: `logits` returns before the logits have come: `settle` waits for the oldest step's.
+    asynchronous: `logits` returns before the logits have come: `wait_oldest` waits for the oldest step's.
     Bytes: T d numbers from stage to stage, for T tokens, and from the last one V logits per request to each other.
     """
 
@@ -60,7 +60,7 @@ class Stage(nn.Module):
             raise ValueError(f"{counted(layers, 'block')} cannot be shared by {p} stages")
         whole.blocks = blocks[layers * comm.rank // p : layers * (comm.rank + 1) // p]
         self.comm, self.whole, self.block, self.tokens = comm, model, model.block, model.tokens
-        self.ahead = False
+        self.asynchronous = False
         self.steps: deque[list[Work]] = deque()  # messages of each step
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -86,24 +86,24 @@ class Stage(nn.Module):
         else:
             logits = x.new_empty(*x.shape[:-1], self.tokens.num_embeddings)
             self.steps[-1].append(self.comm.irecv(logits, last))
-        if not self.ahead:
-            self.settle()
+        if not self.asynchronous:
+            self.wait_oldest()
         return logits
 
-    def settle(self) -> None:
+    def wait_oldest(self) -> None:
         """Wait for all messages of the oldest step."""
         for work in self.steps.popleft():
             work.wait()
 
 
-def run_in_turns(stage: Stage, engines: Sequence[Engine]) -> None:
+def run_interleaved(stage: _Stage, engines: Sequence[Engine]) -> None:
     """Step engines on the same stage in turn until their requests have ended; as many as stages keep all ranks busy."""
-    stage.ahead = True
-    under_way = deque(engine for engine in engines if engine.begin())
-    while under_way:
-        engine = under_way.popleft()
-        stage.settle()
-        engine.finish()
-        if engine.begin():
-            under_way.append(engine)
-    stage.ahead = False
+    stage.asynchronous = True
+    in_flight = deque(engine for engine in engines if engine.start_step())
+    while in_flight:
+        engine = in_flight.popleft()
+        stage.wait_oldest()
+        engine.finish_step()
+        if engine.start_step():
+            in_flight.append(engine)
+    stage.asynchronous = False

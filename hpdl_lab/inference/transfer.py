@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from ..comm.base import Comm, Work
 from .cache import PagedCache
-from .engine import GREEDY, Engine, Request, Stream, tokens_of
+from .engine import GREEDY, Engine, Request, TokenStream, tokens_of
 from .sampling import Sampling
-from .speculative import Reader
+from .speculative import CachedModel
 
 
-def generate_apart(
+def generate_disaggregated(
     comm: Comm, model: nn.Module, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling = GREEDY
 ) -> dict[int, list[int]]:
     """Read all prompts on rank 0 and decode on the others, which take turns. Collective.
@@ -38,81 +38,81 @@ def generate_apart(
         raise ValueError("prompts are read on rank 0 and decoded on others: at least 2 ranks are needed, got 1")
     prompts = [tokens_of(model, prompt, max_tokens) for prompt in prompts]
     if comm.rank == 0:
-        reader, under_way = Reader(model), deque[list[Work]]()
+        reader, in_flight = CachedModel(model), deque[list[Work]]()
         for i, prompt in enumerate(prompts):
-            if len(under_way) == 2 * comm.size:  # prompts that have not been taken are kept: not without end
-                settle(under_way.popleft())
-            under_way.append(send_prompt(comm, reader, prompt, 1 + i % (comm.size - 1)))
-        for works in under_way:
-            settle(works)
+            if len(in_flight) == 2 * comm.size:  # prompts that have not been taken are kept: not without end
+                _wait_all(in_flight.popleft())
+            in_flight.append(_send_prompt(comm, reader, prompt, 1 + i % (comm.size - 1)))
+        for works in in_flight:
+            _wait_all(works)
         return {}
-    return decode(comm, Engine(model), prompts, max_tokens, sampling)
+    return _decode(comm, Engine(model), prompts, max_tokens, sampling)
 
 
-def settle(works: Sequence[Work]) -> None:
+def _wait_all(works: Sequence[Work]) -> None:
     for work in works:
         work.wait()
 
 
-def send_prompt(comm: Comm, reader: Reader, prompt: Sequence[int], dst: int) -> list[Work]:
+def _send_prompt(comm: Comm, reader: CachedModel, prompt: Sequence[int], dst: int) -> list[Work]:
     """Read a prompt, and start to send `dst` the rows of its cache, and the logits after its last token."""
     s = len(prompt)
-    reader.back_to(0)
+    reader.truncate(0)
     logits = reader([*prompt])[-1]
-    places = places_of(reader.pages, reader.cache.pages.size, s)
-    rows = torch.cat([x[places].flatten() for x in kept(reader.cache)])
+    slots = _slots_of(reader.pages, reader.cache.pages.size, s)
+    rows = torch.cat([x[slots].flatten() for x in _kv_rows(reader.cache)])
     return [comm.isend(rows, dst), comm.isend(logits.clone(), dst)]
 
 
-def decode(
+def _decode(
     comm: Comm, engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling
 ) -> dict[int, list[int]]:
-    """Take prompts as they come, while a slot is free, and step in between: generate_apart on a rank other than 0."""
-    streams = dict[int, Stream]()
-    coming = list(range(comm.rank - 1, len(prompts), comm.size - 1))
-    arriving: Arriving | None = None
-    while coming or arriving or engine.running or engine.waiting:
-        if coming and arriving is None and len(engine.running) < engine.slots:
-            arriving = Arriving(comm, engine, len(prompts[coming[0]]))
-        if arriving and (not engine.running or arriving.logits_work.test()):
-            i = coming.pop(0)
+    """Take prompts as they come, while a slot is free, and step in between, on a rank other than 0."""
+    streams = dict[int, TokenStream]()
+    pending = list(range(comm.rank - 1, len(prompts), comm.size - 1))
+    incoming: _IncomingCache | None = None
+    while pending or incoming or engine.running or engine.waiting:
+        if pending and incoming is None and len(engine.running) < engine.slots:
+            incoming = _IncomingCache(comm, engine, len(prompts[pending[0]]))
+        if incoming and (not engine.running or incoming.logits_work.test()):
+            i = pending.pop(0)
             streams[i] = engine.submit(prompts[i], max_tokens, replace(sampling, seed=sampling.seed + i))
-            arriving.become(streams[i].request)
-            arriving = None
+            incoming.start(streams[i].request)
+            incoming = None
         engine.step()
-    return {i: stream.request.new for i, stream in streams.items()}
+    return {i: stream.request.output_tokens for i, stream in streams.items()}
 
 
-class Arriving:
+class _IncomingCache:
     """A prompt of `s` tokens that rank 0 reads for `engine`."""
 
     def __init__(self, comm: Comm, engine: Engine, s: int) -> None:
         self.engine, self.s = engine, s
-        self.sizes = [s * x[0].numel() for x in kept(engine.cache)]
+        self.sizes = [s * x[0].numel() for x in _kv_rows(engine.cache)]
         table = next(engine.cache.model.parameters())
         self.rows, self.logits = table.new_empty(sum(self.sizes)), table.new_empty(engine.vocabulary)
         self.rows_work, self.logits_work = comm.irecv(self.rows, 0), comm.irecv(self.logits, 0)
 
-    def become(self, request: Request) -> None:
+    def start(self, request: Request) -> None:
         """Let a new request run with the cache that has arrived; without free pages it waits, and is read here."""
         self.rows_work.wait()
         self.logits_work.wait()
         engine, s = self.engine, self.s
-        if engine.pages.hold(request.pages, 0, s) is None:
+        if engine.pages.allocate(request.pages, 0, s) is None:
             return
-        places = places_of(request.pages, engine.pages.size, s)
-        for x, part in zip(kept(engine.cache), self.rows.split(self.sizes), strict=True):
-            x[places] = part.view(s, *x.shape[1:])
+        slots = _slots_of(request.pages, engine.pages.size, s)
+        for x, part in zip(_kv_rows(engine.cache), self.rows.split(self.sizes), strict=True):
+            x[slots] = part.view(s, *x.shape[1:])
         engine.waiting.remove(request)
         engine.running.append(request)
-        engine.advance([(request, s)], self.logits.unsqueeze(0))
+        engine.update_from_logits([(request, s)], self.logits.unsqueeze(0))
 
 
-def kept(cache: PagedCache) -> list[Tensor]:
+def _kv_rows(cache: PagedCache) -> list[Tensor]:
     """Return keys and values of each layer, without borders between pages: (tokens, h_kv, d) each."""
     return [x.flatten(0, 1) for attend in cache.attends for x in (attend.k, attend.v) if x is not None]
 
 
-def places_of(pages: Sequence[int], size: int, s: int) -> Tensor:
-    """Return the places in `kept` of the first `s` tokens of a request with these pages, (s,) int64."""
+def _slots_of(pages: Sequence[int], size: int, s: int) -> Tensor:
+    """Return the slots in `_kv_rows` of the first `s` tokens of a request with these pages, (s,) int64."""
     return torch.tensor([pages[i // size] * size + i % size for i in range(s)])

@@ -30,7 +30,7 @@ from .speculative import acceptance
 if TYPE_CHECKING:
     from ..models.gpt import LanguageModel
 
-__all__ = ["TRAINED", "decode", "encode", "fill", "held_out_loss", "load", "mean_acceptance", "save", "train"]
+__all__ = ["TRAINED", "decode", "encode", "load_tensors", "held_out_loss", "load", "mean_acceptance", "save", "train"]
 
 FOLDER = Path(text.__file__).parent
 BATCH = 8  # windows per step
@@ -39,7 +39,7 @@ REPORTED = 100  # steps between two losses
 HELD_OUT = 32  # windows of the last tenth of the text, for losses and acceptance
 
 
-class GptSizes(TypedDict):
+class _GptSizes(TypedDict):
     """The sizes of a GPT, see models/gpt.py."""
 
     block: int
@@ -48,17 +48,17 @@ class GptSizes(TypedDict):
     width: int
 
 
-class Training(NamedTuple):
+class _Training(NamedTuple):
     """The training behind a file of weights: a GPT of `fields`, trained for `steps` at learning rate `lr`."""
 
-    fields: GptSizes
+    fields: _GptSizes
     steps: int
     lr: float
 
 
 TRAINED = {
-    "moby_dick": Training({"block": 256, "layers": 4, "heads": 4, "width": 128}, steps=3500, lr=3e-3),
-    "moby_dick_draft": Training({"block": 256, "layers": 1, "heads": 2, "width": 64}, steps=6000, lr=6e-3),
+    "moby_dick": _Training({"block": 256, "layers": 4, "heads": 4, "width": 128}, steps=3500, lr=3e-3),
+    "moby_dick_draft": _Training({"block": 256, "layers": 1, "heads": 2, "width": 64}, steps=6000, lr=6e-3),
 }
 
 
@@ -82,9 +82,9 @@ def train(
         return min((step + 1) / (warm_up + 1), 0.5 + 0.5 * math.cos(math.pi * max(0, step - warm_up) / steps))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    chance = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for step in range(steps):
-        starts = torch.randint(end, (BATCH, 1), generator=chance)
+        starts = torch.randint(end, (BATCH, 1), generator=generator)
         window = tokens[starts + torch.arange(block + 1)]  # (b, block + 1)
         loss = cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad()
@@ -97,7 +97,7 @@ def train(
     return model.eval()
 
 
-def held_out(block: int) -> tuple[Tensor, Tensor]:
+def _held_out(block: int) -> tuple[Tensor, Tensor]:
     """Return windows that were not trained on, and the token after each of theirs: (HELD_OUT, block) int64 each."""
     data = text.load(block)
     return data.test_x[:HELD_OUT], data.test_y[:HELD_OUT]
@@ -106,14 +106,14 @@ def held_out(block: int) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def held_out_loss(model: nn.Module) -> float:
     """Return mean cross-entropy per character, in nats, on text that was not trained on."""
-    x, y = held_out(cast("LanguageModel", model).block)
+    x, y = _held_out(cast("LanguageModel", model).block)
     return cross_entropy(model(x).flatten(0, 1), y.flatten()).item()
 
 
 @torch.no_grad()
 def mean_acceptance(model: nn.Module, draft: nn.Module) -> float:
     """Return the probability that `model` keeps a token that `draft` has drawn, on average over held-out text."""
-    x, _ = held_out(min(cast("LanguageModel", one).block for one in (model, draft)))
+    x, _ = _held_out(min(cast("LanguageModel", one).block for one in (model, draft)))
     p, q = (softmax(one(x), -1) for one in (model, draft))  # (n, block, V)
     return acceptance(p, q).mean().item()
 
@@ -138,14 +138,14 @@ def load(name: str | Path) -> nn.Module:
     path = FOLDER / f"{name}.safetensors" if name in TRAINED else Path(name)
     if path.suffix != ".safetensors":
         raise LookupError(f"no weights are called {str(name)!r}: {', '.join(TRAINED)}, or a .safetensors file")
-    about = read_about(path)
+    about = _read_about(path)
     if about.get("text") != text.SHA256:
         raise DataError(f"{path} holds no weights of a model that reads Moby-Dick: `hpdl weights` trains such ones")
     fields: dict[str, Any] = {"vocabulary": len(text.vocabulary()), **json.loads(about["fields"])}
-    return fill(models.build(about["architecture"], **fields), path).eval()
+    return load_tensors(models.build(about["architecture"], **fields), path).eval()
 
 
-def read_about(path: Path) -> dict[str, str]:
+def _read_about(path: Path) -> dict[str, str]:
     """Return the metadata of a file of tensors. Raises DataError if it cannot be read."""
     try:
         with safe_open(path, "pt") as file:
@@ -154,7 +154,7 @@ def read_about(path: Path) -> dict[str, str]:
         raise DataError(f"The weights {path} cannot be read: {problem}: `hpdl weights` trains them anew") from None
 
 
-def fill(model: nn.Module, path: Path) -> nn.Module:
+def load_tensors(model: nn.Module, path: Path) -> nn.Module:
     """Copy the tensors of a file into `model`; returns it.
 
     Raises:  ValueError, before anything is copied, if they are of another architecture or of other shapes.

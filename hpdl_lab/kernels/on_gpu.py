@@ -14,7 +14,7 @@ import numpy as np
 from ..features import Missing, gpu
 from . import ladder
 from .ladder import Kernel
-from .reduction import REPEATS, WARM_UP, whole_numbers
+from .reduction import REPEATS, WARM_UP, random_whole_numbers
 
 if TYPE_CHECKING:
     from ..comm.base import Row
@@ -71,7 +71,7 @@ def rows(
     cuda.select_device(device)
     blocks = BLOCKS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
     for size in sizes:
-        host = whole_numbers(size // 4, "float32")
+        host = random_whole_numbers(size // 4, "float32")
         x, out = host.to(f"cuda:{device}"), torch.zeros(1, device=f"cuda:{device}")
         for rung, kernel in enumerate(kernels):
             launch = compiled(kernel)[blocks, ladder.THREADS]

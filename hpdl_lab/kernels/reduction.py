@@ -23,7 +23,7 @@ WARM_UP = 3
 LARGEST = 8  # of the whole numbers that are added: small, so that every order of adding gives the same sum
 
 
-class Reductions(Protocol):
+class _Reductions(Protocol):
     """The functions of hpdl_lab._cuda that are used here."""
 
     def rungs(self) -> Sequence[tuple[str, str]]: ...
@@ -49,12 +49,12 @@ class Reductions(Protocol):
 class Ladder:
     """The kernels, the GPU `device` and its bandwidth. Raises Missing if there is no GPU or no csrc/cuda."""
 
-    def __init__(self, device: int = 0, cuda: Reductions | None = None) -> None:
+    def __init__(self, device: int = 0, cuda: _Reductions | None = None) -> None:
         """Use another module `cuda` than hpdl_lab._cuda if it is given."""
         if cuda is None:
             if reason := gpu.why_no_gpu():
                 raise Missing(reason)
-            cuda = cast(Reductions, gpu.cuda_module())
+            cuda = cast(_Reductions, gpu.cuda_module())
         import torch
 
         self.cuda, self.torch, self.device = cuda, torch, device
@@ -76,7 +76,7 @@ class Ladder:
         """Yield one row per size, dtype and rung, as it comes: correct first, timed second."""
         for size in sizes:
             for dtype in dtypes:
-                host = whole_numbers(size // ITEMSIZE[dtype], dtype)
+                host = random_whole_numbers(size // ITEMSIZE[dtype], dtype)
                 x, expected = self.on_gpu(host), float(host.double().sum())
                 for rung, (name, change) in enumerate(self.rungs):
                     self.sum(rung, x, WARM_UP)
@@ -110,7 +110,7 @@ class Ladder:
         }
 
 
-def whole_numbers(n: int, dtype: str) -> Tensor:
+def random_whole_numbers(n: int, dtype: str) -> Tensor:
     """Return an (n,) CPU tensor of numbers from -LARGEST to LARGEST, whose partial sums float32 holds exactly."""
     import torch
 

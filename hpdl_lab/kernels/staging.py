@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, Type
 
 from ..comm.base import Comm, Work
 from ..measure import measure
-from ..predict.graph import Graph, Need
+from ..predict.graph import Need, TaskGraph
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ BUFFERS = 2
 PROBES = 8  # times as many samples of what is short, and varies the most
 
 
-class Vector(Protocol):
+class _Vector(Protocol):
     """A flat tensor, or what stands for one in the memory of a device."""
 
     @property
@@ -40,7 +40,7 @@ class Vector(Protocol):
     def __getitem__(self, part: slice, /) -> Self: ...
 
 
-V = TypeVar("V", bound=Vector)
+V = TypeVar("V", bound=_Vector)
 
 
 class Device(ABC, Generic[V]):
@@ -72,7 +72,7 @@ class Device(ABC, Generic[V]):
         """Return the values of a vector of the device."""
 
 
-class DeviceVector:
+class _DeviceVector:
     """A vector in the memory of an EmulatedDevice: a length, a dtype, slices, and no values that the host can read."""
 
     def __init__(self, values: Tensor) -> None:
@@ -81,17 +81,17 @@ class DeviceVector:
     def __len__(self) -> int:
         return len(self._values)
 
-    def __getitem__(self, part: slice) -> DeviceVector:
+    def __getitem__(self, part: slice) -> _DeviceVector:
         if not isinstance(part, slice):
             raise TypeError("the host cannot read an element on the device: copy_out brings a slice to pinned memory")
-        return DeviceVector(self._values[part])
+        return _DeviceVector(self._values[part])
 
     @property
     def dtype(self) -> torch.dtype:
         return self._values.dtype
 
 
-class EmulatedDevice(Device[DeviceVector]):
+class _EmulatedDevice(Device[_DeviceVector]):
     """A device whose copies take alpha + beta * bytes, in each direction one after the other.
 
     Collective over `comm`: each copy engine is the background of a communicator of this rank alone.
@@ -112,25 +112,25 @@ class EmulatedDevice(Device[DeviceVector]):
             self._pinned[-1].fill_(STALE)
         return self._pinned[-1]
 
-    def copy_out(self, x: DeviceVector, host: Tensor) -> Work:
+    def copy_out(self, x: _DeviceVector, host: Tensor) -> Work:
         self._require("copy_out", x, host)
         return self.out.background(self._copy_out, x._values, host)
 
-    def copy_in(self, host: Tensor, x: DeviceVector) -> Work:
+    def copy_in(self, host: Tensor, x: _DeviceVector) -> Work:
         self._require("copy_in", x, host)
         return self.into.background(self._copy_in, host, x._values)
 
-    def put(self, values: Tensor) -> DeviceVector:
-        return DeviceVector(values.clone())
+    def put(self, values: Tensor) -> _DeviceVector:
+        return _DeviceVector(values.clone())
 
-    def get(self, x: DeviceVector) -> Tensor:
+    def get(self, x: _DeviceVector) -> Tensor:
         return x._values.clone()
 
     def _require(self, what: str, x: object, host: object) -> None:
         """Raise TypeError, ValueError unless `x` is on the device, and `host` a part of a pinned buffer as long."""
         import torch
 
-        if not isinstance(x, DeviceVector) or not isinstance(host, torch.Tensor):
+        if not isinstance(x, _DeviceVector) or not isinstance(host, torch.Tensor):
             order = "(x, host)" if what == "copy_out" else "(host, x)"
             raise TypeError(f"device.{what}{order} needs a slice of x, on the device, and a pinned tensor")
         if not any(0 <= host.data_ptr() - buffer.data_ptr() <= buffer.nbytes - host.nbytes for buffer in self._pinned):
@@ -189,10 +189,10 @@ class CudaDevice(Device["Tensor"]):
         stream.wait_stream(torch.cuda.current_stream(self.device))  # on which x was computed
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
-        return Recorded(stream.record_event())
+        return _Recorded(stream.record_event())
 
 
-class Recorded(Work):
+class _Recorded(Work):
     """The work that a stream had been given when `event` was recorded."""
 
     def __init__(self, event: torch.Event | torch.cuda.Event) -> None:
@@ -208,7 +208,7 @@ class Recorded(Work):
 
 def device_of(comm: Comm, alpha: float = 0.0, beta: float = 0.0) -> Device[Any]:
     """Return the GPU of this rank, or an EmulatedDevice with this alpha (s) and beta (s per byte). Collective."""
-    return EmulatedDevice(comm, alpha, beta) if comm.device == "cpu" else CudaDevice(comm.device)
+    return _EmulatedDevice(comm, alpha, beta) if comm.device == "cpu" else CudaDevice(comm.device)
 
 
 def pipelined_copy(comm: Comm, x: V, src: int, dst: int, device: Device[V], block: int) -> None:
@@ -252,7 +252,7 @@ def pipelined_copy(comm: Comm, x: V, src: int, dst: int, device: Device[V], bloc
 # -- how long it takes ------------------------------------------------------------------------------------------------
 
 
-class Costs(NamedTuple):
+class StagingCosts(NamedTuple):
     """The s for a block of b bytes: alpha + beta b on the wire, copy_alpha + copy_beta b for a copy, each way."""
 
     alpha: float
@@ -267,7 +267,7 @@ class Costs(NamedTuple):
         return self.copy_alpha + self.copy_beta * nbytes
 
 
-def seconds(costs: Costs, nbytes: float, block: float) -> float:
+def seconds(costs: StagingCosts, nbytes: float, block: float) -> float:
     """Return the s of pipelined_copy: each stage once, and the slowest once for each further block.
 
     Args:    nbytes: of the vector; block: bytes of a block. The last one counts as a part of a block.
@@ -277,7 +277,7 @@ def seconds(costs: Costs, nbytes: float, block: float) -> float:
     return wire + 2 * copy + (nbytes / block - 1) * max(wire, copy)
 
 
-def best_block(costs: Costs, nbytes: float) -> float:
+def best_block(costs: StagingCosts, nbytes: float) -> float:
     """Return the bytes of the best block: there the derivative of `seconds` is 0. With n = nbytes, copies of B bytes/s:
 
     the wire is the slowest     n/b alpha + 2 b/B + what b does not change        b = sqrt(n alpha B / 2)
@@ -295,9 +295,9 @@ def best_block(costs: Costs, nbytes: float) -> float:
     return min((b for b in candidates if 0 < b <= nbytes), key=lambda b: seconds(costs, nbytes, b))
 
 
-def stages(costs: Costs, nbytes: int, block: int) -> list[tuple[list[float], list[float]]]:
+def stages(costs: StagingCosts, nbytes: int, block: int) -> list[tuple[list[float], list[float]]]:
     """Return ([when each block begins], [when it ends]) for copy out, wire, copy in, in s: BUFFERS on both ranks."""
-    graph, blocks = Graph(), [min(block, nbytes - first) for first in range(0, nbytes, block)]
+    graph, blocks = TaskGraph(), [min(block, nbytes - first) for first in range(0, nbytes, block)]
     for k, size in enumerate(blocks):
         before = 3 * (k - BUFFERS)  # the number of the copy out of the block that had the same buffer
         freed = before >= 0
@@ -311,7 +311,7 @@ def stages(costs: Costs, nbytes: int, block: int) -> list[tuple[list[float], lis
 # -- measured on any ranks --------------------------------------------------------------------------------------------
 
 
-def sweep(
+def sweep_blocks(
     comm: Comm,
     fn: Callable[[Comm, Any, int, int, Device[Any], int], object],
     nbytes: int,
@@ -339,14 +339,14 @@ def sweep(
         for n in probes:
             part, pinned = x[: n // 4], host[: n // 4]
             often = samples * (PROBES if n == 4 else 1)
-            copy[n] = timed(partial(copied_out, device, part, pinned), repeats=often).median
-            wire[n] = timed(partial(there_and_back, comm, pinned), repeats=often).median / 2
+            copy[n] = timed(partial(_copied_out, device, part, pinned), repeats=often).median
+            wire[n] = timed(partial(_there_and_back, comm, pinned), repeats=often).median / 2
         if comm.rank == 1:
             comm.report(wire=wire, copy=copy)
         for block in blocks:
             x = device.put(values * (comm.rank == 0))
             run = partial(fn, comm, x, 0, 1, device, block // 4)
-            taken = timed(run, barrier=partial(there_and_back, comm, host[:1]), repeats=samples)
+            taken = timed(run, barrier=partial(_there_and_back, comm, host[:1]), repeats=samples)
             if comm.rank == 1:
                 (p25, p75), correct = taken.quartiles, torch.equal(device.get(x), values)
                 comm.report(block=block, seconds=taken.median, p25=p25, p75=p75, correct=correct)
@@ -354,12 +354,12 @@ def sweep(
     comm.trace.enabled = recording
 
 
-def there_and_back(comm: Comm, x: Tensor) -> None:
+def _there_and_back(comm: Comm, x: Tensor) -> None:
     """Send `x` from rank 0 to rank 1 and back."""
     for sender in (0, 1):
         comm.send(x, 1 - comm.rank) if comm.rank == sender else comm.recv(x, 1 - comm.rank)
 
 
-def copied_out(device: Device[V], x: V, host: Tensor) -> None:
+def _copied_out(device: Device[V], x: V, host: Tensor) -> None:
     """Copy from the device to the host, and wait for the end."""
     device.copy_out(x, host).wait()

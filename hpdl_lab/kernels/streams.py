@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Event:
+class _Event:
     """A place in a stream: behind the works that were launched before."""
 
     def __init__(self, works: list[Work]) -> None:
@@ -52,13 +52,13 @@ class Stream:
         self._works.append(work)
         self._after = []
 
-    def record_event(self) -> Event:
+    def record_event(self) -> _Event:
         """Return the Event of all that has been launched here so far, and of all that this stream waits for."""
-        return Event(self._works[-1:] + self._after)
+        return _Event(self._works[-1:] + self._after)
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: _Event) -> None:
         """Let what is launched here from now on begin when `event` has come. Nobody else waits."""
-        if not isinstance(event, Event):
+        if not isinstance(event, _Event):
             raise TypeError(f"wait_event needs what record_event() returns, got {type(event).__name__}")
         self._after += event._works
 

@@ -44,7 +44,7 @@ class KernelError(Exception):
         self.failed = failed
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """An expression in a kernel: its code, its span there, and its line as people call it, such as "cell:7"."""
 
     code: CodeType
@@ -52,7 +52,7 @@ class Place(NamedTuple):
     line: str
 
     def __str__(self) -> str:
-        return f" in {report.place(self.line)}" if self.line else ""
+        return f" in {report.line_place(self.line)}" if self.line else ""
 
 
 class Access(NamedTuple):
@@ -71,7 +71,7 @@ class Access(NamedTuple):
     kind: str
     phase: int
     epoch: int
-    place: Place
+    location: SourceLocation
     nth: int
     fresh: bool
 
@@ -80,7 +80,7 @@ class Access(NamedTuple):
         return self.thread // WARP
 
     def __str__(self) -> str:
-        return f"thread {self.thread} {VERBS[self.kind]} {self.array.name}[{self.element}]{self.place}"
+        return f"thread {self.thread} {VERBS[self.kind]} {self.array.name}[{self.element}]{self.location}"
 
 
 class Array:
@@ -120,41 +120,41 @@ class Array:
         flat = 0
         for i, n in zip(at, self.shape, strict=True):
             if not -n <= i < n:
-                element = f"{self.name}[{', '.join(map(str, at))}]{place_of(frame)}"
+                element = f"{self.name}[{', '.join(map(str, at))}]{_location_of(frame)}"
                 text = f"thread {thread.index} of block {thread.block} {VERBS[kind]} {element}"
                 raise KernelError("bounds", f"{text}, and there are {self.size:,} elements")
             flat = flat * n + int(i) % n
-        place, fresh = place_of(frame), not self.written.flat[flat]
-        nth = thread.times[place, kind]
-        thread.times[place, kind] += 1
+        location, fresh = _location_of(frame), not self.written.flat[flat]
+        nth = thread.times[location, kind]
+        thread.times[location, kind] += 1
         who = thread.block, thread.index
-        self.launch.log.append(Access(*who, self, flat, kind, thread.phase, thread.epoch, place, nth, fresh))
+        self.launch.log.append(Access(*who, self, flat, kind, thread.phase, thread.epoch, location, nth, fresh))
         if kind != "read":
             self.written.flat[flat] = True
 
 
-def place_of(frame: FrameType) -> Place:
+def _location_of(frame: FrameType) -> SourceLocation:
     # Not f_lasti itself: it lies a little further on once the interpreter has specialized the instruction.
-    return Place(frame.f_code, spans(frame.f_code)[frame.f_lasti // 2], line_of(frame, frame.f_lineno))
+    return SourceLocation(frame.f_code, _spans(frame.f_code)[frame.f_lasti // 2], line_of(frame, frame.f_lineno))
 
 
 @lru_cache(maxsize=64)
-def spans(code: CodeType) -> list[tuple[int | None, ...]]:
+def _spans(code: CodeType) -> list[tuple[int | None, ...]]:
     return list(code.co_positions())
 
 
 @dataclass(eq=False)
 class Thread:
-    """A thread of a block, and what it waits for: the call, its place, the lanes that have to come, its value."""
+    """A thread of a block, and what it waits for: the call, its location, the lanes that have to come, its value."""
 
     block: int
     index: int
     body: greenlet
     phase: int = 0
     epoch: int = 0
-    times: Counter[tuple[Place, str]] = field(default_factory=Counter)
+    times: Counter[tuple[SourceLocation, str]] = field(default_factory=Counter)
     call: str = ""
-    place: Place | None = None
+    location: SourceLocation | None = None
     mask: int = 0
     value: object = None
     got: dict[int, Any] = field(default_factory=dict)
@@ -162,10 +162,10 @@ class Thread:
     def __str__(self) -> str:
         if self.body.dead:
             return "has returned"
-        return f"waits in cuda.{self.call}{self.place}"
+        return f"waits in cuda.{self.call}{self.location}"
 
 
-class Cuda(FakeCUDAModule):
+class _Cuda(FakeCUDAModule):
     """The module that a kernel finds as `cuda` during a launch."""
 
     def __init__(self, launch: Launch) -> None:
@@ -177,8 +177,8 @@ class Cuda(FakeCUDAModule):
         raise AttributeError(f"cuda.{name} is not simulated here" if known else f"numba's cuda has no {name}")
 
     @property
-    def atomic(self) -> Atomic:
-        return Atomic()
+    def atomic(self) -> _Atomic:
+        return _Atomic()
 
     @property
     def shared(self) -> SharedMemory:
@@ -232,11 +232,11 @@ class Cuda(FakeCUDAModule):
             return value
         if source not in values:
             whose = f"of lane {source}, which the mask {mask:#x} does not name"
-            raise KernelError("shuffle", f"thread {thread.index} takes the value{place_of(frame)} {whose}")
+            raise KernelError("shuffle", f"thread {thread.index} takes the value{_location_of(frame)} {whose}")
         return values[source]
 
 
-class Atomic:
+class _Atomic:
     """cuda.atomic of numba's simulator; each call is one access."""
 
     def __getattr__(self, name: str) -> Callable[..., object]:
@@ -254,15 +254,15 @@ class SharedMemory:
 
     def __init__(self, launch: Launch, block: int) -> None:
         self.launch, self.block = launch, block
-        self.arrays: dict[Place, Array] = {}
+        self.arrays: dict[SourceLocation, Array] = {}
 
     def array(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
-        place = place_of(sys._getframe(1))
-        if place not in self.arrays:
+        location = _location_of(sys._getframe(1))
+        if location not in self.arrays:
             known = np.dtype(getattr(dtype, "name", dtype))  # of numba's types too
             values = np.full(shape, np.nan if known.kind == "f" else 0, known)
-            self.arrays[place] = Array(self.launch, values, shared=self.block)
-        return self.arrays[place]
+            self.arrays[location] = Array(self.launch, values, shared=self.block)
+        return self.arrays[location]
 
 
 class Launch:
@@ -276,9 +276,9 @@ class Launch:
     def __init__(self, kernel: Kernel, blocks: int, threads: int, *arguments: object) -> None:
         self.blocks, self.threads, self.barriers = blocks, threads, 0
         self.log: list[Access] = []
-        body = with_cuda(kernel, Cuda(self))
+        body = _with_cuda(kernel, _Cuda(self))
         names = [*inspect.signature(body).parameters, *[""] * len(arguments)]
-        recorded = [recording(self, value, name) for value, name in zip(arguments, names, strict=False)]
+        recorded = [_recording(self, value, name) for value, name in zip(arguments, names, strict=False)]
         for block in range(blocks):
             self._run_block(block, body, recorded)
 
@@ -292,38 +292,37 @@ class Launch:
                 returned = thread.body.switch(*(() if thread.body else arguments))
                 if thread.body.dead and returned is not None:
                     raise KernelError("returns", f"thread {thread.index} of block {block} returns {returned!r:.40}")
-            ready = released(threads)
+            ready = _released(threads)
         self.barriers = max(self.barriers, *(thread.phase for thread in threads))
 
     def meet(self, call: str, frame: FrameType, mask: int = 0, value: T = None) -> dict[int, T]:
         """Wait for the block, or for the lanes of `mask` if there is one: {thread or lane: the value it brings}."""
         thread = self.now
         if mask and not mask >> thread.index % WARP & 1:
-            raise KernelError(
-                "shuffle", f"thread {thread.index} calls cuda.{call}{place_of(frame)} with {mask:#x}, without its lane"
-            )
-        thread.call, thread.place, thread.mask, thread.value = call, place_of(frame), mask, value
+            where = f"cuda.{call}{_location_of(frame)}"
+            raise KernelError("shuffle", f"thread {thread.index} calls {where} with {mask:#x}, without its lane")
+        thread.call, thread.location, thread.mask, thread.value = call, _location_of(frame), mask, value
         getcurrent().parent.switch()  # pyrefly: ignore[missing-attribute] # every thread has a parent
         return thread.got
 
 
-def released(threads: list[Thread]) -> list[Thread]:
+def _released(threads: list[Thread]) -> list[Thread]:
     """Return the threads of a block that may go on, as all whom they wait for have come; [] once all have returned.
 
     Raises:  KernelError if none may.
     """
     waiting, free = [thread for thread in threads if not thread.body.dead], list[Thread]()
-    warps: dict[tuple[int, Place | None, int], list[Thread]] = defaultdict(list)
+    warps: dict[tuple[int, SourceLocation | None, int], list[Thread]] = defaultdict(list)
     for thread in waiting:
         if thread.mask:
-            warps[thread.index // WARP, thread.place, thread.mask].append(thread)
+            warps[thread.index // WARP, thread.location, thread.mask].append(thread)
     for lanes in warps.values():
-        if len(lanes) == len(awaited(lanes[0], threads)):
+        if len(lanes) == len(_awaited(lanes[0], threads)):
             values = {thread.index % WARP: thread.value for thread in lanes}
             for thread in lanes:
                 thread.got = values
             free += lanes
-    if not free and waiting and all(together(thread, waiting[0]) for thread in threads):
+    if not free and waiting and all(_together(thread, waiting[0]) for thread in threads):
         values, free = {thread.index: thread.value for thread in waiting}, waiting
         for thread in free:
             thread.got, thread.phase = values, thread.phase + 1
@@ -332,33 +331,33 @@ def released(threads: list[Thread]) -> list[Thread]:
     return free
 
 
-def awaited(thread: Thread, threads: list[Thread]) -> list[Thread]:
+def _awaited(thread: Thread, threads: list[Thread]) -> list[Thread]:
     """Return the threads of the block `threads` that one of them waits for: the lanes of its mask, or all."""
     first = thread.index - thread.index % WARP
     warp = threads[first : first + WARP]
     return [t for t in warp if thread.mask >> t.index % WARP & 1] if thread.mask else threads
 
 
-def together(a: Thread, b: Thread) -> bool:
+def _together(a: Thread, b: Thread) -> bool:
     """Return True if both wait in the same call of the same kind."""
-    return not a.body.dead and (a.place, a.mask) == (b.place, b.mask)
+    return not a.body.dead and (a.location, a.mask) == (b.location, b.mask)
 
 
 def missing(threads: list[Thread], waiting: list[Thread]) -> KernelError:
     """Return the error that says why no thread of a block can go on."""
     one = next((thread for thread in waiting if thread.mask), waiting[0])
-    group = awaited(one, threads)
-    others = [thread for thread in group if not together(thread, one)]
+    group = _awaited(one, threads)
+    others = [thread for thread in group if not _together(thread, one)]
     same = [thread for thread in others if str(thread) == str(others[0])]
     whom = f"that the mask {one.mask:#x} names" if one.mask else "of its block"
     text = f"thread {one.index} of block {one.block} {one} for all {len(group)} threads {whom}"
     state = str(same[0])
     if len(same) > 1:
         state = state.replace("has ", "have ", 1).replace("waits ", "wait ", 1)
-    return KernelError("shuffle" if one.mask else "barrier", f"{text}, but {named_threads(same)} {state}")
+    return KernelError("shuffle" if one.mask else "barrier", f"{text}, but {_named_threads(same)} {state}")
 
 
-def named_threads(threads: list[Thread]) -> str:
+def _named_threads(threads: list[Thread]) -> str:
     """Return "thread 3", "threads 64 to 127", "64 threads, the first of them 1"."""
     numbers = [thread.index for thread in threads]
     if len(numbers) == 1:
@@ -368,14 +367,14 @@ def named_threads(threads: list[Thread]) -> str:
     return f"{len(numbers)} threads, the first of them {numbers[0]},"
 
 
-def recording(launch: Launch, value: object, name: str) -> object:
+def _recording(launch: Launch, value: object, name: str) -> object:
     """Return `value` as a kernel gets it: arrays, also in a tuple, note what is done to them."""
     if isinstance(value, tuple | list):
-        return tuple(recording(launch, item, f"{name}[{i}]") for i, item in enumerate(value))
+        return tuple(_recording(launch, item, f"{name}[{i}]") for i, item in enumerate(value))
     return Array(launch, value, name) if isinstance(value, np.ndarray) else value
 
 
-def with_cuda(kernel: Kernel, cuda: Cuda) -> FunctionType:
+def _with_cuda(kernel: Kernel, cuda: _Cuda) -> FunctionType:
     """Return `kernel` and the functions of its module, jitted or not, with another module for numba's `cuda`."""
     plain: FunctionType = getattr(kernel, "py_func", kernel)
     scope = plain.__globals__ | {"cuda": cuda}
@@ -400,10 +399,10 @@ def races(log: list[Access]) -> Iterator[tuple[Access, Access]]:
         plain = [access for access in found if access.kind != "atomic"]
         for a in found:
             if a.kind != "read":
-                yield from ((a, b) for b in (plain if a.kind == "atomic" else found) if unordered(a, b))
+                yield from ((a, b) for b in (plain if a.kind == "atomic" else found) if _unordered(a, b))
 
 
-def unordered(a: Access, b: Access) -> bool:
+def _unordered(a: Access, b: Access) -> bool:
     if (a.block, a.thread) == (b.block, b.thread):
         return False
     return a.block != b.block or (a.phase == b.phase and (a.warp != b.warp or a.epoch == b.epoch))
@@ -411,10 +410,10 @@ def unordered(a: Access, b: Access) -> bool:
 
 def by_warps(log: list[Access], shared: bool) -> Iterator[list[Access]]:
     """Return, for each instruction of a warp, the accesses of its threads to shared or to global memory."""
-    found: dict[tuple[int, int, Place, str, int], list[Access]] = defaultdict(list)
+    found: dict[tuple[int, int, SourceLocation, str, int], list[Access]] = defaultdict(list)
     for access in log:
         if (access.array.shared is not None) == shared:
-            found[access.block, access.warp, access.place, access.kind, access.nth].append(access)
+            found[access.block, access.warp, access.location, access.kind, access.nth].append(access)
     return iter(found.values())
 
 
@@ -427,7 +426,7 @@ def banks(accesses: list[Access]) -> dict[int, dict[int, Access]]:
     return found
 
 
-def words(accesses: list[Access]) -> list[int]:
+def words_per_bank(accesses: list[Access]) -> list[int]:
     """Return the number of different words of each bank that one instruction of a warp asks for."""
     found = banks(accesses)
     return [len(found.get(bank, ())) for bank in range(WARP)]

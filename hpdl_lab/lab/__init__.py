@@ -7,6 +7,11 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..comm.errors import explainers
+from ..spelling import explain_spelling
+
+explainers.add(explain_spelling)
+
 VERBS = {  # {module: its verbs}
     "engines.doctor": ("doctor",),
     "verbs.batches": ("batches",),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import MISSING, replace
+from dataclasses import fields as fields_of
 from numbers import Integral
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -18,13 +20,32 @@ Field: TypeAlias = float | str | tuple[int, ...]  # a size of a model, or a word
 
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-MODELS = {  # name -> its examples: the number of dimensions of one, their kind, and data sets with such ones
-    "mlp": (1, "rows of numbers, (n, features)", "digits, synthetic"),
-    "cnn": (3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)"),
-    "gpt": (1, "windows of tokens, (n, block) int64", "text, copy"),
-    "llama": (1, "windows of tokens, (n, block) int64", "text, copy"),
-    "deepseek": (1, "windows of tokens, (n, block) int64", "text, copy"),
-    "vit": (3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)"),
+
+
+class _Model(NamedTuple):
+    """A row of `MODELS`. The module of the same name has SIZES, build and fields_of.
+
+    ndim, kind: dimensions of an example, and what they are; fitting: data sets with such examples.
+    data, recipe: the data set and the fields of a parallel.training.Recipe with which it learns well in a minute.
+    """
+
+    ndim: int
+    kind: str
+    fitting: str
+    data: str
+    recipe: Mapping[str, float | str] = {}
+
+
+_TOKENS = 1, "windows of tokens, (n, block) int64", "text, copy", "text"
+_IMAGES = 3, "images, (n, channels, height, width)", "digit_images, synthetic with shape=(3, 32, 32)", "digit_images"
+_DECODER = {"optimizer": "adamw", "lr": 3e-3, "batch": 32, "steps": 200}
+MODELS = {
+    "mlp": _Model(1, "rows of numbers, (n, features)", "digits, synthetic", "digits"),
+    "cnn": _Model(*_IMAGES, {"lr": 0.1}),
+    "gpt": _Model(*_TOKENS, _DECODER),
+    "llama": _Model(*_TOKENS, _DECODER),
+    "deepseek": _Model(*_TOKENS, _DECODER),
+    "vit": _Model(*_IMAGES, {"optimizer": "adamw", "lr": 3e-3}),
 }
 
 
@@ -42,31 +63,32 @@ def build(name: str, size: str = "tiny", seed: int = 0, dtype: str = "float32", 
     module = module_of(name)
     if size not in module.SIZES:
         raise LookupError(f"{name} has no size {size!r}: {', '.join(module.SIZES)}")
-    settings = module.SIZES[size]
+    config = module.SIZES[size]
+    settings = {field.name: getattr(config, field.name) for field in fields_of(config) if field.default is MISSING}
     unknown = [field for field in fields if field not in settings]
     if unknown:
         raise ValueError(f"{name} has no field {unknown[0]!r}: its fields are {', '.join(settings)}")
     for field, value in fields.items():
-        require_like(f"{name} cannot have {field}={value!r}", value, settings[field])
+        _require_like(f"{name} cannot have {field}={value!r}", value, settings[field])
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise ValueError(f"seed={seed!r}: a whole number is needed")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: one of {', '.join(map(repr, DTYPES))} is needed")
-    return module.build(**{**settings, **fields}, seed=seed, dtype=dtype)
+    return module.build(replace(config, **fields), seed, dtype)
 
 
-def require_like(what: str, value: object, example: int | str | tuple[int, ...]) -> None:
+def _require_like(what: str, value: object, example: int | str | tuple[int, ...]) -> None:
     """Raise ValueError unless `value` can be a size of a model: it is of the kind of `example`."""
     if isinstance(example, str):
         return  # the model itself checks its words
     several = isinstance(example, tuple)
     numbers: object = value if several else (value,)
-    if not isinstance(numbers, tuple | list) or not all(map(is_size, numbers)):
+    if not isinstance(numbers, tuple | list) or not all(map(_is_size, numbers)):
         needed = "whole numbers of at least 1 are" if several else "a whole number of at least 1 is"
         raise ValueError(f"{what}: {needed} needed, such as {example}")
 
 
-def is_size(number: object) -> bool:
+def _is_size(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
@@ -79,7 +101,7 @@ def build_for(
     """
     module = module_of(name)
     if not reads(name, data):
-        _, kind, fitting = MODELS[name]
+        kind, fitting = MODELS[name].kind, MODELS[name].fitting
         x = data.train_x
         got = f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
         raise ValueError(f"{name} reads {kind}; this data is {got}. What it reads, for example: {fitting}")
@@ -88,9 +110,8 @@ def build_for(
 
 def reads(name: str, data: Dataset) -> bool:
     """Return True if the model of this name reads such data: the number of dimensions of an example, tokens or not."""
-    return data.train_x.ndim - 1 == MODELS[name][0] and data.train_x.is_floating_point() == (
-        "tokens" not in MODELS[name][1]
-    )
+    model = MODELS[name]
+    return data.train_x.ndim - 1 == model.ndim and data.train_x.is_floating_point() == ("tokens" not in model.kind)
 
 
 def from_transformers(

@@ -43,18 +43,18 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
-            normal, mean, var, n = Normalize.apply(x, self.comm)  # (b, c, h, w), (c,), (c,), number
+            normal, mean, var, n = _Normalize.apply(x, self.comm)  # (b, c, h, w), (c,), (c,), number
             if n:  # no numbers have no mean
                 with torch.no_grad():
                     self.running_mean.lerp_(mean.to(x.dtype), MOMENTUM)
                     self.running_var.lerp_((var * n / max(n - 1, 1)).to(x.dtype), MOMENTUM)
         else:
             scale = torch.rsqrt(self.running_var + EPSILON)
-            normal = (x - per_channel(self.running_mean)) * per_channel(scale)
-        return normal * per_channel(self.weight) + per_channel(self.bias)
+            normal = (x - _per_channel(self.running_mean)) * _per_channel(scale)
+        return normal * _per_channel(self.weight) + _per_channel(self.bias)
 
 
-class Context(FunctionCtx):
+class _Context(FunctionCtx):
     """The state of Normalize between forward and backward."""
 
     saved_tensors: tuple[torch.Tensor, torch.Tensor]
@@ -62,22 +62,22 @@ class Context(FunctionCtx):
     n: float
 
 
-class Normalize(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """x (b, c, h, w) -> (x - mean) / sqrt(var + 1e-5), mean, var, n: statistics of n numbers over (b, h, w) and ranks.
 
     Steps: one all_reduce forward, one backward.   Bytes per rank: of all_reduce for 2c + 1, then 2c float64 numbers.
     """
 
     @staticmethod
-    def forward(ctx: Context, x: torch.Tensor, comm: Comm | None) -> tuple[float | torch.Tensor, ...]:
+    def forward(ctx: _Context, x: torch.Tensor, comm: Comm | None) -> tuple[float | torch.Tensor, ...]:
         wide = x.double()
         sums = torch.cat([wide.new_tensor([x.numel() // x.shape[1]]), wide.sum(DIMS), wide.square().sum(DIMS)])
-        count, total, squares = summed(sums, comm).split([1, x.shape[1], x.shape[1]])
+        count, total, squares = _summed(sums, comm).split([1, x.shape[1], x.shape[1]])
         n = float(count)
         mean = total / max(n, 1)
         var = (squares / max(n, 1) - mean.square()).clamp_min(0)
         scale = torch.rsqrt(var + EPSILON)
-        normal = ((wide - per_channel(mean)) * per_channel(scale)).to(x.dtype)
+        normal = ((wide - _per_channel(mean)) * _per_channel(scale)).to(x.dtype)
         ctx.save_for_backward(normal, scale)
         ctx.comm, ctx.n = comm, n
         ctx.mark_non_differentiable(mean, var)
@@ -85,25 +85,25 @@ class Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(  # pyrefly: ignore[bad-override]
-        ctx: Context, grad: torch.Tensor, *_: torch.Tensor | None
+        ctx: _Context, grad: torch.Tensor, *_: torch.Tensor | None
     ) -> tuple[torch.Tensor, None]:
         """Return dx = scale (g - mean(g) - normal mean(g normal)): means over (b, h, w) and ranks."""
         normal, scale = ctx.saved_tensors
         g, y = grad.double(), normal.double()
-        means = summed(torch.cat([g.sum(DIMS), (g * y).sum(DIMS)]), ctx.comm) / max(ctx.n, 1)
+        means = _summed(torch.cat([g.sum(DIMS), (g * y).sum(DIMS)]), ctx.comm) / max(ctx.n, 1)
         mean_g, mean_gy = means.split(len(scale))
-        return ((g - per_channel(mean_g) - y * per_channel(mean_gy)) * per_channel(scale)).to(grad.dtype), None
+        return ((g - _per_channel(mean_g) - y * _per_channel(mean_gy)) * _per_channel(scale)).to(grad.dtype), None
 
 
 DIMS = (0, 2, 3)
 
 
-def per_channel(values: torch.Tensor) -> torch.Tensor:
+def _per_channel(values: torch.Tensor) -> torch.Tensor:
     """Return `values` (c,) as (1, c, 1, 1), to be combined with (b, c, h, w)."""
     return values.view(1, -1, 1, 1)
 
 
-def summed(x: torch.Tensor, comm: Comm | None) -> torch.Tensor:
+def _summed(x: torch.Tensor, comm: Comm | None) -> torch.Tensor:
     """Return x, added over the ranks of `comm` if there is one."""
     return x if comm is None else comm.all_reduce(x)
 

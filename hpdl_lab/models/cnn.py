@@ -12,6 +12,7 @@ and its cost.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -26,10 +27,24 @@ if TYPE_CHECKING:
     from ..data.dataset import Dataset
 
 
+__all__ = ["CNN", "NORMS", "SIZES", "Block", "CNNConfig", "build", "fields_of"]
+
+
+@dataclass(frozen=True)
+class CNNConfig:
+    """The sizes of a CNN. widths: channels of each stage; blocks: in each of them; norm: one of NORMS."""
+
+    channels: int
+    classes: int
+    widths: tuple[int, ...]
+    blocks: int
+    norm: str
+
+
 SIZES = {  # 3 blocks in each of 3 stages are "ResNet-20": 269,722 parameters, "0.27M" in the paper's table 6
-    "tiny": {"channels": 1, "classes": 10, "widths": (8, 16), "blocks": 1, "norm": "group"},
-    "small": {"channels": 3, "classes": 10, "widths": (16, 32, 64), "blocks": 1, "norm": "group"},
-    "paper": {"channels": 3, "classes": 10, "widths": (16, 32, 64), "blocks": 3, "norm": "group"},
+    "tiny": CNNConfig(1, 10, (8, 16), 1, "group"),
+    "small": CNNConfig(3, 10, (16, 32, 64), 1, "group"),
+    "paper": CNNConfig(3, 10, (16, 32, 64), 3, "group"),
 }
 GROUPS = 4
 NORMS: dict[str, Callable[[int], nn.Module]] = {"group": lambda width: nn.GroupNorm(GROUPS, width), "batch": BatchNorm}
@@ -62,8 +77,9 @@ class CNN(nn.Module):
     A convolution, then stages of `blocks` blocks; every stage but the first halves the image and has the next width.
     """
 
-    def __init__(self, channels: int, classes: int, widths: tuple[int, ...], blocks: int, norm: str) -> None:
+    def __init__(self, config: CNNConfig) -> None:
         super().__init__()
+        widths, norm = tuple(config.widths), config.norm
         if norm not in NORMS:
             raise ValueError(f"norm={norm!r}: one of {', '.join(NORMS)} is needed")
         if not widths:
@@ -71,15 +87,15 @@ class CNN(nn.Module):
         if norm == "group" and any(width % GROUPS for width in widths):
             raise ValueError(f"widths of {widths} cannot be cut into {GROUPS} groups of channels: give multiples of it")
         make = NORMS[norm]
-        self.conv = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.conv = nn.Conv2d(config.channels, widths[0], 3, padding=1, bias=False)
         self.norm = make(widths[0])
         stages, width_in = [], widths[0]
         for i, width in enumerate(widths):
-            for j in range(blocks):
+            for j in range(config.blocks):
                 stages.append(Block(width_in, width, 2 if i and not j else 1, make))
                 width_in = width
         self.blocks = nn.Sequential(*stages)
-        self.head = nn.Linear(widths[-1], classes)
+        self.head = nn.Linear(widths[-1], config.classes)
 
     def forward(self, images: Tensor) -> Tensor:
         x = relu(self.norm(self.conv(images)))  # (b, c, h, w) -> (b, widths[0], h, w)
@@ -87,15 +103,7 @@ class CNN(nn.Module):
         return self.head(x.mean((2, 3)))  # (b, widths[-1]) @ (widths[-1], classes) = (b, classes)
 
 
-def build(
-    channels: int,
-    classes: int,
-    widths: tuple[int, ...],
-    blocks: int,
-    norm: str = "group",
-    seed: int = 0,
-    dtype: str = "float32",
-) -> nn.Module:
+def build(config: CNNConfig, seed: int = 0, dtype: str = "float32") -> nn.Module:
     """Return a CNN; the same seed gives the same parameters on every machine.
 
     Raises:  ValueError for a norm that is none, or widths that GroupNorm cannot cut.
@@ -105,7 +113,7 @@ def build(
         n_in = shape[1] * (shape[2] * shape[3] if len(shape) == 4 else 1)  # numbers that add up to an output
         return (2 / n_in) ** 0.5 if len(shape) == 4 else (1 / n_in) ** 0.5  # He et al. 2015, arXiv:1502.01852
 
-    return initial.drawn(lambda: CNN(channels, classes, tuple(widths), blocks, norm), seed, dtype, std)
+    return initial.draw_parameters(lambda: CNN(config), seed, dtype, std)
 
 
 def fields_of(data: Dataset) -> dict[str, int]:

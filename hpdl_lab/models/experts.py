@@ -98,7 +98,7 @@ class Experts(nn.Module):
         return torch.cat([linear(silu(linear(x, gate)) * linear(x, up), down) for x, gate, up, down in stacks])
 
 
-class Exchange(Protocol):
+class _Exchange(Protocol):
     """The assignment of experts to p ranks, which all call a layer together, each with tokens of its own."""
 
     rank: int
@@ -110,7 +110,7 @@ class Exchange(Protocol):
         """Return the experts' outputs (m, d) of this rank's copies (m, d), sorted by expert. Collective."""
 
 
-class AllHere:
+class _AllHere:
     """The Exchange of one rank, which has all experts."""
 
     rank = 0
@@ -165,41 +165,43 @@ class MixtureOfExperts(nn.Module):
         self.router = Router(width, experts, top_k, groups, top_groups, scale, normal)
         self.experts = Experts(width, hidden, experts)
         self.shared = SwiGLU(width, shared * hidden) if shared else None
-        self.exchange: Exchange = AllHere()
+        self.exchange: _Exchange = _AllHere()
         self.capacity: float | None = None
         self.chosen = self.loads = torch.zeros(0, dtype=torch.int64)
         self.register_buffer("counts", torch.zeros(experts, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])  # (n, d)
-        order, weights, counts = self.routed(tokens)
-        loads = self.noted(self.exchange.loads(counts))
+        order, weights, counts = self.route(tokens)
+        loads = self.record_loads(self.exchange.loads(counts))
         if self.capacity is not None:
             loads = accepted(loads, self.capacity)
             by_expert = self.chosen.flatten()[order]
-            place = torch.arange(len(order), device=x.device) - (counts.cumsum(0) - counts)[by_expert]  # at its expert
-            order = order[place < loads[self.exchange.rank][by_expert]]
-        made = self.exchange(self.copies(tokens, order), loads, self.experts)  # (m, d), m <= n k
-        return self.added_up(tokens, made, weights, order).view_as(x)
+            position = (
+                torch.arange(len(order), device=x.device) - (counts.cumsum(0) - counts)[by_expert]
+            )  # at its expert
+            order = order[position < loads[self.exchange.rank][by_expert]]
+        made = self.exchange(self.permute(tokens, order), loads, self.experts)  # (m, d), m <= n k
+        return self.combine(tokens, made, weights, order).view_as(x)
 
-    def routed(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return of tokens (n, d): order (n k,) of copies by expert, then by token; weights (n, k); counts (E,)."""
         self.chosen, weights = self.router(tokens)  # (n, k)
         by_expert, order = self.chosen.flatten().sort(stable=True)
         return order, weights, by_expert.bincount(minlength=len(self.router.bias))
 
-    def noted(self, loads: Tensor) -> Tensor:
+    def record_loads(self, loads: Tensor) -> Tensor:
         """Return loads (p, E) of a batch, which the next update of the bias counts."""
         self.loads = loads
         if self.training and not torch.is_inference_mode_enabled():
             self.counts += loads.sum(0)
         return loads
 
-    def copies(self, tokens: Tensor, order: Tensor) -> Tensor:
+    def permute(self, tokens: Tensor, order: Tensor) -> Tensor:
         """Return (m, d): the copies of tokens (n, d) that are listed in `order` (m,), in that order."""
         return tokens[order // self.router.top_k]
 
-    def added_up(self, tokens: Tensor, made: Tensor, weights: Tensor, order: Tensor) -> Tensor:
+    def combine(self, tokens: Tensor, made: Tensor, weights: Tensor, order: Tensor) -> Tensor:
         """Return the shared expert's output of tokens (n, d) plus the weighted sum of the routed experts' outputs."""
         token = order // self.router.top_k
         y = torch.zeros_like(tokens).index_add(0, token, made * weights.flatten()[order, None])  # (n, d)

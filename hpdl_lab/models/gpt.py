@@ -6,6 +6,7 @@ many take the same steps.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -17,10 +18,25 @@ from . import mlp as initial
 from .attention import AttentionModule, Causal
 from .transformer import EPSILON, Block, check_heads, std_of
 
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The sizes of a GPT. block: positions that it reads at once; fields with a default are for published models."""
+
+    vocabulary: int
+    block: int
+    layers: int
+    heads: int
+    width: int
+    hidden: int | None = None
+    epsilon: float = EPSILON
+    gelu: str = "tanh"
+
+
 SIZES = {  # 12 layers of width 768 are "GPT-2 small": 124,439,808 parameters
-    "tiny": {"vocabulary": 80, "block": 64, "layers": 2, "heads": 2, "width": 64},
-    "small": {"vocabulary": 80, "block": 128, "layers": 6, "heads": 6, "width": 192},
-    "paper": {"vocabulary": 50257, "block": 1024, "layers": 12, "heads": 12, "width": 768},
+    "tiny": GPTConfig(vocabulary=80, block=64, layers=2, heads=2, width=64),
+    "small": GPTConfig(vocabulary=80, block=128, layers=6, heads=6, width=192),
+    "paper": GPTConfig(vocabulary=50257, block=1024, layers=12, heads=12, width=768),
 }
 
 
@@ -42,28 +58,19 @@ class GPT(nn.Module):
     """Tokens (b, s) int64, s <= block -> logits (b, s, vocabulary) of the token that follows each of them.
 
     V d + block d + layers (12 d^2 + 13 d) + 2 d parameters, for a vocabulary of V and width d. The token embedding
-    is also the last layer (tied weights), so it has a gradient from both ends of the model. Fields that follow `width`
-    are for published models: see Block.
+    is also the last layer (tied weights), so it has a gradient from both ends of the model.
     """
 
-    def __init__(
-        self,
-        vocabulary: int,
-        block: int,
-        layers: int,
-        heads: int,
-        width: int,
-        hidden: int | None = None,
-        epsilon: float = EPSILON,
-        gelu: str = "tanh",
-    ) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        width, heads = config.width, config.heads
         check_heads(width, heads)
-        self.block = block
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(block, width)
-        self.blocks = nn.Sequential(*[Block(width, heads, True, hidden, epsilon, gelu) for _ in range(layers)])
-        self.norm = nn.LayerNorm(width, epsilon)
+        self.block = config.block
+        self.tokens = nn.Embedding(config.vocabulary, width)
+        self.positions = nn.Embedding(config.block, width)
+        published = config.hidden, config.epsilon, config.gelu
+        self.blocks = nn.Sequential(*[Block(width, heads, True, *published) for _ in range(config.layers)])
+        self.norm = nn.LayerNorm(width, config.epsilon)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.logits(self.blocks(self.embed(tokens)))
@@ -72,8 +79,8 @@ class GPT(nn.Module):
         """Return the input of the first block, (b, s, d), of tokens (b, s)."""
         first = next((m.attend for m in self.modules() if isinstance(m, AttentionModule)), Causal())  # or no block
         require_window("gpt", tokens, self.block, first.parts)
-        places = first.positions(tokens.shape[1], tokens.device)  # (s,)
-        return self.tokens(tokens) + self.positions(places)  # (b, s, d) + (s, d) = (b, s, d)
+        positions = first.positions(tokens.shape[1], tokens.device)  # (s,)
+        return self.tokens(tokens) + self.positions(positions)  # (b, s, d) + (s, d) = (b, s, d)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits, (b, s, V), of the last block's output (b, s, d)."""
@@ -89,14 +96,12 @@ def require_window(name: str, tokens: torch.Tensor, block: int, parts: int = 1) 
         raise ValueError(f"this {name} reads {block} tokens at once, got {s}: build it with block={s}")
 
 
-def build(
-    vocabulary: int, block: int, layers: int, heads: int, width: int, seed: int = 0, dtype: str = "float32"
-) -> nn.Module:
+def build(config: GPTConfig, seed: int = 0, dtype: str = "float32") -> nn.Module:
     """Return a GPT; the same seed gives the same parameters on every machine.
 
     Raises:  ValueError if the heads do not divide the width.
     """
-    return initial.drawn(lambda: GPT(vocabulary, block, layers, heads, width), seed, dtype, std_of(layers, width))
+    return initial.draw_parameters(lambda: GPT(config), seed, dtype, std_of(config.layers, config.width))
 
 
 def fields_of(data: Dataset) -> dict[str, int]:
@@ -118,11 +123,11 @@ def generate(model: nn.Module, tokens: torch.Tensor, n: int, temperature: float 
     require_number("temperature", temperature, 0)
     if tokens.ndim != 1 or not len(tokens):
         raise ValueError(f"generate continues tokens of shape (s,), s >= 1; got {tuple(tokens.shape)}")
-    chance, block = torch.Generator().manual_seed(seed), cast("LanguageModel", model).block
+    generator, block = torch.Generator().manual_seed(seed), cast("LanguageModel", model).block
     for _ in range(n):
         logits = model(tokens[None, -block:])[0, -1]  # (V,), of the token after the last one
         if temperature:
-            following = torch.multinomial(softmax(logits / temperature, 0), 1, generator=chance)
+            following = torch.multinomial(softmax(logits / temperature, 0), 1, generator=generator)
         else:
             following = logits.argmax(0, keepdim=True)
         tokens = torch.cat([tokens, following])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,100 +21,116 @@ from .experts import SwiGLU
 from .gpt import fields_of, require_window
 from .transformer import PreNorm, check_heads, std_of
 
-__all__ = ["SIZES", "Decoder", "Llama", "Rotary", "Stretch", "build", "fields_of"]
+__all__ = ["SIZES", "Decoder", "Llama", "LlamaConfig", "RopeScaling", "Rotary", "build", "fields_of"]
 
-SIZES = {  # 32 layers of width 4,096 are Llama 3 8B: 8,030,261,248 parameters
-    "tiny": {
-        "vocabulary": 80, "block": 64, "layers": 2, "heads": 4, "kv_heads": 2, "width": 64, "hidden": 128,
-        "theta": 500_000,
-    },
-    "small": {
-        "vocabulary": 80, "block": 128, "layers": 6, "heads": 6, "kv_heads": 2, "width": 192, "hidden": 512,
-        "theta": 500_000,
-    },
-    "paper": {
-        "vocabulary": 128_256, "block": 8192, "layers": 32, "heads": 32, "kv_heads": 8, "width": 4096, "hidden": 14_336,
-        "theta": 500_000,
-    },
-}  # fmt: skip
 EPSILON = 1e-5
 
 
-class Stretch(NamedTuple):
-    """The rule by which Llama 3.1 reads more positions than the `original` ones of its training.
+class RopeScaling(NamedTuple):
+    """The rule by which Llama 3.1 reads more positions than the original ones of its training ("llama3").
 
-    Pairs that turn slowly turn yet slower:
+    Pairs that rotate slowly rotate yet slower:
 
-        turns within the original positions    fewer than low ..................... more than high
-        speed times                            1 / factor      linear in between    1
+        rotations within the original positions    fewer than low .................... more than high
+        frequency times                            1 / factor      linear in between    1
 
     Ref: Grattafiori et al. 2024, arXiv:2407.21783, section 3.4.2; the rule is from Meta's llama-models.
     """
 
     factor: float
-    low: float
-    high: float
-    original: int
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
 
-    def slowed(self, speed: Tensor) -> Tensor:
-        """Return the slowed speed of each pair per position. speed: (n/2,)."""
-        turns = self.original * speed / (2 * math.pi)
-        share = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
-        return speed * (share + (1 - share) / self.factor)
+    def scaled(self, frequency: Tensor) -> Tensor:
+        """Return the scaled frequency of each pair, radians per position. frequency: (n/2,)."""
+        rotations = self.original_max_position_embeddings * frequency / (2 * math.pi)
+        share = (rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        share = share.clamp(0, 1)
+        return frequency * (share + (1 - share) / self.factor)
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The fields of a LLaMA: GPT's words, others as transformers calls them; defaults are for published models.
+
+    kv_heads: of keys and values; hidden: units of a SwiGLU; head_dim: numbers of a head, by default width / heads.
+    """
+
+    vocabulary: int
+    block: int
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    hidden: int
+    rope_theta: float
+    head_dim: int | None = None
+    rope_scaling: RopeScaling | None = None
+    rms_norm_eps: float = EPSILON
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+
+
+SIZES = {  # 32 layers of width 4,096 are Llama 3 8B: 8,030,261,248 parameters
+    "tiny": LlamaConfig(80, 64, layers=2, heads=4, kv_heads=2, width=64, hidden=128, rope_theta=500_000),
+    "small": LlamaConfig(80, 128, layers=6, heads=6, kv_heads=2, width=192, hidden=512, rope_theta=500_000),
+    "paper": LlamaConfig(128_256, 8192, layers=32, heads=32, kv_heads=8, width=4096, hidden=14_336, rope_theta=500_000),
+}
 
 
 class Rotary(nn.Module):
-    """Rotary positions: each pair of numbers of a query or key is turned by an angle that grows with its position.
+    """Rotary positions: each pair of numbers of a query or key is rotated by an angle that grows with its position.
 
-    Pair i of n/2 turns by theta^(-2i/n) per position: then q k depends on the distance of the two, not on their places.
+    Pair i of n/2 rotates by theta^(-2i/n) per position: then q k depends on the distance of the two positions only.
 
-    block: positions 0 to block - 1; neighbors: number 2i is paired with 2i + 1 (DeepSeek), else i with i + n/2 (LLaMA).
+    block: positions 0 to block - 1; interleave: pairs are 2i and 2i + 1 (DeepSeek), else i and i + n/2 (LLaMA).
     """
 
     def __init__(
-        self, block: int, n: int, theta: float, neighbors: bool = False, stretch: Stretch | None = None
+        self, block: int, n: int, theta: float, interleave: bool = False, scaling: RopeScaling | None = None
     ) -> None:
         super().__init__()
         if n % 2:
             raise ValueError(f"rotary positions turn pairs of numbers, and a head of {n} has an odd number of them")
-        self.neighbors = neighbors
-        speed = theta ** (-torch.arange(0, n, 2, dtype=torch.float64) / n)  # (n/2,)
-        speed = stretch.slowed(speed) if stretch else speed
-        angles = torch.arange(block, dtype=torch.float64).unsqueeze(1) * speed  # (block, n/2)
+        self.interleave = interleave
+        frequency = theta ** (-torch.arange(0, n, 2, dtype=torch.float64) / n)  # (n/2,)
+        frequency = scaling.scaled(frequency) if scaling else frequency
+        angles = torch.arange(block, dtype=torch.float64).unsqueeze(1) * frequency  # (block, n/2)
         self.register_buffer("table", torch.stack([angles.cos(), angles.sin()]), persistent=False)
 
-    def forward(self, x: Tensor, places: Tensor) -> Tensor:
-        """Return x, (b, h, s, n), turned by its places: (s,) or (b, s) int64."""
-        cos, sin = self.table[:, places].unsqueeze(-3)  # each (1, s, n/2) or (b, 1, s, n/2)
-        one, two = (x[..., ::2], x[..., 1::2]) if self.neighbors else x.chunk(2, -1)
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return x, (b, h, s, n), rotated by its positions: (s,) or (b, s) int64."""
+        cos, sin = self.table[:, positions].unsqueeze(-3)  # each (1, s, n/2) or (b, 1, s, n/2)
+        one, two = (x[..., ::2], x[..., 1::2]) if self.interleave else x.chunk(2, -1)
         return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
 
 
 class Attention(AttentionModule):
-    """GPT's attention with h_kv keys and values for h queries, and both are turned by their positions.
+    """GPT's attention with h_kv keys and values for h queries, and queries and keys are rotated by their positions.
 
-    (2 h + 2 h_kv) n d parameters, for heads of n = `head` numbers; and (h + 2 h_kv) n + d with biases.
+    (2 h + 2 h_kv) n d parameters, for heads of n = `head_dim` numbers; and (h + 2 h_kv) n + d with biases.
     """
 
-    def __init__(
-        self, width: int, heads: int, kv_heads: int, rotary: Rotary, head: int | None = None, bias: bool = False
-    ) -> None:
+    def __init__(self, config: LlamaConfig, rotary: Rotary) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head = heads, kv_heads, head or width // heads
+        self.heads, self.kv_heads = config.heads, config.kv_heads
+        self.head_dim = config.head_dim or config.width // config.heads
         self.attend: Attend = Causal()
         self.rotary = rotary
-        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.head, bias)
-        self.out = nn.Linear(heads * self.head, width, bias)
+        self.qkv = nn.Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_dim, config.attention_bias)
+        self.out = nn.Linear(self.heads * self.head_dim, config.width, config.attention_bias)
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        return self.kv_heads, self.head, self.head
+        return self.kv_heads, self.head_dim, self.head_dim
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(x).unflatten(-1, (-1, self.head)).transpose(1, 2)  # (b, s, d) -> (b, h + 2 h_kv, s, n)
+        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (b, s, d) -> (b, h + 2 h_kv, s, n)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], 1)
-        turned = self.rotary(qk, self.attend.positions(x.shape[1], x.device))
-        q, k = turned.split([self.heads, self.kv_heads], 1)
+        rotated = self.rotary(qk, self.attend.positions(x.shape[1], x.device))
+        q, k = rotated.split([self.heads, self.kv_heads], 1)
         return self.out(self.attend(q, k, v).transpose(1, 2).flatten(-2))  # (b, h, s, n) -> (b, s, h n) -> (b, s, d)
 
 
@@ -159,47 +176,31 @@ class Decoder(nn.Module):
 class Llama(Decoder):
     """2 V d + layers ((2 + 2 h_kv/h) d^2 + 3 d hidden + 2 d) + d parameters, for a vocabulary of V and width d.
 
-    Fields that follow `theta` are for published models. head: numbers of a head, by default d / h; bias: of attention;
-    mlp_bias: of the other layers of a block; tied: V d parameters less, see Decoder.
+    With tie_word_embeddings V d parameters less, see Decoder.
     """
 
-    def __init__(
-        self,
-        vocabulary: int,
-        block: int,
-        layers: int,
-        heads: int,
-        kv_heads: int,
-        width: int,
-        hidden: int,
-        theta: float,
-        head: int | None = None,
-        stretch: Stretch | None = None,
-        epsilon: float = EPSILON,
-        bias: bool = False,
-        mlp_bias: bool = False,
-        tied: bool = False,
-    ) -> None:
-        if head is None:
-            check_heads(width, heads)
-            head = width // heads
-        require_groups(heads, kv_heads)
-        rotary = Rotary(block, head, theta, stretch=stretch)  # one table for all layers
+    def __init__(self, config: LlamaConfig) -> None:
+        width, epsilon = config.width, config.rms_norm_eps
+        if config.head_dim is None:
+            check_heads(width, config.heads)
+        require_groups(config.heads, config.kv_heads)
+        head_dim = config.head_dim or width // config.heads
+        rotary = Rotary(config.block, head_dim, config.rope_theta, scaling=config.rope_scaling)  # for all layers
         blocks = [
             PreNorm(
                 nn.RMSNorm(width, epsilon),
-                Attention(width, heads, kv_heads, rotary, head, bias),
+                Attention(config, rotary),
                 nn.RMSNorm(width, epsilon),
-                SwiGLU(width, hidden, mlp_bias),
+                SwiGLU(width, config.hidden, config.mlp_bias),
             )
-            for _ in range(layers)
+            for _ in range(config.layers)
         ]
-        super().__init__(vocabulary, block, width, blocks, epsilon, tied)
+        super().__init__(config.vocabulary, config.block, width, blocks, epsilon, config.tie_word_embeddings)
 
 
-def build(*, seed: int = 0, dtype: str = "float32", **fields: Any) -> nn.Module:
+def build(config: LlamaConfig, seed: int = 0, dtype: str = "float32") -> nn.Module:
     """Return a LLaMA; the same seed gives the same parameters on every machine.
 
     Raises:  ValueError if the heads do not divide the width into even parts, or the key heads the heads.
     """
-    return initial.drawn(lambda: Llama(**fields), seed, dtype, std_of(fields["layers"], fields["width"]))
+    return initial.draw_parameters(lambda: Llama(config), seed, dtype, std_of(config.layers, config.width))

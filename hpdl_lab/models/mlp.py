@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -11,12 +12,24 @@ from torch import nn
 if TYPE_CHECKING:
     from ..data.dataset import Dataset
 
+__all__ = ["SIZES", "MLPConfig", "build", "count_parameters", "draw_parameters", "fields_of", "mlp"]
+
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
+
+@dataclass(frozen=True)
+class MLPConfig:
+    """Features in, units of each hidden layer, classes out."""
+
+    features: int
+    hidden: tuple[int, ...]
+    classes: int
+
+
 SIZES = {  # 300 and 100 hidden units are "LeNet-300-100" of LeCun et al. 1998, for 28 x 28 pixels: 266,610 parameters
-    "tiny": {"features": 64, "hidden": (128, 64), "classes": 10},
-    "small": {"features": 64, "hidden": (512, 256), "classes": 10},
-    "paper": {"features": 784, "hidden": (300, 100), "classes": 10},
+    "tiny": MLPConfig(64, (128, 64), 10),
+    "small": MLPConfig(64, (512, 256), 10),
+    "paper": MLPConfig(784, (300, 100), 10),
 }
 
 
@@ -39,9 +52,9 @@ def mlp(sizes: tuple[int, ...] = (64, 128, 64, 10), seed: int = 0, dtype: str = 
     return nn.Sequential(*layers[:-1]).to(getattr(torch, dtype))
 
 
-def build(features: int, hidden: tuple[int, int], classes: int, seed: int = 0, dtype: str = "float32") -> nn.Module:
-    """Return the same network by the names of its sizes: features in, units of each hidden layer, classes out."""
-    return mlp((features, *hidden, classes), seed, dtype)
+def build(config: MLPConfig, seed: int = 0, dtype: str = "float32") -> nn.Module:
+    """Return the same network by the names of its sizes."""
+    return mlp((config.features, *config.hidden, config.classes), seed, dtype)
 
 
 def fields_of(data: Dataset) -> dict[str, int]:
@@ -49,7 +62,9 @@ def fields_of(data: Dataset) -> dict[str, int]:
     return {"features": data.train_x.shape[1], "classes": data.classes}
 
 
-def drawn(make: Callable[[], ModelT], seed: int, dtype: str, std: Callable[[str, tuple[int, ...]], float]) -> ModelT:
+def draw_parameters(
+    make: Callable[[], ModelT], seed: int, dtype: str, std: Callable[[str, tuple[int, ...]], float]
+) -> ModelT:
     """Return the model that `make()` builds, with every parameter drawn anew.
 
         matrices, kernels, tables      normal numbers with standard deviation std(name, shape), mean 0
@@ -74,6 +89,6 @@ def drawn(make: Callable[[], ModelT], seed: int, dtype: str, std: Callable[[str,
     return model
 
 
-def count(model: torch.nn.Module) -> int:
+def count_parameters(model: torch.nn.Module) -> int:
     """Return the number of parameters of a model: a tensor that is used twice counts once."""
     return sum(param.numel() for param in model.parameters())

@@ -13,73 +13,74 @@ not dropped without a word.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from . import DTYPES
-from .deepseek import DeepSeek
-from .gpt import GPT
-from .llama import Decoder, Llama, Stretch
-from .vit import ViT
+from .deepseek import DeepSeek, DeepseekConfig
+from .gpt import GPT, GPTConfig
+from .llama import Decoder, Llama, LlamaConfig, RopeScaling
+from .vit import ViT, ViTConfig
 
 Values: TypeAlias = dict[str, Any]  # of fields, by name: of a config, or of one of our models
 
 
-class Source(NamedTuple):
+class _Source(NamedTuple):
     """The origin of a tensor. names: of theirs, "{}" is the number of the layer; make: f(tensors) -> ours."""
 
     names: tuple[str, ...]
     make: Callable[..., Tensor]
 
 
-def same(name: str) -> Source:
-    return Source((name,), lambda x: x)
+def _same(name: str) -> _Source:
+    return _Source((name,), lambda x: x)
 
 
-def rows(*names: str) -> Source:
+def _rows(*names: str) -> _Source:
     """Put tensors one below the other."""
-    return Source(names, lambda *parts: torch.cat(parts))
+    return _Source(names, lambda *parts: torch.cat(parts))
 
 
-def transposed(name: str) -> Source:
+def _transposed(name: str) -> _Source:
     """Return a weight (in, out), as GPT-2's Conv1D has it."""
-    return Source((name,), lambda x: x.mT)
+    return _Source((name,), lambda x: x.mT)
 
 
-def half(name: str, number: int) -> Source:
+def _half(name: str, number: int) -> _Source:
     """Take the first or second half of the stacks (E, 2 hidden, d) of gates and ups."""
-    return Source((name,), lambda x: x.chunk(2, 1)[number])
+    return _Source((name,), lambda x: x.chunk(2, 1)[number])
 
 
-def biased(table: Callable[[str], Source], ours: str, *names: str) -> dict[str, Source]:
+def _biased(table: Callable[[str], _Source], ours: str, *names: str) -> dict[str, _Source]:
     """Return a layer's weight, by `table`, and its bias, one below the other."""
     return {
         f"{ours}.weight": table(*(f"{name}.weight" for name in names)),
-        f"{ours}.bias": rows(*(f"{name}.bias" for name in names)),
+        f"{ours}.bias": _rows(*(f"{name}.bias" for name in names)),
     }
 
 
 LAYER, THEIRS = "blocks.{}.", "model.layers.{}."
 DECODER = {
-    "tokens.weight": same("model.embed_tokens.weight"),
-    "norm.weight": same("model.norm.weight"),
-    "head.weight": same("lm_head.weight"),
-    LAYER + "norm1.weight": same(THEIRS + "input_layernorm.weight"),
-    LAYER + "norm2.weight": same(THEIRS + "post_attention_layernorm.weight"),
-    **biased(same, LAYER + "attention.out", THEIRS + "self_attn.o_proj"),
+    "tokens.weight": _same("model.embed_tokens.weight"),
+    "norm.weight": _same("model.norm.weight"),
+    "head.weight": _same("lm_head.weight"),
+    LAYER + "norm1.weight": _same(THEIRS + "input_layernorm.weight"),
+    LAYER + "norm2.weight": _same(THEIRS + "post_attention_layernorm.weight"),
+    **_biased(_same, LAYER + "attention.out", THEIRS + "self_attn.o_proj"),
     **{
-        LAYER + f"mlp.{part}.{kind}": same(THEIRS + f"mlp.{part}_proj.{kind}")
+        LAYER + f"mlp.{part}.{kind}": _same(THEIRS + f"mlp.{part}_proj.{kind}")
         for part in ("gate", "up", "down")
         for kind in ("weight", "bias")
     },
 }
-TABLES: dict[type[nn.Module], dict[str, Source]] = {
-    Llama: DECODER | biased(rows, LAYER + "attention.qkv", *(THEIRS + f"self_attn.{part}_proj" for part in "qkv")),
+TABLES: dict[type[nn.Module], dict[str, _Source]] = {
+    Llama: DECODER | _biased(_rows, LAYER + "attention.qkv", *(THEIRS + f"self_attn.{part}_proj" for part in "qkv")),
     DeepSeek: DECODER
     | {
-        LAYER + f"attention.{ours}.{kind}": same(THEIRS + f"self_attn.{name}.{kind}")
+        LAYER + f"attention.{ours}.{kind}": _same(THEIRS + f"self_attn.{name}.{kind}")
         for kind in ("weight", "bias")
         for ours, name in {
             "q_down": "q_a_proj",
@@ -91,46 +92,46 @@ TABLES: dict[type[nn.Module], dict[str, Source]] = {
         }.items()
     }
     | {
-        LAYER + f"mlp.shared.{part}.weight": same(THEIRS + f"mlp.shared_experts.{part}_proj.weight")
+        LAYER + f"mlp.shared.{part}.weight": _same(THEIRS + f"mlp.shared_experts.{part}_proj.weight")
         for part in ("gate", "up", "down")
     }
     | {
-        LAYER + "mlp.router.weight": same(THEIRS + "mlp.gate.weight"),
-        LAYER + "mlp.router.bias": same(THEIRS + "mlp.gate.e_score_correction_bias"),
-        LAYER + "mlp.experts.gate": half(THEIRS + "mlp.experts.gate_up_proj", 0),
-        LAYER + "mlp.experts.up": half(THEIRS + "mlp.experts.gate_up_proj", 1),
-        LAYER + "mlp.experts.down": same(THEIRS + "mlp.experts.down_proj"),
+        LAYER + "mlp.router.weight": _same(THEIRS + "mlp.gate.weight"),
+        LAYER + "mlp.router.bias": _same(THEIRS + "mlp.gate.e_score_correction_bias"),
+        LAYER + "mlp.experts.gate": _half(THEIRS + "mlp.experts.gate_up_proj", 0),
+        LAYER + "mlp.experts.up": _half(THEIRS + "mlp.experts.gate_up_proj", 1),
+        LAYER + "mlp.experts.down": _same(THEIRS + "mlp.experts.down_proj"),
     },
     GPT: {
-        "tokens.weight": same("transformer.wte.weight"),
-        "positions.weight": same("transformer.wpe.weight"),
-        **biased(same, "norm", "transformer.ln_f"),
-        **biased(same, LAYER + "norm1", "transformer.h.{}.ln_1"),
-        **biased(same, LAYER + "norm2", "transformer.h.{}.ln_2"),
-        **biased(transposed, LAYER + "attention.qkv", "transformer.h.{}.attn.c_attn"),
-        **biased(transposed, LAYER + "attention.out", "transformer.h.{}.attn.c_proj"),
-        **biased(transposed, LAYER + "mlp.0", "transformer.h.{}.mlp.c_fc"),
-        **biased(transposed, LAYER + "mlp.2", "transformer.h.{}.mlp.c_proj"),
+        "tokens.weight": _same("transformer.wte.weight"),
+        "positions.weight": _same("transformer.wpe.weight"),
+        **_biased(_same, "norm", "transformer.ln_f"),
+        **_biased(_same, LAYER + "norm1", "transformer.h.{}.ln_1"),
+        **_biased(_same, LAYER + "norm2", "transformer.h.{}.ln_2"),
+        **_biased(_transposed, LAYER + "attention.qkv", "transformer.h.{}.attn.c_attn"),
+        **_biased(_transposed, LAYER + "attention.out", "transformer.h.{}.attn.c_proj"),
+        **_biased(_transposed, LAYER + "mlp.0", "transformer.h.{}.mlp.c_fc"),
+        **_biased(_transposed, LAYER + "mlp.2", "transformer.h.{}.mlp.c_proj"),
     },
     ViT: {
-        "answer": same("vit.embeddings.cls_token"),
-        "positions": same("vit.embeddings.position_embeddings"),
-        **biased(same, "patches", "vit.embeddings.patch_embeddings.projection"),
-        **biased(same, "norm", "vit.layernorm"),
-        **biased(same, "head", "classifier"),
-        **biased(same, LAYER + "norm1", "vit.layers.{}.layernorm_before"),
-        **biased(same, LAYER + "norm2", "vit.layers.{}.layernorm_after"),
-        **biased(rows, LAYER + "attention.qkv", *(f"vit.layers.{{}}.attention.{part}_proj" for part in "qkv")),
-        **biased(same, LAYER + "attention.out", "vit.layers.{}.attention.o_proj"),
-        **biased(same, LAYER + "mlp.0", "vit.layers.{}.mlp.fc1"),
-        **biased(same, LAYER + "mlp.2", "vit.layers.{}.mlp.fc2"),
+        "answer": _same("vit.embeddings.cls_token"),
+        "positions": _same("vit.embeddings.position_embeddings"),
+        **_biased(_same, "patches", "vit.embeddings.patch_embeddings.projection"),
+        **_biased(_same, "norm", "vit.layernorm"),
+        **_biased(_same, "head", "classifier"),
+        **_biased(_same, LAYER + "norm1", "vit.layers.{}.layernorm_before"),
+        **_biased(_same, LAYER + "norm2", "vit.layers.{}.layernorm_after"),
+        **_biased(_rows, LAYER + "attention.qkv", *(f"vit.layers.{{}}.attention.{part}_proj" for part in "qkv")),
+        **_biased(_same, LAYER + "attention.out", "vit.layers.{}.attention.o_proj"),
+        **_biased(_same, LAYER + "mlp.0", "vit.layers.{}.mlp.fc1"),
+        **_biased(_same, LAYER + "mlp.2", "vit.layers.{}.mlp.fc2"),
     },
 }
-WITHOUT_Q_RANK = {LAYER + "attention.q_up.weight": same(THEIRS + "self_attn.q_proj.weight")}
+WITHOUT_Q_RANK = {LAYER + "attention.q_up.weight": _same(THEIRS + "self_attn.q_proj.weight")}
 TIED = "lm_head.weight"  # the token embedding once more, if a model is tied
 
 
-def fill(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+def _fill(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Overwrite the parameters of `model` by weights of transformers' class, in any dtype.
 
     Raises:  ValueError that names the first tensor which is missing, has another shape, or has no place in the model,
@@ -141,10 +142,10 @@ def fill(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     own = model.state_dict()
     if isinstance(model, DeepSeek) and LAYER.format(0) + "attention.q_down.weight" not in own:
         table = table | WITHOUT_Q_RANK
-    if is_tied(model):
+    if _is_tied(model):
         own.pop("head.weight", None)
     for name, ours in own.items():
-        pattern, layer = pattern_of(name)
+        pattern, layer = _pattern_of(name)
         theirs = [text.format(layer) for text in table[pattern].names]
         for text in theirs:
             if text not in state_dict:
@@ -159,7 +160,7 @@ def fill(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
             raise ValueError(f"the weights have {got}, and {name} of this {kind} has shape {tuple(ours.shape)}")
         found[name] = made
         used.update(theirs)
-    if is_tied(model) and TIED in state_dict:
+    if _is_tied(model) and TIED in state_dict:
         if not torch.equal(state_dict[TIED], found["tokens.weight"]):
             raise ValueError(f"the weights have {TIED}, and this {kind} is tied to tokens.weight, which differs")
         used.add(TIED)
@@ -170,12 +171,12 @@ def fill(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     model.load_state_dict(found, strict=False)  # but for the second name of what is tied
 
 
-def is_tied(model: nn.Module) -> bool:
+def _is_tied(model: nn.Module) -> bool:
     """Return True if the last layer of a decoder is its token embedding."""
     return isinstance(model, GPT) or (isinstance(model, Decoder) and model.tied)
 
 
-def pattern_of(name: str) -> tuple[str, str]:
+def _pattern_of(name: str) -> tuple[str, str]:
     """Return ("blocks.{}.norm1.weight", "3") for "blocks.3.norm1.weight"; for other names (the name, "")."""
     if not name.startswith("blocks."):
         return name, ""
@@ -195,19 +196,15 @@ class Config(Protocol):
     def to_dict(self) -> Values: ...
 
 
-DECODER_FIELDS = {  # ours -> theirs
+RENAMED = {  # ours -> theirs, of llama and deepseek
     "vocabulary": "vocab_size", "block": "max_position_embeddings", "layers": "num_hidden_layers",
-    "heads": "num_attention_heads", "width": "hidden_size", "hidden": "intermediate_size", "epsilon": "rms_norm_eps",
-    "bias": "attention_bias", "tied": "tie_word_embeddings",
+    "heads": "num_attention_heads", "width": "hidden_size", "hidden": "intermediate_size",
+    "kv_heads": "num_key_value_heads",
 }  # fmt: skip
-LLAMA_FIELDS = DECODER_FIELDS | {"kv_heads": "num_key_value_heads", "head": "head_dim", "mlp_bias": "mlp_bias"}
-DEEPSEEK_FIELDS = DECODER_FIELDS | {
-    "dense": "first_k_dense_replace", "experts": "n_routed_experts", "top_k": "num_experts_per_tok",
-    "groups": "n_group", "top_groups": "topk_group", "shared": "n_shared_experts",
-    "expert_hidden": "moe_intermediate_size", "scale": "routed_scaling_factor", "normal": "norm_topk_prob",
-    "q_rank": "q_lora_rank", "kv_rank": "kv_lora_rank", "nope": "qk_nope_head_dim", "rope": "qk_rope_head_dim",
-    "value": "v_head_dim", "neighbors": "rope_interleave",
-}  # fmt: skip
+LLAMA_FIELDS, DEEPSEEK_FIELDS = (
+    {f.name: RENAMED.get(f.name, f.name) for f in fields(config) if f.name not in ("rope_theta", "rope_scaling")}
+    for config in (LlamaConfig, DeepseekConfig)
+)
 GPT_FIELDS = {
     "vocabulary": "vocab_size", "block": "n_positions", "layers": "n_layer", "heads": "n_head", "width": "n_embd",
     "hidden": "n_inner", "epsilon": "layer_norm_epsilon",
@@ -216,7 +213,6 @@ VIT_FIELDS = {
     "channels": "num_channels", "layers": "num_hidden_layers", "heads": "num_attention_heads", "width": "hidden_size",
     "hidden": "intermediate_size", "epsilon": "layer_norm_eps", "qkv_bias": "qkv_bias",
 }  # fmt: skip
-STRETCH_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 GELUS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 DEFAULT_THETA = 10_000.0  # of a config that says none
 IGNORED = {  # no logits depend on these
@@ -233,7 +229,7 @@ IGNORED = {  # no logits depend on these
 }
 
 
-class Fields:
+class _Fields:
     """The fields of a config: each is taken once, and the rest must be as by default."""
 
     def __init__(self, config: Config, ours: type[nn.Module]) -> None:
@@ -264,8 +260,8 @@ class Fields:
             if name not in ignored and value != usual.get(name):
                 self.refuse(name, value, f"knows {usual[name]!r} only" if name in usual else "knows no such field")
 
-    def rotary(self, *known: str) -> tuple[float, Stretch | None]:
-        """Return (theta, Stretch of "llama3" or None) of rope_parameters, or of rope_theta and rope_scaling (older)."""
+    def rotary(self, *known: str) -> tuple[float, RopeScaling | None]:
+        """Return (theta, RopeScaling of "llama3" or None) of rope_parameters, or of older fields."""
         rope = dict(self.left.pop("rope_parameters", None) or self.left.pop("rope_scaling", None) or {})
         said = rope.pop("rope_theta", None), self.left.pop("rope_theta", None)
         theta, *others = {theta for theta in said if theta is not None} or {DEFAULT_THETA}
@@ -277,18 +273,19 @@ class Fields:
             self.refuse("rope_type", kind, f"knows {' and '.join(map(repr, known))} only")
         if part not in (None, 1):
             self.refuse("partial_rotary_factor", part, "turns all numbers of a head")
-        stretch = None
+        scaling = None
         if kind == "llama3":
-            rope.setdefault(STRETCH_FIELDS[-1], self.left["max_position_embeddings"])
-            for name in STRETCH_FIELDS:
+            rope.setdefault(RopeScaling._fields[-1], self.left["max_position_embeddings"])
+            for name in RopeScaling._fields:
                 if name not in rope:
                     self.refuse("rope_type", kind, f"needs {name} as well")
-            stretch = Stretch(*(rope.pop(name) for name in STRETCH_FIELDS))
-            if not stretch.low < stretch.high:
-                self.refuse("low_freq_factor", stretch.low, f"needs less than high_freq_factor={stretch.high!r}")
+            scaling = RopeScaling(*(rope.pop(name) for name in RopeScaling._fields))
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            if not low < high:
+                self.refuse("low_freq_factor", low, f"needs less than high_freq_factor={high!r}")
         for name, value in rope.items():
             self.refuse(name, value, f"knows no such field of rope_type={kind!r}")
-        return float(theta), stretch
+        return float(theta), scaling
 
     def gelu(self, name: str) -> str:
         """Return the name in nn.GELU of the activation of this field."""
@@ -302,44 +299,55 @@ class Fields:
         return self.refuse(name, said, "knows squares only") if others else side
 
 
-def llama_of(fields: Fields) -> Values:
+def _llama_of(fields: _Fields) -> Llama:
     fields.only("hidden_act", "silu", "swish")
     fields.only("rope_interleaved", False)  # in the file of SmolLM2
-    theta, stretch = fields.rotary("default", "llama3")
-    return fields.all(LLAMA_FIELDS) | {"theta": theta, "stretch": stretch}
+    theta, scaling = fields.rotary("default", "llama3")
+    config = LlamaConfig(rope_theta=theta, rope_scaling=scaling, **fields.all(LLAMA_FIELDS))
+    fields.end()
+    return Llama(config)
 
 
-def deepseek_of(fields: Fields) -> Values:
+def _deepseek_of(fields: _Fields) -> DeepSeek:
     fields.only("hidden_act", "silu", "swish")
     for name, value in {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}.items():
         fields.only(name, value)  # in the file of DeepSeek-V3
     theta, _ = fields.rotary("default")
-    ours = fields.all(DEEPSEEK_FIELDS)
-    fields.only("num_key_value_heads", ours["heads"])
-    fields.only("head_dim", ours["rope"])
-    fields.only("qk_head_dim", ours["nope"] + ours["rope"])
-    return ours | {"theta": theta}
+    config = DeepseekConfig(rope_theta=theta, **fields.all(DEEPSEEK_FIELDS))
+    fields.only("num_key_value_heads", config.heads)
+    fields.only("head_dim", config.qk_rope_head_dim)
+    fields.only("qk_head_dim", config.qk_nope_head_dim + config.qk_rope_head_dim)
+    fields.end()
+    return DeepSeek(config)
 
 
-def gpt_of(fields: Fields) -> Values:
+def _gpt_of(fields: _Fields) -> GPT:
     for name in ("tie_word_embeddings", "scale_attn_weights"):
         fields.only(name, True)
     for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         fields.only(name, False)
-    return fields.all(GPT_FIELDS) | {"gelu": fields.gelu("activation_function")}
+    config = GPTConfig(gelu=fields.gelu("activation_function"), **fields.all(GPT_FIELDS))
+    fields.end()
+    return GPT(config)
 
 
-def vit_of(fields: Fields) -> Values:
-    sides = {"image": fields.side("image_size"), "patch": fields.side("patch_size")}
-    gelu, classes = fields.gelu("hidden_act"), fields.config.num_labels
-    return fields.all(VIT_FIELDS) | sides | {"gelu": gelu, "classes": classes}
+def _vit_of(fields: _Fields) -> ViT:
+    config = ViTConfig(
+        image=fields.side("image_size"),
+        patch=fields.side("patch_size"),
+        gelu=fields.gelu("hidden_act"),
+        classes=fields.config.num_labels,
+        **fields.all(VIT_FIELDS),
+    )
+    fields.end()
+    return ViT(config)
 
 
-KINDS: dict[str, tuple[type[nn.Module], Callable[[Fields], Values]]] = {
-    "llama": (Llama, llama_of),
-    "deepseek_v3": (DeepSeek, deepseek_of),
-    "gpt2": (GPT, gpt_of),
-    "vit": (ViT, vit_of),
+KINDS: dict[str, tuple[type[nn.Module], Callable[[_Fields], nn.Module]]] = {
+    "llama": (Llama, _llama_of),
+    "deepseek_v3": (DeepSeek, _deepseek_of),
+    "gpt2": (GPT, _gpt_of),
+    "vit": (ViT, _vit_of),
 }
 
 
@@ -367,14 +375,11 @@ def from_transformers(
         if not isinstance(theirs, nn.Module):
             raise ValueError(f"a {name} has no weights: give the state_dict as well")
         state_dict = theirs.state_dict()
-    kind, read = KINDS[config.model_type]
-    fields = Fields(config, kind)
-    ours = read(fields)
-    fields.end()
+    kind, make = KINDS[config.model_type]
     dtype = dtype or str(next(iter(state_dict.values()), torch.zeros(0)).dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: one of {', '.join(map(repr, DTYPES))} is needed")
     with torch.random.fork_rng(devices=[]):
-        model = kind(**ours).to(getattr(torch, dtype))
-    fill(model, state_dict)
+        model = make(_Fields(config, kind)).to(getattr(torch, dtype))
+    _fill(model, state_dict)
     return model

@@ -33,7 +33,7 @@ PARTS: dict[type[nn.Module], str] = {  # one row for all operations inside
 WEIGHTED = ("linear", "conv2d", "embedding", "layer_norm", "rms_norm")
 
 
-class Step(NamedTuple):
+class OperationShapes(NamedTuple):
     """An operation: the shapes of its input and output; of its parameters the shape of the largest, and their count.
 
     module: the name of the module that does it, "blocks.0.mlp.0", or "" for the model itself.
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     tied: bool
 
 
-class Recorder(TorchFunctionMode):
+class _Recorder(TorchFunctionMode):
     """A record of every operation of NAMES while it is entered; the last of `modules` is at work.
 
     part: the module of PARTS that is at work, whose operations are not kept.
@@ -57,7 +57,7 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[OperationShapes] = []
         self.modules = [""]
         self.seen: set[int] = set()
         self.part: nn.Module | None = None
@@ -82,19 +82,23 @@ class Recorder(TorchFunctionMode):
         self.seen.update(map(id, weights))
         largest = tuple(max(weights, key=Tensor.numel).shape) if weights else ()
         count = sum(w.numel() for w in weights)
-        self.steps.append(Step(NAMES[name], self.modules[-1], tuple(x.shape), largest, tuple(out.shape), count, tied))
+        self.steps.append(
+            OperationShapes(NAMES[name], self.modules[-1], tuple(x.shape), largest, tuple(out.shape), count, tied)
+        )
 
     def keep_part(self, module: nn.Module, x: Tensor, out: Tensor) -> None:
         weights = [*module.parameters()]
         largest = tuple(max(weights, key=Tensor.numel).shape) if weights else ()
         count = sum(w.numel() for w in weights)
-        row = Step(PARTS[type(module)], self.modules[-2], tuple(x.shape), largest, tuple(out.shape), count, False)
+        row = OperationShapes(
+            PARTS[type(module)], self.modules[-2], tuple(x.shape), largest, tuple(out.shape), count, False
+        )
         self.steps.append(row)
 
 
-def shapes(model: nn.Module, x: Tensor) -> list[Step]:
+def shapes(model: nn.Module, x: Tensor) -> list[OperationShapes]:
     """Run `model` on the batch `x` and return its operations in order, also additions of two tensors."""
-    recorder = Recorder()
+    recorder = _Recorder()
     names = {module: name for name, module in model.named_modules()}
 
     def enter(module: nn.Module, given: tuple[Tensor, ...]) -> None:

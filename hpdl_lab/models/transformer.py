@@ -37,17 +37,17 @@ class Attention(AttentionModule):
         return self.heads, head, head
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(heard(self.attend, self.qkv(x), self.heads))  # (b, s, d) -> (b, s, 3d) -> (b, s, d)
+        return self.out(attend_qkv(self.attend, self.qkv(x), self.heads))  # (b, s, d) -> (b, s, 3d) -> (b, s, d)
 
 
-def heard(attend: Attend, qkv: Tensor, heads: int) -> Tensor:
+def attend_qkv(attend: Attend, qkv: Tensor, heads: int) -> Tensor:
     """Return the attention of all heads, (b, s, d), of qkv (b, s, 3d): q of all heads, then k, then v."""
     q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # each (b, h, s, d/h)
     # (b, h, s, d/h) @ (b, h, d/h, s) = (b, h, s, s) weights; @ (b, h, s, d/h) = (b, h, s, d/h)
     return attend(q, k, v).transpose(1, 2).flatten(-2)  # (b, s, d)
 
 
-class SeparateAttention(AttentionModule):
+class _SeparateAttention(AttentionModule):
     """The same attention with q, k and v as three layers, so that each of them can be sharded by its outputs.
 
     The number of heads follows from the width of q: with half of q's outputs a rank has half of the heads.
@@ -77,7 +77,7 @@ def separate_qkv(model: nn.Module) -> nn.Module:
     """Make three layers of every q, k, v of a GPT or ViT, in place; returns the model, which computes the same."""
     for module in [*model.modules()]:
         if isinstance(module, Block):
-            module.attention = SeparateAttention(cast("Attention", module.attention))
+            module.attention = _SeparateAttention(cast("Attention", module.attention))
     return model
 
 
@@ -129,7 +129,7 @@ def check_heads(width: int, heads: int) -> None:
 
 
 def std_of(layers: int, width: int) -> Callable[[str, tuple[int, ...]], float]:
-    """Return the standard deviation of the initial parameters of a transformer, for mlp.drawn.
+    """Return the standard deviation of the initial parameters of a transformer, for mlp.draw_parameters.
 
     0.02 for the 768 of the papers and more for a smaller width, by its square root, so that a layer's output stays as
     large; divided by sqrt(2 layers) in the two layers of a block that add to x, so that x does not grow with depth.

@@ -77,11 +77,11 @@ def descend_in_batches(
     Every epoch shuffles the examples and goes through all of them, one step for each mini-batch of `batch` examples;
     the last one of an epoch may be smaller.
     """
-    w, chance, order = np.zeros(x.shape[1]), np.random.default_rng(seed), np.empty(0, dtype=int)
+    w, rng, order = np.zeros(x.shape[1]), np.random.default_rng(seed), np.empty(0, dtype=int)
     yield w
     for _ in range(steps):
         if not len(order):
-            order = chance.permutation(len(y))
+            order = rng.permutation(len(y))
         mine, order = order[:batch], order[batch:]
         w = gradient_step(w, x[mine], y[mine], rate)
         yield w

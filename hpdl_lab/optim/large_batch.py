@@ -58,14 +58,14 @@ def trust_ratio(w: Tensor, grad: Tensor, trust: float, weight_decay: float) -> f
     """Compute by how much LARS multiplies the rate of one layer, so that its step is a share of its weights.
 
     A step of SGD is long if the gradient is long, whatever the weights are. With the ratio, the gradient cannot
-    change the weights by more than the share `trust` of their own length, in any layer.
+    change the weights by more than rate times `trust` of their own length, in any layer (before momentum).
 
         ratio = trust * |w| / (|grad| + weight_decay * |w|)          |w| = the length (L2 norm) of all of w
 
     Args:    w: parameters of one layer, any shape; grad: their gradient, the same shape; both stay as they are.
              trust: above 0; weight_decay: at least 0, which counts as a part of the step.
     Returns: float; 1 if w or grad is all zeros: weights that start at zero have to be able to leave it.
-    Ref: You, Gitman & Ginsburg 2017, arXiv:1708.03888, equation 6.
+    Ref: You, Gitman & Ginsburg 2017, arXiv:1708.03888.
     """
     length, slope = float(w.detach().norm()), float(grad.norm())
     ### BEGIN SOLUTION
@@ -98,7 +98,7 @@ class LARS(torch.optim.Optimizer):
         vectors: bool = True,
         ratio: Ratio = trust_ratio,
     ) -> None:
-        require_options(lr=lr, momentum=momentum, weight_decay=weight_decay)
+        _require_options(lr=lr, momentum=momentum, weight_decay=weight_decay)
         require_number("trust", trust, above=0)
         super().__init__(
             params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust, vectors=vectors)
@@ -107,7 +107,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], LossT] | None = None) -> LossT | None:  # pyrefly: ignore[bad-override]
-        loss = run_closure(closure)
+        loss = _run_closure(closure)
         for group in self.param_groups:
             decay = group["weight_decay"]
             for w in (w for w in group["params"] if w.grad is not None):
@@ -137,14 +137,14 @@ class LAMB(torch.optim.Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
     ) -> None:
-        require_options(lr=lr, weight_decay=weight_decay, eps=eps)
+        _require_options(lr=lr, weight_decay=weight_decay, eps=eps)
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas={betas!r}: two numbers in [0, 1) are needed")
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], LossT] | None = None) -> LossT | None:  # pyrefly: ignore[bad-override]
-        loss = run_closure(closure)
+        loss = _run_closure(closure)
         for group in self.param_groups:
             first, second = group["betas"]
             for w in (w for w in group["params"] if w.grad is not None):
@@ -162,12 +162,12 @@ class LAMB(torch.optim.Optimizer):
         return loss
 
 
-def require_options(**options: float) -> None:
+def _require_options(**options: float) -> None:
     for name, value in options.items():
         require_number(name, value, 0)
 
 
-def run_closure(closure: Callable[[], LossT] | None) -> LossT | None:
+def _run_closure(closure: Callable[[], LossT] | None) -> LossT | None:
     """Call `closure`, if there is one: by torch's convention it computes the loss and its gradients again."""
     if closure is None:
         return None
@@ -175,7 +175,7 @@ def run_closure(closure: Callable[[], LossT] | None) -> LossT | None:
         return closure()
 
 
-def schedule(
+def lr_schedule(
     optimizer: torch.optim.Optimizer,
     batch: int,
     base_batch: int,
@@ -212,7 +212,7 @@ class Noise(NamedTuple):
         return self.variance / self.square if self.square > 0 else float("inf")
 
 
-def noise(small_square: float, large_square: float, small: int, large: int) -> Noise:
+def gradient_noise_scale(small_square: float, large_square: float, small: int, large: int) -> Noise:
     """Estimate the noise of gradients from two batches' gradients.
 
         E |g_B|^2 = |G|^2 + variance / B          two batch sizes, two unknowns
@@ -228,17 +228,17 @@ def noise(small_square: float, large_square: float, small: int, large: int) -> N
 
 
 def noise_of_ranks(comm: Comm, mine: Tensor, mean: Tensor, batch: int) -> Noise:
-    """Estimate `noise` from what data parallelism computes anyway: the gradient of a rank, and the mean over ranks.
+    """Estimate `gradient_noise_scale` from two gradients of data parallelism: of this rank, and the mean over ranks.
 
     Args:    mine: (N,) gradient of this rank's `batch` examples; mean: (N,) its mean over ranks.
     Returns: Noise, the same on every rank; average several steps before you divide.
     Steps: one all_reduce of 8 bytes.
     """
     square = comm.all_reduce(mine.double().square().sum().reshape(1)) / comm.size
-    return noise(float(square), float(mean.double().square().sum()), batch, batch * comm.size)
+    return gradient_noise_scale(float(square), float(mean.double().square().sum()), batch, batch * comm.size)
 
 
-class Job(NamedTuple):
+class TrainingJob(NamedTuple):
     """A training as a model of its time.
 
     least_steps: S_min, with a batch without end; noise_scale: the batch at which twice as many are needed.
@@ -252,16 +252,16 @@ class Job(NamedTuple):
     all_reduce_s: dict[int, float]
 
 
-def seconds_to_target(batch: int, ranks: int, job: Job) -> float:
+def seconds_to_target(batch: int, ranks: int, job: TrainingJob) -> float:
     """Predict how long a training takes to reach its target: the steps of a batch, times the seconds of a step.
 
     Large batches need fewer steps, but never fewer than `job.least_steps`; at `job.noise_scale` they need twice as
     many, and far below it every halving of the batch doubles the steps. A step lasts as long as the rank with most
     examples computes, the part that every step costs, and one all-reduce among the ranks.
 
-    Args:    batch: examples per step over all ranks; ranks: a key of job.all_reduce_s; job: Job.
+    Args:    batch: examples per step over all ranks; ranks: a key of job.all_reduce_s; job: TrainingJob.
     Returns: float, s.
-    Ref: McCandlish et al. 2018, arXiv:1812.06162, equation 2.7 (steps = S_min (1 + B_noise / B)).
+    Ref: McCandlish et al. 2018, arXiv:1812.06162 (steps = S_min (1 + B_noise / B)).
     """
     ### BEGIN SOLUTION
     steps = job.least_steps * (1 + job.noise_scale / batch)

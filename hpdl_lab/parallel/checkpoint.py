@@ -6,7 +6,7 @@
     [ MAGIC | SHA-256 of the rest, 32 bytes | what torch.save has written ]                                    the file
 
 The file holds the whole model, in float32 if a strategy computes in 16 bits, and the whole optimizer. A
-HybridParallel and its WholeOptimizer put their state together from all ranks when they are saved, and take their parts
+HybridParallel and its OptimizerState put their state together from all ranks when they are saved, and take their parts
 when they are loaded.
 
 With ZeRO every rank can write what it holds (`save_shards`), without a message; the file then names the ranks' files:
@@ -72,10 +72,10 @@ def shard_of(shape: Sequence[int], pieces: Iterable[tuple[int, Tensor]]) -> Tens
     return {"shape": tuple(shape), "pieces": [(begin, piece.detach().clone()) for begin, piece in pieces]}
 
 
-def merged(parts: Sequence[Any]) -> Any:
+def _merged(parts: Sequence[Any]) -> Any:
     """Put together what `shards` has returned on the ranks, in order; what is not in shards is the first rank's."""
     if isinstance(parts[0], list):
-        return [merged(items) for items in zip(*parts, strict=True)]
+        return [_merged(items) for items in zip(*parts, strict=True)]
     if not isinstance(parts[0], dict):
         return parts[0]
     if {*parts[0]} == {"shape", "pieces"}:
@@ -83,7 +83,7 @@ def merged(parts: Sequence[Any]) -> Any:
         shape = parts[0]["shape"]
         return torch.cat([elements for _, elements in pieces]).view(shape) if pieces else torch.zeros(shape)
     names = dict.fromkeys(name for part in parts for name in part)
-    return {name: merged([part[name] for part in parts if name in part]) for name in names}
+    return {name: _merged([part[name] for part in parts if name in part]) for name in names}
 
 
 def facts_of(data: Dataset, model: nn.Module) -> Facts:
@@ -108,7 +108,7 @@ def save(comm: Comm, path: str, model: Stateful, optimizer: Stateful, step: int,
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "facts": facts or {}}
     with together(comm):
         if comm.rank == 0:
-            write_file(path, sealed(state), sync=True)
+            write_file(path, _sealed(state), sync=True)
 
 
 def save_shards(
@@ -122,30 +122,30 @@ def save_shards(
     names = [f"{path}.{step}.{rank}-of-{comm.size}" for rank in range(comm.size)]
     with together(comm):
         state = {"model": model.shards(), "optimizer": optimizer.shards()}
-        write_file(names[comm.rank], sealed(state), sync=True)
+        write_file(names[comm.rank], _sealed(state), sync=True)
     with together(comm):
         if comm.rank == 0:
-            before = opened(contents(path)).get("shards", []) if os.path.exists(path) else []
+            before = _opened(_contents(path)).get("shards", []) if os.path.exists(path) else []
             files = [os.path.basename(name) for name in names]
-            write_file(path, sealed({"shards": files, "step": step, "facts": facts or {}}), sync=True)
+            write_file(path, _sealed({"shards": files, "step": step, "facts": facts or {}}), sync=True)
             for name in {*before} - {*files}:
                 with suppress(FileNotFoundError):
-                    os.unlink(shard_path(path, name))
+                    os.unlink(_shard_path(path, name))
 
 
-def shard_path(path: str, name: str) -> str:
+def _shard_path(path: str, name: str) -> str:
     """Return the file called `name` in the folder of the file `path`."""
     return os.path.join(os.path.dirname(path), os.path.basename(name))
 
 
-def sealed(state: StateDict) -> bytes:
+def _sealed(state: StateDict) -> bytes:
     """Return the contents of a file that holds `state`."""
     content = io.BytesIO()
     torch.save(state, content)
     return MAGIC + hashlib.sha256(content.getbuffer()).digest() + content.getvalue()
 
 
-def opened(content: bytes) -> StateDict:
+def _opened(content: bytes) -> StateDict:
     """Return the state in the contents of a file."""
     return torch.load(io.BytesIO(content[HEAD:]), weights_only=True)
 
@@ -190,17 +190,17 @@ def received(comm: Comm, path: str) -> StateDict:
     content = b""
     with together(comm):
         if comm.rank == 0:
-            content = contents(path)
-            state = opened(content)
+            content = _contents(path)
+            state = _opened(content)
             if "shards" in state:
-                parts = [opened(contents(shard_path(path, name))) for name in state.pop("shards")]
-                content = sealed(merged(parts) | state)
+                parts = [_opened(_contents(_shard_path(path, name))) for name in state.pop("shards")]
+                content = _sealed(_merged(parts) | state)
     length = int(comm.broadcast(torch.tensor([len(content)])))
     buffer: Tensor = torch.frombuffer(bytearray(content) if comm.rank == 0 else bytearray(length), dtype=torch.uint8)
-    return opened(comm.broadcast(buffer).numpy().tobytes())
+    return _opened(comm.broadcast(buffer).numpy().tobytes())
 
 
-def contents(path: str) -> bytes:
+def _contents(path: str) -> bytes:
     """Read the file at `path`. Raises OSError if it cannot be read, ValueError if it is not whole."""
     try:
         with open(path, "rb") as file:

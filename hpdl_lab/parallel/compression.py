@@ -78,19 +78,19 @@ def low_rank_sum(
     Steps: two all_reduces.   Bytes per rank: as in all_reduces of the r n, and of the r m, numbers of all matrices.
     Ref: Vogels, Karimireddy & Jaggi 2019 (PowerSGD).
     """
-    ps = added(comm, [m @ orthonormal(q) for m, q in zip(matrices, qs, strict=True)], all_reduce)
-    ps = [orthonormal(p) for p in ps]
-    sums = added(comm, [m.T @ p for m, p in zip(matrices, ps, strict=True)], all_reduce)
+    ps = _added(comm, [m @ _orthonormal(q) for m, q in zip(matrices, qs, strict=True)], all_reduce)
+    ps = [_orthonormal(p) for p in ps]
+    sums = _added(comm, [m.T @ p for m, p in zip(matrices, ps, strict=True)], all_reduce)
     return list(zip(ps, sums, strict=True))
 
 
-def orthonormal(columns: Tensor) -> Tensor:
+def _orthonormal(columns: Tensor) -> Tensor:
     """Return (n, r) orthonormal columns with the span of `columns` (n, r), r at most n; also if some of these are 0."""
     wide = torch.promote_types(columns.dtype, torch.float32)  # there is no QR in 16 bits
     return torch.linalg.qr(columns.to(wide))[0].to(columns.dtype)
 
 
-def added(comm: Comm, tensors: Sequence[Tensor], all_reduce: AllReduce) -> list[Tensor]:
+def _added(comm: Comm, tensors: Sequence[Tensor], all_reduce: AllReduce) -> list[Tensor]:
     """Return the sums over ranks of tensors of one dtype, which travel in one message."""
     if not tensors:
         return []
@@ -106,7 +106,7 @@ class Compressor(ABC):
     def add(self, comm: Comm, flat: Tensor, shapes: Shapes, all_reduce: AllReduce) -> Tensor:
         """Return (N,), about the sum over ranks of `flat`, the same on every rank.
 
-        Args:    flat: (N,) finite gradients of the tensors of these shapes, one behind the other; may be overwritten.
+        Args:    flat: (N,) finite gradients of the tensors of these shapes, one after the other; may be overwritten.
                  all_reduce: f(comm, x), for the parts that can be added up as they are.
         """
 
@@ -188,14 +188,14 @@ class PowerSGD(Compressor):
         matrices = [part.view(shape[0], -1) for part, shape, r in zip(parts, shapes, ranks, strict=True) if r]
         if not self.qs:
             seed = int(np.random.RandomState(self.seed).randint(1_000_000_000))
-            chance = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed)
             sizes = zip(matrices, filter(None, ranks), strict=True)
-            self.qs = [torch.randn(m.shape[1], r, generator=chance, dtype=m.dtype).to(m.device) for m, r in sizes]
+            self.qs = [torch.randn(m.shape[1], r, generator=generator, dtype=m.dtype).to(m.device) for m, r in sizes]
             self.errors = [torch.zeros_like(m) for m in matrices]
         for m, error in zip(matrices, self.errors, strict=True):
             m += error
         whole = [part for part, r in zip(parts, ranks, strict=True) if not r]
-        for part, total in zip(whole, added(comm, whole, all_reduce), strict=True):
+        for part, total in zip(whole, _added(comm, whole, all_reduce), strict=True):
             part.copy_(total)
         factors = low_rank_sum(comm, matrices, self.qs, all_reduce)
         self.qs = [q for _, q in factors]
@@ -226,7 +226,7 @@ class DataParallelCompressed(DataParallelBucketed):
         first_nbytes: float = 1 * MIB,
     ) -> None:
         super().__init__(all_reduce, bucket_nbytes, first_nbytes)
-        self.compressor, self.dense_steps = require_compressor(compressor), require_int("dense_steps", dense_steps, 0)
+        self.compressor, self.dense_steps = _require_compressor(compressor), require_int("dense_steps", dense_steps, 0)
 
     def start(self, comm: Comm, model: nn.Module) -> None:
         super().start(comm, model)
@@ -248,7 +248,7 @@ class DataParallelCompressed(DataParallelBucketed):
         return torch.cat([self.compressors[id(bucket)].add(comm, flat[:-1], shapes, self.all_reduce), flag])
 
 
-def require_compressor(value: Compressor) -> Compressor:
+def _require_compressor(value: Compressor) -> Compressor:
     """Return `value`. Raises TypeError unless it is a Compressor."""
     if not isinstance(value, Compressor):
         raise TypeError(f"compressor={value!r}: one of Cast(), TopK() and PowerSGD() is needed")

@@ -4,7 +4,7 @@
     require_same...     structure, values and options of models: each rank sends a digest of 8 bytes, and more only if
                         these differ
     require_sums_of     does the all_reduce add up? A sum that is wrong, and the same on every rank, leaves no trace
-    Verdict             after the sum of gradients, before the update: has a rank NaN, or none when others have one?
+    GradientCheck       after the sum of gradients, before the update: has a rank NaN, or none when others have one?
     loss_of_all         the same after a step of a pipeline, with its loss
 
 Every bucket carries a flag, added over ranks like the gradients (reducer.py): 0 if all is well on every rank. All see
@@ -63,10 +63,10 @@ def together(comm: Comm) -> Generator[None]:
             groups.setdefault(text, []).append(rank)
     everybody = len(groups) == 1 and len(kinds) == comm.size
     described = "; ".join(text if everybody else f"{name_ranks(ranks)}: {text}" for text, ranks in groups.items())
-    raise made(kinds[0], described) from error
+    raise _made(kinds[0], described) from error
 
 
-def made(kind: str, text: str) -> Exception:
+def _made(kind: str, text: str) -> Exception:
     """Return the exception of this class, "builtins.ValueError"; a RuntimeError if it takes more than a text."""
     module, _, name = kind.rpartition(".")
     try:
@@ -86,13 +86,13 @@ def require_same_model(comm: Comm, model: nn.Module, plan: str = "") -> None:
     plan: what else must be the same, in words: the strategy and its options.
     Steps: one all_gather, if all agree.   Bytes per rank: as in an all_gather of 16 bytes.
     """
-    table = {"strategy": plan} | structure(model)
-    sums = checksums({**dict(model.named_parameters()), **dict(model.named_buffers())})
-    digests = gather_integers(comm, [digest(table), digest(sums)])
+    table = {"strategy": plan} | _structure(model)
+    sums = _checksums({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    digests = gather_integers(comm, [_digest(table), _digest(sums)])
     if len({structure for structure, _ in digests}) > 1:
-        raise ValueError(difference(comm, table))
+        raise ValueError(_difference(comm, table))
     if len({values for _, values in digests}) > 1:
-        ranks, name = first_difference(gather_integers(comm, list(sums.values())), list(sums))
+        ranks, name = _first_difference(gather_integers(comm, list(sums.values())), list(sums))
         if comm.rank == 0:
             warnings.warn(
                 f"{ranks} started with other values than rank 0 (another seed?), first in {name}: rank 0's are taken",
@@ -102,7 +102,7 @@ def require_same_model(comm: Comm, model: nn.Module, plan: str = "") -> None:
 
 def require_same(comm: Comm, what: str, value: object) -> None:
     """Raise ValueError on every rank unless `str(value)`, called `what`, is the same on all ranks. Collective."""
-    require_same_table(comm, {what: str(value)})
+    _require_same_table(comm, {what: str(value)})
 
 
 def require_same_parameters(comm: Comm, params: Sequence[Tensor], names: Sequence[str], plan: str) -> None:
@@ -110,25 +110,25 @@ def require_same_parameters(comm: Comm, params: Sequence[Tensor], names: Sequenc
 
     plan: what else must be the same, in words, as of require_same_model. Collective: an all_gather of 8 bytes.
     """
-    table = {name: f"number {i} of {form_of(p)}" for i, (name, p) in enumerate(zip(names, params, strict=True))}
-    require_same_table(comm, {"strategy": plan} | table)
+    table = {name: f"number {i} of {_form_of(p)}" for i, (name, p) in enumerate(zip(names, params, strict=True))}
+    _require_same_table(comm, {"strategy": plan} | table)
 
 
 def require_same_values(comm: Comm, tensors: dict[str, Tensor], remedy: str) -> None:
     """Raise ValueError on every rank unless all have the same values in these tensors. Collective."""
-    sums = checksums(tensors)
-    if len({d for (d,) in gather_integers(comm, [digest(sums)])}) > 1:
-        ranks, name = first_difference(gather_integers(comm, list(sums.values())), list(sums))
+    sums = _checksums(tensors)
+    if len({d for (d,) in gather_integers(comm, [_digest(sums)])}) > 1:
+        ranks, name = _first_difference(gather_integers(comm, list(sums.values())), list(sums))
         raise ValueError(f"{ranks} started with other values than rank 0, first in {name}: {remedy}")
 
 
-def require_same_table(comm: Comm, table: dict[str, str]) -> None:
+def _require_same_table(comm: Comm, table: dict[str, str]) -> None:
     """Raise ValueError on every rank unless `table`, {name: what it is}, is the same on all ranks. Collective."""
-    if len({d for (d,) in gather_integers(comm, [digest(table)])}) > 1:
-        raise ValueError(difference(comm, table))
+    if len({d for (d,) in gather_integers(comm, [_digest(table)])}) > 1:
+        raise ValueError(_difference(comm, table))
 
 
-def structure(model: nn.Module) -> dict[str, str]:
+def _structure(model: nn.Module) -> dict[str, str]:
     """Return {name: what it is}, in words, of every parameter and buffer in the order of registration."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
@@ -140,11 +140,11 @@ def structure(model: nn.Module) -> dict[str, str]:
     for name, p in model.named_parameters(remove_duplicate=False):
         kind = "parameter" if p.requires_grad else "frozen parameter"
         same = first.setdefault(id(p), name)
-        table[name] = f"a {kind} of {form_of(p)}" if same == name else f"the same tensor as {same}"
-    return table | {name: f"a buffer of {form_of(b)}" for name, b in model.named_buffers()}
+        table[name] = f"a {kind} of {_form_of(p)}" if same == name else f"the same tensor as {same}"
+    return table | {name: f"a buffer of {_form_of(b)}" for name, b in model.named_buffers()}
 
 
-class Formed(Protocol):
+class _Formed(Protocol):
     """A tensor, or anything with its form."""
 
     @property
@@ -154,7 +154,7 @@ class Formed(Protocol):
     def dtype(self) -> torch.dtype | np.dtype: ...
 
 
-def form_of(tensor: Formed) -> str:
+def _form_of(tensor: _Formed) -> str:
     """Return shape and dtype of a tensor, or of anything that has both, in words."""
     return f"shape {tuple(tensor.shape)} in {dtype_name(tensor.dtype)}"
 
@@ -164,12 +164,12 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def checksums(tensors: dict[str, Tensor]) -> dict[str, int]:
+def _checksums(tensors: dict[str, Tensor]) -> dict[str, int]:
     """Return {name: CRC-32 of its bytes}."""
     return {name: zlib.crc32(bytes_of(tensor)) for name, tensor in tensors.items()}
 
 
-def difference(comm: Comm, table: dict[str, str]) -> str:
+def _difference(comm: Comm, table: dict[str, str]) -> str:
     """Say the first thing in which the {name: what it is} of ranks differ: the few ranks, then the many. Collective."""
     tables: list[dict[str, str]] = [dict(pairs) for pairs in gather_items(comm, table.items())]
     name = next((name for table in tables for name in table if len({t.get(name) for t in tables}) > 1), None)
@@ -189,13 +189,13 @@ def difference(comm: Comm, table: dict[str, str]) -> str:
     return f"the ranks' models differ{numbers}: {name} is {', '.join(parts)}"
 
 
-def first_difference(rows: list[list[int]], names: Sequence[str]) -> tuple[str, str]:
+def _first_difference(rows: list[list[int]], names: Sequence[str]) -> tuple[str, str]:
     """Return (the ranks whose row is not rank 0's, in words; the first name at which one differs)."""
     others = [rank for rank, row in enumerate(rows) if row != rows[0]]
     return name_ranks(others), next(n for i, n in enumerate(names) if any(row[i] != rows[0][i] for row in rows))
 
 
-def digest(value: object) -> int:
+def _digest(value: object) -> int:
     """Return 63 bits, which differ for values whose repr differs."""
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "little") >> 1
 
@@ -228,16 +228,16 @@ def require_sums_of(comm: Comm, all_reduce: AllReduce, dtypes: Iterable[torch.dt
     recording, comm.trace.enabled = comm.trace.enabled, False
     try:
         for dtype in dict.fromkeys(dtypes):
-            require_sum(comm, all_reduce, dtype)
+            _require_sum(comm, all_reduce, dtype)
     finally:
         comm.trace.enabled = recording
 
 
-def require_sum(comm: Comm, all_reduce: AllReduce, dtype: torch.dtype) -> None:
+def _require_sum(comm: Comm, all_reduce: AllReduce, dtype: torch.dtype) -> None:
     """Raise WrongAnswer on every rank unless `all_reduce` makes a known sum of a few numbers of this dtype."""
     n = 2 * comm.size + 1
-    x, want = allocate(comm, n, dtype), np.sum([summand(rank, n) for rank in range(comm.size)], axis=0)
-    x.copy_(torch.from_numpy(summand(comm.rank, n)))
+    x, want = allocate(comm, n, dtype), np.sum([_summand(rank, n) for rank in range(comm.size)], axis=0)
+    x.copy_(torch.from_numpy(_summand(comm.rank, n)))
     got = np.asarray(to_numpy(result_of(all_reduce, comm, x).double()))
     with together(comm):
         for i in np.flatnonzero(~(np.abs(got - want) <= 4 * torch.finfo(dtype).eps * want)):
@@ -247,7 +247,7 @@ def require_sum(comm: Comm, all_reduce: AllReduce, dtype: torch.dtype) -> None:
             )
 
 
-def summand(rank: int, n: int) -> np.ndarray:
+def _summand(rank: int, n: int) -> np.ndarray:
     """Return (n,) small whole numbers, whose sums are exact: other numbers on other ranks, in another order."""
     return 1.0 + np.arange(n) * (rank + 1) % 5
 
@@ -255,14 +255,14 @@ def summand(rank: int, n: int) -> np.ndarray:
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-class Verdict:
-    """The judge of the gradients of one model. unused: {name: ranks that had no gradient for it} in the latest step."""
+class GradientCheck:
+    """The check of the gradients of one model. unused: {name: ranks that had no gradient for it} in the latest step."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
         self.unused: dict[str, list[int]] = {}
 
-    def of(
+    def check(
         self, comm: Comm, params: Sequence[nn.Parameter], buckets: Sequence[Bucket], totals: Sequence[Tensor]
     ) -> list[int]:
         """Return the indices of the parameters that no rank has a gradient for. Rank 0 warns of each of them once.
@@ -275,10 +275,10 @@ class Verdict:
             self.unused = {}
             return []
         with together(comm):
-            self.require_finite(params, buckets)
-        return self.without_gradient(comm, [param.grad is None for param in params])
+            self._require_finite(params, buckets)
+        return self._unused_by_all(comm, [param.grad is None for param in params])
 
-    def of_shards(self, comm: Comm, bad: Sequence[tuple[int, str]], missing: Sequence[int]) -> list[int]:
+    def check_shards(self, comm: Comm, bad: Sequence[tuple[int, str]], missing: Sequence[int]) -> list[int]:
         """Do the same when no rank has the sums of all gradients. Collective: an all_gather of 8 bytes.
 
         Args:    bad: (index, NaN or infinity) of gradients of this rank that are not finite; missing: indices of those
@@ -289,10 +289,10 @@ class Verdict:
             return []
         with together(comm):
             if bad:
-                self.refuse(*max(bad), len(bad) - 1)
-        return self.without_gradient(comm, [index in missing for index in range(len(self.names))])
+                self._raise_not_finite(*max(bad), len(bad) - 1)
+        return self._unused_by_all(comm, [index in missing for index in range(len(self.names))])
 
-    def without_gradient(self, comm: Comm, mine: Sequence[bool]) -> list[int]:
+    def _unused_by_all(self, comm: Comm, mine: Sequence[bool]) -> list[int]:
         """Return the indices of the parameters for which `mine`, without a gradient here, is true on all ranks."""
         before, self.unused = self.unused, {}
         missing = gather_integers(comm, mine)
@@ -300,17 +300,18 @@ class Verdict:
             if ranks := [rank for rank, row in enumerate(missing) if row[index]]:
                 self.unused[name] = ranks
         if comm.rank == 0 and self.unused != before and self.unused:
-            warnings.warn(self.missing(comm.size), stacklevel=6)
+            warnings.warn(self._unused_text(comm.size), stacklevel=6)
         return [i for i, name in enumerate(self.names) if len(self.unused.get(name, ())) == comm.size]
 
-    def require_finite(self, params: Sequence[nn.Parameter], buckets: Sequence[Bucket]) -> None:
+    def _require_finite(self, params: Sequence[nn.Parameter], buckets: Sequence[Bucket]) -> None:
         """Raise FloatingPointError if this rank has NaN or infinity: backward makes the last layer's first."""
         bad = sorted(i for b in buckets if not b.finite for i in b.indices if not is_finite(params[i].grad))
         if bad:
             last = params[bad[-1]].grad
-            self.refuse(bad[-1], "NaN" if last is not None and torch.isnan(last).any() else "infinity", len(bad) - 1)
+            word = "NaN" if last is not None and torch.isnan(last).any() else "infinity"
+            self._raise_not_finite(bad[-1], word, len(bad) - 1)
 
-    def refuse(self, index: int, word: str, later: int) -> None:
+    def _raise_not_finite(self, index: int, word: str, later: int) -> None:
         """Raise FloatingPointError for `word`, NaN or infinity, of parameter `index` and in `later` more gradients."""
         more = f" and in {later} that backward reaches later" if later else ""
         raise FloatingPointError(
@@ -326,7 +327,7 @@ class Verdict:
                 "on every rank: scale the loss down. No rank has taken this step"
             )
 
-    def missing(self, size: int) -> str:
+    def _unused_text(self, size: int) -> str:
         """Say which parameters got no gradient, on which ranks."""
         groups: dict[tuple[int, ...], list[str]] = {}
         for name, ranks in self.unused.items():
@@ -411,5 +412,5 @@ def require_answers(output: Sequence[int], y: Tensor, classes: int) -> None:
     if tuple(y.shape) != wanted or y.dtype != torch.int64:
         raise ValueError(
             f"cross-entropy of an output of shape {tuple(output)} needs y of shape {wanted} in torch.int64, and y has "
-            f"{form_of(y)}: another y, or another loss"
+            f"{_form_of(y)}: another y, or another loss"
         )

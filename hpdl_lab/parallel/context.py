@@ -99,7 +99,7 @@ def utilization(ranks: int, zigzag: bool) -> float:
 # -- attention to some of the keys -------------------------------------------------------------------------------------
 
 
-def scores_of(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> Tensor:
+def _scores_of(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> Tensor:
     """Map (b, h, s, d), (b, h_kv, t, d) to (b, h_kv, h/h_kv, s, t); causal: keys have the queries' positions, t = s."""
     grouped = q.unflatten(1, (k.shape[1], -1)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = grouped @ k.unsqueeze(2).mT
@@ -115,7 +115,7 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
              keys up to i, and t = s; scale: of the scores, 1/sqrt(d) by default.
     Returns: out (b, h, s, d_v); lse (b, h, s), the log of the sum of exp(scores), by which its weights were divided.
     """
-    scores = scores_of(q, k, causal, scale)
+    scores = _scores_of(q, k, causal, scale)
     lse = scores.logsumexp(-1)
     out = (scores - lse.unsqueeze(-1)).exp() @ v.unsqueeze(2)  # (b, h_kv, g, s, t) @ (b, h_kv, 1, t, d_v)
     return out.flatten(1, 2), lse.flatten(1, 2)
@@ -156,7 +156,7 @@ def attention_around_ring(
     p, none = comm.size, (torch.zeros(()), torch.tensor(-torch.inf))
     holds = holds or (lambda rank: (rank, 2 * p - 1 - rank))
     mine = {c: read(c) for c in holds(comm.rank)}
-    heard = dict.fromkeys(mine, none)
+    merged = dict.fromkeys(mine, none)
     kv = torch.stack([torch.cat([k, v], -1) for _, k, v in mine.values()])  # (chunks, b, h, n, d + d_v)
     for step in range(p):
         following, works = pass_on(comm, kv) if step < p - 1 else (kv, [])
@@ -165,14 +165,14 @@ def attention_around_ring(
                 if other <= c or not causal:
                     keys, values = theirs.split([k.shape[-1], v.shape[-1]], -1)
                     more, weight = attend(q, keys, values, causal and other == c)
-                    out, lse = heard[c]
+                    out, lse = merged[c]
                     both = torch.logaddexp(lse, weight)  # no exponent below is positive
                     out = out * (lse - both).exp().unsqueeze(-1) + more * (weight - both).exp().unsqueeze(-1)
-                    heard[c] = out, both
+                    merged[c] = out, both
         for work in works:
             work.wait()
         kv = following
-    return heard
+    return merged
 
     ### END SOLUTION
 
@@ -221,26 +221,26 @@ class Ring(torch.autograd.Function):
                 for j, other in enumerate(ctx.holds((comm.rank - step) % p)):
                     if other <= c or not ctx.causal:
                         keys, values = kv[j].split(widths, -1)
-                        more, theirs = attention_grads(rows[i], keys, values, ctx.causal and other == c, ctx.scale)
+                        more, theirs = _attention_grads(rows[i], keys, values, ctx.causal and other == c, ctx.scale)
                         dq[i] += more
                         dkv[j] += theirs
-            wait_for(works + on_the_way)
+            _wait_for(works + on_the_way)
             kv = following
             if step == 0:
                 own = dkv  # belongs here
             else:
-                sums, on_the_way = pass_on(comm, dkv.add_(sums))  # one hop behind k and v, and at last to their owner
-        wait_for(on_the_way)
+                sums, on_the_way = pass_on(comm, dkv.add_(sums))  # one hop after k and v, and at last to their owner
+        _wait_for(on_the_way)
         dk, dv = torch.cat((own + sums).unbind(), 2).split(widths, -1)
         return None, torch.cat(dq, 2), dk, dv, None, None, None
 
 
-def wait_for(works: list[Work]) -> None:
+def _wait_for(works: list[Work]) -> None:
     for work in works:
         work.wait()
 
 
-def attention_grads(
+def _attention_grads(
     queries: tuple[Tensor, ...], k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return what some keys contribute to the gradient of q (b, h, s, d), and the gradient of k and v, side by side.
@@ -248,7 +248,7 @@ def attention_grads(
     queries: q, and of the output for all keys: its gradient, its lse, and the sums of gradient times output, (b, h, s).
     """
     q, grad, lse, offset = (x.unflatten(1, (k.shape[1], -1)) for x in queries)
-    weights = (scores_of(queries[0], k, causal, scale) - lse.unsqueeze(-1)).exp()  # (b, h_kv, g, s, t)
+    weights = (_scores_of(queries[0], k, causal, scale) - lse.unsqueeze(-1)).exp()  # (b, h_kv, g, s, t)
     dscores = weights * (grad @ v.unsqueeze(2).mT - offset.unsqueeze(-1))
     dscores = dscores * (q.shape[-1] ** -0.5 if scale is None else scale)
     dk, dv = (dscores.mT @ q).sum(2), (weights.mT @ grad).sum(2)  # over the heads that share a key
@@ -274,13 +274,13 @@ def ring_attention(
     Bytes per rank: with n = b h_kv (s/p) (d + d_v) itemsize, (p - 1) n forward, 2(p - 1) n backward.
     Ref: Liu, Zaharia, Abbeel 2023, arXiv:2310.01889.
     """
-    require_heads(q, k, v)
+    _require_heads(q, k, v)
     if zigzag and q.shape[2] % 2:
         raise ValueError(f"zigzag: {q.shape[2]} positions on a rank are not two chunks of the same length")
     return Ring.apply(comm, q, k, v, causal, zigzag, scale)
 
 
-def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError unless q, k, v are (b, h, s, d), (b, h_kv, s, d), (b, h_kv, s, d_v), and h_kv divides h."""
     shapes = [tuple(x.shape) for x in (q, k, v)]
     fit = all(len(shape) == 4 for shape in shapes) and shapes[1][:3] == shapes[2][:3]
@@ -312,7 +312,7 @@ def to_positions(comm: Comm, x: Tensor) -> Tensor:
     return comm.all_to_all(rows.contiguous()).movedim(0, 1).flatten(1, 2)  # heads of rank r
 
 
-def ulysses_attention(
+def _ulysses_attention(
     comm: Comm, q: Tensor, k: Tensor, v: Tensor, attend: Attend, scale: float | None = None
 ) -> Tensor:
     """Compute attention between all positions, head by head: every rank holds some positions, and gets some heads.
@@ -324,7 +324,7 @@ def ulysses_attention(
     Bytes per rank: (p - 1)/p b (s/p) (h d + h_kv (d + d_v) + h d_v) itemsize, each way.
     Ref: Jacobs et al. 2023, arXiv:2309.14509.
     """
-    require_heads(q, k, v)
+    _require_heads(q, k, v)
     for x, what in ((q, "heads"), (k, "heads of keys")):
         require_divisible(comm, x.shape[1], f"Ulysses gives every rank as many {what}")
     there, back = partial(to_heads, comm), partial(to_positions, comm)
@@ -357,7 +357,7 @@ class Ulysses(Attend):
         return positions_of(self.comm.rank, self.comm.size, s, zigzag=False).to(device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-        return ulysses_attention(self.comm, q, k, v, self.attend, scale)
+        return _ulysses_attention(self.comm, q, k, v, self.attend, scale)
 
 
 def context_parallel(comm: Comm, model: nn.Module, how: str = "zigzag") -> nn.Module:

@@ -25,8 +25,9 @@ from ..comm.base import Comm, best_all_reduce
 from ..comm.buffers import DTYPES, dtype_name
 from ..units import MIB
 from .checkpoint import Stateful
-from .consensus import Verdict, is_finite, overflowed, require_same_model, require_sums_of
-from .precision import MasterOptimizer, OptimizerLike, OptimizerOf, Precision
+from .consensus import GradientCheck, is_finite, overflowed, require_same_model, require_sums_of
+from .optimizer_state import OptimizerLike, OptimizerOf, StrategyOptimizer
+from .precision import Precision
 from .reducer import (
     AllReduce,
     AssignBuckets,
@@ -145,7 +146,7 @@ class Strategy(ABC):
         self.owner: tuple[int, int] | None = None  # (this object, which no copy is; the rank that has started it)
         self.adds_up = False  # inside accumulating()?
         self.hooks = ExitStack()  # removes them when it is closed
-        self.saves = ExitStack()  # the same for the hooks of `save_whole`
+        self.saves = ExitStack()  # the same for the hooks of `register_state_dict_hooks`
         self.pairs: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # (parameter, in 16 bits, what it is in float32)
 
     @property
@@ -176,7 +177,7 @@ class Strategy(ABC):
         replicate(comm, model)
         pairs = [(name, p) for name, p in model.named_parameters() if p.requires_grad]  # tied ones once
         self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
-        self.verdict = Verdict(self.names)
+        self.gradient_check = GradientCheck(self.names)
         if self.precision is not None:
             self.lower(model, self.precision)
         parts = self.assign(self.params)
@@ -198,9 +199,9 @@ class Strategy(ABC):
             self.widen()
 
         self.hooks.callback(restore)
-        self.save_whole(model)
+        self.register_state_dict_hooks(model)
 
-    def save_whole(self, model: nn.Module) -> None:
+    def register_state_dict_hooks(self, model: nn.Module) -> None:
         """Let model.state_dict() hold, and model.load_state_dict() take, what `widen` gives the model, until `stop`.
 
         Between these two torch saves and loads the model as it would without a strategy:
@@ -251,7 +252,18 @@ class Strategy(ABC):
         self.require_begun()
         if self.precision is None:
             return make(list(model.parameters()))
-        return MasterOptimizer(self.precision, make(self.masters), self.masters, self.params)
+        return StrategyOptimizer(self, make(self.masters))
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update the masters, unless all ranks skip this step, and round them into the parameters that compute."""
+        if self.precision is not None and not self.precision.skipped:
+            optimizer.step()
+            self.precision.masters_to_params(self.masters, self.params)
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of masters and parameters."""
+        for param in (*self.params, *self.masters):
+            param.grad = None
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss that backward starts from: times the loss scale, if there is one."""
@@ -290,14 +302,14 @@ class Strategy(ABC):
         for index in reversed(range(len(self.params))):
             reducer.collect(index)
         totals = [self.reduce_bucket(comm, bucket) for bucket in reducer.buckets]
-        self.hand_back(comm, reducer, totals)
+        self.finalize_backward(comm, totals)
 
-    def hand_back(self, comm: Comm, reducer: Reducer[Bucket], totals: Sequence[Tensor]) -> None:
+    def finalize_backward(self, comm: Comm, totals: Sequence[Tensor]) -> None:
         """Make the sums of all buckets the gradients, of the masters if there are any. Collective."""
         skips = self.precision is not None and self.precision.scaler is not None
-        hand_back(comm, self.verdict, self.params, reducer.buckets, totals, skips)
+        finalize_gradients(comm, self.gradient_check, self.params, self.require_begun().buckets, totals, skips)
         if self.precision is not None:
-            self.precision.take(comm, self.masters, [p.grad for p in self.params])
+            self.precision.grads_to_masters(comm, self.masters, [p.grad for p in self.params])
 
     def reduce_bucket(self, comm: Comm, bucket: Bucket) -> Tensor:
         """Return (N + 1,), the sum over ranks of a bucket that has its gradients, and of its flag."""
@@ -391,9 +403,9 @@ class Strategy(ABC):
         self.reducer, self.owner, self.pairs = None, None, []
 
 
-def hand_back(
+def finalize_gradients(
     comm: Comm,
-    verdict: Verdict,
+    check: GradientCheck,
     params: Sequence[nn.Parameter],
     buckets: Sequence[Bucket],
     totals: Sequence[Tensor],
@@ -405,10 +417,10 @@ def hand_back(
     """
     unused = []
     if not skips or all(map(is_finite, totals)):
-        unused = verdict.of(comm, params, buckets, totals)
-        verdict.require_no_overflow(overflowed(buckets, totals))
+        unused = check.check(comm, params, buckets, totals)
+        check.require_no_overflow(overflowed(buckets, totals))
     for bucket, total in zip(buckets, totals, strict=True):
-        bucket.hand_back(total)
+        bucket.set_grads(total)
     for index in unused:
         params[index].grad = None
 
@@ -471,7 +483,7 @@ class DataParallelOverlapped(DataParallelBucketed):
     """The buckets of DataParallelBucketed, each sent while backward still computes the gradients of the others.
 
     Every trainable parameter has a hook that autograd calls when its gradient is complete. A parameter that backward
-    does not reach keeps its bucket, and those behind it, back until add_gradients, which counts it as zeros.
+    does not reach keeps its bucket, and those after it, back until add_gradients, which counts it as zeros.
     gradient_ready: what the hook does.
     Steps: one all_reduce per bucket.   Bytes per rank: as in an all_reduce of N + 1 elements of each bucket.
     """
@@ -514,4 +526,4 @@ class DataParallelOverlapped(DataParallelBucketed):
             raise ValueError(
                 f"gradient_ready has started {len(reducer.works)} of {len(reducer.buckets)} buckets; all are complete"
             )
-        self.hand_back(comm, reducer, reducer.end(comm))
+        self.finalize_backward(comm, reducer.end(comm))

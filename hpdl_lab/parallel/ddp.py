@@ -116,13 +116,13 @@ def guarded(hook: Hook) -> Hook:
         if not isinstance(future, torch.futures.Future):
             kind = type(future).__name__
             raise TypeError(f"rank {state.comm.rank}: the hook returned {kind}: DDP needs a torch.futures.Future")
-        before_backward_ends(lambda: require_average(state.comm, future, bucket.buffer().shape))
+        before_backward_ends(lambda: _require_average(state.comm, future, bucket.buffer().shape))
         return future
 
     return guard
 
 
-def require_average(comm: Comm, future: Future[Tensor], shape: torch.Size) -> None:
+def _require_average(comm: Comm, future: Future[Tensor], shape: torch.Size) -> None:
     """Raise ValueError unless `future` has a tensor of this shape."""
     value = future.value() if future.done() else None
     if not isinstance(value, torch.Tensor) or value.shape != shape:

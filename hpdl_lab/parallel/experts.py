@@ -44,7 +44,7 @@ def dispatch(comm: Comm, copies: Tensor, sent: Sequence[int], received: Sequence
     Returns: (sum of received, d), the copies from rank 0 first.
     Bytes per rank: of the copies for others, forward; of the copies from others, backward.
     """
-    return conjugate(copies, partial(moved, comm, sent, received), partial(moved, comm, received, sent))
+    return conjugate(copies, partial(_moved, comm, sent, received), partial(_moved, comm, received, sent))
 
 
 def combine(comm: Comm, made: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
@@ -56,7 +56,7 @@ def combine(comm: Comm, made: Tensor, sent: Sequence[int], received: Sequence[in
     return dispatch(comm, made, received, sent)
 
 
-def moved(comm: Comm, sent: Sequence[int], received: Sequence[int], x: Tensor) -> Tensor:
+def _moved(comm: Comm, sent: Sequence[int], received: Sequence[int], x: Tensor) -> Tensor:
     return all_to_all_v(comm, x.detach().contiguous(), sent, received)
 
 

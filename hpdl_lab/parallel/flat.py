@@ -27,19 +27,15 @@ def own_all_gather(comm: Comm, x: Tensor) -> Tensor:
     return x
 
 
-def grad_of(param: Tensor) -> Tensor | None:
-    """Return the whole gradient of a parameter on this rank, if there is one."""
-    return torch.Tensor.grad.__get__(param)  # pyrefly: ignore[missing-attribute]
-
-
 class Flat:
     """Parameters of one unit, of one dtype, in one vector padded to equal chunks, one for each rank.
 
         full    [ w1 ........ | b1 | w2 .... | b2 | pad ]   (P n,)   views[i]: the part of params[i], in its shape
         shard                 [..............]              (n,)     chunk r; a part of `full` unless `sharded`
-        pieces                [ w1 | b1 | w2 ]                       (i, begin, end, place in shard) of each parameter
+        pieces                [ w1 | b1 | w2 ]                       (i, begin, end, offset in shard) of each parameter
 
     indices: which parameters of the model these are. grad: (P n,) while gradients of this rank come in.
+    sharded_params: what an optimizer updates, for each piece: its part of `shard`, unless it gets a master of that.
     """
 
     def __init__(self, comm: Comm, params: Sequence[nn.Parameter], indices: Sequence[int], sharded: bool) -> None:
@@ -53,17 +49,18 @@ class Flat:
                 view.copy_(param)
         self.shard = self.own(self.full).clone() if sharded else self.own(self.full)
         self.pieces: list[tuple[int, int, int, int]] = []
-        first, place = comm.rank * self.n, 0
+        first, offset = comm.rank * self.n, 0
         for i, size in enumerate(self.sizes):
-            begin, end = (min(max(edge - place, 0), size) for edge in (first, first + self.n))
+            begin, end = (min(max(edge - offset, 0), size) for edge in (first, first + self.n))
             if end > begin:
-                self.pieces.append((i, begin, end, place + begin - first))
-            place += size
+                self.pieces.append((i, begin, end, offset + begin - first))
+            offset += size
+        self.sharded_params = [nn.Parameter(part, params[0].requires_grad) for part in self.slices(self.shard)]
         value = float("nan") if self.full.is_floating_point() else 0
-        self.nothing = self.full.new_full((), value)  # what a released parameter shows, in its own shape
+        self.nothing = self.full.new_full((), value)  # what a resharded parameter shows, in its own shape
         self.begin()
         if sharded:
-            self.release()
+            self.reshard()
         else:
             self.attach()
 
@@ -78,9 +75,9 @@ class Flat:
 
     def slices(self, shard: Tensor) -> list[Tensor]:
         """Cut a vector (n,) into this rank's pieces."""
-        return [shard[place : place + end - begin] for _, begin, end, place in self.pieces]
+        return [shard[offset : offset + end - begin] for _, begin, end, offset in self.pieces]
 
-    def whole(self, values: Sequence[Tensor | float | None], dtype: torch.dtype | None = None) -> list[Tensor]:
+    def full_tensors(self, values: Sequence[Tensor | float | None], dtype: torch.dtype | None = None) -> list[Tensor]:
         """Return tensors in the shapes of the parameters, put together from all ranks' pieces. Collective.
 
         Args:    values: for each piece of this rank a tensor like it, a number, or None for zeros; dtype: of what is
@@ -93,9 +90,9 @@ class Flat:
                 part.copy_(torch.as_tensor(value))
         return self.views_of(self.comm.all_gather(mine).view(-1))
 
-    def fill(self, wholes: Sequence[Tensor], full: bool) -> None:
-        """Take the values of these tensors, in the shapes of the parameters; full: is there memory for all of them?"""
-        if full:
+    def fill(self, wholes: Sequence[Tensor]) -> None:
+        """Take the values of these tensors, in the shapes of the parameters."""
+        if self.full.untyped_storage().nbytes():
             for view, whole in zip(self.views, wholes, strict=True):
                 view.copy_(whole)
             self.shard.copy_(self.own(self.full))
@@ -103,14 +100,14 @@ class Flat:
         else:
             for part, (i, begin, end, _) in zip(self.slices(self.shard), self.pieces, strict=True):
                 part.copy_(wholes[i].reshape(-1)[begin:end])
-            self.release()
+            self.reshard()
 
     def attach(self) -> None:
         """Make the parts of `full` the parameters."""
         for param, view in zip(self.params, self.views, strict=True):
             param.data = view
 
-    def release(self) -> None:
+    def reshard(self) -> None:
         """Give the memory of `full` back. What autograd has saved of it is there again after the next `allocate`."""
         for param in self.params:
             param.data = self.nothing.expand(param.shape)
@@ -138,7 +135,7 @@ class Flat:
         """Move the gradient of params[i] into its place, or zeros: every rank sends the same sizes."""
         if self.grad is None:
             self.expect()
-        grad = grad_of(self.params[i])
+        grad = self.params[i].grad
         if grad is None:
             self.missing.append(self.indices[i])
         elif grad.layout is not torch.strided:

@@ -35,18 +35,18 @@ class Graph(NamedTuple):
         return len(self.neighbors)
 
 
-def connected_at_random(n: int, seed: int) -> list[Edge]:
+def _connected_at_random(n: int, seed: int) -> list[Edge]:
     """Return a random tree, so that every rank reaches every other in the end, and half as many edges again."""
-    chance = random.Random(seed)
-    tree = [(chance.randrange(i), i) for i in range(1, n)]
-    return tree + [(chance.randrange(n), chance.randrange(n)) for _ in range(n // 2)]
+    rng = random.Random(seed)
+    tree = [(rng.randrange(i), i) for i in range(1, n)]
+    return tree + [(rng.randrange(n), rng.randrange(n)) for _ in range(n // 2)]
 
 
 GRAPHS: dict[str, Callable[[int, int], list[Edge]]] = {  # name: f(n, seed) -> pairs of ranks that are neighbors
     "ring": lambda n, _: [(i, (i + 1) % n) for i in range(n)],
     "wheel": lambda n, _: [(0, i) for i in range(1, n)] + [(1 + i, 1 + (i + 1) % (n - 1)) for i in range(n - 1)],
     "star": lambda n, _: [(0, i) for i in range(1, n)],
-    "random": connected_at_random,
+    "random": _connected_at_random,
     "exponential": lambda n, _: [(i, (i + (1 << k)) % n) for i in range(n) for k in range((n - 1).bit_length())],
     "complete": lambda n, _: [(i, j) for j in range(n) for i in range(j)],
 }

@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from ..comm.base import Comm, Work, best_all_reduce
 from ..trace import Event
 from ..units import require_int, require_number
-from .consensus import Verdict, require_same_parameters, require_same_values, require_sums_of
-from .data_parallel import hand_back
+from .consensus import GradientCheck, require_same_parameters, require_same_values, require_sums_of
+from .data_parallel import finalize_gradients
 from .reducer import AllReduce, Bucket, Reducer, gradient_ready, name_of, require_function, result_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def negotiate(comm: Comm, ready: Sequence[int], n: int) -> list[int]:
     return sorted((i for i in range(n) if places[i] != NOT_READY), key=places.__getitem__)
 
 
-def pause(comm: Comm, seconds: float) -> None:
+def _pause(comm: Comm, seconds: float) -> None:
     """Let `seconds` pass: of virtual time on simulated ranks, by `compute`, else of real time."""
     end = comm.trace.clock() + round(seconds * 1e9)
     comm.compute(seconds)
@@ -104,7 +104,7 @@ def pause(comm: Comm, seconds: float) -> None:
 Span: TypeAlias = tuple[int, int]  # ns
 
 
-class FusionBuffer(Bucket):
+class _FusionBuffer(Bucket):
     """A bucket that is divided by `divisor` before it is added, and notes when it was filled and when it travelled."""
 
     def __init__(self, comm: Comm, params: Sequence[nn.Parameter], indices: Sequence[int], divisor: int) -> None:
@@ -125,7 +125,7 @@ class FusionBuffer(Bucket):
         return self.flat
 
 
-class Fusion:
+class _Fusion:
     """The average (or sum) of the gradients of `params` over ranks, made while backward goes on.
 
     Args:    params: list of trainable parameters, in the same order on every rank; names: theirs, for messages.
@@ -159,10 +159,10 @@ class Fusion:
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
         self.threshold, self.cycle, self.passes, self.timeline = threshold, cycle, passes, timeline
         self.divisor = comm.size if average else 1
-        self.reducer: Reducer[FusionBuffer] | None = None  # the response cache: the first step's buckets
-        self.buckets: list[FusionBuffer] = []  # its own
+        self.reducer: Reducer[_FusionBuffer] | None = None  # the response cache: the first step's buckets
+        self.buckets: list[_FusionBuffer] = []  # its own
         self.averaged = False  # has there been no backward since `synchronize`?
-        self.verdict = Verdict(self.names)
+        self.gradient_check = GradientCheck(self.names)
         plan = f"fusion of {name_of(self.all_reduce)}, {threshold=}, {average=}, {passes=}"
         require_same_parameters(comm, self.params, self.names, plan)
         require_sums_of(comm, self.all_reduce, [p.dtype for p in self.params])
@@ -226,26 +226,26 @@ class Fusion:
                 require_same_values(self.comm, dict(zip(self.names, self.params, strict=True)), remedy)
                 self.buckets, self.reducer = buckets, Reducer(buckets, self._reduce)
             begun = self.comm.trace.clock()
-            hand_back(self.comm, self.verdict, self.params, buckets, totals)
+            finalize_gradients(self.comm, self.gradient_check, self.params, buckets, totals)
             if self.timeline:
                 self._record(buckets, begun)
         finally:
             self._begin()
         self.averaged = True
 
-    def _negotiate(self, comm: Comm) -> tuple[list[FusionBuffer], list[Tensor]]:
+    def _negotiate(self, comm: Comm) -> tuple[list[_FusionBuffer], list[Tensor]]:
         """Negotiate, fuse and reduce, cycle after cycle, until every gradient of this step has been answered."""
-        buckets: list[FusionBuffer] = []
+        buckets: list[_FusionBuffer] = []
         totals: list[Tensor] = []
         answered: set[int] = set()
         nbytes, dtypes = [p.nbytes for p in self.params], [p.dtype for p in self.params]
         while len(answered) < len(self.params):
-            pause(comm, self.cycle)
+            _pause(comm, self.cycle)
             waiting, begun = [i for i in self._ready if i not in answered], comm.trace.clock()
             order = negotiate(comm, waiting, len(self.params))
             self._cycles.append(((begun, comm.trace.clock()), waiting))
             new = fuse(order, nbytes, dtypes, self.threshold)
-            buckets += [FusionBuffer(comm, [self.params[i] for i in part], part, self.divisor) for part in new]
+            buckets += [_FusionBuffer(comm, [self.params[i] for i in part], part, self.divisor) for part in new]
             for bucket in buckets[len(totals) :]:
                 for i in range(len(bucket.params)):
                     bucket.put(i)
@@ -253,7 +253,7 @@ class Fusion:
             answered.update(order)
         return buckets, totals
 
-    def _reduce(self, comm: Comm, flat: Tensor, bucket: FusionBuffer | None = None) -> Tensor:
+    def _reduce(self, comm: Comm, flat: Tensor, bucket: _FusionBuffer | None = None) -> Tensor:
         """Add the flat tensor of a bucket over ranks, and note when."""
         if bucket is None:
             bucket = next(b for b in self.buckets if b.flat is flat)
@@ -262,7 +262,7 @@ class Fusion:
         bucket.travelled = begun, comm.trace.clock()
         return total
 
-    def _record(self, buckets: Sequence[FusionBuffer], out: int) -> None:
+    def _record(self, buckets: Sequence[_FusionBuffer], out: int) -> None:
         """Record the activities of this step, gradient by gradient: what lies inside before what is around it."""
         trace, end = self.comm.trace, self.comm.trace.clock()
         for span, waiting in self._cycles:
@@ -321,8 +321,8 @@ def DistributedOptimizer(
     params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if not params:
         raise ValueError("this optimizer has no parameter that requires a gradient: nothing to average")
-    names = names_of(params, named_parameters)
-    fused = Fusion(
+    names = _names_of(params, named_parameters)
+    fused = _Fusion(
         comm,
         params,
         names,
@@ -335,11 +335,11 @@ def DistributedOptimizer(
     )
     optimizer.synchronize = fused.synchronize  # pyrefly: ignore[missing-attribute]
     optimizer._step_supports_amp_scaling = True  # pyrefly: ignore[missing-attribute]
-    optimizer.register_step_pre_hook(lambda _, args, kwargs: before_step(optimizer, fused, *args[1:], **kwargs))
+    optimizer.register_step_pre_hook(lambda _, args, kwargs: _before_step(optimizer, fused, *args[1:], **kwargs))
     return optimizer
 
 
-def before_step(optimizer: torch.optim.Optimizer, fused: Fusion, closure: Callable[[], object] | None = None) -> None:
+def _before_step(optimizer: torch.optim.Optimizer, fused: _Fusion, closure: Callable[[], object] | None = None) -> None:
     """Average the gradients, unless `synchronize` has done it since the last backward."""
     if closure is not None:
         raise ValueError(
@@ -356,7 +356,7 @@ def before_step(optimizer: torch.optim.Optimizer, fused: Fusion, closure: Callab
     fused.averaged = False
 
 
-def names_of(
+def _names_of(
     params: Sequence[nn.Parameter], named_parameters: Iterable[tuple[str, nn.Parameter]] | None = None
 ) -> list[str]:
     """Return the names of `params`, in their order; "parameter 0", "parameter 1", ... if none are given."""
@@ -389,7 +389,7 @@ def to_horovod(events: Iterable[Event], rank: int = 0) -> list[TraceRow]:
 
     Args:    events: trace.Event of all ranks; rank: whose activities are shown, as Horovod shows the coordinator's.
     """
-    activities = [e for e in events if activity(e) in (RANK_READY, *DEPTH)]
+    activities = [e for e in events if _activity(e) in (RANK_READY, *DEPTH)]
     origin = min((e.t0_ns for e in activities), default=0)
     by_tensor: dict[str, list[Event]] = {}
     for e in sorted(activities, key=lambda e: (e.t0_ns, e.step)):
@@ -399,29 +399,29 @@ def to_horovod(events: Iterable[Event], rank: int = 0) -> list[TraceRow]:
         rows.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}})
         rows.append({"name": "process_sort_index", "ph": "M", "pid": pid, "args": {"sort_index": pid}})
         for e in of_tensor:
-            if activity(e) == RANK_READY:
+            if _activity(e) == RANK_READY:
                 rows.append({"ph": "X", "name": str(e.rank), "pid": pid, "ts": (e.t0_ns - origin) / 1e3, "dur": 0})
-        rows += nested([e for e in of_tensor if e.rank == rank and activity(e) != RANK_READY], pid, origin)
+        rows += _nested([e for e in of_tensor if e.rank == rank and _activity(e) != RANK_READY], pid, origin)
     return rows
 
 
-def nested(activities: Sequence[Event], pid: int, origin: int) -> Iterator[TraceRow]:
+def _nested(activities: Sequence[Event], pid: int, origin: int) -> Iterator[TraceRow]:
     """Yield begins and ends of one gradient's activities: each of depth 1 lies within the next one of depth 0.
 
     An event is recorded when it ends, so what lies inside comes before what is around it.
     """
     inside: list[TraceRow] = []
     for e in sorted(activities, key=lambda e: e.step):
-        begin: TraceRow = {"ph": "B", "name": activity(e), "pid": pid, "ts": (e.t0_ns - origin) / 1e3}
+        begin: TraceRow = {"ph": "B", "name": _activity(e), "pid": pid, "ts": (e.t0_ns - origin) / 1e3}
         end: TraceRow = {"ph": "E", "pid": pid, "ts": (e.t1_ns - origin) / 1e3}
-        if DEPTH[activity(e)]:
+        if DEPTH[_activity(e)]:
             inside += [begin, end]
         else:
             yield from [begin, *inside, end]
             inside = []
 
 
-def activity(event: Event) -> str:
+def _activity(event: Event) -> str:
     """Return the first word of its op; the rest is the name of the gradient."""
     return event.op.partition(" ")[0]
 

@@ -21,17 +21,17 @@ from torch.nn.functional import cross_entropy
 from .. import models
 from ..comm.base import Comm, Row
 from ..data.dataset import Dataset
-from ..data.loading import batches, shard
+from ..data.loading import batch_indices, shard_indices
 from ..optim.large_batch import (
     LAMB,
     LARS,
-    Job,
     Noise,
     Rate,
     Ratio,
+    TrainingJob,
     learning_rate,
+    lr_schedule,
     noise_of_ranks,
-    schedule,
     trust_ratio,
 )
 
@@ -105,7 +105,7 @@ class Training(NamedTuple):
     seed: int
 
 
-class SweepRow(TypedDict):
+class _SweepRow(TypedDict):
     """The result of one training; accuracy and loss are of the test set."""
 
     steps: int
@@ -124,10 +124,10 @@ def train_all(
 ) -> None:
     """Report {name, batch, seed, steps, seconds, accuracy, loss} of every training, each made by one rank."""
     for training in trainings[comm.rank :: comm.size]:
-        comm.report(**training._asdict(), **train_one(sweep, data, training, rate, ratio))
+        comm.report(**training._asdict(), **_train_one(sweep, data, training, rate, ratio))
 
 
-def train_one(sweep: Sweep, data: Dataset, training: Training, rate: Rate, ratio: Ratio) -> SweepRow:
+def _train_one(sweep: Sweep, data: Dataset, training: Training, rate: Rate, ratio: Ratio) -> _SweepRow:
     """Return {steps, seconds, accuracy, loss}, the last two of the test set; the rate falls to 0 as a cosine."""
     method, batch, n = sweep.methods[training.name], training.batch, len(data.train_y)
     steps = max(1, round(sweep.epochs * n / batch))
@@ -137,13 +137,15 @@ def train_one(sweep: Sweep, data: Dataset, training: Training, rate: Rate, ratio
     else:
         optimizer = OPTIMIZERS[method.optimizer](model.parameters(), method.rate)
     scaled = round(sweep.base_batch * (batch / sweep.base_batch) ** method.power)
-    rates = schedule(
+    rates = lr_schedule(
         optimizer, scaled, sweep.base_batch, round(method.warmup * steps), lambda step: cosine(step / steps), rate
     )
     begin = time.perf_counter()
-    for indices in islice(batches(n, batch, training.seed), steps):
+    shuffles = torch.Generator().manual_seed(training.seed)
+    order = torch.cat([torch.randperm(n, generator=shuffles) for _ in range(math.ceil(sweep.epochs) + 1)])
+    for indices in order[: steps * batch].split(batch):  # epochs run into each other: every step has a whole batch
         optimizer.zero_grad()
-        loss_of(model, data.train_x[indices], data.train_y[indices]).backward()
+        _loss_of(model, data.train_x[indices], data.train_y[indices]).backward()
         optimizer.step()
         rates.step()
     seconds = time.perf_counter() - begin
@@ -156,7 +158,7 @@ def cosine(share: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
 
 
-def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return cross_entropy(model(x).flatten(0, -2), y.flatten())
 
 
@@ -178,12 +180,12 @@ def measure_noise(comm: Comm, model: nn.Module, data: Dataset, batch: int, steps
     found = []
     each = batch // comm.size
     params = list(model.parameters())
-    for indices in islice(batches(len(data.train_y), batch), steps):
+    for indices in islice(batch_indices(len(data.train_y), batch), steps):
         if len(indices) < batch:
             continue  # what remains of an epoch
-        mine = shard(indices, comm.rank, comm.size)
+        mine = shard_indices(indices, comm.rank, comm.size)
         model.zero_grad()
-        loss_of(model, data.train_x[mine], data.train_y[mine]).backward()
+        _loss_of(model, data.train_x[mine], data.train_y[mine]).backward()
         grads = torch.cat([p.grad.reshape(-1) for p in params if p.grad is not None])
         mean = comm.all_reduce(grads.clone()) / comm.size
         found.append(noise_of_ranks(comm, grads, mean, each))
@@ -221,11 +223,11 @@ def until(comm: Comm, model: nn.Module, data: Dataset, target: float, batch: int
     n, params, seconds = len(data.train_y), list(model.parameters()), 0.0
     optimizer = torch.optim.SGD(params, lr=RATES[batch])
     every, most = max(1, LOOK_EVERY // batch), MOST_EPOCHS * n // batch
-    for step, indices in enumerate(islice(batches(n, batch, seed), most), 1):
-        mine = shard(indices, comm.rank, comm.size)
+    for step, indices in enumerate(islice(batch_indices(n, batch, seed), most), 1):
+        mine = shard_indices(indices, comm.rank, comm.size)
         begin = time.perf_counter()
         optimizer.zero_grad()
-        (loss_of(model, data.train_x[mine], data.train_y[mine]) * (len(mine) / len(indices))).backward()
+        (_loss_of(model, data.train_x[mine], data.train_y[mine]) * (len(mine) / len(indices))).backward()
         total = comm.all_reduce(torch.cat([p.grad.reshape(-1) for p in params if p.grad is not None]))
         for p, grad in zip(params, total.split([p.numel() for p in params]), strict=True):
             p.grad = grad.view(p.shape)
@@ -236,7 +238,7 @@ def until(comm: Comm, model: nn.Module, data: Dataset, target: float, batch: int
     raise ValueError(f"batch {batch:,} has not reached {target:.0%} in {most:,} steps: take a lower target")
 
 
-def fitted(rows: Sequence[Row]) -> Job:
+def fitted(rows: Sequence[Row]) -> TrainingJob:
     """Return the Job that fits rows of `train_until`, some of 1 rank, by least squares of relative differences."""
 
     def line(points: list[tuple[float, float]]) -> tuple[float, float]:
@@ -253,4 +255,4 @@ def fitted(rows: Sequence[Row]) -> Job:
             r["seconds"] / r["steps"] - fixed - -(-r["batch"] // p) * example for r in rows if r["ranks"] == p and p > 1
         ]
         sums[p] = max(statistics.median(over), 0.0) if over else 0.0
-    return Job(max(least, 1.0), rest / max(least, 1.0), example, fixed, sums)
+    return TrainingJob(max(least, 1.0), rest / max(least, 1.0), example, fixed, sums)

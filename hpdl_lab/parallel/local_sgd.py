@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from ..comm.base import Comm
 from ..comm.buffers import new_like
-from ..data.loading import shard
+from ..data.loading import shard_indices
 from ..units import require_int, require_number
 from .consensus import is_finite
 from .data_parallel import DataParallel, broadcast_buffers
@@ -54,7 +54,7 @@ def local_sgd(comm: Comm, w: Tensor, gradient: Callable[[Tensor], Tensor], steps
     ### END SOLUTION
 
 
-class LocalSteps(DataParallel):
+class _LocalSteps(DataParallel):
     """Replicas that step on their own and meet after every `every` steps; a subclass says what they do there.
 
     Gradients stay on their rank, p times what they are of the global batch: that is the mean over the own shard, if all
@@ -115,7 +115,7 @@ class LocalSteps(DataParallel):
         return [result_of(self.all_reduce, comm, flat) / comm.size for flat in self.packed()]
 
 
-class LocalSGD(LocalSteps):
+class LocalSGD(_LocalSteps):
     """An average of all ranks' parameters after every `every` steps. With every=1 and SGD it is data parallelism.
 
     Steps: one all-reduce per dtype and meeting.   Bytes per rank: as in an all_reduce of N elements, 1/every as often.
@@ -168,7 +168,7 @@ class DiLoCo(LocalSGD):
         self.unpack([begun.detach() for begun in self.begun])
 
 
-class Gossip(LocalSteps):
+class Gossip(_LocalSteps):
     """Decentralized SGD: after each step a rank averages its parameters with its neighbors' on a graph.
 
     graph: a name of gossip.GRAPHS, or "one_peer": one rank only, 1, 2, 4, ... places further on, in turn.
@@ -192,7 +192,7 @@ class Gossip(LocalSteps):
         self.unpack(flats)
 
 
-class Tournament(LocalSteps):
+class Tournament(_LocalSteps):
     """LBANN's LTFB: now and then ranks meet in pairs, exchange models, and each keeps what is better on its own data.
 
     Pairs are drawn anew each time; if ranks are odd in number, one has no partner. `finish` takes the model that is
@@ -222,7 +222,7 @@ class Tournament(LocalSteps):
             return
         partner, mine = order[place ^ 1], [flat.clone() for flat in self.packed()]
         theirs = [comm.sendrecv(flat, partner, new_like(flat, flat.shape), partner) for flat in mine]
-        share = shard(torch.arange(len(self.x)), comm.rank, comm.size)
+        share = shard_indices(torch.arange(len(self.x)), comm.rank, comm.size)
         before = self.loss(model, share)
         self.unpack(theirs)
         if self.loss(model, share) >= before:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ..units import require_int
-from .precision import OptimizerOf
+from .optimizer_state import OptimizerOf
 
 if TYPE_CHECKING:
     from .checkpoint import StateDict
@@ -50,7 +50,7 @@ def seconds_of_step(state_nbytes: int, bandwidth: Bandwidth) -> float:
     return state_nbytes / bandwidth.read + state_nbytes / bandwidth.write
 
 
-class Mapped:
+class _Mapped:
     """A file of `nbytes` without a name, mapped into memory; it goes away with this object, or with the process."""
 
     def __init__(self, nbytes: int, directory: str | None) -> None:
@@ -75,7 +75,7 @@ def measure_bandwidth(directory: str | None = None, blocks: int = 8) -> Bandwidt
     Past the cache of the operating system, if it can be avoided.
     """
     n, seconds = 2 * BLOCK, {"read": 0.0, "write": 0.0}
-    file, values, clock = Mapped(4 * n * blocks, directory), torch.rand(n), time.perf_counter
+    file, values, clock = _Mapped(4 * n * blocks, directory), torch.rand(n), time.perf_counter
     for first in (True, False):  # what the file does not hold yet cannot be read from storage
         for begin in range(0, 4 * n * blocks, 4 * n):
             states, start = file.tensor(begin, n, torch.float32), clock()
@@ -116,11 +116,11 @@ class Offloaded:
         self.parts = [(p, slice(i, i + block)) for p in self.params for i in range(0, p.numel(), block)]
         self.blocks = [nn.Parameter(p.data.view(-1)[part]) for p, part in self.parts]
         self.optimizers = [make([mine]) for mine in self.blocks]
-        self.names = states_of(make)
-        ends = [0, *accumulate(len(self.names) * in_pages(mine.nbytes) for mine in self.blocks)]
+        self.names = _states_of(make)
+        ends = [0, *accumulate(len(self.names) * _in_pages(mine.nbytes) for mine in self.blocks)]
         self.spans = list(pairwise(ends))  # bytes of each block in the file
         self.state_nbytes = len(self.names) * sum(mine.nbytes for mine in self.blocks)
-        self.file = Mapped(ends[-1], directory)
+        self.file = _Mapped(ends[-1], directory)
 
     @property
     def param_groups(self) -> list[StateDict]:
@@ -144,7 +144,7 @@ class Offloaded:
         mine, (begin, end) = self.blocks[i], self.spans[i]
         state = self.optimizers[i].state[mine]
         for k, name in enumerate(self.names):
-            kept = self.file.tensor(begin + k * in_pages(mine.nbytes), mine.numel(), mine.dtype)
+            kept = self.file.tensor(begin + k * _in_pages(mine.nbytes), mine.numel(), mine.dtype)
             if state[name].data_ptr() != kept.data_ptr():
                 state[name] = kept.copy_(state[name])
         if end > begin:
@@ -175,7 +175,7 @@ def measure_steps(n: int = 1 << 22, directory: str | None = None, steps: int = 3
     return medians[0], medians[1]
 
 
-def states_of(make: OptimizerOf) -> list[str]:
+def _states_of(make: OptimizerOf) -> list[str]:
     """Return the names of the states that an optimizer keeps for every element, by a step of one element."""
     one = nn.Parameter(torch.zeros(1))
     optimizer, one.grad = make([one]), torch.zeros(1)
@@ -183,6 +183,6 @@ def states_of(make: OptimizerOf) -> list[str]:
     return [name for name, value in optimizer.state[one].items() if isinstance(value, Tensor) and value.shape == (1,)]
 
 
-def in_pages(nbytes: int) -> int:
+def _in_pages(nbytes: int) -> int:
     """Round bytes up to whole pages, which are what can be written and given back."""
     return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY

@@ -49,7 +49,7 @@ class StaleSynchronous(DataParallel):
         self.clock = 0
         comm = self.comm = comm.split(0)  # gradients lie there until somebody looks, and meet no other message
         self.sending: list[tuple[Work, Tensor]] = []  # (Work, the gradients that are under way)
-        self.inboxes = {rank: Inbox(comm, rank, buckets[0].flat) for rank in range(comm.size) if rank != comm.rank}
+        self.inboxes = {rank: _Inbox(comm, rank, buckets[0].flat) for rank in range(comm.size) if rank != comm.rank}
 
     def add_gradients(self, comm: Comm, model: torch.nn.Module) -> None:
         """Send this rank's gradients; replace them by their sum with what has come. See the class.
@@ -76,13 +76,13 @@ class StaleSynchronous(DataParallel):
                 f"{self.names[too_large]}, though each is finite: scale the loss down"
             )
         bucket.flat.copy_(total)
-        bucket.hand_back(bucket.flat)
+        bucket.set_grads(bucket.flat)
         self.clock += 1
 
     def send(self, flat: Tensor) -> None:
         """Begin to send `flat` to all other ranks, and let go of what has arrived."""
         self.sending += [(self.comm.isend(flat, rank), flat) for rank in self.inboxes]
-        self.sending = [(work, flat) for work, flat in self.sending if not has_ended(work)]
+        self.sending = [(work, flat) for work, flat in self.sending if not _has_ended(work)]
 
     def require_finite(self, comm: Comm, bucket: Bucket) -> None:
         if not bucket.finite:
@@ -106,7 +106,7 @@ class StaleSynchronous(DataParallel):
         broadcast_buffers(comm, model)
 
 
-class Inbox:
+class _Inbox:
     """The gradients that one other rank sends, in the order of its clocks."""
 
     def __init__(self, comm: Comm, source: int, like: Tensor) -> None:
@@ -142,7 +142,7 @@ class Inbox:
                 self.arriving_then_next()
 
 
-def has_ended(work: Work) -> bool:
+def _has_ended(work: Work) -> bool:
     """Return True if `work` would not have to be waited for; it is then over."""
     ended = work.test()
     if ended:

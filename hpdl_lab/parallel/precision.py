@@ -21,9 +21,8 @@ Ref: Micikevicius et al. 2018, "Mixed precision training", arXiv:1710.03740; Raj
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +31,6 @@ from torch.utils.hooks import RemovableHandle
 from ..comm.base import Comm
 from ..comm.buffers import dtype_name
 from ..units import require_int, require_number
-
-if TYPE_CHECKING:
-    from .checkpoint import StateDict
 
 SIXTEEN_BITS = {
     "fp16": torch.float16,
@@ -50,24 +46,6 @@ def dtype_called(name: str, option: str = "precision", known: Mapping[str, torch
     if name not in known:
         raise ValueError(f"{option}={name!r}: one of {', '.join(known)} is needed")
     return known[name]
-
-
-OptimizerOf: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-
-
-class OptimizerLike(Protocol):
-    """An optimizer of torch, or what stands in its place."""
-
-    @property
-    def param_groups(self) -> list[StateDict]: ...
-
-    def zero_grad(self) -> None: ...
-
-    def step(self) -> object: ...
-
-    def state_dict(self) -> StateDict: ...
-
-    def load_state_dict(self, state: StateDict, /) -> object: ...
 
 
 @dataclass
@@ -155,14 +133,14 @@ class Precision:
         Returns: handles of the hooks that cast.
         """
         handles = [
-            model.register_forward_pre_hook(lambda _, inputs: cast(inputs, self.dtype)),
-            model.register_forward_hook(lambda _, inputs, output: cast(output, torch.float32)),
+            model.register_forward_pre_hook(lambda _, inputs: _cast(inputs, self.dtype)),
+            model.register_forward_hook(lambda _, inputs, output: _cast(output, torch.float32)),
         ]
         for module in model.modules():
             if any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
                 handles += [
-                    module.register_forward_pre_hook(lambda _, inputs: cast(inputs, torch.float32)),
-                    module.register_forward_hook(lambda _, inputs, output: cast(output, self.dtype)),
+                    module.register_forward_pre_hook(lambda _, inputs: _cast(inputs, torch.float32)),
+                    module.register_forward_hook(lambda _, inputs, output: _cast(output, self.dtype)),
                 ]
             else:
                 for param in module.parameters(recurse=False):
@@ -174,7 +152,7 @@ class Precision:
         """Return the loss that backward starts from."""
         return loss * self.scaler.scale if self.scaler else loss
 
-    def take(self, comm: Comm, masters: Sequence[nn.Parameter], grads: Iterable[Tensor | None]) -> bool:
+    def grads_to_masters(self, comm: Comm, masters: Sequence[nn.Parameter], grads: Iterable[Tensor | None]) -> bool:
         """Give the masters their gradients, in float32 and without the scale; say whether to take the step.
 
         Args:    grads: of the same shapes as `masters`; None: that parameter has none.
@@ -193,7 +171,7 @@ class Precision:
                 )
         return not self.skipped
 
-    def publish(self, masters: Sequence[nn.Parameter], tensors: Iterable[Tensor]) -> None:
+    def masters_to_params(self, masters: Sequence[nn.Parameter], tensors: Iterable[Tensor]) -> None:
         """Round the masters into the tensors that compute, and drop their gradients: 4 bytes per parameter."""
         for master, tensor in zip(masters, tensors, strict=True):
             master.grad = None
@@ -207,45 +185,8 @@ class Precision:
             setattr(self.scaler, name, value)
 
 
-class MasterOptimizer:
-    """A torch optimizer of float32 masters, whose steps are rounded into the 16-bit parameters that compute.
-
-    optimizer: of `masters`; params: what computes, in the same order. A step that all ranks skip changes nothing.
-    The masters themselves are saved and loaded with the model: see Strategy.save_whole.
-    """
-
-    def __init__(
-        self,
-        precision: Precision,
-        optimizer: torch.optim.Optimizer,
-        masters: Sequence[nn.Parameter],
-        params: Sequence[nn.Parameter],
-    ) -> None:
-        self.precision, self.optimizer, self.masters, self.params = precision, optimizer, masters, params
-
-    @property
-    def param_groups(self) -> list[StateDict]:
-        return self.optimizer.param_groups
-
-    def zero_grad(self) -> None:
-        for param in (*self.params, *self.masters):
-            param.grad = None
-
-    def step(self) -> None:
-        if not self.precision.skipped:
-            self.optimizer.step()
-            self.precision.publish(self.masters, self.params)
-
-    def state_dict(self) -> StateDict:
-        return {"inner": self.optimizer.state_dict(), "precision": self.precision.state_dict()}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self.optimizer.load_state_dict(state["inner"])
-        self.precision.load_state_dict(state["precision"])
-
-
-def cast(values: object, dtype: torch.dtype) -> object:
+def _cast(values: object, dtype: torch.dtype) -> object:
     """Return `values`, a tensor or a tuple of them, in `dtype`; integers, such as tokens, stay what they are."""
     if isinstance(values, tuple):
-        return tuple(cast(value, dtype) for value in values)
+        return tuple(_cast(value, dtype) for value in values)
     return values.to(dtype) if isinstance(values, Tensor) and values.is_floating_point() else values

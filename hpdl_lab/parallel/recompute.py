@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
     class AgainContext(FunctionCtx):
-        """The state that forward of `Again` leaves to its backward."""
+        """The state that forward of `_Again` leaves to its backward."""
 
         backward_of_block: Callable[[Tensor], Tensor | None]
 
@@ -67,7 +67,7 @@ def recomputed(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], 
     ### END SOLUTION
 
 
-class Again(torch.autograd.Function):
+class _Again(torch.autograd.Function):
     """`recomputed`, or another function like it, as one operation of autograd: (by, block, x, anchor) -> y.
 
     anchor: a tensor without numbers, through which the output needs a gradient even if x needs none. A parameter
@@ -84,7 +84,7 @@ class Again(torch.autograd.Function):
         return None, None, ctx.backward_of_block(dy), None
 
 
-class Inner(nn.Module):
+class _Inner(nn.Module):
     """The computation of a module whose `forward` is another by now, with the module's parameters."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -123,14 +123,14 @@ def recompute(model: nn.Module, *kinds: type[nn.Module], by: Recomputed | None =
         if by is None:
             forward = partial(checkpoint, module.forward, use_reentrant=False)
         else:
-            inner, anchor = Inner(module), torch.zeros(0, requires_grad=True)
-            forward = partial(applied, by, inner, anchor)
+            inner, anchor = _Inner(module), torch.zeros(0, requires_grad=True)
+            forward = partial(_applied, by, inner, anchor)
         module.forward = forward
     return len(modules)
 
 
-def applied(by: Recomputed, block: nn.Module, anchor: Tensor, x: Tensor) -> Tensor:
-    return Again.apply(by, block, x, anchor)
+def _applied(by: Recomputed, block: nn.Module, anchor: Tensor, x: Tensor) -> Tensor:
+    return _Again.apply(by, block, x, anchor)
 
 
 class Watch(TorchDispatchMode):

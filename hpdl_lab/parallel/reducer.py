@@ -108,7 +108,7 @@ class Bucket:
         self.finite, self.incomplete = not torch.isnan(flag), False
         return self.flat
 
-    def hand_back(self, total: Tensor) -> None:
+    def set_grads(self, total: Tensor) -> None:
         """Make the sums over ranks the parameters' gradients, without a copy. total: (N + 1,)."""
         for param, view in zip(self.params, self.views_of(total), strict=True):
             param.grad = view
@@ -187,8 +187,8 @@ class Reducer(Generic[BufferT]):
 
     def __init__(self, buckets: Sequence[BufferT], all_reduce: AllReduce) -> None:
         self.buckets, self.all_reduce = buckets, all_reduce
-        self.place = {i: (b, k) for b, bucket in enumerate(buckets) for k, i in enumerate(bucket.indices)}
-        self.bucket_of = [self.place[i][0] for i in range(len(self.place))]
+        self.slots = {i: (b, k) for b, bucket in enumerate(buckets) for k, i in enumerate(bucket.indices)}
+        self.bucket_of = [self.slots[i][0] for i in range(len(self.slots))]
         self.abandoned: list[Work] = []  # of a step that failed before it had all gradients
         self.begin()
 
@@ -208,7 +208,7 @@ class Reducer(Generic[BufferT]):
                 "belong into `with strategy.accumulating():`; or the backward before this one failed"
             )
         self.collected[index] = True
-        bucket, k = self.place[index]
+        bucket, k = self.slots[index]
         self.buckets[bucket].put(k)
 
     def end(self: Reducer[Bucket], comm: Comm) -> list[Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..comm.base import Comm, Work
-from ..predict.graph import Graph, Need
+from ..predict.graph import Need, TaskGraph
 from .consensus import overflowed
 from .data_parallel import Strategy, broadcast_buffers
 from .reducer import Reducer, by_dtype, gradient_ready
@@ -44,20 +44,20 @@ class SCaffe(Strategy):
         super().__init__()
 
     def assign(self, params: Sequence[nn.Parameter]) -> list[list[int]]:
-        place = {id(p): index for index, p in enumerate(params)}
-        return [[place[id(p)] for p in layer] for layer in reversed(self.layers)]  # the last one is ready first
+        index_of = {id(p): index for index, p in enumerate(params)}
+        return [[index_of[id(p)] for p in layer] for layer in reversed(self.layers)]  # the last one is ready first
 
     def start(self, comm: Comm, model: nn.Module) -> None:
         """Begin with rank 0's parameters; hooks bring them to the other ranks at the beginning of every forward."""
-        self.layers = layers_of(model)
+        self.layers = _layers_of(model)
         super().start(comm, model)
         self.comm = comm
-        self.reducer = Reducer(self.require_begun().buckets, reduce_layer)
+        self.reducer = Reducer(self.require_begun().buckets, _reduce_layer)
         self.layer_of = {id(p): i for i, layer in enumerate(self.layers) for p in layer}
         self._begin_step()
         # Before all other hooks: such a one may compute a weight from parameters, as weight_norm does.
         for module in model.modules():
-            used = module.parameters() if owns_parameters(module) else ()  # perhaps without a call of their module
+            used = module.parameters() if _owns_parameters(module) else ()  # perhaps without a call of their module
             needed = sorted({self.layer_of[id(p)] for p in used if id(p) in self.layer_of})
             if needed:
                 self.hook(module.register_forward_pre_hook(lambda *_, n=needed: self._await(n), prepend=True))
@@ -84,7 +84,7 @@ class SCaffe(Strategy):
             if one_by_one and self.comm.rank != 0:
                 for param in self.params:
                     param.data.fill_(torch.nan)  # what is used before it comes must not go unseen
-            self.coming = [self.comm.background(broadcast_layer, layer) for layer in self.layers]
+            self.coming = [self.comm.background(_broadcast_layer, layer) for layer in self.layers]
         if not one_by_one:
             self._await(range(len(self.layers)))
 
@@ -130,22 +130,22 @@ class SCaffe(Strategy):
                 gradient_ready(comm, reducer, index)
         totals = reducer.end(comm)
         self._begin_step()
-        self._hand_back(comm, reducer, totals)
+        self.finalize_backward(comm, totals)
 
-    def _hand_back(self, comm: Comm, reducer: Reducer, totals: Sequence[Tensor]) -> None:
-        """Send all ranks the verdict, which only rank 0 can see, then hand back as everywhere. totals: of rank 0."""
-        news = [0.0, NOTHING]
+    def finalize_backward(self, comm: Comm, totals: Sequence[Tensor]) -> None:
+        """Make the sums the gradients of rank 0, and tell all ranks if they are sound. totals: of rank 0."""
+        reducer, news = self.require_begun(), [0.0, NOTHING]
         if comm.rank == 0:
             too_large = overflowed(reducer.buckets, totals)
             news = [sum(float(total[-1]) for total in totals), NOTHING if too_large is None else too_large]
         flag, too_large = comm.broadcast(torch.tensor(news, dtype=torch.float64, device=comm.device)).split(1)
-        unused = self.verdict.of(comm, self.params, reducer.buckets, [flag])
-        self.verdict.require_no_overflow(None if too_large == NOTHING else int(too_large))
+        unused = self.gradient_check.check(comm, self.params, reducer.buckets, [flag])
+        self.gradient_check.require_no_overflow(None if too_large == NOTHING else int(too_large))
         for param in self.params:
             param.grad = None
         if comm.rank == 0:
             for bucket, total in zip(reducer.buckets, totals, strict=True):
-                bucket.hand_back(total)
+                bucket.set_grads(total)
             for index in unused:
                 self.params[index].grad = None
 
@@ -181,7 +181,7 @@ class SCaffeOverlappedReduction(SCaffeOverlappedPropagation):
     overlaps_reduction = True
 
 
-def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
+def _layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
     """Return the trainable parameters of each module that has some, in order of registration; tied ones with the first.
 
     The parameters of one module are one layer, or one for each dtype.
@@ -194,18 +194,18 @@ def layers_of(model: nn.Module) -> list[list[nn.Parameter]]:
     return layers
 
 
-def owns_parameters(module: nn.Module) -> bool:
+def _owns_parameters(module: nn.Module) -> bool:
     """Return whether `module` has parameters itself, or in a child that cannot be called, such as a ParameterList."""
     held = [child for child in module.children() if type(child).forward is nn.Module.forward]
-    return any(True for _ in module.parameters(recurse=False)) or any(map(owns_parameters, held))
+    return any(True for _ in module.parameters(recurse=False)) or any(map(_owns_parameters, held))
 
 
-def broadcast_layer(comm: Comm, layer: Sequence[nn.Parameter]) -> Tensor:
+def _broadcast_layer(comm: Comm, layer: Sequence[nn.Parameter]) -> Tensor:
     """Return (n,): rank 0's parameters of one layer, one after the other, on every rank."""
     return comm.broadcast(torch.cat([p.detach().reshape(-1) for p in layer]))
 
 
-def reduce_layer(comm: Comm, flat: Tensor) -> Tensor | None:
+def _reduce_layer(comm: Comm, flat: Tensor) -> Tensor | None:
     """Return on rank 0 the gradients of one layer and their flag, (n + 1,), added over ranks; None elsewhere."""
     return comm.reduce(flat)
 
@@ -222,13 +222,13 @@ def step_seconds(
 
     Args:    broadcasts, forwards, backwards, reductions: seconds of each layer, the first layer first.
     """
-    graph = Graph()
+    graph = TaskGraph()
     arrived = [graph.add(b, row="messages") for b in broadcasts]
-    for f, need in zip(forwards, arrived, strict=True):
-        graph.add(f, [Need(need if design.overlaps_propagation else arrived[-1])], row="computing")
+    for f, ready in zip(forwards, arrived, strict=True):
+        graph.add(f, [Need(ready if design.overlaps_propagation else arrived[-1])], row="computing")
     computed = [graph.add(back, row="computing") for back in reversed(backwards)]
     last = computed[-1]
-    for r, need in zip(reversed(reductions), computed, strict=True):
-        last = graph.add(r, [Need(need if design.overlaps_reduction else computed[-1])], row="messages")
+    for r, ready in zip(reversed(reductions), computed, strict=True):
+        last = graph.add(r, [Need(ready if design.overlaps_reduction else computed[-1])], row="messages")
     end = graph.add(update, [Need(last), Need(computed[-1])])
     return graph.times()[1][end]

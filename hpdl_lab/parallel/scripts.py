@@ -23,7 +23,7 @@ from torch.nn.functional import conv2d, cross_entropy, pad
 
 from ..comm.base import Comm
 from ..data.dataset import Dataset
-from ..data.loading import batches, shard
+from ..data.loading import batch_indices, shard_indices
 from ..mesh import DeviceMesh
 from ..models import build_for
 from ..models.attention import Causal
@@ -35,12 +35,13 @@ from .data_parallel import broadcast_parameters
 from .ddp import Communication, Hook, ddp_hook, guarded
 from .experts import LocalExperts, expert_parallel, mixtures_of, update_biases
 from .grid.machine import EFFICIENCY, MACHINES, grid_of
-from .grid.model import Prediction, predict
+from .grid.model import Prediction, predict_step
 from .grid.search import micro_batches as count_of_micro_batches
-from .grid.simulation import simulate
+from .grid.simulation import simulate_step
 from .grid.spec import SPECS
 from .horovod import DistributedOptimizer
-from .hybrid.model import HybridParallel, WholeOptimizer
+from .hybrid.model import HybridParallel
+from .optimizer_state import OptimizerState
 from .reducer import AllReduce
 from .tensor.cuts import add_partial_gradients
 from .tensor.model import tensor_parallel
@@ -92,8 +93,8 @@ def ddp_script(
 
 def shares(comm: Comm, data: Dataset, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield this rank's (x, y) of each batch of 32."""
-    for indices in islice(batches(len(data.train_y), 32), steps):
-        mine = shard(indices, comm.rank, comm.size)
+    for indices in islice(batch_indices(len(data.train_y), 32), steps):
+        mine = shard_indices(indices, comm.rank, comm.size)
         yield data.train_x[mine], data.train_y[mine]
 
 
@@ -138,7 +139,7 @@ def train_gpt(comm: Comm, data: Dataset, steps: int = 3, heads: int = 4, sequenc
     model = tensor_parallel(plugged, whole, sequence=sequence)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     losses, forward, backward = [], [], []
-    for indices in islice(batches(len(data.train_y), 4), steps):
+    for indices in islice(batch_indices(len(data.train_y), 4), steps):
         x, y = data.train_x[indices], data.train_y[indices]
         calls.clear()
         with comm.trace.span("forward"):
@@ -228,8 +229,8 @@ def train_experts(comm: Comm, data: Dataset, steps: int = 3, gamma: float = GAMM
     model = expert_parallel(comm, whole)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     losses, loads = [], []
-    for indices in islice(batches(len(data.train_y), 16), steps):
-        mine = shard(indices, comm.rank, comm.size)
+    for indices in islice(batch_indices(len(data.train_y), 16), steps):
+        mine = shard_indices(indices, comm.rank, comm.size)
         optimizer.zero_grad()
         y = data.train_y[mine]
         loss = cross_entropy(model(data.train_x[mine]).flatten(0, 1), y.flatten(), reduction="sum")
@@ -261,8 +262,8 @@ def attend_chunks(comm: Comm, ring: RingOf, contiguous: bool = False, n: int = 3
     Args:    ring: as parallel.context.attention_around_ring; n: tokens of a chunk.
              contiguous: give each rank two chunks that follow each other, and not those that the ring chooses.
     """
-    shape, chance = (1, 4, 2 * comm.size * n, 16), torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(shape, generator=chance, dtype=torch.float64) for _ in range(3))
+    shape, generator = (1, 4, 2 * comm.size * n, 16), torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
     whole, work, begun = Causal()(q, k, v), 0.0, len(comm.trace.log)
 
     def read(c: int) -> tuple[Tensor, ...]:
@@ -276,8 +277,8 @@ def attend_chunks(comm: Comm, ring: RingOf, contiguous: bool = False, n: int = 3
         return partial_attention(q, k, v, causal)
 
     how = {"holds": lambda rank: (2 * rank, 2 * rank + 1)} if contiguous else {}
-    heard = ring(comm, read, attend, **how)
-    off = max(float((out - whole[:, :, c * n : (c + 1) * n]).abs().max()) for c, (out, _) in heard.items())
+    found = ring(comm, read, attend, **how)
+    off = max(float((out - whole[:, :, c * n : (c + 1) * n]).abs().max()) for c, (out, _) in found.items())
     return Attended(off, sum(e.nbytes for e in comm.trace.events[begun:] if e.op == "send"), work)
 
 
@@ -312,13 +313,13 @@ def hybrid_script(
     """Train the same GPT on a mesh: lines 1 to 3 are new, and in place of forward, loss and backward; returns Trained.
 
     Args:    data: a data.dataset.Dataset of tokens, the same on every rank; grid: {"dp": 2, "pp": 2} for four ranks.
-             load, save: paths of checkpoints, of any grid, to go on from and to leave behind; None for neither.
+             load, save: paths of checkpoints, of any grid, to go on from and to write; None for neither.
     """
     mesh = DeviceMesh(comm, **grid)  # 1
     model = build_for(data, "gpt", dtype="float64")
     model = HybridParallel(model, mesh, data.train_x[:16], micro_batches=4)  # 2
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-    begun = checkpoint.restore(comm, load, model, WholeOptimizer(model, optimizer)) if load else 0
+    begun = checkpoint.restore(comm, load, model, OptimizerState(model, optimizer)) if load else 0
     losses, times = [], [comm.trace.clock()]
     for x, y in steps_of(data, begun, steps):
         loss = model.step(x, y)  # 3
@@ -327,13 +328,13 @@ def hybrid_script(
         times.append(comm.trace.clock())
     taken = [b - a for a, b in zip(times[1:], times[2:], strict=False)]
     if save:
-        checkpoint.save(comm, save, model, WholeOptimizer(model, optimizer), begun + steps)
+        checkpoint.save(comm, save, model, OptimizerState(model, optimizer), begun + steps)
     return Trained(losses, sum(p.numel() for p in model.parameters()), median(taken) / 1e9 if taken else 0.0)
 
 
 def steps_of(data: Dataset, begun: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (x, y) of so many batches, behind the batches of the steps that have been taken."""
-    for indices in islice(batches(len(data.train_y), 16), begun, begun + steps):
+    """Yield (x, y) of so many batches, after the batches of the steps that have been taken."""
+    for indices in islice(batch_indices(len(data.train_y), 16), begun, begun + steps):
         yield data.train_x[indices], data.train_y[indices]
 
 
@@ -354,7 +355,7 @@ def price(
 
     Raises:  ValueError if the grid cannot be, or `of_peak` is not in (0, 1]; LookupError for a name that is none.
     """
-    require_known(model, machine)
+    _require_known(model, machine)
     if not 0 < of_peak <= 1:
         raise ValueError(f"of_peak={of_peak}: a share of the peak is needed, above 0 and at most 1")
     m = count_of_micro_batches(batch, dp, 1)
@@ -363,20 +364,20 @@ def price(
         network = of.network
         faster = network.flops_per_s * of_peak / EFFICIENCY
         of = replace(of, network=replace(network, flops_per_s=faster))  # pyrefly: ignore[bad-specialization]
-    return predict(SPECS[model], grid, "1f1b", m, recompute, machine=of, batch=batch)
+    return predict_step(SPECS[model], grid, "1f1b", m, recompute, machine=of, batch=batch)
 
 
 def simulated_step(
     dp: int, pp: int, tp: int, micro_batches: int, model: str = "gpt3", machine: str = "dgx_a100"
 ) -> tuple[float, float]:
     """Return (s with every message, s by the model) of one step with micro-batches of one example each, recomputed."""
-    require_known(model, machine)
+    _require_known(model, machine)
     spec, grid, of, batch = SPECS[model], grid_of(dp, pp, tp), MACHINES[machine], dp * micro_batches
-    predicted = predict(spec, grid, "1f1b", micro_batches, recompute=True, machine=of, batch=batch)
-    return simulate(spec, grid, "1f1b", micro_batches, recompute=True, machine=of, batch=batch), predicted.seconds
+    predicted = predict_step(spec, grid, "1f1b", micro_batches, recompute=True, machine=of, batch=batch)
+    return simulate_step(spec, grid, "1f1b", micro_batches, recompute=True, machine=of, batch=batch), predicted.seconds
 
 
-def require_known(model: str, machine: str) -> None:
+def _require_known(model: str, machine: str) -> None:
     """Raise LookupError unless these are names of a published model and of a machine."""
     for what, name, known in (("model", model, SPECS), ("machine", machine, MACHINES)):
         if name not in known:

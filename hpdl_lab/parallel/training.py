@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from ..comm.base import Comm
 from ..data.dataset import Dataset
-from ..data.loading import Reader, batches, check_batch, shard
+from ..data.loading import Reader, batch_indices, check_batch, shard_indices
 from ..models.batch_norm import synchronized
 from ..optim.large_batch import LAMB, LARS
 from ..units import require_int, require_number
@@ -28,7 +28,7 @@ from . import checkpoint
 from .checkpoint import Facts
 from .consensus import require_same
 from .data_parallel import Strategy
-from .precision import OptimizerLike
+from .optimizer_state import OptimizerLike
 from .reducer import name_of
 
 LAYERWISE = ("lars", "lamb")  # which take the length of whole tensors
@@ -90,7 +90,7 @@ class Recipe:
 
     def optimizer_for(self, model: Trainable) -> torch.optim.Optimizer:
         """Return the torch optimizer of all parameters of `model`. Raises ValueError if none of them can be trained."""
-        require_trainable(model)
+        _require_trainable(model)
         return self.optimizer_of(model.parameters())
 
     def optimizer_of(self, params: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -118,7 +118,7 @@ class Recipe:
         return {name: getattr(self, name) for name in names}
 
 
-def require_trainable(model: Trainable) -> None:
+def _require_trainable(model: Trainable) -> None:
     """Raise ValueError unless a parameter of `model` needs a gradient."""
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no parameter that needs a gradient: nothing to train")
@@ -161,7 +161,7 @@ def train(
     require_same(comm, "recipe", f"{recipe} for {n:,} examples of shape {tuple(data.train_x.shape[1:])}")
     check_batch(n, recipe.batch, comm.size)
     reader = Reader() if reader is None else reader
-    require_trainable(model)
+    _require_trainable(model)
     if type(strategy).optimizer is not Strategy.optimizer:
         recipe.require_elementwise(repr(strategy))
     if recipe.checkpoint_every:
@@ -172,7 +172,7 @@ def train(
         strategy.require_sums(comm)
         optimizer = strategy.optimizer(model, recipe.optimizer_of)
         first = steps_taken(comm, strategy.stateful(model), optimizer, recipe, facts)
-        schedule = islice(batches(n, recipe.batch, recipe.seed, first), recipe.steps - first)
+        schedule = islice(batch_indices(n, recipe.batch, recipe.seed, first), recipe.steps - first)
         shards = reader.shards(comm, data.train_x, data.train_y, enumerate(schedule, first), recipe.seed)
         with closing(shards), synchronized(model, comm):
 
@@ -290,7 +290,7 @@ def evaluate(comm: Comm, model: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[
     Steps: one all_reduce.   Bytes per rank: as in an all_reduce of 24 bytes.
     """
     some = min(len(y), max(1, TESTED // max(1, y[:1].numel())))
-    mine = shard(torch.arange(some, device=y.device), comm.rank, comm.size)
+    mine = shard_indices(torch.arange(some, device=y.device), comm.rank, comm.size)
     loss, right, n = 0.0, 0, 0
     model.eval()
     for indices in mine.split(CHUNK):

@@ -11,7 +11,7 @@ PUE = 1.1  # an assumption for sources that state none: GPT-3's data center has 
 H100 = PROCESSORS["H100 SXM"].peak["bfloat16"]  # the H800 has the same peak
 
 
-class Training(NamedTuple):
+class _Training(NamedTuple):
     """A published training."""
 
     name: str
@@ -32,19 +32,19 @@ class Training(NamedTuple):
 
 TRAININGS = (
     # Krizhevsky et al. 2012: 5 to 6 days, 90 epochs. OpenAI, AI and Compute; 2018. NVIDIA, GeForce GTX 580; 2010
-    Training("AlexNet", 2012, 6 * 0.75e9 * 1.2e6 * 90, 2, 2 * 5.5 * 24, 1.58e12, 244),
+    _Training("AlexNet", 2012, 6 * 0.75e9 * 1.2e6 * 90, 2, 2 * 5.5 * 24, 1.58e12, 244),
     # He et al. 2015, arXiv:1512.03385. Goyal et al. 2017, arXiv:1706.02677: 29 hours. NVIDIA, P100 data sheet; 2016
-    Training("ResNet-50", 2015, 6 * 3.8e9 * 1.28e6 * 90, 8, 8 * 29, 10.6e12, 300),
+    _Training("ResNet-50", 2015, 6 * 3.8e9 * 1.28e6 * 90, 8, 8 * 29, 10.6e12, 300),
     # Xie et al. 2016, arXiv:1611.05431: 0.95 s per mini-batch, 90 epochs. NVIDIA, M40 data sheet; 2015
-    Training("ResNeXt-101 32x4d", 2016, 6 * 7.8e9 * 1.28e6 * 90, 8, 8 * 450e3 * 0.95 / 3600, 7e12, 250),
+    _Training("ResNeXt-101 32x4d", 2016, 6 * 7.8e9 * 1.28e6 * 90, 8, 8 * 450e3 * 0.95 / 3600, 7e12, 250),
     # Brown et al. 2020, table D.1. Patterson et al. 2021, arXiv:2104.10350, table 4. NVIDIA, V100 data sheet; 2018
-    Training("GPT-3 175B", 2020, 3.14e23, 10_000, 10_000 * 14.8 * 24, 125e12, 330, 1.1, 175e9, 300e9),
+    _Training("GPT-3 175B", 2020, 3.14e23, 10_000, 10_000 * 14.8 * 24, 125e12, 330, 1.1, 175e9, 300e9),
     # Chowdhery et al. 2022, arXiv:2204.02311, appendix B
-    Training("PaLM 540B", 2022, 6 * 540e9 * 780e9, 6144, 6144 * 1200 + 3072 * 336, 275e12, 378.5, 1.08, 540e9, 780e9),
+    _Training("PaLM 540B", 2022, 6 * 540e9 * 780e9, 6144, 6144 * 1200 + 3072 * 336, 275e12, 378.5, 1.08, 540e9, 780e9),
     # Llama Team 2024, arXiv:2407.21783. Meta, Llama 3.1 model card; 2024
-    Training("Llama 3.1 405B", 2024, 3.8e25, 16_384, 30.84e6, H100, 700, PUE, 405e9, 15.6e12),
+    _Training("Llama 3.1 405B", 2024, 3.8e25, 16_384, 30.84e6, H100, 700, PUE, 405e9, 15.6e12),
     # DeepSeek-AI 2024, arXiv:2412.19437, table 1: pre-training alone; a token uses 37e9 of 671e9 parameters
-    Training("DeepSeek-V3", 2024, 6 * 37e9 * 14.8e12, 2048, 2.664e6, H100, 700, PUE, 37e9, 14.8e12),
+    _Training("DeepSeek-V3", 2024, 6 * 37e9 * 14.8e12, 2048, 2.664e6, H100, 700, PUE, 37e9, 14.8e12),
 )
 
 
@@ -59,7 +59,7 @@ def chinchilla(flops: float) -> tuple[float, float]:
     return math.sqrt(flops / 6 / TOKENS_PER_PARAMETER), math.sqrt(flops / 6 * TOKENS_PER_PARAMETER)
 
 
-def table(price: float) -> str:
+def table_of_trainings(price: float) -> str:
     """Return TRAININGS as lines of text; price: of a kWh, in any currency. N, D: of Chinchilla's rule."""
     costs = f"{'petaflop/s-days':>34}{'days':>7}{'MFU':>5}{'kWh':>11}{'price':>12}"
     lines = [f"{costs}{'D/N':>6}{'N/10^9':>8}{'D/10^9':>8}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 
-class Operand(Protocol):
+class _Operand(Protocol):
     """Anything that a net computes with: a tensor, or a node of a static graph."""
 
     def __matmul__(self, other: Self, /) -> Self: ...
@@ -17,10 +17,10 @@ class Operand(Protocol):
     def mean(self) -> Self: ...
 
 
-Value = TypeVar("Value", bound=Operand)
+Value = TypeVar("Value", bound=_Operand)
 
 
-class Framework(NamedTuple):
+class _Framework(NamedTuple):
     """A framework. year: of the first public release; graph: when it is known; libraries: they compute."""
 
     name: str
@@ -32,16 +32,16 @@ class Framework(NamedTuple):
 
 BEFORE, WHILE, TRACED, EITHER = "before the run", "while it runs", "traced", "while, or traced"
 FRAMEWORKS = (
-    Framework("Theano", 2009, BEFORE, "MPI (Theano-MPI)", "BLAS, cuDNN"),
-    Framework("Caffe", 2013, BEFORE, "one node (NCCL); S-Caffe: MPI", "BLAS, cuDNN"),
-    Framework("CNTK", 2015, BEFORE, "1-bit SGD over MPI; later NCCL", "MKL, cuDNN"),
-    Framework("Chainer", 2015, WHILE, "ChainerMN over MPI and NCCL", "NumPy (BLAS), CuPy, cuDNN"),
-    Framework("MXNet", 2015, "before, or while", "kvstore: parameter servers", "BLAS, MKL-DNN, cuDNN"),
-    Framework("TensorFlow 1", 2015, BEFORE, "parameter servers over gRPC", "Eigen, MKL-DNN, cuDNN, XLA"),
-    Framework("Caffe2", 2017, BEFORE, "all-reduce by Gloo and NCCL", "BLAS, Eigen, cuDNN"),
-    Framework("PyTorch", 2017, EITHER, "DDP, FSDP: NCCL, Gloo, MPI", "BLAS, oneDNN, cuDNN"),
-    Framework("JAX", 2018, TRACED, "pjit, shard_map; NCCL on GPUs", "XLA, Eigen, cuDNN"),
-    Framework("TensorFlow 2", 2019, EITHER, "tf.distribute: gRPC, NCCL", "Eigen, oneDNN, cuDNN, XLA"),
+    _Framework("Theano", 2009, BEFORE, "MPI (Theano-MPI)", "BLAS, cuDNN"),
+    _Framework("Caffe", 2013, BEFORE, "one node (NCCL); S-Caffe: MPI", "BLAS, cuDNN"),
+    _Framework("CNTK", 2015, BEFORE, "1-bit SGD over MPI; later NCCL", "MKL, cuDNN"),
+    _Framework("Chainer", 2015, WHILE, "ChainerMN over MPI and NCCL", "NumPy (BLAS), CuPy, cuDNN"),
+    _Framework("MXNet", 2015, "before, or while", "kvstore: parameter servers", "BLAS, MKL-DNN, cuDNN"),
+    _Framework("TensorFlow 1", 2015, BEFORE, "parameter servers over gRPC", "Eigen, MKL-DNN, cuDNN, XLA"),
+    _Framework("Caffe2", 2017, BEFORE, "all-reduce by Gloo and NCCL", "BLAS, Eigen, cuDNN"),
+    _Framework("PyTorch", 2017, EITHER, "DDP, FSDP: NCCL, Gloo, MPI", "BLAS, oneDNN, cuDNN"),
+    _Framework("JAX", 2018, TRACED, "pjit, shard_map; NCCL on GPUs", "XLA, Eigen, cuDNN"),
+    _Framework("TensorFlow 2", 2019, EITHER, "tf.distribute: gRPC, NCCL", "Eigen, oneDNN, cuDNN, XLA"),
 )
 SOURCES = {
     "Theano": "Theano, HISTORY.txt; 2011. Theano Team 2016, arXiv:1605.02688. Ma et al. 2016, arXiv:1605.08325",
@@ -57,7 +57,7 @@ SOURCES = {
 }
 
 
-def table() -> str:
+def framework_history() -> str:
     """Return FRAMEWORKS as lines of text, by year."""
     rows = [("framework", "year", "graph known", "distributes by", "computes with"), *FRAMEWORKS]
     widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]

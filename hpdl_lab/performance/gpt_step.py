@@ -22,7 +22,7 @@ EXAMPLES = 8  # of a rank in a step
 OPEN_S = 0.002  # to open a file on a shared file system
 
 
-class Files(Dataset[Tensor]):
+class _Files(Dataset[Tensor]):
     """Sequences on a slow file system, which takes OPEN_S for each file, with `shard` sequences in a file."""
 
     def __init__(self, tokens: Tensor, shard: int) -> None:
@@ -36,14 +36,20 @@ class Files(Dataset[Tensor]):
         return self.files[index]
 
 
-class GPT(nn.Module):
+class _GPT(nn.Module):
     """A transformer that predicts the next token. fused: its GELU is one operation, not eight."""
 
     def __init__(self, fused: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         layer = nn.TransformerEncoderLayer(
-            WIDTH, WIDTH // 64, 4 * WIDTH, 0.0, tanh_gelu if fused else gelu_in_parts, batch_first=True, norm_first=True
+            WIDTH,
+            WIDTH // 64,
+            4 * WIDTH,
+            0.0,
+            _tanh_gelu if fused else _gelu_in_parts,
+            batch_first=True,
+            norm_first=True,
         )
         self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH))
@@ -53,11 +59,11 @@ class GPT(nn.Module):
         return h @ self.embedding.weight.T
 
 
-def tanh_gelu(x: Tensor) -> Tensor:
+def _tanh_gelu(x: Tensor) -> Tensor:
     return gelu(x, approximate="tanh")
 
 
-def gelu_in_parts(x: Tensor) -> Tensor:
+def _gelu_in_parts(x: Tensor) -> Tensor:
     """Compute tanh_gelu by operations that each read and write the whole tensor."""
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
@@ -79,7 +85,7 @@ def gpt_step(comm: Comm, *repaired: str) -> Callable[[], float]:
     if unknown:
         raise ValueError(f"no repair is called {sorted(unknown)[0]!r}: there are {', '.join(REPAIRS)}")
     torch.manual_seed(0)
-    model = GPT("memory" in repaired)
+    model = _GPT("memory" in repaired)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True) if "communication" in repaired else None
     forward: nn.Module = model if ddp is None else ddp
     fused, foreach = (True, None) if "optimizer" in repaired else (None, False)
@@ -117,7 +123,7 @@ def read(comm: Comm, shards: bool, balanced: bool) -> Iterator[Tensor]:
         shares[-1] -= EXAMPLES // 2
     first, mine = sum(shares[: comm.rank]), shares[comm.rank]
     tokens = torch.randint(VOCABULARY, (4, sum(shares), LENGTH + 1), generator=torch.Generator().manual_seed(1))
-    files = Files(tokens[:, first : first + mine].flatten(0, 1), mine if shards else 1)
+    files = _Files(tokens[:, first : first + mine].flatten(0, 1), mine if shards else 1)
     loader = DataLoader(files, batch_size=None if shards else mine)
     while True:
         for batch in loader:

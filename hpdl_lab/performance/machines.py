@@ -14,7 +14,7 @@ BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int
 
 
 @dataclass(frozen=True)
-class Processor:
+class _Processor:
     """A processor as its vendor describes it.
 
     kind:      "GPU", "CPU", "TPU", "IPU", "FPGA" or "accelerator".
@@ -62,22 +62,22 @@ U280_SOURCE = "Xilinx, Alveo U280 Data Center Accelerator Card data sheet, DS963
 PROCESSORS = {
     processor.name: processor
     for processor in (
-        Processor("A100 SXM 80GB", "GPU", 2020, AMPERE, 2039e9, 80e9, 400, "NVIDIA, A100 data sheet; 2021", 2),
-        Processor("H100 SXM", "GPU", 2022, HOPPER, 3.35e12, 80e9, 700, H100_SOURCE, 2),
-        Processor("H200 SXM", "GPU", 2024, HOPPER, 4.8e12, 141e9, 700, H200_SOURCE, 2),
-        Processor("B200 SXM", "GPU", 2024, BLACKWELL, 8e12, 180e9, 1000, B200_SOURCE, 2),
-        Processor("MI300X", "GPU", 2023, CDNA_3, 5.3e12, 192e9, 750, "AMD, Instinct MI300X data sheet; 2023", 2),
-        Processor("Gaudi 3", "accelerator", 2024, GAUDI_3, 3.7e12, 128e9, 900, "Intel, Gaudi 3 White Paper; 2024"),
-        Processor(
+        _Processor("A100 SXM 80GB", "GPU", 2020, AMPERE, 2039e9, 80e9, 400, "NVIDIA, A100 data sheet; 2021", 2),
+        _Processor("H100 SXM", "GPU", 2022, HOPPER, 3.35e12, 80e9, 700, H100_SOURCE, 2),
+        _Processor("H200 SXM", "GPU", 2024, HOPPER, 4.8e12, 141e9, 700, H200_SOURCE, 2),
+        _Processor("B200 SXM", "GPU", 2024, BLACKWELL, 8e12, 180e9, 1000, B200_SOURCE, 2),
+        _Processor("MI300X", "GPU", 2023, CDNA_3, 5.3e12, 192e9, 750, "AMD, Instinct MI300X data sheet; 2023", 2),
+        _Processor("Gaudi 3", "accelerator", 2024, GAUDI_3, 3.7e12, 128e9, 900, "Intel, Gaudi 3 White Paper; 2024"),
+        _Processor(
             "TPU v5p", "TPU", 2023, {"bfloat16": 459e12}, 2765e9, 95e9, None, "Google, Cloud TPU documentation; 2023"
         ),
-        Processor(
+        _Processor(
             "TPU v6e", "TPU", 2024, {"bfloat16": 918e12}, 1638e9, 32e9, None, "Google, Cloud TPU documentation; 2024"
         ),
-        Processor("Grace", "CPU", 2023, GRACE, 0.5e12, 240e9, 250, GRACE_SOURCE),
-        Processor("EPYC 9554", "CPU", 2022, GENOA, 460.8e9, None, 360, EPYC_SOURCE),
-        Processor("Bow IPU", "IPU", 2022, BOW, 65e12, 0.9e9, None, BOW_SOURCE),
-        Processor("Alveo U280", "FPGA", 2018, {"int8": 24.5e12}, 460e9, 8e9, 225, U280_SOURCE),
+        _Processor("Grace", "CPU", 2023, GRACE, 0.5e12, 240e9, 250, GRACE_SOURCE),
+        _Processor("EPYC 9554", "CPU", 2022, GENOA, 460.8e9, None, 360, EPYC_SOURCE),
+        _Processor("Bow IPU", "IPU", 2022, BOW, 65e12, 0.9e9, None, BOW_SOURCE),
+        _Processor("Alveo U280", "FPGA", 2018, {"int8": 24.5e12}, 460e9, 8e9, 225, U280_SOURCE),
     )
 }
 

@@ -1,6 +1,6 @@
 """Logs of NCCL: one is read to find the setting that makes a job slow, others are written to practice on.
 
-No GPU ran for the logs here: `write` makes them in the format of NCCL 2.26.2 with NCCL_DEBUG=INFO and
+No GPU ran for the logs here: `write_log` makes them in the format of NCCL 2.26.2 with NCCL_DEBUG=INFO and
 NCCL_DEBUG_SUBSYS=INIT,ENV,NET (source: github.com/NVIDIA/nccl, tag v2.26.2-1). Their tables have the format of
 nccl-tests. Each node has H100 GPUs, an InfiniBand adapter of 400 Gbit/s per GPU, an adapter for storage, and Ethernet
 of 25 Gbit/s.
@@ -65,7 +65,7 @@ PER_ADAPTER, NVLINK = 46, 360  # GB/s of a ring; nccl-tests, issues 290 (46 to 4
 
 
 @dataclass(frozen=True)
-class Job:
+class NcclJob:
     """A job on `hosts` with `gpus` each. The hosts with the numbers `on` make `setting`, a key of FAULTS or ""."""
 
     setting: str = ""
@@ -81,22 +81,22 @@ class Job:
         return "none" if (self.gpus if cause == "shm" else len(self.hosts)) == 1 else cause
 
 
-def write(job: Job, seed: int = 0) -> str:
+def write_log(job: NcclJob, seed: int = 0) -> str:
     """Write a job's log and its table, with the lines of all ranks mixed as the seed says."""
-    chance, ranks = random.Random(seed), len(job.hosts) * job.gpus
-    waiting = [[*messages(job, rank)] for rank in range(ranks)]
+    rng, ranks = random.Random(seed), len(job.hosts) * job.gpus
+    waiting = [[*_messages(job, rank)] for rank in range(ranks)]
     order = [rank for rank in range(ranks) for _ in waiting[rank]]
-    chance.shuffle(order)
-    process = [chance.randrange(10_000, 90_000) for _ in range(ranks)]
+    rng.shuffle(order)
+    process = [rng.randrange(10_000, 90_000) for _ in range(ranks)]
     lines = ["# written by hpdl_lab in the format of NCCL 2.26.2; no GPU ran", "NCCL version 2.26.2+cuda12.8"]
     for rank in order:
         where = f"{job.hosts[rank // job.gpus]}:{process[rank]}:{process[rank] + 40} [{rank % job.gpus}]"
         text = waiting[rank].pop(0)
         lines.append(f"[2026-03-02 10:11:12] {where} {text}" if "NCCL WARN" in text else f"{where} NCCL INFO {text}")
-    return "\n".join([*lines, *table(job)])
+    return "\n".join([*lines, *_table(job)])
 
 
-def messages(job: Job, rank: int) -> Iterator[str]:
+def _messages(job: NcclJob, rank: int) -> Iterator[str]:
     """Yield the lines that NCCL prints on a rank."""
     (host, gpu), ranks = divmod(rank, job.gpus), len(job.hosts) * job.gpus
     here = job.setting if host in job.on else ""
@@ -122,8 +122,8 @@ def messages(job: Job, rank: int) -> Iterator[str]:
     for channel in range(2):
         ring = [h * job.gpus + (channel + i) % job.gpus for h in range(len(job.hosts)) for i in range(job.gpus)]
         yield from [] if rank else [f"Channel {channel:02}/02 : {' '.join(map(str, ring))}"]
-        place = ring.index(rank)
-        for way, a, b in (("receive", ring[place - 1], rank), ("send", rank, ring[(place + 1) % ranks])):
+        position = ring.index(rank)
+        for way, a, b in (("receive", ring[position - 1], rank), ("send", rank, ring[(position + 1) % ranks])):
             pair = f": {a}[{a % job.gpus}] -> {b}[{b % job.gpus}]"
             if a // job.gpus != b // job.gpus:
                 yield f"Channel {channel:02}/0 {pair} [{way}] via NET/{net}"
@@ -136,7 +136,7 @@ def messages(job: Job, rank: int) -> Iterator[str]:
     yield f"ncclCommInitRank comm 0x55d0c0 rank {rank} nranks {ranks} {device} - Init COMPLETE"
 
 
-def table(job: Job) -> Iterator[str]:
+def _table(job: NcclJob) -> Iterator[str]:
     """Yield the table of nccl-tests' all_reduce_perf, from a model: 40 µs, and then a constant bandwidth."""
     ranks, slow = len(job.hosts) * job.gpus, FAULTS[job.setting][2] if job.cause != "none" else NVLINK
     peak = min(slow, NVLINK if len(job.hosts) == 1 else PER_ADAPTER * job.gpus)
@@ -168,6 +168,6 @@ def excerpt(log: str, than: str = "") -> str:
 
 
 LOGS = {
-    cause: write(Job(setting))
+    cause: write_log(NcclJob(setting))
     for cause, setting in zip(("none", "socket", "shm", "gdr"), ("", *list(FAULTS)[:2], "NCCL_IB_HCA"), strict=True)
 }

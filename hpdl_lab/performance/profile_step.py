@@ -92,20 +92,20 @@ class Recorder:
         """End a step and begin the next one. Return True if all has been recorded."""
         seconds = time.perf_counter() - self._began
         self.steps += 1
-        place = (self.steps - SKIPPED - 1) % (TIMED + WARMED + RECORDED)
+        position = (self.steps - SKIPPED - 1) % (TIMED + WARMED + RECORDED)
         if self.steps == SKIPPED - 1:
             self._counter.__enter__()
         elif self.steps == SKIPPED:
             self._counter.__exit__(None, None, None)
             self._flops = self._counter.get_total_flops()
-        elif self.steps > SKIPPED and 0 < place < TIMED:  # in the first one, ranks wait for the last reader
+        elif self.steps > SKIPPED and 0 < position < TIMED:  # in the first one, ranks wait for the last reader
             self.times.append(seconds)
         if self._profiler is not None:
             self._profiler.step()
-            if place == TIMED + WARMED + RECORDED - 1:
-                self.rounds.append(read(self._profiler, self._cost))
+            if position == TIMED + WARMED + RECORDED - 1:
+                self.rounds.append(read_profile(self._profiler, self._cost))
                 self._profiler = None
-        elif self.steps > SKIPPED and place == TIMED - 1:
+        elif self.steps > SKIPPED and position == TIMED - 1:
             self._profiler = recorder()
             self._profiler.start()
         self._began = time.perf_counter()
@@ -120,7 +120,7 @@ class Recorder:
         bars = {name: statistics.median(r.bars[name] for r in self.rounds) for name in self.rounds[0].bars}
         steps = sum(r.steps for r in self.rounds)
         least, middle, most = statistics.quantiles(self.times, n=4)
-        return Recording(middle, (least, most), bars, waits, posted, steps, self._flops, measured_peak())
+        return Recording(middle, (least, most), bars, waits, posted, steps, self._flops, _measured_peak())
 
 
 def recorder() -> profile:
@@ -147,7 +147,7 @@ def cost_of_recording(operations: int = 500) -> tuple[float, float]:
     return max(0.0, recorded - alone) / operations, 1e3 * statistics.median(times)
 
 
-def read(profiler: profile, cost: tuple[float, float]) -> Recording:
+def read_profile(profiler: profile, cost: tuple[float, float]) -> Recording:
     """Sort the events of the profiler by threads, and find the bars."""
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     start = profiler.profiler.kineto_results.trace_start_ns()
@@ -175,23 +175,23 @@ def analyze(
     """Divide the time of the recorded steps among the bars.
 
     Every moment belongs to one bar: to a kernel if the GPU computes; else to the innermost open operation of the
-    thread `main`. Between operations it belongs to a communication that ends before the next one begins.
+    thread `_main`. Between operations it belongs to a communication that ends before the next one begins.
     """
     recorded_ns, dispatch_ns = cost
     steps = [span for span in main if span.name.startswith(STEP_REGION)]
     begin, end = min(step.begin for step in steps), max(step.end for step in steps)
     bars, waits = dict.fromkeys(BARS, 0.0), []
     seen: set[int] = set()
-    busy = kernels(device)
-    for begun, ended, stack in innermost(main, begin, end):
-        bar = bar_of(stack)
+    busy = _kernels(device)
+    for begun, ended, stack in _innermost(main, begin, end):
+        bar = _bar_of(stack)
         if device and bar != INPUT:
             bar = HOST  # operations of the host start kernels
-        for inner_begin, inner_end, kernel in covered(begun, ended, busy):
+        for inner_begin, inner_end, kernel in _covered(begun, ended, busy):
             seconds = inner_end - inner_begin
             if kernel is not None:
                 bars[kernel] += seconds
-            elif bar == HOST and (waits_in := waiting_in(inner_begin, inner_end, communication)) is not None:
+            elif bar == HOST and (waits_in := _waiting_in(inner_begin, inner_end, communication)) is not None:
                 since, until, which = waits_in
                 waits.append((since, until, which))
                 bars[HOST] += seconds - (until - since)
@@ -209,7 +209,7 @@ def analyze(
     return Recording(0.0, (0.0, 0.0), per_step, waits, [span.begin for span in communication], len(steps), 0, 0.0)
 
 
-def innermost(spans: Sequence[Span], begin: int, end: int) -> Iterator[tuple[int, int, list[Span]]]:
+def _innermost(spans: Sequence[Span], begin: int, end: int) -> Iterator[tuple[int, int, list[Span]]]:
     """Yield (begin, end, spans open in between, the innermost last), which together are the time from begin to end."""
     stack: list[Span] = []
     now = begin
@@ -227,7 +227,7 @@ def innermost(spans: Sequence[Span], begin: int, end: int) -> Iterator[tuple[int
         stack.append(span)
 
 
-def bar_of(stack: Sequence[Span]) -> str:
+def _bar_of(stack: Sequence[Span]) -> str:
     """Return the bar of a moment of a thread: its region counts, then its innermost operation."""
     for span in stack:
         if span.name.startswith(INPUT_REGION):
@@ -240,7 +240,7 @@ def bar_of(stack: Sequence[Span]) -> str:
     return MATMUL if MATMULS.match(name) else MEMORY
 
 
-def kernels(device: Sequence[Span]) -> list[tuple[int, int, str]]:
+def _kernels(device: Sequence[Span]) -> list[tuple[int, int, str]]:
     """Return [(begin, end, bar)] of a GPU's kernels in order; time in which two overlap belongs to the first."""
     found, now = [], 0
     for span in sorted(device):
@@ -253,7 +253,7 @@ def kernels(device: Sequence[Span]) -> list[tuple[int, int, str]]:
     return found
 
 
-def covered(begin: int, end: int, busy: Sequence[tuple[int, int, str]]) -> Iterator[tuple[int, int, str | None]]:
+def _covered(begin: int, end: int, busy: Sequence[tuple[int, int, str]]) -> Iterator[tuple[int, int, str | None]]:
     """Divide the time from begin to end: yield (begin, end, bar of the kernel that runs, or None)."""
     i = bisect.bisect_right(busy, begin, key=lambda kernel: kernel[1])
     while i < len(busy) and busy[i][0] < end:
@@ -266,7 +266,7 @@ def covered(begin: int, end: int, busy: Sequence[tuple[int, int, str]]) -> Itera
         yield begin, end, None
 
 
-def waiting_in(begin: int, end: int, communication: Sequence[Span]) -> tuple[int, int, int] | None:
+def _waiting_in(begin: int, end: int, communication: Sequence[Span]) -> tuple[int, int, int] | None:
     """Return (begin, end, index of the communication) of a thread's wait between begin and end, or None.
 
     A thread that waits goes on when the communication ends. So none waits for one that goes on after `end`.
@@ -294,7 +294,7 @@ def mean_bars(ranks: Sequence[Recording]) -> dict[str, float]:
     return bars
 
 
-def report(ranks: Sequence[Recording]) -> str:
+def report_text(ranks: Sequence[Recording]) -> str:
     """Return the bars as lines of text, with the MFU and what to do about the longest bars."""
     step_s = statistics.fmean(rank.step_s for rank in ranks)
     bars = mean_bars(ranks)
@@ -318,7 +318,7 @@ def report(ranks: Sequence[Recording]) -> str:
     return "\n".join(lines)
 
 
-def measured_peak(size: int = 1024) -> float:
+def _measured_peak(size: int = 1024) -> float:
     """Return the FLOP/s of one large product of matrices, in float32 on a CPU and in bfloat16 on a GPU."""
     cuda = torch.cuda.is_available()
     size *= 8 if cuda else 1
@@ -331,14 +331,14 @@ def measured_peak(size: int = 1024) -> float:
     return 2 * size**3 / min(times)
 
 
-def main() -> None:
+def _main() -> None:
     """Run the script of the command line; at its (STEPS + 1)th step, rank 0 prints the report."""
     sys.argv = sys.argv[1:]
     if not sys.argv:
         raise SystemExit("usage: torchrun --standalone --nproc-per-node 2 profile_step.py train.py [its arguments]")
     recorder = Recorder()
 
-    def follow(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         hook.remove()
         step = optimizer.step
 
@@ -346,20 +346,20 @@ def main() -> None:
         def followed(*args: Any, **kwargs: Any) -> object:
             result = step(*args, **kwargs)
             if recorder.steps < STEPS and recorder.boundary():
-                show(recorder.result())
+                _show(recorder.result())
             return result
 
         # A step ends outside the region that the profiler calls a step.
         optimizer.step = followed  # pyrefly: ignore[bad-assignment]
 
-    hook = register_optimizer_step_post_hook(follow)
+    hook = register_optimizer_step_post_hook(after_step)
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
     if recorder.steps < STEPS and os.environ.get("RANK", "0") == "0":
         print(f"profile_step.py: the script made fewer than {STEPS + 1} steps of an optimizer; so many are needed")
 
 
-def show(mine: Recording) -> None:
+def _show(mine: Recording) -> None:
     """Print the report of all ranks on rank 0."""
     ranks = [mine]
     if dist.is_initialized():
@@ -367,8 +367,8 @@ def show(mine: Recording) -> None:
         dist.all_gather_object(rows, tuple(mine))
         ranks = [Recording(*row) for row in rows]
     if os.environ.get("RANK", "0") == "0":
-        print(report(ranks), flush=True)
+        print(report_text(ranks), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    _main()

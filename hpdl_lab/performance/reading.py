@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 PIECE = 2**14  # bytes that the throttled reader reads at a time
 
 
-class Storage(NamedTuple):
+class _Storage(NamedTuple):
     """A storage. Its `total` bytes/s are published; seconds to open a file, and bytes/s of one reader, are made up.
 
     Both are of a usual order of magnitude on a quiet machine; on a busy one a file may take 100 times as long to open.
@@ -35,15 +35,15 @@ class Storage(NamedTuple):
 
 
 STORAGES = (
-    Storage("node-local NVMe", "Frontier, one node", 20e-6, 2e9, 5.5e9, "OLCF, Frontier User Guide, peak; 2023"),
-    Storage(
+    _Storage("node-local NVMe", "Frontier, one node", 20e-6, 2e9, 5.5e9, "OLCF, Frontier User Guide, peak; 2023"),
+    _Storage(
         "burst buffer", "Cori, DataWarp", 0.2e-3, 1e9, 1.7e12, "NERSC documentation, Cori Burst Buffer, peak; to 2023"
     ),
-    Storage("shared file system", "Orion, Lustre, disks", 1e-3, 1e9, 5.5e12, "OLCF, storage of Frontier, peak; 2021"),
+    _Storage("shared file system", "Orion, Lustre, disks", 1e-3, 1e9, 5.5e12, "OLCF, storage of Frontier, peak; 2021"),
 )
 
 
-def table() -> str:
+def table_of_storages() -> str:
     """Return STORAGES as lines of text, with the time to read 1,000 examples of 100 kB, one in a file or all in one."""
     lines = [f"{'':20}{'for example':22}{'GB/s in all':>11}{'open, ms':>10}{'1,000 files, s':>16}{'one shard, s':>14}"]
     for s in STORAGES:
@@ -57,11 +57,11 @@ def trace(seed: int, batches: int = 600, slow: float = 0.03, times: float = 6, s
 
     A share `slow` of them, and the first `storm`, take up to `times` as long.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     reads = []
     for i in range(batches):
-        seconds = 0.1 * chance.lognormvariate(0, 0.25)
-        reads.append(seconds * chance.uniform(times / 2, times) if i < storm or chance.random() < slow else seconds)
+        seconds = 0.1 * rng.lognormvariate(0, 0.25)
+        reads.append(seconds * rng.uniform(times / 2, times) if i < storm or rng.random() < slow else seconds)
     return reads
 
 
@@ -158,7 +158,7 @@ class Throttled(Dataset[torch.Tensor]):
         return torch.frombuffer(data, dtype=torch.uint8)
 
 
-def measure(reads: Sequence[float], step: float, workers: int, prefetch: int, nbytes: int = 2**16) -> float:
+def measure_loader(reads: Sequence[float], step: float, workers: int, prefetch: int, nbytes: int = 2**16) -> float:
     """Read a file with torch's DataLoader, sleep for `step` at each batch, and return the seconds from the first on."""
     taken = []
     with tempfile.NamedTemporaryFile() as file, warnings.catch_warnings():

@@ -11,13 +11,13 @@ QUIET = 10_000  # bytes: less in a step is no gradient
 def table_of_frameworks() -> str:
     """Return the recording as lines of text: for each framework, the time of a step and the MB on the links."""
     found = recorded.load("frameworks")
-    about = f"{recorded.machine_of(found)}, {found['date'][:10]}, Python {found['versions']['python']}"
+    about = f"{recorded.machine_name(found)}, {found['date'][:10]}, Python {found['versions']['python']}"
     return "\n".join([f"{found['what']}:", "", *lines(found), "", f"Recorded on {about}, by: make frameworks"])
 
 
 def lines(recording: recorded.Recording) -> list[str]:
     """Return the rows of this recording as lines of text."""
-    rows = [HEAD, *map(cells, recording["rows"])]
+    rows = [HEAD, *map(_cells, recording["rows"])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     found = []
     for name, *numbers in rows:
@@ -28,8 +28,8 @@ def lines(recording: recorded.Recording) -> list[str]:
     return [*found, foot, ", ".join(packages)]
 
 
-def cells(row: recorded.Recording) -> tuple[str, ...]:
+def _cells(row: recorded.Recording) -> tuple[str, ...]:
     """Return the cells of a line, with the bytes on the first worker's link, and on the server's."""
-    ways = [*row["links"][0], *row["links"][2]]
-    links = (f"{nbytes / 1e6:.1f}" if nbytes > QUIET else "-" for nbytes in ways)
+    directions = [*row["links"][0], *row["links"][2]]
+    links = (f"{nbytes / 1e6:.1f}" if nbytes > QUIET else "-" for nbytes in directions)
     return row["name"], f"{row['seconds'] * 1e3:.0f}", f"{row['loss']:.5f}", *links

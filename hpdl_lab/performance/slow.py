@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Job:
+class RankWork:
     """The work of one rank of a node. The GPU is a stand-in: the CPU computes, and the copies are counted.
 
     cores, ranks: of the node; rank: this one; batches: the texts of each step by number, for all ranks together.
@@ -80,10 +80,10 @@ class Job:
         return x
 
 
-SHOWN = Job(cores=16, ranks=4, rank=0)
+SHOWN = RankWork(cores=16, ranks=4, rank=0)
 
 
-def train_slowly(job: Job) -> list[float]:
+def train_slowly(job: RankWork) -> list[float]:
     """Train on the texts of one rank, one step for each batch."""
     torch.set_num_threads(job.cores)
 
@@ -106,7 +106,7 @@ def train_slowly(job: Job) -> list[float]:
     return losses
 
 
-def train_quickly(job: Job) -> list[float]:
+def train_quickly(job: RankWork) -> list[float]:
     """Train on the texts of one rank, one step for each batch.
 
         one rank:  storage --read--> main memory --to_device--> GPU --loss_of--> losses
@@ -153,10 +153,10 @@ class Counts(NamedTuple):
     graphs: int
     breaks: int
     threads: int  # of all ranks
-    job: Job
+    job: RankWork
 
 
-class Synchronizations(TorchFunctionMode):
+class _Synchronizations(TorchFunctionMode):
     """A count of the calls by which Python reads a number from a tensor; on a GPU, each waits for all work before."""
 
     count = 0
@@ -172,7 +172,7 @@ class Synchronizations(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def count(script: Callable[[Job], list[float]], job: Job) -> Counts:
+def count_runs(script: Callable[[RankWork], list[float]], job: RankWork) -> Counts:
     """Run a script twice: first compiled, to count graphs, then in eager mode, to count synchronizations."""
     import torch._dynamo as dynamo  # takes seconds
     from torch._dynamo.utils import counters
@@ -191,7 +191,7 @@ def count(script: Callable[[Job], list[float]], job: Job) -> Counts:
         # set_stance is there since PyTorch 2.6; with `disable`, fullgraph=True raises
         new = hasattr(torch.compiler, "set_stance")
         eager = torch.compiler.set_stance("force_eager") if new else dynamo.config.patch(disable=True)
-        with eager, Synchronizations() as mode:
+        with eager, _Synchronizations() as mode:
             script(replace(job))
     finally:
         torch.compile = compiled
@@ -199,7 +199,7 @@ def count(script: Callable[[Job], list[float]], job: Job) -> Counts:
     return Counts(losses, mode.count, graphs, breaks, threads * job.ranks, job)
 
 
-def scripts() -> dict[str, Callable[[Job], list[float]]]:
+def _scripts() -> dict[str, Callable[[RankWork], list[float]]]:
     """Return six scripts: train_quickly, each with one of the lines in which train_slowly differs from it."""
     quick, slow = (inspect.getsource(fn).rpartition('"""\n')[2].split("\n") for fn in (train_quickly, train_slowly))
     changes = [change for change in SequenceMatcher(None, quick, slow).get_opcodes() if change[0] != "equal"]
@@ -211,11 +211,11 @@ def scripts() -> dict[str, Callable[[Job], list[float]]]:
     return dict(sorted(found.items()))
 
 
-def table(counts: dict[str, Counts] | None = None) -> str:
+def table_of_runs(counts: dict[str, Counts] | None = None) -> str:
     """Return the counters as lines of text: of these runs, or of the six scripts and of train_slowly."""
     if counts is None:
         with redirect_stdout(io.StringIO()):
-            counts = {name: count(fn, SHOWN) for name, fn in (scripts() | {"all six": train_slowly}).items()}
+            counts = {name: count_runs(fn, SHOWN) for name, fn in (_scripts() | {"all six": train_slowly}).items()}
     rows: list[tuple[str, ...]] = [HEAD]
     for name, (_, *numbers, job) in counts.items():
         rows.append((name, *(f"{n:,}" for n in (*numbers, job.cores, job.waited, len(job.reads), STEPS * TEXTS))))

@@ -22,7 +22,7 @@ BACKWARD: dict[str, Callable[..., tuple[Node, ...]]] = {  # the gradients of its
 }
 
 
-def recorded(op: str) -> Callable[..., Node]:
+def _recorded(op: str) -> Callable[..., Node]:
     """Return a method of Node that computes nothing."""
     return lambda *inputs: Node(op, *inputs)
 
@@ -35,15 +35,15 @@ class Node:
         before = dict.fromkeys(node for i in inputs if isinstance(i, Node) for node in i.order)
         self.order: list[Node] = [*before, self]
 
-    __matmul__, __add__, __sub__, __gt__ = map(recorded, ("matmul", "add", "sub", "gt"))
-    relu, square, mean = map(recorded, ("relu", "square", "mean"))
+    __matmul__, __add__, __sub__, __gt__ = map(_recorded, ("matmul", "add", "sub", "gt"))
+    relu, square, mean = map(_recorded, ("relu", "square", "mean"))
 
     def __bool__(self) -> bool:
         raise TypeError(f"{self.op!r} has no value yet: Python decides an `if` once, while the graph is built")
 
 
 def placeholder(name: str) -> Node:
-    """Return a node whose value is fed to run()."""
+    """Return a node whose value is fed to run_graph()."""
     return Node(f"placeholder {name}")
 
 
@@ -58,7 +58,7 @@ def gradients(loss: Node, weights: list[Node]) -> list[Node]:
     return [found[weight] for weight in weights]
 
 
-def run(outputs: list[Node], feed: dict[Node, torch.Tensor], free: bool = True) -> tuple[list[torch.Tensor], int]:
+def run_graph(outputs: list[Node], feed: dict[Node, torch.Tensor], free: bool = True) -> tuple[list[torch.Tensor], int]:
     """Return (values of `outputs`, most computed values in memory); `free` drops each after its last reader."""
     order = list(dict.fromkeys(node for output in outputs for node in output.order))
     last_reader = {i: node for node in order for i in node.inputs}

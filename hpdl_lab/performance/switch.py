@@ -36,7 +36,7 @@ class AddingSwitch(Switch):
         return route._replace(links=(np.where(source == switch, -1, out), np.where(dest == switch, -1, into)))
 
 
-class Reduction(NamedTuple):
+class _Reduction(NamedTuple):
     """An all-reduce on simulated ranks.
 
     total: of rank 0, in the end; sent: bytes that it sends; seconds: of virtual time, in which ranks also compute;
@@ -52,31 +52,31 @@ class Reduction(NamedTuple):
         return f"{amount_text(self.seconds, 's'):>7}, {self.sent:9,} B sent"
 
 
-def vector(nbytes: int, rank: int) -> np.ndarray:
+def _vector(nbytes: int, rank: int) -> np.ndarray:
     """Return (nbytes / 8,) whole numbers, different per rank: their sums are exact."""
     return np.arange(nbytes // 8, dtype=np.float64) * (rank + 1)
 
 
-def simulated(size: int, fn: Callable[[Comm], np.ndarray], network: Network) -> Reduction:
+def _simulated(size: int, fn: Callable[[Comm], np.ndarray], network: Network) -> _Reduction:
     """Run fn(comm), which returns the total, on `size` ranks."""
     run = sim.run(size, fn, network=network)
     sent = sum(event.nbytes for event in run.events if event.op == "send" and event.rank == 0)
-    return Reduction(run[0], sent, run.seconds)
+    return _Reduction(run[0], sent, run.seconds)
 
 
-def by_ring(ranks: int, nbytes: int, network: Switch = NDR) -> Reduction:
+def by_ring(ranks: int, nbytes: int, network: Switch = NDR) -> _Reduction:
     """Simulate the ring of notebook 04."""
-    return simulated(ranks, lambda comm: ring_all_reduce(comm, vector(nbytes, comm.rank)), network)
+    return _simulated(ranks, lambda comm: ring_all_reduce(comm, _vector(nbytes, comm.rank)), network)
 
 
-def by_switch(ranks: int, nbytes: int, network: Switch = NDR) -> Reduction:
+def by_switch(ranks: int, nbytes: int, network: Switch = NDR) -> _Reduction:
     """Simulate a switch that adds, with as many segments as are fastest."""
     segments = best_segments(1, nbytes, network.alpha, network.beta)
 
     def all_reduce(comm: Comm) -> np.ndarray:
-        return all_reduce_in_switch(comm, vector(nbytes, comm.rank), segments)
+        return all_reduce_in_switch(comm, _vector(nbytes, comm.rank), segments)
 
-    return simulated(ranks + 1, all_reduce, AddingSwitch(network.alpha, network.beta))
+    return _simulated(ranks + 1, all_reduce, AddingSwitch(network.alpha, network.beta))
 
 
 def all_reduce_in_switch(comm: Comm, x: np.ndarray, segments: int = 1) -> np.ndarray:
@@ -127,26 +127,26 @@ class Ring:
         return y
 
 
-def by_hosts(hosts: int, nbytes: int, compute_s: float, calls: int = 1, network: Switch = NDR) -> Reduction:
+def by_hosts(hosts: int, nbytes: int, compute_s: float, calls: int = 1, network: Switch = NDR) -> _Reduction:
     """Simulate hosts that compute for compute_s, and do a step of the ring in each of `calls` library calls in it."""
 
     def all_reduce(comm: Comm, seconds: float) -> np.ndarray:
         steps = Ring(comm, slices=[seconds / calls] * calls)
-        x = ring_all_reduce(steps, vector(nbytes, comm.rank))
+        x = ring_all_reduce(steps, _vector(nbytes, comm.rank))
         comm.compute(sum(steps.slices))
         return x
 
-    return overlapped(hosts, all_reduce, compute_s, network)
+    return _overlapped(hosts, all_reduce, compute_s, network)
 
 
-def by_dpus(hosts: int, nbytes: int, compute_s: float) -> Reduction:
+def by_dpus(hosts: int, nbytes: int, compute_s: float) -> _Reduction:
     """Simulate hosts that compute for compute_s, while DPUs do the ring: rank 2i is a host, rank 2i + 1 its DPU.
 
     A vector goes to the DPU over PCIe 5, around the ring of DPUs over InfiniBand NDR, and back over PCIe 5.
     """
 
     def all_reduce(comm: Comm, seconds: float) -> np.ndarray:
-        x, total = (vector(nbytes, comm.rank // 2) for _ in range(2))
+        x, total = (_vector(nbytes, comm.rank // 2) for _ in range(2))
         if comm.rank % 2:
             comm.recv(x, comm.rank - 1)
             comm.send(ring_all_reduce(Ring(comm, every=2), x), comm.rank - 1)
@@ -157,12 +157,12 @@ def by_dpus(hosts: int, nbytes: int, compute_s: float) -> Reduction:
             work.wait()
         return total
 
-    return overlapped(2 * hosts, all_reduce, compute_s, Islands(2, PRESETS["pcie_5"], PRESETS["infiniband_ndr"]))
+    return _overlapped(2 * hosts, all_reduce, compute_s, Islands(2, PRESETS["pcie_5"], PRESETS["infiniband_ndr"]))
 
 
-def overlapped(
+def _overlapped(
     size: int, all_reduce: Callable[[Comm, float], np.ndarray], compute_s: float, network: Network
-) -> Reduction:
+) -> _Reduction:
     """Run all_reduce(comm, seconds to compute) with nothing to compute and with compute_s, and compare the two."""
-    alone, both = (simulated(size, lambda comm, s=s: all_reduce(comm, s), network) for s in (0.0, compute_s))
+    alone, both = (_simulated(size, lambda comm, s=s: all_reduce(comm, s), network) for s in (0.0, compute_s))
     return both._replace(hidden=1 - (both.seconds - compute_s) / alone.seconds)

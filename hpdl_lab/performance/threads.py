@@ -53,7 +53,7 @@ def split_cores(
     return min((r for r in range(1, cores + 1) if cores % r == 0), key=seconds)
 
 
-def step_seconds(comm: Comm, threads: int) -> tuple[float, float]:
+def measure_step(comm: Comm, threads: int) -> tuple[float, float]:
     """Measure (seconds of forward and backward, seconds of the all-reduce) of a small GPT, 64 examples in a step."""
     model, tokens = models.build("gpt"), torch.zeros(64 // comm.size, 64, dtype=torch.long)
     gradients = torch.cat([torch.zeros(p.numel()) for p in model.parameters()])

@@ -40,7 +40,7 @@ def ddp_step_seen_twice(comm: Comm) -> Exposed:
                     loss.backward()
                 ended = comm.trace.clock()
                 profiler.step()
-        found = profile_step.read(profiler, cost)
+        found = profile_step.read_profile(profiler, cost)
     steps = [e.t0_ns for e in comm.trace.events if e.op == "forward"][-profile_step.RECORDED :]
     waits = union((e.t0_ns, e.t1_ns) for e in comm.trace.events if e.op == "wait" and not e.lane)
     by_lab = sum(end - begin for begin, end in inside(waits, steps[0], ended))

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from .live import CRISP, page_size, pixels
-from .style import HEIGHT, Draw, look, new_figure
+from .style import HEIGHT, Draw, new_figure, style_context
 
 FRAME_MS = 900  # long enough to follow every arrow of a step
 COLORS = 128  # of all frames together
@@ -35,17 +35,17 @@ def png(draw: Draw, frames: Iterable[Iterable[object]], height: float = HEIGHT, 
     images = []
     for frame in frames:
         figure = new_figure(height=height)
-        with look():
+        with style_context():
             draw(figure, *frame)
         images.append(pixels(figure, CRISP))
-    images = in_one_palette(images)
+    images = _in_one_palette(images)
     file = io.BytesIO()
     durations = [frame_ms] * (len(images) - 1) + [LAST_MS]
     images[0].save(file, "png", save_all=True, append_images=images[1:], duration=durations, loop=0)
     return file.getvalue()
 
 
-def in_one_palette(images: list[Image.Image]) -> list[Image.Image]:
+def _in_one_palette(images: list[Image.Image]) -> list[Image.Image]:
     """Return the frames with one byte per pixel, a third of the size.
 
     The most frequent colors of all frames stay as they are; each other one becomes the nearest of these.

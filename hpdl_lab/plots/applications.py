@@ -7,13 +7,13 @@ from typing import NamedTuple
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from .colors import BLUE, INK
-from .style import Figure, heading, note, rows_only
+from .style import Figure, footnote, heading, rows_only
 
 YEAR = 365.25 * 24  # hours
 SPANS = {"a day": 24, "a year": YEAR, "a century": 100 * YEAR, "3,500 years": 3500 * YEAR}
 
 
-class Application(NamedTuple):
+class _Application(NamedTuple):
     """A published training; hours: of each accelerator; source: of the data, then of the hours."""
 
     name: str
@@ -28,12 +28,12 @@ class Application(NamedTuple):
 LLAMA = 30.84e6  # hours of all H100: Meta, Llama 3.1 model card; 2024
 PAIRS = "400 million pairs"
 APPLICATIONS = (
-    Application("vision", "ResNet-50", "1.28 million images", "P100", 8, 29, "ImageNet; 2015. arXiv:1706.02677"),
+    _Application("vision", "ResNet-50", "1.28 million images", "P100", 8, 29, "ImageNet; 2015. arXiv:1706.02677"),
     # 28,130 labeled moments, 6 cameras. Hours: the first author of BEVFormer, issue 101 of its repository; 2022
-    Application("driving", "BEVFormer", "169 thousand images", "A100", 8, 56, "arXiv:1903.11027. arXiv:2203.17270"),
-    Application("speech", "wav2vec 2.0", "960 hours", "V100", 128, 2.3 * 24, "LibriSpeech; 2015. arXiv:2006.11477"),
-    Application("images with text", "CLIP", PAIRS, "V100", 256, 12 * 24, "arXiv:2103.00020"),
-    Application("text", "Llama 3.1", "15.6 trillion tokens", "H100", 16_384, LLAMA / 16_384, "arXiv:2407.21783"),
+    _Application("driving", "BEVFormer", "169 thousand images", "A100", 8, 56, "arXiv:1903.11027. arXiv:2203.17270"),
+    _Application("speech", "wav2vec 2.0", "960 hours", "V100", 128, 2.3 * 24, "LibriSpeech; 2015. arXiv:2006.11477"),
+    _Application("images with text", "CLIP", PAIRS, "V100", 256, 12 * 24, "arXiv:2103.00020"),
+    _Application("text", "Llama 3.1", "15.6 trillion tokens", "H100", 16_384, LLAMA / 16_384, "arXiv:2407.21783"),
 )
 
 
@@ -52,7 +52,7 @@ def draw(figure: Figure) -> None:
         text = f"{a.data}\n{a.accelerators:,} {a.kind} for {took(a.hours)}"
         ax.text(total * 1.25, y, text, va="center", fontsize=8.5, color=INK)
     heading(figure, "Five applications", "Bars: the time of one accelerator. Text: the data, and who took how long.")
-    note(figure, "Logarithmic axis. An H100 computes up to 8 times as fast as a V100.")
+    footnote(figure, "Logarithmic axis. An H100 computes up to 8 times as fast as a V100.")
 
 
 def took(hours: float) -> str:

@@ -1,17 +1,13 @@
-"""A collective, step by step: which rank sends which chunk to whom, and whose data each chunk holds afterwards.
+"""Pictures of a Dataflow: which rank sends which chunk to whom, and whose data each chunk holds afterwards.
 
-`held[r, c, q]` is how many times chunk c on rank r contains the data of rank q. All zeros: nothing that matters. A
-single one: a copy. Several: a sum. Columns are ranks, rows are chunks. Arrows run above the columns; cells that were
-sent have a dot, cells that have received a frame. A number counts the ranks in a sum; if nothing is added it names
-the rank whose data it is.
+Columns are ranks, rows are chunks. Arrows run above the columns; cells that were sent have a dot, cells that have
+received a frame. A number counts the ranks in a sum; if nothing is added it names the rank whose data it is.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,164 +17,19 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 
-from ..collectives.steps import edges
+from ..collectives.dataflow import before_and_after
 from ..trace import number_text
 from ..units import bytes_text, counted
 from .colors import FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import WIDTH, Axes, Figure, Look, bare, heading, note, tile
+from .style import WIDTH, Axes, Figure, Look, bare, footnote, heading, tile
 
 if TYPE_CHECKING:
-    from ..collectives.steps import Round
+    from ..collectives.dataflow import Dataflow
+    from ..collectives.steps import Move
 
 COLLECTIVES = (
     "broadcast", "scatter", "gather", "all_gather", "reduce", "reduce_scatter", "all_reduce", "all_to_all"
 )  # fmt: skip
-
-
-class Move(NamedTuple):
-    """Chunks first .. last-1 of rank `source` go to `dest`, which adds or stores them at chunk `into` and those after.
-
-    first, into: -1 if unknown.
-    """
-
-    source: int
-    dest: int
-    first: int
-    last: int
-    into: int
-    nbytes: int
-    add: bool
-
-
-class Step(NamedTuple):
-    """Moves that happen at the same time, and `held` (p, k, p) after them."""
-
-    moves: tuple[Move, ...]
-    held: np.ndarray
-
-
-@dataclass(frozen=True)
-class Story:
-    """A collective on p ranks as k chunks that move.
-
-    name: what the title says; nbytes: of a vector.
-    starts: (k + 1,) first elements of the chunks, then the end.
-    held: (p, k, p) before the first step; wanted: (p, k, p) at the end of a right one, zeros if nothing is asked.
-    """
-
-    name: str
-    nbytes: int
-    starts: np.ndarray
-    held: np.ndarray
-    wanted: np.ndarray
-    steps: tuple[Step, ...]
-
-    @property
-    def p(self) -> int:
-        return len(self.held)
-
-    @property
-    def k(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def noun(self) -> str:
-        """Name of a row: "chunk" if they are p equal ones, else "part"."""
-        return "chunk" if np.array_equal(self.starts, edges(self.starts[-1], self.p)) else "part"
-
-    @property
-    def adds(self) -> bool:
-        """True if data of several ranks is added: then cells count contributions, else they name the rank."""
-        return bool((self.wanted.sum(axis=2) > 1).any())
-
-    @property
-    def reach(self) -> int:
-        """Number of columns that the longest arrow crosses."""
-        return max((abs(move.dest - move.source) for step in self.steps for move in step.moves), default=1)
-
-    def vectors_sent(self) -> np.ndarray:
-        """Return (p,) bytes sent by each rank, over the bytes of a vector."""
-        sent = np.zeros(self.p)
-        for move in (move for step in self.steps for move in step.moves):
-            sent[move.source] += move.nbytes
-        return sent / self.nbytes
-
-    def state(self, i: int) -> np.ndarray:
-        """Return `held` after `i` steps."""
-        return self.steps[i - 1].held if i else self.held
-
-
-def before_and_after(collective: str, p: int, root: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return whose data is where before and after a collective: two (p, p, p) arrays over p chunks of every rank.
-
-    Raises:  ValueError if the name is none of COLLECTIVES.
-    """
-    if collective not in COLLECTIVES:
-        raise ValueError(f"no collective is called {collective!r}: there are {', '.join(COLLECTIVES)}")
-    ranks = np.arange(p)
-    everywhere, own, at_root, gathered = (np.zeros((p, p, p), np.int8) for _ in range(4))
-    everywhere[ranks, :, ranks] = 1  # every rank holds a vector of its own
-    own[ranks, ranks, ranks] = 1  # rank r holds chunk r
-    at_root[root, :, root] = 1  # only the root holds anything
-    gathered[:, ranks, ranks] = 1  # chunk c is rank c's, on every rank
-    only_root = (ranks == root)[:, None, None].astype(np.int8)
-    mine = np.eye(p, dtype=np.int8)[:, :, None]  # chunk r of rank r
-    of_root = (ranks == root).astype(np.int8)
-    ones = np.ones((p, p, p), np.int8)
-    return {
-        "broadcast": (at_root, ones * of_root),
-        "scatter": (at_root, mine * of_root),
-        "gather": (own, gathered * only_root),
-        "all_gather": (own, gathered),
-        "reduce": (everywhere, ones * only_root),
-        "reduce_scatter": (everywhere, mine * ones),
-        "all_reduce": (everywhere, ones),
-        "all_to_all": (everywhere, gathered),
-    }[collective]
-
-
-def of_rounds(name: str, collective: str, rounds: Iterable[Round], p: int, n: int, itemsize: int = 4) -> Story:
-    """Return the Story of a schedule on vectors of n elements."""
-    rounds = list(rounds)
-    before, after = before_and_after(collective, p)
-    starts = starts_of(n, rounds, edges(n, p) if differ_by_chunk(before) or differ_by_chunk(after) else ())
-    chunk_of = np.searchsorted(edges(n, p)[1:], starts[:-1], side="right")
-    held = start = before[:, chunk_of]
-    arrived, steps = {}, []  # (rank, first element): what it received in its last round, which relays pass on
-    for round_ in rounds:
-        after_round, arrives, moves = held.copy(), {}, []
-        for source, dest, first, last, into in messages_of(round_):
-            a, b = np.searchsorted(starts, (first, last))
-            c = int(np.searchsorted(starts, into))
-            cargo = arrived[source, first] if round_.relay else held[source, a:b]
-            arrives[dest, first] = cargo
-            after_round[dest, c : c + b - a] = cargo + (after_round[dest, c : c + b - a] if round_.add else 0)
-            if b > a:
-                moves.append(Move(source, dest, int(a), int(b), c, (last - first) * itemsize, bool(round_.add)))
-        held, arrived = after_round, {k: v for k, v in arrived.items() if k[0] not in round_.dest} | arrives
-        if moves:
-            steps.append(Step(tuple(moves), held))
-    return Story(name, n * itemsize, starts, start, after[:, chunk_of], tuple(steps))
-
-
-def messages_of(round_: Round) -> Iterator[tuple[int, int, int, int, int]]:
-    """Return the rows of a Round as (source, dest, first, last, into) of ints."""
-    into = round_.first if round_.into is None else round_.into
-    columns = (round_.source, round_.dest, round_.first, round_.last, into)
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
-def starts_of(n: int, rounds: Iterable[Round], more: Iterable[int] = ()) -> np.ndarray:
-    """Return the sorted elements at which messages, or `more` parts, begin and end, with 0 and n."""
-    found = {0, n, *(int(e) for e in more)}
-    for _, _, first, last, into in (row for round_ in rounds for row in messages_of(round_)):
-        found |= {first, last, into, into + last - first}
-    return np.array(sorted(found))
-
-
-def differ_by_chunk(held: np.ndarray) -> bool:
-    """Return True if the chunks of some rank hold different things, so that their borders must be seen."""
-    return bool((held != held[:, :1]).any())
 
 
 # -- panels -----------------------------------------------------------------------------------------------------------
@@ -195,7 +46,7 @@ ABOVE, BELOW, GAP = 0.2, 0.24, 0.16  # inches: the title of a panel, its ranks, 
 TALLEST = 8.3  # inches of a page of panels
 
 
-class Cells(NamedTuple):
+class _Cells(NamedTuple):
     """Sizes of one panel, in inches: of a cell, of the strip above for the arrows; points of its numbers."""
 
     cell: float
@@ -204,28 +55,28 @@ class Cells(NamedTuple):
     points: float
 
 
-def small_grid(story: Story) -> Cells:
+def _small_grid(flow: Dataflow) -> _Cells:
     """Return the grid of one of many panels."""
-    p, k = story.p, story.k
+    p, k = flow.p, flow.k
     cell = 0.31 if p <= 4 else 0.215 if p <= 8 else 0.15
-    return Cells(cell, min(cell, 2.4 / k), 0.28 + 0.035 * story.reach, 9 if p <= 4 else 7.5 if p <= 8 else 6.2)
+    return _Cells(cell, min(cell, 2.4 / k), 0.28 + 0.035 * flow.reach, 9 if p <= 4 else 7.5 if p <= 8 else 6.2)
 
 
-def large_grid(story: Story) -> Cells:
+def _large_grid(flow: Dataflow) -> _Cells:
     """Return the grid of one step that has a page for itself."""
-    p, k = story.p, story.k
+    p, k = flow.p, flow.k
     cell = min(0.62, 5.2 / p)
-    return Cells(cell, min(0.36, 3.8 / k), 0.4 + 0.045 * story.reach, 9.5 if p <= 8 else 8.5)
+    return _Cells(cell, min(0.36, 3.8 / k), 0.4 + 0.045 * flow.reach, 9.5 if p <= 8 else 8.5)
 
 
 class Sheet:
-    """Places of the panels of a story on a page. shown: the steps that have one, 0 for the start."""
+    """Places of the panels of a Dataflow on a page. shown: the steps that have one, 0 for the start."""
 
-    def __init__(self, story: Story) -> None:
-        self.grid = grid = small_grid(story)
-        self.width, self.inner = story.p * grid.cell, grid.strip + story.k * grid.cell_height
+    def __init__(self, flow: Dataflow) -> None:
+        self.grid = grid = _small_grid(flow)
+        self.width, self.inner = flow.p * grid.cell, grid.strip + flow.k * grid.cell_height
         self.panel_height = ABOVE + self.inner + BELOW
-        panels, columns = len(story.steps) + 1, max(1, int((WIDTH - LEFT) / (self.width + GAP)))
+        panels, columns = len(flow.steps) + 1, max(1, int((WIDTH - LEFT) / (self.width + GAP)))
         rows = min(-(-panels // columns), max(1, int((TALLEST - HEAD - FOOT) / self.panel_height)))
         self.shown = spared(panels, columns * rows)
         self.columns = -(-len(self.shown) // rows)
@@ -248,117 +99,117 @@ def spared(panels: int, room: int) -> list[int]:
     return [*range(room - tail), *range(panels - tail, panels)]
 
 
-def draw(figure: Figure, story: Story) -> None:
-    """Fill `figure`, `Sheet(story).height` inches tall, with one panel per step, as many as are readable."""
-    sheet = Sheet(story)
+def draw(figure: Figure, flow: Dataflow) -> None:
+    """Fill `figure`, `Sheet(flow).height` inches tall, with one panel per step, as many as are readable."""
+    sheet = Sheet(flow)
     before = -1
     for place, i in enumerate(sheet.shown):
         ax = figure.add_axes(sheet.box(place))
-        panel(ax, story, i, sheet.grid, named=place % sheet.columns == 0)
+        _panel(ax, flow, i, sheet.grid, named=place % sheet.columns == 0)
         title = "start" if i == 0 else f"step {i - 1}"
         ax.set_title(title if i == before + 1 else f"…  {title}", fontsize=9, pad=3)
         before = i
-    left_out = len(story.steps) + 1 - len(sheet.shown)
-    titles(figure, story, f"{left_out} step{'s are' if left_out > 1 else ' is'} not drawn." if left_out else "")
+    left_out = len(flow.steps) + 1 - len(sheet.shown)
+    _titles(figure, flow, f"{left_out} step{'s are' if left_out > 1 else ' is'} not drawn." if left_out else "")
 
 
-def draw_step(figure: Figure, story: Story, i: int) -> None:
-    """Fill `figure`, `step_height(story)` inches tall, with the state after `i` steps and its messages as a list."""
-    grid, height = large_grid(story), step_height(story)
-    inner = grid.strip + story.k * grid.cell_height
+def draw_step(figure: Figure, flow: Dataflow, i: int) -> None:
+    """Fill `figure`, `step_height(flow)` inches tall, with the state after `i` steps and its messages as a list."""
+    grid, height = _large_grid(flow), step_height(flow)
+    inner = grid.strip + flow.k * grid.cell_height
     top = height - HEAD - ABOVE
-    width = story.p * grid.cell
+    width = flow.p * grid.cell
     ax = figure.add_axes((LEFT / WIDTH, (top - inner) / height, width / WIDTH, inner / height))
-    panel(ax, story, i, grid, named=True)
-    title = f"step {i - 1}, of 0 to {len(story.steps) - 1}" if i else "start"
+    _panel(ax, flow, i, grid, named=True)
+    title = f"step {i - 1}, of 0 to {len(flow.steps) - 1}" if i else "start"
     ax.set_title(title, pad=3)
-    lines = messages(story, i)
+    lines = messages(flow, i)
     if len(lines) > MOST_LISTED:
         lines = [*lines[: MOST_LISTED - 1], f"and {len(lines) - MOST_LISTED + 1} more"]
     figure.text((LEFT + width + 0.25) / WIDTH, top / height, "\n".join(lines), va="top", fontsize=9, linespacing=1.25)
-    titles(figure, story)
+    _titles(figure, flow)
 
 
-def step_height(story: Story) -> float:
+def step_height(flow: Dataflow) -> float:
     """Return inches of a figure for `draw_step`."""
-    grid = large_grid(story)
-    listed = min(MOST_LISTED, max((len(step.moves) for step in story.steps), default=1))
-    return HEAD + ABOVE + max(grid.strip + story.k * grid.cell_height, 0.165 * listed) + BELOW + FOOT
+    grid = _large_grid(flow)
+    listed = min(MOST_LISTED, max(map(len, flow.steps), default=1))
+    return HEAD + ABOVE + max(grid.strip + flow.k * grid.cell_height, 0.165 * listed) + BELOW + FOOT
 
 
-def title_of(story: Story) -> str:
+def title_of(flow: Dataflow) -> str:
     """Return what is drawn: the name, the steps, what is sent."""
-    sent = story.vectors_sent()
+    sent = flow.vectors_sent()
     low, high = number_text(sent.min()), number_text(sent.max())
     share = low if low == high else f"{low} to {high}"
-    steps = counted(len(story.steps), "step")
-    return f"{story.name} on {story.p} ranks: {steps}, a rank sends {share} vector{'s' if high != '1' else ''}"
+    steps = counted(len(flow.steps), "step")
+    return f"{flow.name} on {flow.p} ranks: {steps}, a rank sends {share} vector{'s' if high != '1' else ''}"
 
 
-def titles(figure: Figure, story: Story, left_out: str = "") -> None:
+def _titles(figure: Figure, flow: Dataflow, left_out: str = "") -> None:
     """Write what is drawn, above; how to read it, below."""
-    heading(figure, title_of(story))
-    numbers = "Number: ranks in the sum" if story.adds else "Number: whose data"
-    arrows = "Orange arrows add, blue copy." if story.adds else ""
-    note(figure, f"{numbers} (green: done).  {arrows}  Dot: sent, frame: received.  {left_out}")
+    heading(figure, title_of(flow))
+    numbers = "Number: ranks in the sum" if flow.adds else "Number: whose data"
+    arrows = "Orange arrows add, blue copy." if flow.adds else ""
+    footnote(figure, f"{numbers} (green: done).  {arrows}  Dot: sent, frame: received.  {left_out}")
 
 
-def messages(story: Story, i: int) -> list[str]:
+def messages(flow: Dataflow, i: int) -> list[str]:
     """Return the messages of step `i`, one line each: "0 → 1   chunk 2"."""
     if not i:
-        return [f"each rank has {'a vector' if story.held.any(axis=2).all() else 'its part'}"]
-    return [f"{m.source} → {m.dest}   {cargo(story, m)}" for m in sorted(story.steps[i - 1].moves)]
+        return [f"each rank has {'a vector' if flow.held[0].any(axis=2).all() else 'its part'}"]
+    return [f"{m.source} → {m.dest}   {_cargo(flow, m)}" for m in sorted(flow.steps[i - 1])]
 
 
-def cargo(story: Story, move: Move) -> str:
+def _cargo(flow: Dataflow, move: Move) -> str:
     """Return what a message carries, in words."""
     if move.first < 0:
         return bytes_text(move.nbytes)
-    if (move.first, move.last) == (0, story.k):
+    first, last, _ = flow.chunks(move)
+    if (first, last) == (0, flow.k):
         return "the whole vector"
-    one = move.last - move.first == 1
-    return f"{story.noun} {move.first}" if one else f"{story.noun}s {move.first}-{move.last - 1}"
+    return f"{flow.noun} {first}" if last - first == 1 else f"{flow.noun}s {first}-{last - 1}"
 
 
-def panel(ax: Axes, story: Story, i: int, grid: Cells, named: bool) -> None:
+def _panel(ax: Axes, flow: Dataflow, i: int, grid: _Cells, named: bool) -> None:
     """Draw the state after `i` steps, with the arrows of the last one; `named`: with the names of the chunks."""
-    p, k = story.p, story.k
+    p, k = flow.p, flow.k
     ax.set_xlim(-0.5, p - 0.5)
     ax.set_ylim(k - 0.5, -0.5 - grid.strip / grid.cell_height)
     ax.set_xticks(range(p), [str(r) for r in range(p)])
     every = max(1, round(0.16 / grid.cell_height))
-    names = [(c, f"{story.noun} {c}") for c in range(0, k, every)] if k > 1 else [(0, "vector")]
+    names = [(c, f"{flow.noun} {c}") for c in range(0, k, every)] if k > 1 else [(0, "vector")]
     if named:
         ax.set_yticks([c for c, _ in names], [name for _, name in names])
     else:
         ax.set_yticks([])
     ax.tick_params(length=0, labelsize=8 if p <= 8 else 7.5, pad=1)
     bare(ax)
-    cells(ax, story, i, grid)
+    _cells(ax, flow, i, grid)
     if named:
         ax.annotate("rank", (0, 0), (-3, -3), "axes fraction", "offset points", fontsize=8, ha="right", va="top")
-    for move in story.steps[i - 1].moves if i else ():
+    for move in flow.steps[i - 1] if i else ():
         color = ADDS if move.add else COPIES
         if move.first >= 0:
-            mark(ax, move, grid, color)
-        ax.add_patch(arrow(move, story.reach, grid, color))
+            _mark(ax, move, flow.chunks(move), grid, color)
+        ax.add_patch(_arrow(move, flow.reach, grid, color))
 
 
-def cells(ax: Axes, story: Story, i: int, grid: Cells) -> None:
+def _cells(ax: Axes, flow: Dataflow, i: int, grid: _Cells) -> None:
     """Draw every chunk of every rank, shaded by how far its sum has come."""
-    held, corners, faces, numbers = story.state(i), [], [], {}
-    for r, c in itertools.product(range(story.p), range(story.k)):
-        text, face, color = cell(held[r, c], story.wanted[r, c], story.adds)
+    held, corners, faces, numbers = flow.held[i], [], [], {}
+    for r, c in itertools.product(range(flow.p), range(flow.k)):
+        text, face, color = cell(held[r, c], flow.wanted[r, c], flow.adds)
         corners.append(tile(r, c))
         faces.append(face)
         numbers.setdefault((text, color), []).append((r, c))
     ax.add_collection(PolyCollection(corners, facecolors=faces, edgecolors=FAINT, linewidths=0.8, zorder=1))
-    for (text, color), places in numbers.items() if story.k <= MOST_NUMBERED else ():
+    for (text, color), places in numbers.items() if flow.k <= MOST_NUMBERED else ():
         if text:
-            write(ax, text, places, grid.points, color)
+            write_at(ax, text, places, grid.points, color)
 
 
-def write(ax: Axes, text: str, places: list[tuple[float, float]], points: float, color: str) -> None:
+def write_at(ax: Axes, text: str, places: list[tuple[float, float]], points: float, color: str) -> None:
     """Write the same short text at many (x, y), as one shape: hundreds of texts of their own would take a second."""
     shape = TextPath((0, 0), text, size=points)
     middle = shape.get_extents().get_points().mean(axis=0)
@@ -387,17 +238,18 @@ def cell(held: np.ndarray, wanted: np.ndarray, adds: bool) -> tuple[str, str, st
     return str(count) if adds else str(int(held.argmax())), face, color
 
 
-def mark(ax: Axes, move: Move, grid: Cells, color: str) -> None:
+def _mark(ax: Axes, move: Move, chunks: tuple[int, int, int], grid: _Cells, color: str) -> None:
     """Draw a dot in the cells that were sent, a frame around those that have received."""
-    for c in range(move.first, move.last):
+    first, last, into = chunks
+    for c in range(first, last):
         look: Look = {"markersize": grid.points * 0.47, "markeredgecolor": "white", "markeredgewidth": 0.6}
         ax.plot(move.source + 0.3, c - 0.27, "o", color=color, zorder=4, **look)
-    height = move.last - move.first - 0.1
-    box = Rectangle((move.dest - 0.47, move.into - 0.45), 0.94, height, fill=False, edgecolor=color, linewidth=1.5)
+    height = last - first - 0.1
+    box = Rectangle((move.dest - 0.47, into - 0.45), 0.94, height, fill=False, edgecolor=color, linewidth=1.5)
     ax.add_patch(box)
 
 
-def arrow(move: Move, reach: int, grid: Cells, color: str) -> FancyArrowPatch:
+def _arrow(move: Move, reach: int, grid: _Cells, color: str) -> FancyArrowPatch:
     """Return an arrow from column to column above the cells: the farther, the higher; inside if to the right."""
     right = move.dest > move.source
     inset = 0.22 if right else -0.05
@@ -441,17 +293,17 @@ def draw_eight(figure: Figure, p: int) -> None:
         for k, held in enumerate(before_and_after(name, p)):
             x = left + k * (half + 0.4)
             ax = figure.add_axes((x / WIDTH, (top - 0.06 - p * 0.2) / inches, half / WIDTH, p * 0.2 / inches))
-            eight_panel(ax, held, moved=k == 1 and name == "all_to_all")
+            _eight_panel(ax, held, moved=k == 1 and name == "all_to_all")
         middle = top - 0.06 - p * 0.1
         ends = [((left + half + dx) / WIDTH, middle / inches) for dx in (0.08, 0.34)]
         look: Look = {"arrowstyle": "-|>", "mutation_scale": 14, "color": GRAY, "linewidth": 1.6}
         figure.add_artist(FancyArrowPatch(*ends, transform=figure.transFigure, **look))
     heading(figure, f"Eight collectives on {p} ranks: before and after")
     letters = ", ".join(f"{chr(ord('A') + r)} from rank {r}" for r in range(min(p, 3)))
-    note(figure, f"A column is a rank, a row is a chunk. {letters} ...; Σ is the sum over all ranks.")
+    footnote(figure, f"A column is a rank, a row is a chunk. {letters} ...; Σ is the sum over all ranks.")
 
 
-def eight_panel(ax: Axes, held: np.ndarray, moved: bool = False) -> None:
+def _eight_panel(ax: Axes, held: np.ndarray, moved: bool = False) -> None:
     """Draw one state. held: (p, p, p) whose data each rank's chunks hold; moved: chunk r of everybody is at r."""
     p = len(held)
     corners, faces = [], []

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .colors import GRAY, INK, SERIES
-from .style import Axes, Figure, amounts, heading, log_axis, spread, x_label
+from .style import Axes, Figure, amounts, heading, log_axis, spread_labels, x_label
 
 SMOOTH = 10  # steps over which losses are averaged
 MARKS = "osD^v"
@@ -67,15 +67,15 @@ def draw(
     for name, accuracy in (guesses or {}).items():
         if name in known:
             right.plot([known[name][0]], [accuracy], "*", color=known[name][1], mec=INK, markersize=13, clip_on=False)
-    names(right, rows, looks)
+    _names(right, rows, looks)
     heading(figure, title, "Up and to the left is better." + " Stars: your guess." * bool(guesses))
 
 
-def names(ax: Axes, rows: Sequence[Scored], looks: Sequence[tuple[str, str]]) -> None:
+def _names(ax: Axes, rows: Sequence[Scored], looks: Sequence[tuple[str, str]]) -> None:
     """Write a column with the mark and the name of each strategy, in the order of accuracy, each beside its height."""
     order = sorted(range(len(rows)), key=lambda i: rows[i].test_accuracy)
     at = [ax.transData.transform((1, rows[i].test_accuracy))[1] for i in order]
-    for height, i in zip(spread(at, 15.0, ax.bbox.y0, ax.bbox.y1), order, strict=True):
+    for height, i in zip(spread_labels(at, 15.0, ax.bbox.y0, ax.bbox.y1), order, strict=True):
         y = (height - ax.bbox.y0) / ax.bbox.height
         color, mark = looks[i]
         ax.plot([1.04], [y], mark, color=color, markersize=6, transform=ax.transAxes, clip_on=False)

@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from .colors import BLUE, GRAY, INK, SERIES, VERMILION
-from .style import Axes, Entry, Figure, Rows, heading, legend, note
+from .style import Axes, Entry, Figure, Rows, footnote, heading, legend
 
 HEIGHT = 4.6  # inches
 MOST_LINES = 96  # of the heat map: with more tokens, neighbors share one
@@ -28,7 +28,7 @@ def draw(figure: Figure, rows: Rows, experts: int, title: str = "", subtitle: st
         rank_of[row["expert"]] = row["rank"]
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
     figure.subplots_adjust(left=0.09, right=0.985, bottom=0.17, top=0.83, hspace=0.08)
-    draw_loads(above, load, rank_of)
+    _draw_loads(above, load, rank_of)
     below.imshow(table, cmap="Blues", aspect="auto", interpolation="nearest", vmin=0, vmax=max(table.max(), 1))
     below.grid(False)
     below.set(xlabel="expert", ylabel="token")
@@ -41,10 +41,10 @@ def draw(figure: Figure, rows: Rows, experts: int, title: str = "", subtitle: st
         for edge in np.flatnonzero(np.diff(rank_of)):
             ax.axvline(edge + 0.5, color=GRAY, linewidth=0.8)
     heading(figure, title, subtitle)
-    note(figure, "Lines: where the tokens, and the experts, of the next rank begin. Dashed: the mean load.")
+    footnote(figure, "Lines: where the tokens, and the experts, of the next rank begin. Dashed: the mean load.")
 
 
-def draw_loads(ax: Axes, load: np.ndarray, rank_of: np.ndarray) -> None:
+def _draw_loads(ax: Axes, load: np.ndarray, rank_of: np.ndarray) -> None:
     """Draw a bar for each expert, in the color of its rank, over which stands the rank's sum."""
     colors = [color for _, color in zip(range(1 + rank_of.max()), cycle(SERIES), strict=False)]
     ax.bar(range(len(load)), load, 0.8, color=[colors[rank] for rank in rank_of])
@@ -62,9 +62,9 @@ def draw_balance(figure: Figure, loads: Sequence[Sequence[int]], imbalances: Seq
     """Fill `figure` from loads[step][expert]: before the first and after the last update, and the imbalance between."""
     bars, course = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.08, right=0.985, bottom=0.2, top=0.76, wspace=0.22)
-    places = np.arange(len(loads[0]))
-    bars.bar(places - 0.2, loads[0], 0.4, color=GRAY)
-    bars.bar(places + 0.2, loads[-1], 0.4, color=BLUE)
+    positions = np.arange(len(loads[0]))
+    bars.bar(positions - 0.2, loads[0], 0.4, color=GRAY)
+    bars.bar(positions + 0.2, loads[-1], 0.4, color=BLUE)
     bars.axhline(np.mean(loads[-1]), color=VERMILION, linewidth=1.4)
     bars.set(xlabel="expert", ylabel="copies")
     course.plot(range(len(imbalances)), imbalances, color=BLUE)

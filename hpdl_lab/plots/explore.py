@@ -16,7 +16,7 @@ from ..trace import number_text
 from ..units import bytes_text, counted
 from . import schedule as bars
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SERIES, SKY, VERMILION
-from .graph import joined
+from .graph import draw_edges
 from .grid import MEMORY as LEDGER
 from .landscape import Bowl
 from .measure import DOTS
@@ -69,7 +69,7 @@ def mark(ax: Axes, points: Sequence[tuple[float, float]]) -> None:
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-def days(figure: Figure, counts: np.ndarray, seconds: np.ndarray, count: int, least: int, title: str) -> None:
+def draw_days(figure: Figure, counts: np.ndarray, seconds: np.ndarray, count: int, least: int, title: str) -> None:
     """Draw training time against accelerators.
 
     count: as asked; least: the fewest whose memories hold the model.
@@ -96,7 +96,7 @@ def days(figure: Figure, counts: np.ndarray, seconds: np.ndarray, count: int, le
     heading(figure, title)
 
 
-def descent(
+def draw_descent(
     figure: Figure, bowl: Bowl, path: np.ndarray, at: np.ndarray, above: np.ndarray, unit: str, title: str
 ) -> None:
     """Fill `figure` with a path on the loss and the loss along it.
@@ -127,11 +127,11 @@ def descent(
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def gossip(figure: Figure, name: str, weights: np.ndarray, curves: dict[str, np.ndarray]) -> None:
+def draw_gossip(figure: Figure, name: str, weights: np.ndarray, curves: dict[str, np.ndarray]) -> None:
     """Draw a graph, and how far its ranks are apart after each step; in gray on other graphs."""
     left, right = panels(figure, ("", "differences left, on this graph and on others"), width_ratios=(1, 1.5))
     figure.subplots_adjust(left=0.02, right=0.85, top=0.88, wspace=0.16)
-    joined(left, weights)
+    draw_edges(left, weights)
     lowest = 1e-6
     log_axis(right, (lowest, 1.0))
     ends = []
@@ -144,7 +144,7 @@ def gossip(figure: Figure, name: str, weights: np.ndarray, curves: dict[str, np.
     x_label(right, "gossip steps")
 
 
-def message(figure: Figure, points: Sequence[tuple[int, float]], size: int, alpha: float, beta: float) -> None:
+def draw_message(figure: Figure, points: Sequence[tuple[int, float]], size: int, alpha: float, beta: float) -> None:
     """Draw alpha + beta n over measured points (bytes, s); the size as asked, and the one at which both are equal."""
     left, right = panels(figure, ("time of a message", "bytes / time, GB/s"))
     figure.subplots_adjust(top=0.86)
@@ -164,7 +164,7 @@ def message(figure: Figure, points: Sequence[tuple[int, float]], size: int, alph
     log_axis(right, (1e-4, 1e3))
 
 
-def algorithms(
+def draw_algorithms(
     figure: Figure,
     names: Sequence[str],
     ranks: Sequence[int],
@@ -201,7 +201,7 @@ def algorithms(
     x_label(right, "message size")
 
 
-def segments(
+def draw_segments(
     figure: Figure,
     ranks: int,
     count: int,
@@ -242,7 +242,7 @@ def segments(
 # -- training on several ranks ----------------------------------------------------------------------------------------
 
 
-def buckets(
+def draw_buckets(
     figure: Figure,
     profile: StepProfile,
     sent: Sequence[tuple[float, float]],
@@ -284,7 +284,7 @@ def buckets(
     x_label(right, "bucket size")
 
 
-def memory_bytes(
+def draw_memory_bytes(
     figure: Figure,
     moved: dict[str, tuple[float, float]],
     counts: Sequence[int],
@@ -321,24 +321,24 @@ def memory_bytes(
     x_label(right, "ranks")
 
 
-def tensor(
+def draw_tensor(
     figure: Figure, counts: Sequence[int], times: np.ndarray, tp: int, node: int, links: tuple[str, str], title: str
 ) -> None:
     """Draw the time of one layer on more and more ranks, and what each is still worth. times: (counts, 2) s."""
     left, right = panels(figure, ("forward and backward", "how much of one GPU each rank is worth"))
-    places = np.arange(len(counts))
+    positions = np.arange(len(counts))
     edges = [INK if n == tp else "none" for n in counts]
-    left.bar(places, times[:, 0], color=GREEN, edgecolor=edges)
-    left.bar(places, times[:, 1], bottom=times[:, 0], color=ORANGE, edgecolor=edges)
+    left.bar(positions, times[:, 0], color=GREEN, edgecolor=edges)
+    left.bar(positions, times[:, 1], bottom=times[:, 0], color=ORANGE, edgecolor=edges)
     left.yaxis.set_major_formatter(amounts("s"))
     worth = times[0].sum() / times.sum(axis=1) / np.array(counts)
-    right.plot(places, worth, "o-", color=BLUE)
+    right.plot(positions, worth, "o-", color=BLUE)
     right.plot([counts.index(tp)], [worth[counts.index(tp)]], "o", color=BLUE, markersize=10)
     right.set_ylim(0, 1.05)
     right.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0%}"))
     for ax in (left, right):
         ax.set_xlim(-0.6, len(counts) - 0.4)
-        ax.set_xticks(places, [str(n) for n in counts])
+        ax.set_xticks(positions, [str(n) for n in counts])
         ax.yaxis.set_major_locator(MaxNLocator(5))
         ax.grid(axis="x", visible=False)
         x_label(ax, "tp")
@@ -352,7 +352,7 @@ def tensor(
     legend(figure, [(GREEN, "computing"), (ORANGE, "sending")], 0.78, 0.945)
 
 
-def ledger(
+def draw_ledger(
     figure: Figure,
     stages: Sequence[Memory],
     stage: int,
@@ -402,7 +402,7 @@ def ledger(
 PIPELINE_HEIGHT = 4.9
 
 
-def pipeline(
+def draw_pipeline(
     figure: Figure, schedule: Schedule, times: Evaluation, curves: dict[str, list[tuple[int, float]]], now: int
 ) -> None:
     """Draw a schedule over time with what it holds, and the bubbles of several schedules against micro-batches."""
@@ -436,7 +436,7 @@ def pipeline(
     x_label(below, "micro-batches")
 
 
-def share(
+def draw_share(
     figure: Figure, shares: np.ndarray, curves: dict[str, Sequence[float]], now: float, published: float, title: str
 ) -> None:
     """Draw s of a step against the share of the peak that layers reach, per grid; the first is the published one."""
@@ -458,7 +458,7 @@ def share(
     heading(figure, title)
 
 
-def copies(figure: Figure, memory: Sequence[float], shares: Sequence[float], now: int, title: str) -> None:
+def draw_copies(figure: Figure, memory: Sequence[float], shares: Sequence[float], now: int, title: str) -> None:
     """Draw goodput against GB of a host: memory[n] and shares[n] with n copies. now: the number that is chosen."""
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.975, bottom=0.185, top=0.87)

@@ -11,7 +11,7 @@ from .explore import panels
 from .style import Axes, Figure, amounts, heading, legend, log_axis, x_label
 
 
-def in_doublings(ax: Axes, counts: Sequence[int]) -> None:
+def _in_doublings(ax: Axes, counts: Sequence[int]) -> None:
     """Make the x axis logarithmic, with every other doubling named."""
     ax.set_xscale("log", base=2)
     ax.set_xlim(counts[0] / 1.5, counts[-1] * 1.5)
@@ -20,7 +20,7 @@ def in_doublings(ax: Axes, counts: Sequence[int]) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
 
 
-def kv_cache(
+def draw_kv_cache(
     figure: Figure,
     batches: Sequence[int],
     sizes: Sequence[float],
@@ -46,7 +46,7 @@ def kv_cache(
     left.axhline(room, color=VERMILION, linewidth=1.6)
     left.plot([batch], [0], "^", color=BLUE, markersize=9, clip_on=False, zorder=5)
     left.set_ylim(0, 1.6 * max(room, min(weights + sizes[batches.index(batch)], 8 * room)))
-    in_doublings(left, batches)
+    _in_doublings(left, batches)
     left.grid(axis="x", visible=False)
     left.yaxis.set_major_formatter(amounts("B"))
     left.yaxis.set_major_locator(MaxNLocator(5))
@@ -71,7 +71,7 @@ def kv_cache(
     legend(figure, key, 0.012, 0.885)
 
 
-def speculation(
+def draw_speculation(
     figure: Figure,
     gammas: Sequence[int],
     by_gamma: Sequence[float],
@@ -105,7 +105,7 @@ def speculation(
     heading(figure, title)
 
 
-def rollouts(
+def draw_rollouts(
     figure: Figure,
     by_ranks: Sequence[float],
     generating: int,

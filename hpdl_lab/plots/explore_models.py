@@ -13,7 +13,7 @@ from .style import Figure, amounts, heading, label_ends, log_axis, rows_only, x_
 LEAST_ROWS = 6  # a bar is as tall as with so many
 
 
-def published(
+def draw_published(
     figure: Figure,
     grids: Sequence[str],
     held: Sequence[float],

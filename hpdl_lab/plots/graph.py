@@ -23,7 +23,7 @@ FLOOR = 1e-15  # relative disagreement that is rounding, not gossip
 SHADES = LinearSegmentedColormap.from_list("traffic", ["#FFFFFF", "#9CC8E3", BLUE, "#00324F"])
 
 
-def cells(
+def _cells(
     ax: Axes,
     values: np.ndarray,
     shades: Colormap | str,
@@ -61,18 +61,18 @@ def draw(figure: Figure, name: str, weights: np.ndarray) -> None:
     n = len(weights)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     figure.subplots_adjust(left=0.02, right=0.985, bottom=0.1, top=0.78, wspace=0.14)
-    joined(left, weights)
-    cells(right, weights, "Blues", 1.5 * weights.max(), "{:.2f}".format, 7.5)
+    draw_edges(left, weights)
+    _cells(right, weights, "Blues", 1.5 * weights.max(), "{:.2f}".format, 7.5)
     right.set_aspect("equal")
     right.set_title("weights of a step: row i makes rank i's", fontsize=9.5)
-    low, high = min(degrees(weights)), max(degrees(weights))
+    low, high = min(_degrees(weights)), max(_degrees(weights))
     neighbors = f"{low} to {high} neighbors" if low < high else counted(low, "neighbor")
     heading(figure, f"{name.capitalize()} of {n} ranks: {neighbors} each", mixing(lambda2(weights)))
 
 
-def joined(ax: Axes, weights: np.ndarray) -> None:
+def draw_edges(ax: Axes, weights: np.ndarray) -> None:
     """Draw ranks and lines between neighbors; the wider a line, the larger the weight."""
-    n, places = len(weights), on_page(weights)
+    n, positions = len(weights), _on_page(weights)
     ax.set_aspect("equal")
     ax.axis("off")
     ax.set_xlim(-1.2, 1.2)
@@ -80,22 +80,22 @@ def joined(ax: Axes, weights: np.ndarray) -> None:
     pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if weights[i, j] > 0]
     widths = [0.6 + 6 * weights[pair] for pair in pairs]
     ax.add_collection(
-        LineCollection([(places[i], places[j]) for i, j in pairs], colors=BLUE, linewidths=widths, zorder=1)
+        LineCollection([(positions[i], positions[j]) for i, j in pairs], colors=BLUE, linewidths=widths, zorder=1)
     )
     size, points = (18, 9) if n <= 16 else (14, 7.5)
-    ax.plot(*zip(*places, strict=True), "o", color=SKY, markeredgecolor="white", markersize=size, zorder=2)
-    for i, (x, y) in enumerate(places):
+    ax.plot(*zip(*positions, strict=True), "o", color=SKY, markeredgecolor="white", markersize=size, zorder=2)
+    for i, (x, y) in enumerate(positions):
         ax.text(x, y, str(i), ha="center", va="center_baseline", fontsize=points, zorder=3)
 
 
-def degrees(weights: np.ndarray) -> np.ndarray:
+def _degrees(weights: np.ndarray) -> np.ndarray:
     """Return how many neighbors each rank has."""
     return (weights > 0).sum(axis=1) - (np.diag(weights) > 0)
 
 
-def on_page(weights: np.ndarray) -> list[tuple[float, float]]:
+def _on_page(weights: np.ndarray) -> list[tuple[float, float]]:
     """Return (x, y) of every rank: on a circle, or in its center for a hub that alone is everybody's neighbor."""
-    n, known = len(weights), degrees(weights)
+    n, known = len(weights), _degrees(weights)
     hub = n > 3 and known[0] == n - 1 and known[1:].max() < n - 1
     rim = n - 1 if hub else n
     circle = [(math.sin(2 * math.pi * i / rim), math.cos(2 * math.pi * i / rim)) for i in range(rim)]
@@ -173,7 +173,7 @@ def draw_traffic(figure: Figure, got: np.ndarray, expected: np.ndarray | None = 
     most = max(1, *(int(m.max()) for _, m in panels))
     for ax, (name, values) in zip(axes, panels, strict=True):
         narrow = ax.bbox.width / figure.dpi * 72 / len(values) < 42  # points that "97.7 kB" needs
-        cells(ax, values, SHADES, most, in_two_lines if narrow else amount_text, 7.5 if narrow else 8.5)
+        _cells(ax, values, SHADES, most, _in_two_lines if narrow else amount_text, 7.5 if narrow else 8.5)
         ax.set_xlabel("to rank")
         ax.set_ylabel("from rank")
         ax.set_title(f"{name}: up to {amount_text(int(values.sum(axis=1).max()))} per rank")
@@ -183,5 +183,5 @@ def draw_traffic(figure: Figure, got: np.ndarray, expected: np.ndarray | None = 
     heading(figure, title)
 
 
-def in_two_lines(nbytes: float) -> str:
+def _in_two_lines(nbytes: float) -> str:
     return amount_text(nbytes).replace(" ", "\n")

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from ..trace import seconds_text
 from ..units import amount_text, counted
 from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import Axes, Entry, Figure, Look, amounts, heading, legend, log_axis, note, rows_only, x_label
+from .style import Axes, Entry, Figure, Look, amounts, footnote, heading, legend, log_axis, rows_only, x_label
 
 if TYPE_CHECKING:
     from ..parallel.grid.memory import Memory
@@ -66,29 +66,31 @@ def draw(
 
     Args:    row: None if the grid cannot be; why: the sentence about that; optimizer: its name, such as "momentum".
     """
-    heading(figure, title, "" if row is None else subtitle(row))
+    heading(figure, title, "" if row is None else _subtitle(row))
     if row is None:
         figure.text(0.5, 0.5, "this grid cannot be", ha="center", fontsize=13, color=VERMILION, fontweight="bold")
         figure.text(0.5, 0.42, why, ha="center", va="top", fontsize=9, wrap=True)
         return
-    memory(figure.add_axes((0.115, 0.64, 0.86, 0.13)), row, measured, optimizer)
-    time(figure.add_axes((0.115, 0.355, 0.86, 0.13)), row, measured)
-    links(figure.add_axes((0.115, 0.095, 0.5, 0.12)), row, measured)
-    bubble(figure.add_axes((0.735, 0.095, 0.24, 0.12)), row, measured)
+    _draw_memory(figure.add_axes((0.115, 0.64, 0.86, 0.13)), row, measured, optimizer)
+    _time(figure.add_axes((0.115, 0.355, 0.86, 0.13)), row, measured)
+    _links(figure.add_axes((0.115, 0.095, 0.5, 0.12)), row, measured)
+    _draw_bubble(figure.add_axes((0.735, 0.095, 0.24, 0.12)), row, measured)
     if measured is not None:
-        note(figure, f"Dotted: {measured.how}.")
+        footnote(figure, f"Dotted: {measured.how}.")
     elif row.limit < row.memory.total:
-        note(figure, "It needs more than a rank may hold: another grid, recomputation or more micro-batches need less.")
+        footnote(
+            figure, "It needs more than a rank may hold: another grid, recomputation or more micro-batches need less."
+        )
 
 
-def subtitle(row: Prediction) -> str:
+def _subtitle(row: Prediction) -> str:
     """Return the line below the title."""
     batches = counted(row.micro_batches, "micro-batch", "micro-batches")
     more = f"{batches} of {row.micro_batch}, {row.schedule}"
     return f"{more}{', activations recomputed' if row.recompute else ''}: {seconds_text(row.seconds)} a step"
 
 
-def memory(ax: Axes, row: Prediction, measured: StepRun | None, optimizer: str) -> None:
+def _draw_memory(ax: Axes, row: Prediction, measured: StepRun | None, optimizer: str) -> None:
     """Draw a stacked bar of what the fullest rank holds, and the limit."""
     bars: list[tuple[Memory, Look]] = [(row.memory, {})]
     if measured is not None and measured.memory is not None:
@@ -101,7 +103,7 @@ def memory(ax: Axes, row: Prediction, measured: StepRun | None, optimizer: str) 
             ax.barh(y, getattr(held, name), 0.72, left, color=color, **look)
             left += getattr(held, name)
         ax.text(left, y, f" {amount_text(left)}", va="center", fontsize=8.5, bbox=OVER, zorder=5)
-    frame(ax, 1.14 * max(longest, row.limit if inside else 0), names(len(bars), measured))
+    _frame(ax, 1.14 * max(longest, row.limit if inside else 0), _names(len(bars), measured))
     over = not row.fits
     if inside:
         ax.axvline(row.limit, color=VERMILION, linewidth=2)
@@ -115,7 +117,7 @@ def memory(ax: Axes, row: Prediction, measured: StepRun | None, optimizer: str) 
     ax.xaxis.set_major_formatter(amounts("B"))
 
 
-def time(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
+def _time(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
     """Draw a stacked bar of the parts of a step."""
     bars = 1 if measured is None else 2
     left = 0.0
@@ -128,7 +130,7 @@ def time(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
         ax.barh(1, measured.seconds, 0.72, color=YELLOW, **MEASURED)
         ax.text(measured.seconds, 1, f" {seconds_text(measured.seconds)}", va="center", fontsize=8.5)
         longest = max(longest, measured.seconds)
-    frame(ax, 1.14 * longest, names(bars, measured))
+    _frame(ax, 1.14 * longest, _names(bars, measured))
     ax.set_title("a step takes", fontsize=9.5, pad=16)
     shown = {name: c for name, c in TIME.items() if name != "cores" and (name not in MORE or row.grid[name] > 1)}
     if row.parts["cores"]:
@@ -140,7 +142,7 @@ def time(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
     ax.xaxis.set_major_formatter(amounts("s"))
 
 
-def links(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
+def _links(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
     """Draw the bytes that the busiest rank sends along each axis; what is measured next to them, as text."""
     sent = sent_over(row.links)
     most = max([*sent.values(), 1])
@@ -151,7 +153,7 @@ def links(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
         if measured is not None and measured.links is not None:
             text += f"   measured {amount_text(measured.links[axis])}"
         ax.text(sent[axis], y, f" {text}", va="center", fontsize=8.5)
-    frame(ax, 1.75 * most, list(axes))
+    _frame(ax, 1.75 * most, list(axes))
     ax.set_xticks([])
     ax.set_title("bytes that a rank sends per step; tied weights count as dp", fontsize=9.5, pad=3)
 
@@ -161,24 +163,24 @@ def sent_over(links: dict[str, float]) -> dict[str, float]:
     return links | {"dp": links["dp"] + links.get("shared", 0)}
 
 
-def bubble(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
+def _draw_bubble(ax: Axes, row: Prediction, measured: StepRun | None) -> None:
     """Draw the share of the pipeline's time in which its ranks wait."""
     shares = [row.bubble] + ([measured.bubble] if measured is not None and measured.bubble is not None else [])
     for y, (share, look) in enumerate(zip(shares, ({}, MEASURED), strict=False)):
         ax.barh(y, share, 0.72, color="#9AA7B4", **look)
         ax.text(share, y, f" {abs(share):.1%}", va="center", fontsize=8.5)
-    frame(ax, 1.0, names(len(shares), measured))
+    _frame(ax, 1.0, _names(len(shares), measured))
     ax.set_xticks([])
     ax.set_title("bubble", fontsize=9.5, pad=3)
 
 
-def names(bars: int, measured: StepRun | None) -> list[str]:
+def _names(bars: int, measured: StepRun | None) -> list[str]:
     """Return the names of the bars; the first one is predicted."""
     return ["predicted", measured.kind] if measured is not None and bars == 2 else ["predicted"]
 
 
-def frame(ax: Axes, right: float, names: Sequence[str]) -> None:
-    """Make axes of a bar for each of `names`, from top to bottom."""
+def _frame(ax: Axes, right: float, names: Sequence[str]) -> None:
+    """Make axes of a bar for each of `_names`, from top to bottom."""
     ax.set_xlim(0, right or 1)
     rows_only(ax, len(names), names)
     ax.locator_params(axis="x", nbins=6)
@@ -206,9 +208,9 @@ def draw_search(
     """
     ax = figure.add_axes((0.09, 0.16, 0.63, 0.66))
     stages = sorted({row.grid["pp"] for row in rows})
-    shade = {pp: SHADES[min(i, len(SHADES) - 1)] for i, pp in enumerate(grouped(stages))}
+    shade = {pp: SHADES[min(i, len(SHADES) - 1)] for i, pp in enumerate(_grouped(stages))}
     for row in rows:
-        color = shade[group_of(row.grid["pp"], shade)] if row.fits else "#C4C4C4"
+        color = shade[_group_of(row.grid["pp"], shade)] if row.fits else "#C4C4C4"
         marker = "s" if row.recompute else "o"
         ax.plot(row.memory.total, row.seconds, marker, color=color, markersize=7, alpha=0.85, zorder=3 + row.fits)
     limit = rows[0].limit
@@ -232,33 +234,33 @@ def draw_search(
     entries: list[Entry] = []
     for pp, following in zip(steps, [*steps[1:], max(row.grid["pp"] for row in rows) + 1], strict=True):
         entries.append((shade[pp], f"pp {pp}" if following == pp + 1 else f"pp {pp} to {following - 1}"))
-    entries += [(circle(INK), f"best: {name_of(best)}")] if best is not None else []
-    entries += [(circle(BLUE), f"your guess: {name_of(guess)}")] if guess is not None else []
+    entries += [(_circle(INK), f"best: {grid_name(best)}")] if best is not None else []
+    entries += [(_circle(BLUE), f"your guess: {grid_name(guess)}")] if guess is not None else []
     entries += [(Line2D([], [], color=BLUE, linestyle="--"), f"your guess: {seconds_text(seconds)}")] if seconds else []
     legend(figure, entries, 0.75, 0.6, columns=1)
     if best is None:
         least = amount_text(min(totals))
         figure.text(0.75, 0.8, f"Nothing fits: the least\nis {least}.", fontsize=9, va="top", color=VERMILION)
     heading(figure, title, f"limit {amount_text(limit)} per rank (red); gray: does not fit; square: recomputed")
-    note(figure, foot)
+    footnote(figure, foot)
 
 
-def grouped(stages: list[int]) -> list[int]:
+def _grouped(stages: list[int]) -> list[int]:
     """Return the numbers of stages that get a color of their own: all, or powers of about four."""
     if len(stages) <= len(SHADES):
         return stages
     return sorted({stages[round(i * (len(stages) - 1) / (len(SHADES) - 1))] for i in range(len(SHADES))})
 
 
-def group_of(pp: int, shade: dict[int, str]) -> int:
+def _group_of(pp: int, shade: dict[int, str]) -> int:
     """Return the largest number with a color that is no more than pp."""
     return max(key for key in shade if key <= pp)
 
 
-def circle(color: str) -> Line2D:
+def _circle(color: str) -> Line2D:
     return Line2D([], [], marker="o", linestyle="", mfc="none", mec=color, mew=2, markersize=9)
 
 
-def name_of(row: Prediction) -> str:
+def grid_name(row: Prediction) -> str:
     axes = ("dp", "pp", "tp", *(axis for axis in MORE if row.grid[axis] > 1))
     return " ".join(f"{axis} {row.grid[axis]}" for axis in axes)

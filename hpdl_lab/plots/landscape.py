@@ -15,7 +15,7 @@ LEAST, MOST = 1e-3, 1e2  # of the loss at the start: what the curves of losses s
 GOOD = 0.05  # of the loss above the least that may be left at the end
 
 
-def verdict(path: np.ndarray, above: np.ndarray) -> str:
+def outcome(path: np.ndarray, above: np.ndarray) -> str:
     """Return the word of COLORS that one path deserves.
 
     Args:    path: (k + 1, 2) weights before the first step and after each one; above: (k + 1,) loss above the least.
@@ -75,7 +75,7 @@ def draw(
     for ax, (rate, path) in zip(axes, paths.items(), strict=True):
         ax.contour(*bowl.axes, bowl.grid, levels=bowl.levels, colors=[GRAY], linewidths=0.6, alpha=0.7)
         ax.plot(*bowl.best, "*", color=INK, markersize=11, zorder=3)
-        walk(ax, bowl, rate, path, done=len(path) > steps)
+        _walk(ax, bowl, rate, path, done=len(path) > steps)
         if rate == guess:
             ax.text(0.03, 0.04, "your guess", transform=ax.transAxes, fontweight="bold", zorder=5)
         x_label(ax, "weight 0")
@@ -84,11 +84,11 @@ def draw(
     axes[0].yaxis.set_major_locator(MaxNLocator(5))
     axes[0].set_ylabel("weight 1")
     if several:
-        losses(figure.add_axes((0.088, 0.115, 0.78, 0.2)), bowl, paths, steps)
+        _losses(figure.add_axes((0.088, 0.115, 0.78, 0.2)), bowl, paths, steps)
     heading(figure, title, "Each dot is a step. The lines join weights of equal loss; the star is where it is least.")
 
 
-def losses(ax: Axes, bowl: Bowl, paths: dict[float, np.ndarray], steps: int) -> None:
+def _losses(ax: Axes, bowl: Bowl, paths: dict[float, np.ndarray], steps: int) -> None:
     """Draw the loss above the least against steps, logarithmic: a straight line loses the same share at every step."""
     curves = {rate: bowl.above(path) for rate, path in paths.items()}
     start = next(iter(curves.values()))[0] or 1.0
@@ -97,7 +97,7 @@ def losses(ax: Axes, bowl: Bowl, paths: dict[float, np.ndarray], steps: int) -> 
     log_axis(ax, np.concatenate(list(seen.values())))
     ends = []
     for rate, above in seen.items():
-        color = COLORS[verdict(paths[rate], curves[rate])] if len(above) > steps else BLUE
+        color = COLORS[outcome(paths[rate], curves[rate])] if len(above) > steps else BLUE
         ax.plot(above, color=color, linewidth=1.8)
         ends.append((above[-1], f"rate {number_text(rate)}", color, False))
     ax.set_xlim(0, steps)
@@ -107,10 +107,10 @@ def losses(ax: Axes, bowl: Bowl, paths: dict[float, np.ndarray], steps: int) -> 
     label_ends(ax, ends)
 
 
-def walk(ax: Axes, bowl: Bowl, rate: float, path: np.ndarray, done: bool) -> None:
+def _walk(ax: Axes, bowl: Bowl, rate: float, path: np.ndarray, done: bool) -> None:
     """Draw the path so far in one panel, with its loss and, at the end, the verdict."""
     above = bowl.above(path)
-    word = verdict(path, above) if done else ""
+    word = outcome(path, above) if done else ""
     color = COLORS[word] if done else BLUE
     far = 50 * bowl.reach  # what has left the picture is drawn at a distance that the renderer can bear
     near = np.clip(np.nan_to_num(path, nan=far, posinf=far, neginf=-far), -far, far)

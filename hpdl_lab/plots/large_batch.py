@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from ..optim.large_batch import Job, seconds_to_target
+from ..optim.large_batch import TrainingJob, seconds_to_target
 from .colors import GRAY, INK, SERIES
 from .measure import DOTS
-from .style import Axes, Figure, Look, Rows, heading, label_ends, log_axis, note, x_label
+from .style import Axes, Figure, Look, Rows, footnote, heading, label_ends, log_axis, x_label
 
 
-def batch_axis(ax: Axes, batches: Sequence[int], name: str = "batch (examples per step)") -> None:
+def _batch_axis(ax: Axes, batches: Sequence[int], name: str = "batch (examples per step)") -> None:
     """Make the x axis logarithmic, labelled at the batches that were measured."""
     ax.set_xscale("log", base=2)
     ax.set_xlim(batches[0] / 1.15, batches[-1] * 1.15)
@@ -27,7 +27,7 @@ def draw(
     batches: Sequence[int],
     colors: dict[str, str],
     score: str = "accuracy",
-    chance: float | None = None,
+    guessing: float | None = None,
     prediction: dict[str, float] | None = None,
     title: str = "",
     subtitle: str = "",
@@ -35,29 +35,29 @@ def draw(
 ) -> None:
     """Fill `figure` from rows: dicts with name, batch, seed and `score`, "accuracy" or "loss" of the test set.
 
-    Args:    batches: ascending; colors: of the methods, by name; chance: the score of a guess.
+    Args:    batches: ascending; colors: of the methods, by name; guessing: the score of a guess.
              prediction: {name: score at the largest batch}.
     """
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.84, bottom=0.2, top=0.8)
-    batch_axis(ax, batches)
-    worst = chance if chance is not None else 0.0
+    _batch_axis(ax, batches)
+    worst = guessing if guessing is not None else 0.0
     ax.set_ylim((0, 1.02) if score == "accuracy" else (0.5 * worst, 1.15 * worst))
     if score == "accuracy":
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0%}"))
-    if chance is not None:
-        ax.axhline(chance, color=INK, linewidth=0.8, linestyle=(0, (1, 1.2)))
-        ax.annotate("guessing", (batches[0], chance), (0, 3), textcoords="offset points", fontsize=8.5)
+    if guessing is not None:
+        ax.axhline(guessing, color=INK, linewidth=0.8, linestyle=(0, (1, 1.2)))
+        ax.annotate("guessing", (batches[0], guessing), (0, 3), textcoords="offset points", fontsize=8.5)
     ends = []
     shift = np.linspace(-0.04, 0.04, max(len(colors), 2))  # side by side, so that bars do not hide each other
     for (name, color), aside in zip(colors.items(), shift, strict=False):
         found = {b: [r[score] for r in rows if (r["name"], r["batch"]) == (name, b)] for b in batches}
         at = [b for b in batches if found[b]]
         means = [float(np.mean(found[b])) for b in at]
-        places = [b * 2**aside for b in at]
-        ax.plot(places, means, "o-", color=color, zorder=3)
-        for place, b in zip(places, at, strict=True):
-            ax.plot([place] * 2, [min(found[b]), max(found[b])], color=color, linewidth=4, alpha=0.3)
+        positions = [b * 2**aside for b in at]
+        ax.plot(positions, means, "o-", color=color, zorder=3)
+        for position, b in zip(positions, at, strict=True):
+            ax.plot([position] * 2, [min(found[b]), max(found[b])], color=color, linewidth=4, alpha=0.3)
         if means:
             ends.append((means[-1], name, color, False))
         if prediction and name in prediction:
@@ -66,13 +66,13 @@ def draw(
             )
     label_ends(ax, ends)
     heading(figure, title, subtitle)
-    note(figure, foot)
+    footnote(figure, foot)
 
 
 def draw_target(
     figure: Figure,
     batches: Sequence[int],
-    job: Job | None,
+    job: TrainingJob | None,
     ranks: Sequence[int],
     rows: Rows = (),
     asked: tuple[int, int] | None = None,
@@ -91,7 +91,7 @@ def draw_target(
     left.set_title("steps to the target")
     ticks = [b for k, b in enumerate(batches) if k % max(1, len(batches) // 4) == 0]
     for ax in (left, right):
-        batch_axis(ax, ticks)
+        _batch_axis(ax, ticks)
         ax.set_xlim(batches[0] / 1.2, batches[-1] * 1.2)
     steps, seconds, ends = [float(r["steps"]) for r in rows], [float(r["seconds"]) for r in rows], []
     grid = np.geomspace(batches[0], batches[-1], 60).round()
@@ -118,7 +118,7 @@ def draw_target(
             points = [(b, float(np.mean(values))) for b, values in found.items() if values]
             ax.plot(*zip(*points, strict=True), "o", color=color, zorder=4) if points else None
     if job is not None:
-        for at, look in ((asked, {"marker": "o", "markersize": 10}), (pair(prediction), {"marker": "*"})):
+        for at, look in ((asked, {"marker": "o", "markersize": 10}), (_pair(prediction), {"marker": "*"})):
             if at and at[1] in ranks:
                 color = SERIES[list(ranks).index(at[1])]
                 look = {"color": color, "mec": INK, "zorder": 6, "markersize": 13, **look}
@@ -127,11 +127,11 @@ def draw_target(
     log_axis(right, seconds, "" if hour > 1 else "s")
     label_ends(right, ends)
     heading(figure, title, subtitle)
-    note(figure, foot)
+    footnote(figure, foot)
 
 
 AT: Look = {"textcoords": "offset points", "fontsize": 8.5}
 
 
-def pair(prediction: dict[str, int] | None) -> tuple[int, int] | None:
+def _pair(prediction: dict[str, int] | None) -> tuple[int, int] | None:
     return (prediction["batch"], prediction["ranks"]) if prediction else None

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from ..units import amount_text
 from .colors import INK, VERMILION
 from .grid import MEASURED, MEMORY, OVER
-from .style import Entry, Figure, amounts, heading, legend, note
+from .style import Entry, Figure, amounts, footnote, heading, legend
 
 if TYPE_CHECKING:
     from ..parallel.grid.ledger import Counted
@@ -65,4 +65,4 @@ def draw(
     if any(c.most is not None for c in counted.values()):
         entries.append((diamond, "most at once, by torch's profiler"))
     legend(figure, entries, 0.012, 0.862, size=8.5)
-    note(figure, "Stars: your guesses." if prediction else "")
+    footnote(figure, "Stars: your guesses." if prediction else "")

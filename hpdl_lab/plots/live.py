@@ -24,7 +24,7 @@ from PIL.PngImagePlugin import PngInfo
 from ..system import home, write_file
 from ..trace import number_text
 from .colors import BLUE, GREEN
-from .style import DPI, HEIGHT, Draw, Figure, Rows, heading, log_axis, look, new_figure, note, x_label
+from .style import DPI, HEIGHT, Draw, Figure, Rows, footnote, heading, log_axis, new_figure, style_context, x_label
 
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle
@@ -37,7 +37,7 @@ LEAST_PAUSE = 1.0  # times what the frame before took: at least half of a core i
 
 def pixels(figure: Figure, scale: float = CRISP) -> Image.Image:
     """Return the figure as an RGB image, with `scale` pixels per pixel of the page."""
-    with look():
+    with style_context():
         canvas = cast("FigureCanvasAgg", figure.canvas)
         figure.set_dpi(DPI * scale)
         canvas.draw()
@@ -50,10 +50,10 @@ def pixels(figure: Figure, scale: float = CRISP) -> Image.Image:
 
 def png(figure: Figure, scale: float = CRISP) -> bytes:
     """Return the figure as PNG bytes, with `scale` pixels per pixel of the page."""
-    return encoded(pixels(figure, scale))
+    return _encoded(pixels(figure, scale))
 
 
-def encoded(image: Image.Image, alt: str = "") -> bytes:
+def _encoded(image: Image.Image, alt: str = "") -> bytes:
     """Encode as PNG, with `alt` as its description."""
     file, texts = io.BytesIO(), PngInfo()
     if alt:
@@ -69,13 +69,13 @@ def html(figure: Figure, alt: str = "plot") -> str:
     return f'<img width="{width}" style="max-width: 100%" alt="{alt}" src="data:image/png;base64,{data}">'
 
 
-def show(figure: Figure, alt: str = "plot") -> None:
+def show_figure(figure: Figure, alt: str = "plot") -> None:
     """Display a finished figure in the notebook; nothing in a plain script."""
     if in_notebook():
         publish(figure, alt, CRISP)
 
 
-def save(figure: Figure, path: str) -> None:
+def save_figure(figure: Figure, path: str) -> None:
     """Write the figure as PNG."""
     with open(path, "wb") as file:
         file.write(png(figure))
@@ -118,7 +118,7 @@ class Live:
         for ax in self.figure.axes:  # taken off as they are: clear() would empty each of them first
             self.figure.delaxes(ax)
         self.figure.clear()
-        with look():
+        with style_context():
             self.draw(self.figure, *args)
         if self.shown:
             self.handle = publish(self.figure, self.alt, scale, self.handle)
@@ -157,10 +157,10 @@ def publish(figure: Figure, alt: str, scale: float, handle: DisplayHandle | None
 
     image, again = pixels(figure, scale), handle is None and hasattr(figure, "cell")
     if scale == CRISP and not again:
-        curves().keep(encoded(image, alt), alt, title_of(figure))
+        curves().keep(_encoded(image, alt), alt, _title_of(figure))
     figure.cell = cell()  # pyrefly: ignore[missing-attribute]
     width, height = page_size(figure)
-    data = {"image/png": base64.b64encode(encoded(image)).decode(), "text/plain": f"<{alt}>"}
+    data = {"image/png": base64.b64encode(_encoded(image)).decode(), "text/plain": f"<{alt}>"}
     # The size is fixed in advance, so that the page does not move while the browser decodes the next frame.
     metadata = {"image/png": {"width": width, "height": height}}
     if handle is None:
@@ -207,7 +207,7 @@ def curves() -> Curves:
     return Curves(home() / CURVES)
 
 
-def title_of(figure: Figure) -> str:
+def _title_of(figure: Figure) -> str:
     """Return the title that `heading` has written, the largest bold text; "" if there is none."""
     bold = [text for text in figure.texts if text.get_fontweight() == "bold"]
     return max(bold, key=lambda text: text.get_fontsize()).get_text() if bold else ""
@@ -252,7 +252,7 @@ def draw(figure: Figure, rows: Rows, steps: int, title: str = "", foot: str = ""
         right.plot(x[-1:], shown[-1:], "o", color=GREEN, clip_on=False)
         now = f"step {x[-1] + 1} of {steps}   loss {number_text(losses[-1])}   {rates[-1]:,.0f} samples/s at the moment"
     heading(figure, title, now)
-    note(figure, foot)
+    footnote(figure, foot)
 
 
 def smoothed(rates: Sequence[float]) -> np.ndarray:

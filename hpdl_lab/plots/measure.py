@@ -9,7 +9,20 @@ import numpy as np
 
 from ..trace import number_text, seconds_text
 from .colors import BLUE, FAINT, GRAY, INK, SERIES, VERMILION, YOURS
-from .style import Axes, Dash, Figure, Look, Row, Rows, heading, label_ends, log_axis, note, oversubscribed, size_axis
+from .style import (
+    Axes,
+    Dash,
+    Figure,
+    Look,
+    Row,
+    Rows,
+    footnote,
+    heading,
+    label_ends,
+    log_axis,
+    oversubscribed_note,
+    size_axis,
+)
 
 LEAST_WIDE = 1024  # bytes
 DOTS, DASHES, DASHDOT = (0, (1, 1.2)), (0, (5, 2)), (0, (4, 1.5))  # the model, the prediction, simulated ranks
@@ -31,7 +44,7 @@ class Reference:
         return [(n, t, factor * n / t / 1e9) for n, t in sorted(self.seconds.items()) if t > 0]
 
 
-def two_panels(
+def _two_panels(
     figure: Figure, sizes: Iterable[float], points: Points, titles: Sequence[str], more: Iterable[float] = ()
 ) -> tuple[Axes, Axes]:
     """Return (left, right) axes over message sizes with room for `points` (size, seconds, GB/s) and `more` bandwidths.
@@ -65,7 +78,7 @@ def draw(
     link_GBps: float | None = None,
     cross: float | None = None,
 ) -> None:
-    """Fill `figure` from the rows of a sweep; see `collectives.sweep.sweep`.
+    """Fill `figure` from the rows of a sweep; see `collectives.sweep.sweep_sizes`.
 
     Args:    rows: dicts with name, size (bytes), time_us (median), p25_us, p75_us, busbw_GBps, ranks, cores.
              Those with "recorded" are drawn dashed.
@@ -85,7 +98,7 @@ def draw(
     points += [p for ref in (*virtual.values(), *(ref for ref, *_ in references)) for p in ref.points(factor)]
     titles = "time per call (less is better)", "bus bandwidth, GB/s (more is better)"
     sizes = [*(p[0] for p in points), *([cross] if cross else [])]
-    left, right = two_panels(figure, sizes, points, titles, [link_GBps] if link_GBps else [])
+    left, right = _two_panels(figure, sizes, points, titles, [link_GBps] if link_GBps else [])
 
     def dashed(found: Points, color: str, linestyle: Dash, linewidth: float, marker: str = "") -> float:
         look: Look = {"color": color, "linestyle": linestyle, "linewidth": linewidth, "marker": marker, "zorder": 2}
@@ -114,18 +127,18 @@ def draw(
     for name, color in colors.items():
         for recorded in (False, True):
             if curve := curves.get((name, recorded)):
-                measured(left, right, curve, color, name == yours, recorded)
+                _draw_measured(left, right, curve, color, name == yours, recorded)
                 if not recorded or (name, False) not in curves:  # one name is enough for two curves of a color
                     short = name if len(name) <= 16 else name[:15] + "…"
                     ends.append((curve[-1]["busbw_GBps"], short, color, name == yours))
         if name in virtual and (found := virtual[name].points(factor)):
             dashed(found, color=color, linestyle=DASHDOT, linewidth=1.2)
     label_ends(right, ends)
-    heading(figure, title, oversubscribed(rows))
-    note(figure, foot)
+    heading(figure, title, oversubscribed_note(rows))
+    footnote(figure, foot)
 
 
-def measured(left: Axes, right: Axes, curve: Rows, color: str, bold: bool, recorded: bool = False) -> None:
+def _draw_measured(left: Axes, right: Axes, curve: Rows, color: str, bold: bool, recorded: bool = False) -> None:
     """Draw one function's curve in both panels, with its quartiles as a band; gray points if ranks exceed cores."""
     sizes = [r["size"] for r in curve]
     look: Look = {
@@ -136,7 +149,7 @@ def measured(left: Axes, right: Axes, curve: Rows, color: str, bold: bool, recor
     }
     if recorded:
         look |= {"linestyle": DASHES, "markerfacecolor": "white"}
-    if oversubscribed(curve):
+    if oversubscribed_note(curve):
         look |= {"markerfacecolor": FAINT, "markeredgecolor": GRAY}
     left.plot(sizes, [r["time_us"] / 1e6 for r in curve], **look)
     low, high = ([r[key] / 1e6 for r in curve] for key in ("p25_us", "p75_us"))
@@ -169,7 +182,7 @@ def draw_ping_pong(
         line = {n: fit[0] + fit[1] * n for n in np.geomspace(sizes[0], sizes[-1], 60)}
         lines.append(("α + β n", Reference("", line).points(1), {"color": VERMILION}))
     every = points + [point for _, line, _ in lines for point in line]
-    left, right = two_panels(figure, sizes, every, ("time of a message, one way", "bytes / time, GB/s"))
+    left, right = _two_panels(figure, sizes, every, ("time of a message, one way", "bytes / time, GB/s"))
     for _, line, look in lines:
         left.plot(*zip(*(p[:2] for p in line), strict=True), **look)
         right.plot(*zip(*(p[::2] for p in line), strict=True), **look)
@@ -185,11 +198,11 @@ def draw_ping_pong(
                 ax.axhline(y, color=GRAY, linewidth=1, linestyle=DOTS, zorder=1)
                 where = ("axes fraction", "data"), "offset points"
                 ax.annotate(text, (0, y), (4, below), *where, color=GRAY)
-    heading(figure, title, sentence(*fit) if fit else "")
-    note(figure, foot)
+    heading(figure, title, alpha_beta_text(*fit) if fit else "")
+    footnote(figure, foot)
 
 
-def sentence(alpha: float, beta: float) -> str:
+def alpha_beta_text(alpha: float, beta: float) -> str:
     """Return the two numbers, and the size at which both parts are equal."""
     text = f"α = {seconds_text(alpha)} per message"
     if beta > 0:

@@ -6,7 +6,7 @@ from ..trace import number_text
 from ..units import bytes_text
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, VERMILION
 from .measure import DASHDOT, DASHES, DOTS
-from .style import Figure, Look, Row, Rows, amounts, heading, label_ends, log_axis, note, size_axis, x_label
+from .style import Figure, Look, Row, Rows, amounts, footnote, heading, label_ends, log_axis, size_axis, x_label
 
 COLORS = {"one pass": BLUE, "staged": VERMILION, "ring": ORANGE}
 STREAM = {"copy": DOTS, "add": DASHDOT, "in place": DASHES}
@@ -23,7 +23,7 @@ def draw_roofline(
 ) -> None:
     """Fill `figure` with bandwidths over the size of a tensor, and with time over the bytes that an all-reduce moves.
 
-    Args:    rows: of bench.memory.roofline; bandwidth: {size: bytes per s} of the roof.
+    Args:    rows: of bench.memory.measure_roofline; bandwidth: {size: bytes per s} of the roof.
              moved: {name: (least, most) bytes that all ranks move for each byte of a tensor}.
              prediction: {name: times as long as one pass}.
     """
@@ -31,7 +31,7 @@ def draw_roofline(
     figure.subplots_adjust(left=LEFT, right=0.88, bottom=0.2, top=0.785, wspace=0.62)
     sizes = sorted({r["size"] for r in rows}) or [2**16, 2**24]
     names = dict.fromkeys(r["name"] for r in rows)
-    speeds = {name: {r["size"]: rate(r, moved) for r in rows if r["name"] == name} for name in names}
+    speeds = {name: {r["size"]: _rate(r, moved) for r in rows if r["name"] == name} for name in names}
     size_axis(left, sizes)
     log_axis(left, [value for curve in speeds.values() for value in curve.values()])
     left.set_title("bytes moved / time, GB/s")
@@ -66,17 +66,19 @@ def draw_roofline(
     right.set_ylim(0)
     label_ends(right, labels)
     heading(figure, title, "shaded: faster than the memory can be" + ("; stars: your guesses" if prediction else ""))
-    note(figure, "Gray: kernels as in STREAM, on all ranks at once. The ring: with one copy of each message, or two.")
+    footnote(
+        figure, "Gray: kernels as in STREAM, on all ranks at once. The ring: with one copy of each message, or two."
+    )
 
 
-def rate(row: Row, moved: dict[str, tuple[float, float]]) -> float:
+def _rate(row: Row, moved: dict[str, tuple[float, float]]) -> float:
     """Return GB/s of all ranks together; of a ring with one copy of each message."""
     nbytes = row["ranks"] * row["stream"] or moved[row["name"]][0] * row["size"]
     return nbytes / row["time_us"] / 1e3
 
 
 def draw_write_again(figure: Figure, rows: Rows, chunk: int, prediction: float | None = None) -> None:
-    """Fill `figure` from the rows of bench.memory.write_again; those with "recorded" are drawn dashed.
+    """Fill `figure` from the rows of bench.memory.measure_write_again; those with "recorded" are drawn dashed.
 
     prediction: times as long for a chunk that was read.
     """
@@ -118,7 +120,7 @@ def draw_write_again(figure: Figure, rows: Rows, chunk: int, prediction: float |
         subtitle += f"again at once, {number_text(times[most])} times in a buffer of {bytes_text(most)}"
     heading(figure, f"Time to write {bytes_text(chunk)} of a buffer", subtitle)
     guess = " Star: your guess." if prediction else ""
-    note(figure, f"One core writes, then the other one reads or does not; never both at once.{guess}")
+    footnote(figure, f"One core writes, then the other one reads or does not; never both at once.{guess}")
 
 
 def draw_held(
@@ -152,4 +154,4 @@ def draw_held(
     x_label(ax, f"arithmetic done, of that of a step with {name}")
     label_ends(ax, ends)
     heading(figure, title, "points: the most that is held" + ("; star: your guess" if prediction else ""))
-    note(figure, "What forward and backward have computed and still hold, without the gradients of parameters.")
+    footnote(figure, "What forward and backward have computed and still hold, without the gradients of parameters.")

@@ -11,7 +11,7 @@ from ..comm.network import Network, Ring
 from ..comm.network.describe import bandwidth, shared_links, title
 from ..trace import seconds_text
 from .colors import BLUE, FAINT, GRAY, INK, SKY, VERMILION
-from .style import Axes, Figure, heading, note
+from .style import Axes, Figure, footnote, heading
 
 if TYPE_CHECKING:
     from ..comm.network.links import Route
@@ -35,7 +35,7 @@ def height(network: Network, size: int) -> float:
     """Return inches that a picture of this network needs."""
     if isinstance(network, Ring):
         return 4.6
-    return EDGE_INCHES + ROW_INCHES * len({ROWS[kind(name)] for name in nodes(network, min(size, MOST_RANKS))})
+    return EDGE_INCHES + ROW_INCHES * len({ROWS[_kind(name)] for name in _nodes(network, min(size, MOST_RANKS))})
 
 
 def draw(figure: Figure, network: Network, size: int) -> None:
@@ -48,10 +48,10 @@ def draw(figure: Figure, network: Network, size: int) -> None:
     )
     ax.set_xlim(0, width)
     ax.set_ylim(0, tall)
-    place = on_circle(shown, width, tall) if isinstance(network, Ring) else in_rows(network, shown, width, tall)
-    cables(ax, network, shown, place, width)
-    ranks(ax, network, place)
-    switches(ax, place)
+    position = _on_circle(shown, width, tall) if isinstance(network, Ring) else _in_rows(network, shown, width, tall)
+    _cables(ax, network, shown, position, width)
+    _draw_ranks(ax, network, position)
+    _switches(ax, position)
     subtitle = f"{shown} ranks" if shown == size else f"the first {shown} of {size:,} ranks"
     if size > 1:
         to = size // 2 if isinstance(network, Ring) else size - 1
@@ -59,20 +59,20 @@ def draw(figure: Figure, network: Network, size: int) -> None:
         subtitle += f"; the farthest message takes {seconds_text(float(far.alpha))} + bytes / {bandwidth(far.beta)}"
     heading(figure, title(network), subtitle)
     if (shared_links(network, shown) > 1).any():
-        note(figure, "orange: cables that messages share; one at a time passes, in each direction")
+        footnote(figure, "orange: cables that messages share; one at a time passes, in each direction")
 
 
-def kind(name: str) -> str:
+def _kind(name: str) -> str:
     """Return the kind of a node: "rank 3" -> "rank"."""
     return name.split()[0]
 
 
-def nodes(network: Network, size: int) -> list[str]:
+def _nodes(network: Network, size: int) -> list[str]:
     """Return the ends of all links, each once, ranks in order."""
     return list(dict.fromkeys(end for link in network.links(size) for end in (link.source, link.dest)))
 
 
-def on_circle(size: int, width: float, tall: float) -> dict[str, tuple[float, float]]:
+def _on_circle(size: int, width: float, tall: float) -> dict[str, tuple[float, float]]:
     """Return {name: (x, y)} inches: rank 0 on top, the others clockwise."""
     radius = tall / 2 - 0.32
     turns = [2 * math.pi * r / size for r in range(size)]
@@ -82,42 +82,42 @@ def on_circle(size: int, width: float, tall: float) -> dict[str, tuple[float, fl
     }
 
 
-def in_rows(network: Network, size: int, width: float, tall: float) -> dict[str, tuple[float, float]]:
+def _in_rows(network: Network, size: int, width: float, tall: float) -> dict[str, tuple[float, float]]:
     """Return {name: (x, y)} inches: ranks in a row, a switch over the middle of its ranks, spines spread evenly."""
-    names = nodes(network, size)
-    rows = sorted({ROWS[kind(name)] for name in names})
+    names = _nodes(network, size)
+    rows = sorted({ROWS[_kind(name)] for name in names})
     level = {row: (i + 0.5) / len(rows) * tall for i, row in enumerate(rows)}
     span = width - 1.9  # to the right stands what the cables are
     x = {f"rank {r}": 0.25 + (r + 0.5) * span / size for r in range(size)}
     below = {}
     for link in network.links(size):
-        if kind(link.source) == "rank":
+        if _kind(link.source) == "rank":
             below.setdefault(link.dest, []).append(x[link.source])
     x.update((name, sum(over) / len(over)) for name, over in below.items())
-    idle = {name for name in names if kind(name) == "adapter"} - set(x)  # of an island with fewer ranks
+    idle = {name for name in names if _kind(name) == "adapter"} - set(x)  # of an island with fewer ranks
     top = [name for name in names if name not in x and name not in idle]
     x.update((name, 0.25 + (i + 0.5) * span / len(top)) for i, name in enumerate(top))
-    return {name: (x[name], level[ROWS[kind(name)]]) for name in names if name in x}
+    return {name: (x[name], level[ROWS[_kind(name)]]) for name in names if name in x}
 
 
-def cables(ax: Axes, network: Network, size: int, place: dict[str, tuple[float, float]], width: float) -> None:
+def _cables(ax: Axes, network: Network, size: int, position: dict[str, tuple[float, float]], width: float) -> None:
     """Draw every cable once; write at the right of each row what they join, how fast, how many messages share one."""
     seen: dict[tuple[str, ...], tuple[float, int]] = {}
     for link, messages in zip(network.links(size), shared_links(network, size), strict=True):
         names = (name.replace("router", "rank") for name in (link.source, link.dest))  # a ring's: drawn as one
-        ends = tuple(sorted(names, key=lambda name: (ROWS[kind(name)], name)))
-        if ends[0] == ends[1] or ends[0] not in place:
+        ends = tuple(sorted(names, key=lambda name: (ROWS[_kind(name)], name)))
+        if ends[0] == ends[1] or ends[0] not in position:
             continue
         beta, most = seen.get(ends, (link.beta, 0))
         seen[ends] = beta, max(most, int(messages))
     labels: dict[tuple[str, str], tuple[str, int, float]] = {}
     for (low, high), (beta, most) in seen.items():
-        (x0, y0), (x1, y1) = place[low], place[high]
+        (x0, y0), (x1, y1) = position[low], position[high]
         color = VERMILION if most > 1 else GRAY
         ax.plot([x0, x1], [y0, y1], color=color, linewidth=1.6 if most > 1 else 0.9, zorder=2 if most > 1 else 1)
-        middle = (y0 + y1) / 2 if kind(low) != kind(high) else ax.get_ylim()[1] / 2
-        _, known, _ = labels.get((kind(low), kind(high)), ("", 0, 0.0))
-        labels[kind(low), kind(high)] = bandwidth(beta), max(known, most), middle
+        middle = (y0 + y1) / 2 if _kind(low) != _kind(high) else ax.get_ylim()[1] / 2
+        _, known, _ = labels.get((_kind(low), _kind(high)), ("", 0, 0.0))
+        labels[_kind(low), _kind(high)] = bandwidth(beta), max(known, most), middle
     for kinds, (speed, most, y) in labels.items():
         text = f"{' - '.join(WORDS[end] for end in sorted(kinds, key=lambda end: end != 'rank'))}\n{speed}"
         text += f"\nshared by up to {most} messages" if most > 1 else ""
@@ -125,9 +125,9 @@ def cables(ax: Axes, network: Network, size: int, place: dict[str, tuple[float, 
         ax.text(width - 0.05, y, text, ha="right", va="center", fontsize=9, color=color, linespacing=1.35)
 
 
-def ranks(ax: Axes, network: Network, place: dict[str, tuple[float, float]]) -> None:
+def _draw_ranks(ax: Axes, network: Network, position: dict[str, tuple[float, float]]) -> None:
     """Draw a disk with the number of each rank, or, if disks are small, a number outside every eighth of them."""
-    centers = [place[name] for name in place if kind(name) == "rank"]
+    centers = [position[name] for name in position if _kind(name) == "rank"]
     gap = min((math.dist(a, b) for a, b in itertools.pairwise(centers)), default=1.0)
     small = gap < 0.22
     ax.scatter(*zip(*centers, strict=True), s=(72 * min(gap * 0.84, 0.34)) ** 2, color=BLUE, linewidths=0, zorder=4)
@@ -141,11 +141,13 @@ def ranks(ax: Axes, network: Network, place: dict[str, tuple[float, float]]) -> 
         ax.text(x + dx, y + dy, str(number), ha="center", va="center", fontsize=8, color=color, zorder=5)
 
 
-def switches(ax: Axes, place: dict[str, tuple[float, float]]) -> None:
+def _switches(ax: Axes, position: dict[str, tuple[float, float]]) -> None:
     """Draw a box with the name of each switch; only its number if there are many of its kind."""
-    counts = Counter(map(kind, place))
-    for name, (x, y) in place.items():
-        if kind(name) != "rank":
-            text = name.replace(kind(name), WORDS[kind(name)]) if counts[kind(name)] <= MOST_NAMED else name.split()[-1]
+    counts = Counter(map(_kind, position))
+    for name, (x, y) in position.items():
+        if _kind(name) != "rank":
+            text = (
+                name.replace(_kind(name), WORDS[_kind(name)]) if counts[_kind(name)] <= MOST_NAMED else name.split()[-1]
+            )
             box = {"boxstyle": "round,pad=0.45", "facecolor": SKY, "edgecolor": FAINT}
             ax.text(x, y, text, ha="center", va="center", fontsize=8, color=INK, zorder=5, bbox=box)

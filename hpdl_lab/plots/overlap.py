@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..trace import seconds_text
-from .collective import write
+from .collective import write_at
 from .colors import VERMILION
 from .schedule import COLORS, DIGIT, NAMES, ink, shade
-from .style import Axes, Figure, heading, legend, note, rows_only
+from .style import Axes, Figure, footnote, heading, legend, rows_only
 
 if TYPE_CHECKING:
     from ..parallel.pipeline.overlap import Bar
@@ -43,9 +43,9 @@ def draw(figure: Figure, panels: Sequence[Panel], title: str, guess: float | Non
         bottom = 1 - (TOP + i * (2 * LANE + BETWEEN) + 2 * LANE) / tall
         ax = figure.add_axes((LEFT, bottom, RIGHT - LEFT, 2 * LANE / tall))
         ax.set_xlim(0, end)
-        draw_lane(ax, 0, panel.computing)
-        draw_lane(ax, 1, panel.sending)
-        alone = [(1e3 * a, 1e3 * (b - a)) for bar in panel.sending for a, b in uncovered(bar, panel.computing)]
+        _draw_lane(ax, 0, panel.computing)
+        _draw_lane(ax, 1, panel.sending)
+        alone = [(1e3 * a, 1e3 * (b - a)) for bar in panel.sending for a, b in _uncovered(bar, panel.computing)]
         ax.broken_barh(alone, (1 + TALL / 2, 0.1), facecolors=VERMILION)
         rows_only(ax, 2, ["computes", "all-to-all"])
         ax.axvline(1e3 * panel.seconds, color="black", linewidth=1)
@@ -59,10 +59,10 @@ def draw(figure: Figure, panels: Sequence[Panel], title: str, guess: float | Non
     kinds = {bar.action.kind for panel in panels for bar in panel.computing}
     entries = [(color, NAMES[kind]) for kind, color in COLORS.items() if kind in kinds]
     legend(figure, [*entries, (VERMILION, "exposed")], LEFT, 1 - 0.5 / tall)
-    note(figure, "A number is a micro-batch, where there is room: compare those of the two lanes.")
+    footnote(figure, "A number is a micro-batch, where there is room: compare those of the two lanes.")
 
 
-def uncovered(bar: Bar, computing: Sequence[Bar]) -> list[tuple[float, float]]:
+def _uncovered(bar: Bar, computing: Sequence[Bar]) -> list[tuple[float, float]]:
     """Return [(begin, end)] of `bar` in which there is nothing of `computing`, which is in order."""
     begins, ends = [bar.begin], []
     for other in computing:
@@ -72,7 +72,7 @@ def uncovered(bar: Bar, computing: Sequence[Bar]) -> list[tuple[float, float]]:
     return [(a, b) for a, b in zip(begins, [*ends, bar.end], strict=True) if a < b]
 
 
-def draw_lane(ax: Axes, lane: int, bars: Sequence[Bar]) -> None:
+def _draw_lane(ax: Axes, lane: int, bars: Sequence[Bar]) -> None:
     """Draw each of `bars`, with its number if it is wide enough."""
     scale = ax.get_window_extent().width / ax.figure.dpi / ax.get_xlim()[1]  # inches of a ms
     spans = [(1e3 * bar.begin, 1e3 * (bar.end - bar.begin)) for bar in bars]
@@ -83,5 +83,5 @@ def draw_lane(ax: Axes, lane: int, bars: Sequence[Bar]) -> None:
         text = str(bar.action.micro_batch)
         if wide * scale >= DIGIT * len(text) + 0.012:
             numbers[text, ink(face)].append((begin + wide / 2, float(lane)))
-    for (text, color), places in numbers.items():
-        write(ax, text, places, 6, color)
+    for (text, color), points in numbers.items():
+        write_at(ax, text, points, 6, color)

@@ -6,7 +6,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from .colors import FAINT, GRAY, INK, SERIES
-from .style import Axes, Figure, bare, heading, legend, note
+from .style import Axes, Figure, bare, footnote, heading, legend
 
 ROW = 16  # pages in a row
 MOST_PAGES = 512  # of a picture
@@ -38,24 +38,24 @@ def draw(
     for k, (_, pages, tokens) in enumerate(requests):
         for i, page in enumerate(pages):
             holders[page].append((k, min(1.0, max(0.0, tokens / size - i))))
-    tiles(ax, holders, set(kept))
+    _tiles(ax, holders, set(kept))
     used = sum(bool(held) for held in holders.values())
     shared = sum(len(held) > 1 for held in holders.values())
     empty = sum(1 - held[0][1] for held in holders.values() if held)
     title = f"{count - used} free + {used} used = {count} pages of {size} tokens"
     heading(figure, title)
-    names = [(color_of(k), f"{name}, {tokens} tokens") for k, (name, _, tokens) in enumerate(requests)]
+    names = [(_color_of(k), f"{name}, {tokens} tokens") for k, (name, _, tokens) in enumerate(requests)]
     legend(figure, [*names, (FAINT, "free")], 0.012, 1 - 0.62 / tall)
     foot = f"Striped: {shared} shared pages. Ends of requests: {empty:.1f} pages are empty."
-    note(figure, foot + (" Dots: free, but their tokens can still be found." if kept else ""))
+    footnote(figure, foot + (" Dots: free, but their tokens can still be found." if kept else ""))
 
 
-def color_of(k: int) -> str:
+def _color_of(k: int) -> str:
     return SERIES[k % len(SERIES)]
 
 
-def tiles(ax: Axes, holders: dict[int, list[tuple[int, float]]], kept: set[int]) -> None:
-    """Draw each page as a box, filled from the left as far as its tokens go, with a stripe for each holder."""
+def _tiles(ax: Axes, holders: dict[int, list[tuple[int, float]]], kept: set[int]) -> None:
+    """Draw each page as a box, filled from the left as far as its tokens go, with a stripe for each request."""
     corners, faces = [], []
 
     def box(x: float, y: float, wide: float, high: float, face: str) -> None:
@@ -66,7 +66,7 @@ def tiles(ax: Axes, holders: dict[int, list[tuple[int, float]]], kept: set[int])
         x, y = page % ROW + 0.05, page // ROW + 0.1
         box(x, y, 0.9, 0.8, FAINT)
         for stripe, (k, filled) in enumerate(held):
-            box(x, y + 0.8 * stripe / len(held), 0.9 * filled, 0.8 / len(held), color_of(k))
+            box(x, y + 0.8 * stripe / len(held), 0.9 * filled, 0.8 / len(held), _color_of(k))
     ax.add_collection(PolyCollection(corners, facecolors=faces, linewidths=0))
     edges = [box for box, face in zip(corners, faces, strict=True) if face == to_rgb(FAINT)]
     ax.add_collection(PolyCollection(edges, facecolors="none", edgecolors=GRAY, linewidths=0.6))

@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from ..trace import seconds_text
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import Figure, heading, legend, note, rows_only, x_label
+from .style import Figure, footnote, heading, legend, rows_only, x_label
 
 HOUR = 3600.0
 PARTS = {  # of a simulated race, in the order of the bar
@@ -41,7 +41,7 @@ def draw_simulated(
     x_label(ax, "hours")
     heading(figure, title)
     legend(figure, list(PARTS.values()), 0.012, 0.82, size=8.2)
-    note(figure, foot)
+    footnote(figure, foot)
 
 
 def draw_here(
@@ -66,4 +66,4 @@ def draw_here(
     dashed = Line2D([], [], color=INK, linestyle=(0, (4, 2)))
     entries = [(BLUE, "your plan"), (GRAY, "reference"), (GREEN, f"loss {target}, on hidden text")]
     legend(figure, [*entries, (dashed, f"you expected {seconds_text(expected_s)}")], 0.012, 0.84)
-    note(figure, foot)
+    footnote(figure, foot)

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ..parallel.scaling.laws import Fit
 from ..trace import number_text
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, PURPLE
-from .style import Axes, Dash, Figure, Look, Row, Rows, heading, note, oversubscribed
+from .style import Axes, Dash, Figure, Look, Row, Rows, footnote, heading, oversubscribed_note
 
 PANELS = {"strong": "strong: the same work on more ranks", "weak": "weak: the same work per rank"}
 HEIGHT = 4.3  # inches
@@ -48,19 +48,19 @@ def draw(
     axes = figure.subplots(1, max(len(kinds), 1) + bool(kind), squeeze=False)[0]
     figure.subplots_adjust(left=0.08, right=0.98, bottom=0.24, top=0.72, wspace=0.17 + 0.06 * bool(kind))
     if kind:
-        speedup_panel(axes[0], rows, simulated, prediction or {})
+        _speedup_panel(axes[0], rows, simulated, prediction or {})
         axes = axes[1:]
     for ax, one in zip(axes, kinds, strict=False):
         points, followed, modelled = ([r for r in source if r["kind"] == one] for source in (rows, simulated, model))
-        panel(ax, points, followed, modelled, prediction, [fit for fit in fits if fit.kind == one])
+        _panel(ax, points, followed, modelled, prediction, [fit for fit in fits if fit.kind == one])
         ax.set_title(PANELS[one])
         ax.set_ylabel("speedup / ranks" if one == kinds[0] else "")
-    heading(figure, title, oversubscribed(rows))
-    legend(figure, rows, simulated, model, prediction, fits)
-    note(figure, textwrap.fill(foot, FOOT))
+    heading(figure, title, oversubscribed_note(rows))
+    _legend(figure, rows, simulated, model, prediction, fits)
+    footnote(figure, textwrap.fill(foot, FOOT))
 
 
-def panel(
+def _panel(
     ax: Axes, rows: Rows, simulated: Rows, model: Rows, predicted: dict[int, float] | None, fits: Sequence[Fit]
 ) -> None:
     """Draw one kind of scaling: efficiency against ranks."""
@@ -69,7 +69,7 @@ def panel(
     highest = [r["p75"] / r["rate"] * r["efficiency"] for r in rows] + [r["efficiency"] for r in (*simulated, *model)]
     highest += [speedup / p for p, speedup in (predicted or {}).items()]
     top = min(HIGHEST, max(TOP, *(1.1 * value for value in highest)))
-    rank_axis(ax, every)
+    _rank_axis(ax, every)
     ax.set_ylim(0, top)
     ax.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1, 1.5, 2]))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0%}"))
@@ -79,8 +79,8 @@ def panel(
             dense = [every[0] * (every[-1] / every[0]) ** (i / 60) for i in range(61)]
             values = [fit.speedup(p) * fit.fewest / p for p in dense]
             ax.plot(dense, values, color=PURPLE, linewidth=1.0, linestyle="-" if fit.source == "measured" else DASHES)
-    curve(ax, simulated, GREEN, "-")
-    curve(ax, model, INK, DOTS)
+    _curve(ax, simulated, GREEN, "-")
+    _curve(ax, model, INK, DOTS)
     for r in simulated:
         face = GREEN if r["how"] == "messages" else "white"
         ax.plot([r["ranks"]], [r["efficiency"]], "s", color=GREEN, markerfacecolor=face, markersize=5, zorder=3)
@@ -89,18 +89,18 @@ def panel(
         heights = [min(speedup / p, top) for p, speedup in points]
         ax.plot([p for p, _ in points], heights, "*", color=ORANGE, markersize=9, linestyle=DASHES, linewidth=1.2)
     recorded, rows = [r for r in rows if "recorded" in r], [r for r in rows if "recorded" not in r]
-    curve(ax, recorded, BLUE, DASHES)
+    _curve(ax, recorded, BLUE, DASHES)
     if rows:
         ax.plot([r["ranks"] for r in rows], [r["efficiency"] for r in rows], color=GRAY, linewidth=1, zorder=3)
     for r in (*recorded, *rows):
-        measured_point(ax, r)
-    ends(ax, rows or recorded, simulated)
+        _measured_point(ax, r)
+    _ends(ax, rows or recorded, simulated)
 
 
-def speedup_panel(ax: Axes, rows: Rows, simulated: Rows, predicted: dict[int, float]) -> None:
+def _speedup_panel(ax: Axes, rows: Rows, simulated: Rows, predicted: dict[int, float]) -> None:
     """Draw speedup against ranks, both logarithmic; the ideal is the diagonal."""
     every = sorted({r["ranks"] for r in (*rows, *simulated)} | set(predicted))
-    rank_axis(ax, every)
+    _rank_axis(ax, every)
     ends = [min(every, default=1), max(every, default=2)]
     ax.plot(ends, ends, color=INK, linewidth=1.1, linestyle=LONG, zorder=1)
     points = sorted(simulated, key=lambda r: r["ranks"])
@@ -116,7 +116,7 @@ def speedup_panel(ax: Axes, rows: Rows, simulated: Rows, predicted: dict[int, fl
     ax.set_title("speedup; the diagonal is ideal")
 
 
-def rank_axis(ax: Axes, every: list[int]) -> None:
+def _rank_axis(ax: Axes, every: list[int]) -> None:
     """Make the x axis logarithmic, labelled at as many of the numbers of ranks as fit."""
     ax.set_xscale("log", base=2)
     every = every or [1, 2]
@@ -128,11 +128,11 @@ def rank_axis(ax: Axes, every: list[int]) -> None:
     ax.set_xlabel("ranks")
 
 
-def curve(ax: Axes, rows: Rows, color: str, dash: Dash) -> None:
+def _curve(ax: Axes, rows: Rows, color: str, dash: Dash) -> None:
     ax.plot([r["ranks"] for r in rows], [r["efficiency"] for r in rows], color=color, linestyle=dash, zorder=2)
 
 
-def measured_point(ax: Axes, row: Row) -> None:
+def _measured_point(ax: Axes, row: Row) -> None:
     """Draw one measurement with its quartiles; gray if ranks share cores."""
     y, low, high = (row[key] / row["rate"] * row["efficiency"] for key in ("rate", "p25", "p75"))
     color = GRAY if row["ranks"] > row["cores"] else BLUE
@@ -141,7 +141,7 @@ def measured_point(ax: Axes, row: Row) -> None:
     ax.errorbar([row["ranks"]], [y], bars, fmt="o", color=color, mfc=face, capsize=4, markersize=7, zorder=5)
 
 
-def ends(ax: Axes, rows: Rows, simulated: Rows) -> None:
+def _ends(ax: Axes, rows: Rows, simulated: Rows) -> None:
     """Write the speedup at the last point of the measured and of the simulated curve, in bold."""
     for last, color in ((rows[-1:], BLUE), (simulated[-1:], GREEN)):
         for r in last:
@@ -154,7 +154,7 @@ def ends(ax: Axes, rows: Rows, simulated: Rows) -> None:
             ax.annotate(text, where, (7, 3), textcoords="offset points", color=color, fontweight="bold", bbox=paper)
 
 
-def legend(
+def _legend(
     figure: Figure, rows: Rows, simulated: Rows, model: Rows, prediction: dict[int, float] | None, fits: Sequence[Fit]
 ) -> None:
     """Name in one line what is drawn."""

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
-from ..schedules import Action, Evaluation, Schedule, Timed
+from ..schedules import Action, Evaluation, Schedule, TimedAction
 from ..trace import number_text, seconds_text
 from ..units import counted
-from .collective import write
+from .collective import write_at
 from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE
-from .style import Axes, Figure, Look, bare, heading, legend, note, rows_only
+from .style import Axes, Figure, Look, bare, footnote, heading, legend, rows_only
 
 COLORS = {"F": BLUE, "B": GREEN, "I": ORANGE, "W": PURPLE}
 NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
@@ -31,10 +31,10 @@ TICKS = 10  # of the time axis, at most
 
 def height(schedule: Schedule) -> float:
     """Return inches of a figure for `schedule`."""
-    return TOP + FOOT + schedule.ranks * row_height(schedule)
+    return TOP + FOOT + schedule.ranks * _row_height(schedule)
 
 
-def row_height(schedule: Schedule) -> float:
+def _row_height(schedule: Schedule) -> float:
     lanes = schedule.chunks * schedule.replicas
     return ROW if lanes == 1 else LANE * lanes
 
@@ -54,9 +54,9 @@ def draw(figure: Figure, schedule: Schedule, times: Evaluation, title: str = "",
     waits(ax, times, now)
     activations(held, times, now)
     heading(figure, title or f"{schedule.name}: {of_schedule(schedule)}")
-    figure.text(0.012, 1 - 0.36 / tall, subtitle(times, now), va="top")
+    figure.text(0.012, 1 - 0.36 / tall, _subtitle(times, now), va="top")
     kinds_of(figure, schedule, tall)
-    note(figure, footnote(schedule))
+    footnote(figure, _footnote(schedule))
 
 
 def of_schedule(schedule: Schedule) -> str:
@@ -64,7 +64,7 @@ def of_schedule(schedule: Schedule) -> str:
     return f"{counted(schedule.ranks, 'rank')}, {counted(schedule.micro_batches, 'micro-batch', 'micro-batches')}"
 
 
-def subtitle(times: Evaluation, now: float | None) -> str:
+def _subtitle(times: Evaluation, now: float | None) -> str:
     """Return the line below the title."""
     whole = number_text(float(times.makespan))
     if now is None:
@@ -74,7 +74,7 @@ def subtitle(times: Evaluation, now: float | None) -> str:
     )
 
 
-def footnote(schedule: Schedule) -> str:
+def _footnote(schedule: Schedule) -> str:
     if schedule.replicas > 1:
         return f"A rank has a lane for its stage of each of {schedule.replicas} replicas. Hatched: it waits."
     if schedule.chunks > 1:
@@ -100,26 +100,26 @@ def bars(ax: Axes, schedule: Schedule, times: Evaluation, now: float | None = No
     corners, faces = [], []
     numbers: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)  # by (text, color)
     for rank, row in enumerate(times.rows):
-        places = {stage: place for place, stage in enumerate(schedule.stages_of(rank))}
+        lanes = {stage: lane for lane, stage in enumerate(schedule.stages_of(rank))}
         for action, begin, end in row:
             if now is not None and begin >= now:
                 continue
             end = end if now is None else min(end, now)
-            top, tall = lane(rank, places[action.stage], len(places))
+            top, tall = _lane(rank, lanes[action.stage], len(lanes))
             corners.append([(begin, top), (end, top), (end, top + tall), (begin, top + tall)])
             faces.append(shade(action))
             text = str(action.micro_batch)
             if (end - begin) * scale >= DIGIT * len(text) + 0.012:
                 numbers[text, ink(faces[-1])].append((float(begin + end) / 2, top + tall / 2))
     ax.add_collection(PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=0.6, zorder=2))
-    for (text, color), places in numbers.items():
-        write(ax, text, places, 6, color)
+    for (text, color), points in numbers.items():
+        write_at(ax, text, points, 6, color)
 
 
-def lane(rank: int, place: int, lanes: int) -> tuple[float, float]:
-    """Return (top, height) of the bars of a stage: `place` of `lanes` in the row of its rank, which is 1 tall."""
+def _lane(rank: int, lane: int, lanes: int) -> tuple[float, float]:
+    """Return (top, height) of the bars of a stage: `lane` of `lanes` in the row of its rank, which is 1 tall."""
     tall = 0.88 / lanes
-    return rank - 0.44 + place * tall, tall if lanes == 1 else tall * 0.92
+    return rank - 0.44 + lane * tall, tall if lanes == 1 else tall * 0.92
 
 
 def shade(action: Action) -> tuple[float, ...]:
@@ -134,7 +134,7 @@ def ink(face: tuple[float, ...]) -> str:
     return INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
 
 
-def gaps(row: Sequence[Timed], until: float) -> list[tuple[float, float]]:
+def _gaps(row: Sequence[TimedAction], until: float) -> list[tuple[float, float]]:
     """Return [(begin, end)] of what a rank waits from 0 to `until`."""
     begins, ends = [begin for _, begin, _ in row], [end for _, _, end in row]
     between = zip([0, *ends], [*begins, until], strict=True)
@@ -146,7 +146,7 @@ def waits(ax: Axes, times: Evaluation, now: float | None = None) -> None:
     until = times.makespan if now is None else now
     corners = []
     for rank, row in enumerate(times.rows):
-        for begin, end in gaps(row, until):
+        for begin, end in _gaps(row, until):
             corners.append([(begin, rank - 0.44), (end, rank - 0.44), (end, rank + 0.44), (begin, rank + 0.44)])
     look: Look = {
         "facecolors": "#F7F7F7",
@@ -170,11 +170,11 @@ def activations(ax: Axes, times: Evaluation, now: float | None = None) -> None:
     bare(ax)
     ax.barh(range(ranks), times.peak, height=0.55, color=FAINT if now is not None else "#B9C7D6")
     if now is not None:
-        ax.barh(range(ranks), [held_at(counts, now) for counts in times.live], height=0.55, color="#6F8FAF")
+        ax.barh(range(ranks), [_held_at(counts, now) for counts in times.live], height=0.55, color="#6F8FAF")
     for rank, peak in enumerate(times.peak):
-        count = peak if now is None else held_at(times.live[rank], now)
+        count = peak if now is None else _held_at(times.live[rank], now)
         ax.text(peak + most * 0.06, rank, str(count), fontsize=8.5, va="center", color=INK)
-        share = waited(times, rank, times.makespan if now is None else now)
+        share = _waited(times, rank, times.makespan if now is None else now)
         ax.text(
             -0.05,
             rank,
@@ -190,12 +190,12 @@ def activations(ax: Axes, times: Evaluation, now: float | None = None) -> None:
     ax.text(-0.05, 1.02, "waits", fontsize=8.5, transform=ax.transAxes, va="bottom", ha="right", color=GRAY)
 
 
-def waited(times: Evaluation, rank: int, until: float) -> float:
+def _waited(times: Evaluation, rank: int, until: float) -> float:
     """Return the share of the time until `until` in which `rank` waits."""
-    return sum(end - begin for begin, end in gaps(times.rows[rank], until)) / until if until else 0
+    return sum(end - begin for begin, end in _gaps(times.rows[rank], until)) / until if until else 0
 
 
-def held_at(counts: Sequence[tuple[float, int]], now: float) -> int:
+def _held_at(counts: Sequence[tuple[float, int]], now: float) -> int:
     """Return how many are live at `now`, from ((time, count), ...)."""
     return next((count for time, count in reversed(counts) if time <= now), 0)
 
@@ -213,7 +213,7 @@ RUN_TOP, BETWEEN, RUN_FOOT = 1.02, 0.62, 0.66  # inches: above, between and belo
 
 def run_height(schedule: Schedule) -> float:
     """Return inches of a figure with both panels."""
-    return RUN_TOP + BETWEEN + RUN_FOOT + 2 * schedule.ranks * row_height(schedule)
+    return RUN_TOP + BETWEEN + RUN_FOOT + 2 * schedule.ranks * _row_height(schedule)
 
 
 def draw_run(
@@ -231,13 +231,13 @@ def draw_run(
              guess: what the attendee expects, or None: {"makespan": s, "live": micro-batches of rank 0, or nothing}.
     """
     tall = figure.get_size_inches()[1]
-    panel = schedule.ranks * row_height(schedule) / tall
+    panel = schedule.ranks * _row_height(schedule) / tall
     expected, live = (guess["makespan"], guess.get("live")) if guess else (0.0, None)
     end = max(planned.makespan, measured.makespan, expected)
     unit, scale = ("s", 1.0) if end >= 10 else ("ms", 1e3)
     bottoms = (1 - RUN_TOP / tall - panel, RUN_FOOT / tall)
     for times, bottom, name in zip((planned, measured), bottoms, ("planned", "measured"), strict=True):
-        times = in_unit(times, scale)
+        times = _in_unit(times, scale)
         ax = figure.add_axes((LEFT, bottom, MIDDLE - LEFT, panel))
         held = figure.add_axes((MIDDLE + 0.075, bottom, RIGHT - MIDDLE - 0.1, panel))
         axis(ax, schedule, 1.01 * end * scale)
@@ -245,7 +245,7 @@ def draw_run(
         waits(ax, times)
         activations(held, times)
         ax.set_title(name, fontsize=9.5, pad=3)
-        ax.set_title(outcome(times, unit), loc="right", fontsize=8.5, fontweight="normal", pad=3)
+        ax.set_title(_outcome(times, unit), loc="right", fontsize=8.5, fontweight="normal", pad=3)
         ax.set_xlabel(f"time, {unit}" if name == "measured" else "")
         ax.axvline(planned.makespan * scale, color=INK, linewidth=1, zorder=5)
         if guess:
@@ -258,17 +258,17 @@ def draw_run(
     text += f" and {live:g} live on rank 0" if live is not None else ""
     figure.text(0.012, 1 - 0.36 / tall, text, va="top")
     kinds_of(figure, schedule, tall)
-    note(figure, foot)
+    footnote(figure, foot)
 
 
-def outcome(times: Evaluation, unit: str) -> str:
+def _outcome(times: Evaluation, unit: str) -> str:
     """Return the text at the right above a panel."""
     if not times.makespan:
         return "waiting for the first action"
     return f"{number_text(float(times.makespan))} {unit}, bubble {times.bubble:.1%}"
 
 
-def in_unit(times: Evaluation, scale: float) -> Evaluation:
+def _in_unit(times: Evaluation, scale: float) -> Evaluation:
     """Return an Evaluation with all times multiplied by `scale`."""
     return times._replace(
         rows=tuple(tuple(t._replace(begin=t.begin * scale, end=t.end * scale) for t in row) for row in times.rows),

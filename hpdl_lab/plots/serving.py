@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from .colors import BLUE, GRAY, INK, ORANGE
-from .style import Axes, Figure, Rows, heading, legend, log_axis, note, oversubscribed, x_label
+from .style import Axes, Figure, Rows, footnote, heading, legend, log_axis, oversubscribed_note, x_label
 
 DOTS, DASHES = (0, (1, 1.2)), (0, (5, 2))
 APART = 36, 14  # pixels from the name of one point to that of another
@@ -22,8 +22,8 @@ def draw(
 ) -> None:
     """Fill `figure` with the time between two tokens of a request, and the time to its first one, against tokens/s.
 
-    Args:    rows: dicts of inference.load.serve: throughput (tokens/s), between_s, between_p95_s, first_s, first_p95_s,
-             rate, ranks, cores; those with "done" < "requests" are still under way, and hollow.
+    Args:    rows: dicts of inference.load.serve_rates: throughput (tokens/s), between_s, between_p95_s, first_s,
+             first_p95_s, rate, ranks, cores; those with "done" < "requests" are still under way, and hollow.
              model: [(tokens/s, s between two tokens)] for 1, 2, ... running requests; prediction: tokens/s at most.
     """
     left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
@@ -38,7 +38,7 @@ def draw(
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.set_title(f"time {name}")
         x_label(ax, "tokens per second")
-        points(ax, rows, key, names=ax is left)
+        _points(ax, rows, key, names=ax is left)
         if line:
             ax.plot(*zip(*line, strict=True), color=INK, linestyle=DOTS, zorder=2, label="model: bytes, α and β")
         if prediction:
@@ -50,13 +50,13 @@ def draw(
         now = f"requests arrive at {rows[0]['rate']:g} to {rows[-1]['rate']:g} per s"
     if rows and rows[-1]["done"] < rows[-1]["requests"]:
         now = f"{rows[-1]['rate']:g} requests/s: {rows[-1]['done']} of {rows[-1]['requests']} have ended"
-    heading(figure, title, oversubscribed(rows) or now)
-    note(figure, foot)
+    heading(figure, title, oversubscribed_note(rows) or now)
+    footnote(figure, foot)
 
 
-def points(ax: Axes, rows: Rows, key: str, names: bool) -> None:
+def _points(ax: Axes, rows: Rows, key: str, names: bool) -> None:
     """Draw medians, with a line up to what 95% of the requests stay below. names: write the rates if they fit."""
-    said: list[np.ndarray] = []  # (x, y) in pixels
+    written: list[np.ndarray] = []  # (x, y) in pixels
     ax.plot([r["throughput"] for r in rows], [r[f"{key}_s"] for r in rows], color=GRAY, linewidth=0.8, zorder=2)
     for i, r in enumerate(rows):
         color = GRAY if r["ranks"] > r["cores"] else BLUE
@@ -65,6 +65,6 @@ def points(ax: Axes, rows: Rows, key: str, names: bool) -> None:
         label = None if i else "measured: median, 95%"
         ax.errorbar([x], [y], [[0], [max(0, high - y)]], fmt="o", color=color, mfc=face, capsize=3, label=label)
         at = ax.transData.transform((x, y))
-        if names and all(abs(at[0] - px) > APART[0] or abs(at[1] - py) > APART[1] for px, py in said):
-            said.append(at)
+        if names and all(abs(at[0] - px) > APART[0] or abs(at[1] - py) > APART[1] for px, py in written):
+            written.append(at)
             ax.annotate(f"{r['rate']:g}/s", (x, y), (0, -12), textcoords="offset points", fontsize=8, ha="center")

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from ..units import amount_text
 from .colors import BLUE, GRAY, GREEN, INK, ORANGE, SKY
 from .measure import DASHES, DOTS
-from .style import Axes, Figure, Rows, amounts, heading, legend, log_axis, note, rows_only, size_axis, x_label
+from .style import Axes, Figure, Rows, amounts, footnote, heading, legend, log_axis, rows_only, size_axis, x_label
 
 NAMES = ("copy out", "wire", "copy in")
 MOST_BARS = 1000  # more are too narrow to be seen
@@ -18,7 +18,7 @@ Times = Sequence[tuple[Sequence[float], Sequence[float]]]  # of each stage: when
 Curve = Callable[[np.ndarray], list[float]]  # s for each size of a block
 
 
-def draw_stages(ax: Axes, times: Times, end: float = 0.0) -> None:
+def _draw_stages(ax: Axes, times: Times, end: float = 0.0) -> None:
     """Draw the three stages of every block over time, blocks in two shades in turn; the axis ends at `end` s."""
     boxes, faces, end = [], [], max(end, times[-1][1][-1])
     for row, (begins, ends) in enumerate(times):
@@ -36,7 +36,7 @@ def draw_stages(ax: Axes, times: Times, end: float = 0.0) -> None:
     x_label(ax, "time")
 
 
-def draw_curve(ax: Axes, sizes: Sequence[float], curve: Curve, best: float, more: Sequence[float] = ()) -> None:
+def _draw_curve(ax: Axes, sizes: Sequence[float], curve: Curve, best: float, more: Sequence[float] = ()) -> None:
     """Draw the model's time for blocks of any of the range of `sizes`, a star at its least. more: s to show."""
     grid = np.geomspace(min(sizes), max(sizes), 80)
     line = curve(grid)
@@ -68,11 +68,11 @@ def draw(
     figure.subplots_adjust(left=0.085, right=0.975, bottom=0.2, top=0.76, wspace=0.3)
     blocks = [row["block"] for row in rows] or [1, 2]
     if curve is not None:
-        draw_curve(left, blocks, curve, best, [*(row["seconds"] for row in rows), wire])
+        _draw_curve(left, blocks, curve, best, [*(row["seconds"] for row in rows), wire])
         left.axhline(wire, color=INK, linewidth=1, zorder=1)
         at = ("axes fraction", "data"), "offset points"
         left.annotate("the wire alone", (1, wire), (-2, 3), *at, ha="right", fontsize=8.5)
-        draw_stages(right, times)
+        _draw_stages(right, times)
         right.set_title(f"on paper, blocks of {amount_text(best)}")
     if prediction is not None:
         left.axvline(prediction, color=BLUE, linewidth=1.6, linestyle=DASHES, zorder=1)
@@ -88,7 +88,7 @@ def draw(
     entries = [(BLUE, "measured"), (GRAY, "model"), (GREEN, "its best block")]
     legend(figure, entries, 0.085, 0.86)
     heading(figure, title)
-    note(figure, subtitle or foot)
+    footnote(figure, subtitle or foot)
 
 
 def draw_model(
@@ -105,8 +105,8 @@ def draw_model(
     left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
     figure.subplots_adjust(left=0.085, right=0.975, bottom=0.185, top=0.88, wspace=0.24)
     left.set_title("when each block is in which stage")
-    draw_stages(left, times, end)
+    _draw_stages(left, times, end)
     right.set_title("time for any block size")
-    draw_curve(right, sizes, curve, best)
+    _draw_curve(right, sizes, curve, best)
     right.plot([block], [took], "o", color=BLUE, markersize=9, zorder=5)
     x_label(right, "block size (star: the best)")

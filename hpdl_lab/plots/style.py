@@ -64,7 +64,7 @@ LOOK = {
 
 
 @contextmanager
-def look() -> Generator[None]:
+def style_context() -> Generator[None]:
     """Give new matplotlib objects this package's look; the caller's settings come back at the end."""
     with DRAWING, matplotlib.rc_context(LOOK):
         yield
@@ -72,7 +72,7 @@ def look() -> Generator[None]:
 
 def new_figure(width: float = WIDTH, height: float = HEIGHT) -> Figure:
     """Return an empty figure of `width` x `height` inches, known to no backend but Agg."""
-    with look():
+    with style_context():
         figure = Figure(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(figure)
     return figure
@@ -125,14 +125,14 @@ def label_ends(ax: Axes, labels: list[tuple[float, str, str, bool]], gap: float 
     Args:    labels: list of (y, text, color, bold), y in data coordinates; gap: least distance, in pixels.
     """
     ends = sorted((ax.transData.transform((1, y))[1], text, color, bold) for y, text, color, bold in labels)
-    heights = spread([end[0] for end in ends], gap, ax.bbox.y0, ax.bbox.y1)
+    heights = spread_labels([end[0] for end in ends], gap, ax.bbox.y0, ax.bbox.y1)
     for height, (_, text, color, bold) in zip(heights, ends, strict=True):
         y = (height - ax.bbox.y0) / ax.bbox.height
         weight = "bold" if bold else "normal"
         ax.text(1.02, y, text, color=color, va="center", fontweight=weight, transform=ax.transAxes)
 
 
-def spread(heights: list[float], gap: float, bottom: float, top: float) -> list[float]:
+def spread_labels(heights: list[float], gap: float, bottom: float, top: float) -> list[float]:
     """Return ascending `heights`, moved as little as needed to be `gap` apart, and into [bottom, top] if they fit."""
     out = []
     for h in heights:
@@ -188,7 +188,7 @@ def heading(figure: Figure, title: str, subtitle: str = "") -> None:
     figure.text(0.012, 0.905, subtitle, va="top")
 
 
-def oversubscribed(rows: Rows) -> str:
+def oversubscribed_note(rows: Rows) -> str:
     """Return the line that belongs on a picture with points of more ranks than cores; "" if it has none."""
     crowd = [r for r in rows if r["ranks"] > r["cores"]]
     if not crowd:
@@ -206,6 +206,6 @@ def stamp(figure: Figure, text: str) -> None:
         mark.set_y(0.895)
 
 
-def note(figure: Figure, text: str) -> None:
+def footnote(figure: Figure, text: str) -> None:
     """Write a line of small print at the foot of the figure."""
     figure.text(0.012, 0.016, text, fontsize=8.5, color="#555555", ha="left", va="bottom")

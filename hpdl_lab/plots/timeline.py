@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..trace import Event, seconds_text
 from .colors import BLUE, FAINT, GRAY, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from .style import Axes, Figure, Look, heading, legend, note, rows_only
+from .style import Axes, Figure, Look, footnote, heading, legend, rows_only
 
 if TYPE_CHECKING:
     from ..parallel.horovod import TraceRow
@@ -57,21 +57,21 @@ def draw(
     """
     ax = figure.subplots()
     figure.subplots_adjust(left=0.085, right=0.985, bottom=0.19, top=0.8)
-    shown = [e._replace(op=kind_of(e.op)) for e in last_events(events)]
+    shown = [e._replace(op=_kind_of(e.op)) for e in last_events(events)]
     lanes = sorted({(e.rank, lane) for e in events for lane in ("", e.lane)})  # a rank that ended early keeps its lane
-    axis = TimeAxis(shown)
+    axis = _TimeAxis(shown)
     foot = f"The times above are means per rank.  {foot}"
     if len(shown) < len(events):
-        whole = seconds_text(TimeAxis(events).span / 1e9)
+        whole = seconds_text(_TimeAxis(events).span / 1e9)
         foot = f"Drawn: the last {seconds_text(axis.span / 1e9)} of {whole}.  {foot}"
     entries = []
     for op, color in colors_of(shown).items():
         rows = [[e for e in shown if (e.rank, e.lane) == lane and e.op == op] for lane in lanes]
-        look = dashed(color) if recorded else {"facecolors": color}
+        look = _dashed(color) if recorded else {"facecolors": color}
         for y, row in enumerate(rows):
             ax.broken_barh([axis.bar(e) for e in row], (y + TOPS[ROWS.get(op, 0)], ROW), **look)
             if op in ROWS and len(lanes) <= MOST_LABELLED:
-                write_peers(ax, axis, row, y + TOPS[ROWS[op]] + ROW / 2, op)
+                _write_peers(ax, axis, row, y + TOPS[ROWS[op]] + ROW / 2, op)
         mean = sum(busy_ns(row) for row in rows) / 1e9 / max(len({rank for rank, _ in lanes}), 1)
         entries.append((color, f"{op} {seconds_text(mean)}" if mean else op))
     rows_only(ax, max(len(lanes), 1), [lane or f"rank {rank}" for rank, lane in lanes])
@@ -89,20 +89,20 @@ def draw(
     heading(figure, title)
     lines = -(-len(entries) // MOST_NAMES)
     legend(figure, entries, 0.085, 0.86, columns=-(-len(entries) // max(lines, 1)))
-    note(figure, foot)
+    footnote(figure, foot)
 
 
-def dashed(color: str) -> Look:
+def _dashed(color: str) -> Look:
     """Return the look of bars that were recorded."""
     return {"facecolors": (color, 0.45), "edgecolors": color, "linestyle": (0, (3, 2)), "linewidth": 1}
 
 
-def kind_of(op: str) -> str:
+def _kind_of(op: str) -> str:
     """Return the kind that is drawn in one color: "forward" for "forward 3 stage 1"."""
     return STAGED.sub("", op)
 
 
-class TimeAxis:
+class _TimeAxis:
     """Places of events in the picture: origin and span in ns, and `scale` ns per `unit` of the axis."""
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -131,13 +131,13 @@ def last_events(events: Sequence[Event]) -> list[Event]:
 def colors_of(events: Sequence[Event]) -> dict[str, str]:
     """Return {op: color} in the order of the rows of a lane; operations that are not in COLORS get spare ones."""
     known = list(COLORS)
-    place = {op: known.index(op) if op in COLORS else len(known) for op in {e.op for e in events}}
-    ops = sorted(place, key=lambda op: (ROWS.get(op, 0), place[op], op))
+    position = {op: known.index(op) if op in COLORS else len(known) for op in {e.op for e in events}}
+    ops = sorted(position, key=lambda op: (ROWS.get(op, 0), position[op], op))
     spare = iter(SPARE * len(ops))
     return {op: COLORS.get(op) or next(spare) for op in ops}
 
 
-def write_peers(ax: Axes, axis: TimeAxis, row: list[Event], y: float, op: str) -> None:
+def _write_peers(ax: Axes, axis: _TimeAxis, row: list[Event], y: float, op: str) -> None:
     """Write the peer's rank in every bar of a message that is wide enough for it and not covered by another."""
     arrow, color = ("→", "white") if op == "send" else ("←", INK)
     ends, starts = [0, *(e.t1_ns for e in row)], [*(e.t0_ns for e in row[1:]), float("inf")]
@@ -199,7 +199,7 @@ def draw_designs(figure: Figure, found: Sequence[DesignShown], title: str, guess
     figure.subplots_adjust(left=0.115, right=0.985, bottom=0.72 / tall, top=1 - 0.85 / tall, hspace=0.62)
     longest = max(d.seconds for d in found) * 1e3
     for ax, design in zip(axes, found, strict=True):
-        two_lanes(ax, design.events)
+        _two_lanes(ax, design.events)
         ax.set_xlim(0, longest * 1.02)
         ax.axvline(design.seconds * 1e3, color=INK, linewidth=1)
         text = f"{seconds_text(design.seconds)}, {design.exposed:.0%} exposed"
@@ -214,10 +214,10 @@ def draw_designs(figure: Figure, found: Sequence[DesignShown], title: str, guess
     legend(figure, [(color, STEP_NAMES.get(op, op)) for op, color in STEP.items()], 0.115, 1 - 0.5 / tall)
     end = "A black line: the end of the step."
     end += "" if guess is None else f"  Blue: your guess, {seconds_text(guess)}."
-    note(figure, FORMULAS if any(d.formula for d in found) else end)
+    footnote(figure, FORMULAS if any(d.formula for d in found) else end)
 
 
-def two_lanes(ax: Axes, events: Sequence[Event]) -> None:
+def _two_lanes(ax: Axes, events: Sequence[Event]) -> None:
     """Draw the rank's own thread, in which it waits or computes, and below it the messages in its background."""
     for op, color in STEP.items():
         for y, lane in enumerate(("", "background")):
@@ -254,21 +254,21 @@ def draw_horovod(figure: Figure, rows: Sequence[TraceRow], title: str, foot: str
     names, tall = gradients_of(rows), figure.get_size_inches()[1]
     ax = figure.subplots()
     figure.subplots_adjust(left=0.24, right=0.985, bottom=0.68 / tall, top=1 - 0.8 / tall)
-    place = {pid: y for y, pid in enumerate(names)}
+    position = {pid: y for y, pid in enumerate(names)}
     for name, pid, begin, end in activities(rows):
         half = 0.42 if name in ("NEGOTIATE_ALLREDUCE", "ALLREDUCE") else 0.3
         bar = [(begin / 1e3, (end - begin) / 1e3)]
-        ax.broken_barh(bar, (place[pid] - half, 2 * half), facecolors=ACTIVITIES[name])
+        ax.broken_barh(bar, (position[pid] - half, 2 * half), facecolors=ACTIVITIES[name])
     for row in rows:
         if row["ph"] == "X":
-            ax.plot([row["ts"] / 1e3], [place[row["pid"]]], "|", color=ORANGE, markersize=7)
+            ax.plot([row["ts"] / 1e3], [position[row["pid"]]], "|", color=ORANGE, markersize=7)
     rows_only(ax, len(names), list(names.values()))
     ax.tick_params(axis="y", labelsize=7.5)
     ax.set_xlabel("time, ms")
     heading(figure, title)
     entries = [(color, name) for name, color in {**ACTIVITIES, "a rank is ready": ORANGE}.items()]
     legend(figure, entries, 0.012, 1 - 0.52 / tall, size=7)
-    note(figure, foot)
+    footnote(figure, foot)
 
 
 def activities(rows: Sequence[TraceRow]) -> list[tuple[str, int, float, float]]:

@@ -17,21 +17,21 @@ from typing import Any, NamedTuple
 
 from ..comm.network.links import book
 
-FIRST = -1  # the turn of what takes no link: before all messages that are ready at the same time
+FIRST = -1  # the priority of what takes no link: before all messages that are ready at the same time
 
 
 class Need(NamedTuple):
-    """A task that must have ended. far: and `delay` after that, see Graph.times.
+    """A task that must have ended. far: and `delay` after that, see TaskGraph.times.
 
-    turn: at equal times the task with the least one goes first. Its turn is the turn of the need that ends last.
+    priority: at equal times the task with the least one goes first: that of the need that ends last.
     """
 
     task: int
     far: bool = False
-    turn: int = FIRST
+    priority: int = FIRST
 
 
-class Graph:
+class TaskGraph:
     """Tasks, numbered in the order in which they are added. Their costs may be changed without a new graph."""
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class Graph:
 
     @cached_property
     def successors(self) -> list[list[tuple[int, bool, int]]]:
-        """The tasks that wait for each task, also in its row: (task, far, turn)."""
+        """The tasks that wait for each task, also in its row: (task, far, priority)."""
         successors: list[list[tuple[int, bool, int]]] = [[] for _ in self.seconds]
         before: dict[Hashable, int] = {}
         for task, (needs, row) in enumerate(zip(self.needs, self.rows, strict=True)):
-            for need, far, turn in needs:
-                successors[need].append((task, far, turn))
+            for source, far, priority in needs:
+                successors[source].append((task, far, priority))
             if row is not None:
                 if row in before:
                     successors[before[row]].append((task, False, FIRST))
@@ -123,8 +123,8 @@ class Graph:
         for task in self.order:
             row = rows[task]
             begin: float = 0 if row is None else clocks[row]
-            for need, far, _ in needs[task]:
-                there = ends[need] + delay if far else ends[need]
+            for source, far, _ in needs[task]:
+                there = ends[source] + delay if far else ends[source]
                 if there > begin:
                     begin = there
             begins[task] = begin
@@ -132,7 +132,7 @@ class Graph:
         return begins, ends
 
     def _by_readiness(self, seconds: Sequence[float], delay: float) -> tuple[list[float], list[float]]:
-        """Return the times of messages that take links in the order in which they become ready; if equal, in turn."""
+        """Return the times of messages that take links in the order in which they become ready, then by priority."""
         begins: list[float] = [0] * len(seconds)
         ends: list[float] = [0] * len(seconds)
         waiting = self._waiting()
@@ -145,8 +145,8 @@ class Graph:
             if self.links[task]:
                 begin, end = book(free, self.links[task], self.latency[task], seconds[task], when)
             begins[task], ends[task] = begin, end
-            for successor, far, turn in self.successors[task]:
-                key = (end + delay, turn) if far else (end, turn)
+            for successor, far, priority in self.successors[task]:
+                key = (end + delay, priority) if far else (end, priority)
                 if key > keys[successor]:
                     keys[successor] = key
                 waiting[successor] -= 1

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 import numpy as np
 
 from ..comm.network import Network, Switch
-from .graph import Graph, Need
+from .graph import Need, TaskGraph
 
 if TYPE_CHECKING:
     from ..comm.network.links import Route
@@ -27,14 +27,14 @@ MOST_HELD = 8_000_000  # messages in memory, of rounds that may still turn out t
 MOST_TASKS = 2_000_000  # messages of a graph, about 1 kB each
 
 
-class Evaluation(NamedTuple):
+class _Evaluation(NamedTuple):
     """seconds: virtual s at which the last rank ends; clocks: (p,) the same of every rank."""
 
     seconds: float
     clocks: np.ndarray
 
 
-class Held(NamedTuple):
+class _Held(NamedTuple):
     """A round that is booked: when its last message was ready, and when ranks and links were free before it."""
 
     last: float
@@ -60,7 +60,7 @@ class RoundLike(Protocol):
     def last(self) -> np.ndarray: ...
 
 
-def evaluate(rounds: Iterable[RoundLike], p: int, itemsize: int, network: Network | None = None) -> Evaluation:
+def predict_rounds(rounds: Iterable[RoundLike], p: int, itemsize: int, network: Network | None = None) -> _Evaluation:
     """Time a schedule on `p` ranks.
 
     Args:    itemsize: bytes per element as it travels; network: default Switch().
@@ -73,35 +73,35 @@ def evaluate(rounds: Iterable[RoundLike], p: int, itemsize: int, network: Networ
         raise ValueError(f"a schedule needs at least 1 rank, got {p}")
     network = network or Switch()
     batches = with_patterns(rounds, p, itemsize, network)
-    booking = Booking(p, network)
+    booking = _Booking(p, network)
     if network.eager_nbytes:  # a rank may be far ahead of its messages
-        return ended(follow(batches, booking.clocks, booking.free, network))
-    shared = p > 1 and len(routes_between(network, 0, 1, p).links) > 2  # links that are not a rank's own
-    held: deque[Held] = deque()
+        return ended(_deliver(batches, booking.clocks, booking.free, network))
+    shared = p > 1 and len(_routes_between(network, 0, 1, p).links) > 2  # links that are not a rank's own
+    held: deque[_Held] = deque()
     count = 0  # messages in `held`
     for pattern, nbytes in batches:
         before = (booking.clocks.copy(), booking.free.copy()) if shared else None
         last = booking.book(pattern, nbytes, network)
         if before is None:
             continue
-        held.append(Held(last, *before, pattern, nbytes))
+        held.append(_Held(last, *before, pattern, nbytes))
         count += len(nbytes)
-        require_few(count, MOST_HELD, network)
+        _require_few(count, MOST_HELD, network)
         if last == np.inf:
             rest = itertools.chain([(one.pattern, one.nbytes) for one in held], batches)
-            return ended(follow(rest, held[0].clocks, held[0].free, network))
+            return ended(_deliver(rest, held[0].clocks, held[0].free, network))
         least = booking.clocks.min()
         while held and held[0].last < least:  # nothing that comes can be ready before it
             count -= len(held.popleft().nbytes)
     return ended(booking.clocks)
 
 
-def routes_between(network: Network, source: int | np.ndarray, dest: int | np.ndarray, p: int) -> Route:
+def _routes_between(network: Network, source: int | np.ndarray, dest: int | np.ndarray, p: int) -> Route:
     return cast("Route", network.routes(source, dest, p))  # None: of a network that has no links
 
 
-def ended(clocks: np.ndarray) -> Evaluation:
-    return Evaluation(float(clocks.max()), clocks)
+def ended(clocks: np.ndarray) -> _Evaluation:
+    return _Evaluation(float(clocks.max()), clocks)
 
 
 class Pattern:
@@ -116,7 +116,7 @@ class Pattern:
         low, high = min(source.min(), dest.min()), max(source.max(), dest.max())
         if low < 0 or high >= p or (source == dest).any():
             raise ValueError(f"a schedule for {p:,} ranks has ranks {low} to {high}, or one that sends to itself")
-        alpha, self.beta, links = routes_between(network, self.source, self.dest, p)
+        alpha, self.beta, links = _routes_between(network, self.source, self.dest, p)
         self.alpha = alpha + np.zeros(len(source))
         self.links = np.stack([np.broadcast_to(link, source.shape) for link in links])
         self.nobody = network.link_count(p)
@@ -126,7 +126,7 @@ class Pattern:
         self.crossed = self.links[(count[self.links] > 1).any(axis=1)]
 
     @cached_property
-    def ways(self) -> list[tuple[int, ...]]:
+    def routes(self) -> list[tuple[int, ...]]:
         """The links of each message."""
         return [tuple(link for link in links if link != self.nobody) for links in self.links.T.tolist()]
 
@@ -147,7 +147,7 @@ def with_patterns(rounds: Iterable[RoundLike], p: int, itemsize: float, network:
             yield pattern, (round_.last - round_.first) * itemsize
 
 
-class Booking:
+class _Booking:
     """The times, in s, at which each rank and link is free, and at which the last message on a link was ready."""
 
     def __init__(self, p: int, network: Network) -> None:
@@ -166,7 +166,7 @@ class Booking:
         elif (ready <= self.latest[links[1:-1]]).any():
             return float("inf")
         elif len(pattern.crossed):
-            require_time(pattern.alpha + seconds, network)
+            _require_time(pattern.alpha + seconds, network)
             end = np.empty(len(ready))
             for wave in self.waves(pattern, ready):
                 end[wave] = self.take(links[:, wave], ready[wave], pattern.alpha[wave], seconds[wave])
@@ -197,18 +197,18 @@ class Booking:
         sender = (ends[0] > ends[1]) | ((ends[0] == ends[1]) & (source > dest))
         post = np.arange(count) + count * sender
         todo = np.lexsort((post, np.where(sender, source, dest), ready))
-        place = np.empty(len(self.free), np.int64)
+        first_user = np.empty(len(self.free), np.int64)
         while len(todo):
-            links, places = pattern.crossed[:, todo], np.arange(len(todo))
-            place[links.T[::-1].ravel()] = np.repeat(places[::-1], len(links))  # the first one writes last
-            first = ((place[links] == places) | (links == pattern.nobody)).all(axis=0)
+            links, numbers = pattern.crossed[:, todo], np.arange(len(todo))
+            first_user[links.T[::-1].ravel()] = np.repeat(numbers[::-1], len(links))  # the first one writes last
+            first = ((first_user[links] == numbers) | (links == pattern.nobody)).all(axis=0)
             yield todo[first]
             todo = todo[~first]
 
 
-def follow(batches: Iterable[Batch], clocks: np.ndarray, free: np.ndarray, network: Network) -> np.ndarray:
+def _deliver(batches: Iterable[Batch], clocks: np.ndarray, free: np.ndarray, network: Network) -> np.ndarray:
     """Return (p,) s at which every rank ends if it begins at `clocks`. Each message is a task of a graph."""
-    graph = Graph()
+    graph = TaskGraph()
     for link in np.flatnonzero(free > 0).tolist():
         graph.add(float(free[link]), links=(link,))
     exchange = Exchange(graph, [graph.add(clock) for clock in clocks.tolist()], network)
@@ -226,7 +226,7 @@ class Exchange:
     when it is sent, and only its receiver waits for it.
     """
 
-    def __init__(self, graph: Graph, began: list[int], network: Network) -> None:
+    def __init__(self, graph: TaskGraph, began: list[int], network: Network) -> None:
         """Begin with no round. began: per rank, the task behind which its round begins."""
         self.graph, self.began, self.network = graph, began, network
         self.pending: list[list[int]] = [[] for _ in began]  # per rank: messages for which it waits in its round
@@ -251,29 +251,29 @@ class Exchange:
     def add(self, pattern: Pattern, nbytes: np.ndarray) -> None:
         """Add the next round. Every rank posts its receives, then its sends, each in the order of the rows."""
         self.count += len(nbytes)
-        require_few(self.count, MOST_TASKS, self.network)
+        _require_few(self.count, MOST_TASKS, self.network)
         seconds = nbytes * pattern.beta
-        require_time(pattern.alpha + seconds, self.network)
+        _require_time(pattern.alpha + seconds, self.network)
         theirs, mine = self.turns(pattern.dest.tolist()), self.turns(pattern.source.tolist())
         eager = nbytes <= self.network.eager_nbytes if self.network.eager_nbytes else np.zeros(len(nbytes), bool)
         columns = (pattern.source, pattern.dest, eager, seconds, pattern.alpha)
-        rows = zip(*(column.tolist() for column in columns), pattern.ways, mine, theirs, strict=True)
-        for source, dest, early, cost, latency, way, sends, receives in rows:
+        rows = zip(*(column.tolist() for column in columns), pattern.routes, mine, theirs, strict=True)
+        for source, dest, early, cost, latency, links, sends, receives in rows:
             needs = [Need(self.began[source], False, sends)]
             if not early:
                 needs.append(Need(self.began[dest], False, receives))
-            task = self.graph.add(cost, needs, links=way, latency=latency)
+            task = self.graph.add(cost, needs, links=links, latency=latency)
             self.pending[dest].append(task)
             if not early:
                 self.pending[source].append(task)
 
 
-def require_time(seconds: np.ndarray, network: Network) -> None:
+def _require_time(seconds: np.ndarray, network: Network) -> None:
     if not (seconds > 0).all():
         raise ValueError(f"messages that take no time have no order in which to share links: {network}")
 
 
-def require_few(held: int, most: int, network: Network) -> None:
+def _require_few(held: int, most: int, network: Network) -> None:
     if held > most:
         raise ValueError(
             f"some ranks have nothing to do in so many rounds that {held:,} messages on {network} are in memory, "

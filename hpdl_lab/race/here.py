@@ -14,7 +14,7 @@ from ..parallel.compression import Cast, Compressor, DataParallelCompressed, Pow
 from ..parallel.data_parallel import DataParallelOverlapped, Strategy
 from ..parallel.grid.machine import MACHINES, grid_of
 from ..parallel.grid.measure import spec_of
-from ..parallel.grid.model import Prediction, predict
+from ..parallel.grid.model import Prediction, predict_step
 from ..parallel.training import LAYERWISE, OPTIMIZERS, Recipe
 from .plan import Disqualified, require_one_of, require_positive
 
@@ -124,7 +124,7 @@ def ledger(plan: HerePlan, data: Dataset) -> Prediction:
     limit = psutil.virtual_memory().available // plan.ranks
     try:
         grid, machine = grid_of(plan.dp, plan.pp, plan.tp), replace(MACHINES["laptop"], memory=limit)
-        return predict(spec, grid, plan.schedule, plan.micro_batches, machine=machine, batch=plan.batch)
+        return predict_step(spec, grid, plan.schedule, plan.micro_batches, machine=machine, batch=plan.batch)
     except ValueError as error:
         raise Disqualified(str(error)) from None
 

@@ -57,7 +57,7 @@ def require_one_of(name: str, value: Entry, known: Collection[Entry]) -> None:
         raise Disqualified(f"{name} = {value!r}: one of {', '.join(map(str, known))} is needed")
 
 
-def read(path: str | Path) -> dict[str, dict[str, Entry]]:
+def read_plan(path: str | Path) -> dict[str, dict[str, Entry]]:
     """Read the tables of a plan's file: {league: entries}.
 
     Raises:  ValueError, with the line, for a file that is no TOML; OSError for one that cannot be read.

@@ -29,8 +29,8 @@ from typing import NamedTuple
 from .. import schedules
 from ..comm.network import PRESETS, Islands
 from ..parallel.grid.machine import EFFICIENCY, PEAKS, Machine, grid_of
-from ..parallel.grid.model import Prediction, predict
-from ..parallel.grid.simulation import simulate
+from ..parallel.grid.model import Prediction, predict_step
+from ..parallel.grid.simulation import simulate_step
 from ..parallel.grid.spec import Spec, gpt
 from .plan import Disqualified, require_memory, require_one_of, require_positive
 
@@ -43,7 +43,7 @@ RESTART_S = 300.0  # as in 15.1
 BUCKET, LEVELS = 512, {16: 0, 8: 127, 4: 7}  # numbers with one scale; levels on each side of 0, by bits
 
 
-class Precision(NamedTuple):
+class _Precision(NamedTuple):
     """A precision of the race. training: a key of grid.spec.TRAININGS; peak: flop/s of an A100."""
 
     training: str
@@ -51,8 +51,8 @@ class Precision(NamedTuple):
 
 
 PRECISIONS = {
-    "bfloat16": Precision("mixed adam", PEAKS["A100"]),
-    "tf32": Precision("adam", 156e12),  # NVIDIA, A100 Tensor Core GPU Architecture; 2020
+    "bfloat16": _Precision("mixed adam", PEAKS["A100"]),
+    "tf32": _Precision("adam", 156e12),  # NVIDIA, A100 Tensor Core GPU Architecture; 2020
 }
 
 
@@ -99,14 +99,14 @@ class Lap(NamedTuple):
     step_s: float
 
 
-def machine_of(plan: SimulatedPlan) -> Machine:
+def race_machine(plan: SimulatedPlan) -> Machine:
     """Return 8 nodes of 8 A100 with 40 GB: NVLink inside, one adapter for 25 Gbit/s Ethernet per node outside."""
     peak = PRECISIONS[plan.precision].peak
     network = Islands(8, PRESETS["nvlink_3"], PRESETS["ethernet_25"], nics=1, flops_per_s=EFFICIENCY * peak)
     return Machine("8 nodes of 8 A100 on 25 Gbit/s Ethernet", network, LIMIT)
 
 
-def spec_of(plan: SimulatedPlan) -> Spec:
+def _spec_of(plan: SimulatedPlan) -> Spec:
     """Return the model, with as many bits per gradient on the links as planned."""
     return replace(MODEL, training=PRECISIONS[plan.precision].training, sent_bits=plan.gradient_bits)
 
@@ -116,9 +116,9 @@ def ledger(plan: SimulatedPlan) -> Prediction:
 
     Raises:  Disqualified for a grid that cannot be.
     """
-    how = plan.schedule, plan.micro_batches, plan.recompute, False, machine_of(plan), plan.batch
+    how = plan.schedule, plan.micro_batches, plan.recompute, False, race_machine(plan), plan.batch
     try:
-        return predict(spec_of(plan), grid_of(plan.dp, plan.pp, plan.tp), *how, zero=plan.zero)
+        return predict_step(_spec_of(plan), grid_of(plan.dp, plan.pp, plan.tp), *how, zero=plan.zero)
     except ValueError as error:
         raise Disqualified(str(error)) from None
 
@@ -135,7 +135,7 @@ def least_steps() -> float:
     return float(2.1e3 * gap ** (-1 / 0.76))
 
 
-def noise(plan: SimulatedPlan) -> float:
+def compressed_noise(plan: SimulatedPlan) -> float:
     """Compute B_crit / B, the noise of a batch over its gradient, with the noise of compression."""
     scale = 2e8 / TARGET ** (1 / 0.21) / POSITIONS / plan.batch
     levels = LEVELS[plan.gradient_bits]
@@ -146,7 +146,7 @@ def noise(plan: SimulatedPlan) -> float:
 def best_rate(plan: SimulatedPlan) -> float:
     """Compute the rate at which a step makes most progress."""
     highest = 1.2e-4 * (1 + 2e8 / TARGET ** (1 / 0.21) / 2e6)
-    return highest / (1 + noise(plan))
+    return highest / (1 + compressed_noise(plan))
 
 
 def steps_to_target(plan: SimulatedPlan) -> float:
@@ -157,7 +157,7 @@ def steps_to_target(plan: SimulatedPlan) -> float:
     ratio = plan.learning_rate / best_rate(plan)
     if ratio >= 2:
         raise Disqualified(f"it diverges: the rate is {ratio:.1f} times the best one for this batch")
-    return least_steps() * (1 + noise(plan)) / (ratio * (2 - ratio))
+    return least_steps() * (1 + compressed_noise(plan)) / (ratio * (2 - ratio))
 
 
 @lru_cache(maxsize=64)  # the reference races against every plan
@@ -169,17 +169,17 @@ def drive(plan: SimulatedPlan, seed: int) -> Lap:
     """
     found, steps = ledger(plan), steps_to_target(plan)
     require_memory(found)
-    grid, machine = grid_of(plan.dp, plan.pp, plan.tp), machine_of(plan)
+    grid, machine = grid_of(plan.dp, plan.pp, plan.tp), race_machine(plan)
     how = plan.schedule, plan.micro_batches, plan.recompute, machine, plan.batch
-    step_s = simulate(spec_of(plan), grid, *how, zero=plan.zero)
+    step_s = simulate_step(_spec_of(plan), grid, *how, zero=plan.zero)
     share = random.Random(seed).uniform(0.2, 0.8)
-    written, again, restart = breaks(plan, steps * step_s, share)
-    parts = {name: steps * seconds for name, seconds in parts_of(found, step_s).items()}
-    parts |= {"checkpoints": written, "repeated": again, "restart": restart}
+    written, repeated, restart = breaks(plan, steps * step_s, share)
+    parts = {name: steps * seconds for name, seconds in _parts_of(found, step_s).items()}
+    parts |= {"checkpoints": written, "repeated": repeated, "restart": restart}
     return Lap(sum(parts.values()), parts, steps, step_s)
 
 
-def parts_of(found: Prediction, step_s: float) -> dict[str, float]:
+def _parts_of(found: Prediction, step_s: float) -> dict[str, float]:
     """Divide a simulated step by its formula: the rank's own work stays, its waits are scaled to the rest."""
     own = {name: found.parts[name] for name in ("compute", "tp")}
     waits = {name: seconds for name, seconds in found.parts.items() if name not in own and seconds > 0} or {"bubble": 1}
@@ -187,7 +187,7 @@ def parts_of(found: Prediction, step_s: float) -> dict[str, float]:
     return own | {name: rest * seconds / sum(waits.values()) for name, seconds in waits.items()}
 
 
-def write_s() -> float:
+def _write_s() -> float:
     """Compute the seconds of a checkpoint: parameters and Adam's state, 14 bytes per parameter, to the file server."""
     return MODEL.parameters * 14 * STORAGE.beta
 
@@ -200,7 +200,7 @@ def breaks(plan: SimulatedPlan, training_s: float, share: float) -> tuple[float,
     every, failed = plan.checkpoint_every_s, share * training_s
     kept = failed // every * every  # a failure between two checkpoints goes back to the first of both
     writes = math.ceil(training_s / every) - 1  # none at the end
-    return writes * write_s(), failed - kept, RESTART_S
+    return writes * _write_s(), failed - kept, RESTART_S
 
 
 REFERENCE = SimulatedPlan(  # not the best one

@@ -26,17 +26,17 @@ c.Execute.timeout = 120
 """
 
 
-def write(folder: str | os.PathLike[str]) -> list[str]:
-    """Write the sources of all assignments into a course, or update them: returns and raises as `update.write`."""
+def write_course(folder: str | os.PathLike[str]) -> list[str]:
+    """Write the sources of all assignments into a course, or update them: as `update.write_notebooks` does."""
     folder, stubs = Path(os.path.abspath(folder)), forms.exercises()
     given: forms.Forms = {} if (folder / CONFIG).exists() else {CONFIG: SETTINGS}
     for name, solution in forms.solutions().items():
         stem = name.removesuffix(".ipynb")
-        given[f"source/{stem}/{name}"] = source_form(update.parsed(solution), update.parsed(stubs[name]))
-    return update.put(folder, given)
+        given[f"source/{stem}/{name}"] = _source_form(update.parsed(solution), update.parsed(stubs[name]))
+    return update.update_forms(folder, given)
 
 
-def source_form(solution: NotebookNode, exercise: NotebookNode) -> bytes:
+def _source_form(solution: NotebookNode, exercise: NotebookNode) -> bytes:
     """Make the solution form ready for nbgrader, as bytes.
 
     A check shows all that it has to say before it fails, for the feedback. If an exercise has a broken program to be
@@ -44,24 +44,24 @@ def source_form(solution: NotebookNode, exercise: NotebookNode) -> bytes:
     Guesses are left to the student, and scripts are still to be converted.
     Cells behind the first exercise that only show something are not run when answers are graded.
     """
-    stubs, behind = {cell.id: cell.source for cell in exercise.cells}, False
+    stubs, after_exercise = {cell.id: cell.source for cell in exercise.cells}, False
     for cell in solution.cells:
         role = cell.metadata.get("nbgrader", {})
         tags = cell.metadata.get("tags", [])
         if {"guess", "script"} & set(tags):
             cell.source = stubs[cell.id]
         if role.get("solution"):
-            behind, cell.source = True, with_broken_program(cell.source, stubs[cell.id])
+            after_exercise, cell.source = True, _with_broken_program(cell.source, stubs[cell.id])
         elif role.get("grade"):
             check, *hidden, _ = cell.source.split("\n")
             cell.source = "\n".join([check, "display(result)", *hidden])
-        elif behind and cell.cell_type == "code" and "script" not in tags:
+        elif after_exercise and cell.cell_type == "code" and "script" not in tags:
             cell.metadata.tags = [*tags, SKIPPED]
     solution.metadata.hpdl_lab |= {"form": "nbgrader", "digest": forms.digest(solution.cells)}
     return (nbformat.writes(solution) + "\n").encode()
 
 
-def with_broken_program(solution: str, stub: str) -> str:
+def _with_broken_program(solution: str, stub: str) -> str:
     """Return the solution of an exercise; if its stub is a program to be repaired, with that behind it."""
     if "raise NotImplementedError(" in stub:
         return solution

@@ -37,7 +37,7 @@ def read(folder: Path, form: str, clone: Path) -> Forms:
         found[path.name] = path.read_bytes()
         try:
             notebook = json.loads(found[path.name])
-            if made_as(notebook) != (path.name, form):
+            if _made_as(notebook) != (path.name, form):
                 del found[path.name]
             elif worked_in(notebook):
                 again.append(path.name)
@@ -45,10 +45,10 @@ def read(folder: Path, form: str, clone: Path) -> Forms:
             again.append(path.name)
     if not found:
         raise RuntimeError(f"{folder} holds no {form} forms NN_name.ipynb: a clone has them in notebooks/")
-    return found | built(clone, folder, again) if again else found
+    return found | _built(clone, folder, again) if again else found
 
 
-def built(clone: Path, folder: Path, names: list[str]) -> Forms:
+def _built(clone: Path, folder: Path, names: list[str]) -> Forms:
     """Build forms of `folder` anew, from clone/source in a folder aside; it takes some seconds."""
     with tempfile.TemporaryDirectory(prefix="hpdl-") as aside:
         command = [sys.executable, clone / "build.py", "--into", aside]
@@ -61,7 +61,7 @@ def built(clone: Path, folder: Path, names: list[str]) -> Forms:
         return {name: Path(aside, folder.relative_to(clone), name).read_bytes() for name in names}
 
 
-def made_as(notebook: Json) -> tuple[str, str] | tuple[None, None]:
+def _made_as(notebook: Json) -> tuple[str, str] | tuple[None, None]:
     """Return ("00_engines.ipynb", "exercise") for what build.py has written; (None, None) for anything else."""
     made = notebook["metadata"].get("hpdl_lab")
     return (f"{made['source'].removesuffix('.py')}.ipynb", made["form"]) if made else (None, None)
@@ -69,10 +69,10 @@ def made_as(notebook: Json) -> tuple[str, str] | tuple[None, None]:
 
 def worked_in(notebook: Json) -> bool:
     """Return True for a notebook that differs from what was once built: somebody's answers or results are in it."""
-    return changed(notebook) or any(cell.get("execution_count") for cell in notebook["cells"])
+    return is_edited(notebook) or any(cell.get("execution_count") for cell in notebook["cells"])
 
 
-def changed(notebook: Json) -> bool:
+def is_edited(notebook: Json) -> bool:
     """Return True for a notebook whose cells say something else than when it was built."""
     made = notebook["metadata"].get("hpdl_lab")
     return not isinstance(made, dict) or made.get("digest") != digest(notebook["cells"])

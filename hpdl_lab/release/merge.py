@@ -49,19 +49,19 @@ def merge(base: NotebookNode, theirs: NotebookNode, new: NotebookNode) -> tuple[
             continue  # they removed it
         at = mine[origin[n]] if n in origin else known.get(cell.id)  # known: of an update that was cut short
         if at is None:
-            rows.append((None, copied_cell(cell)))
+            rows.append((None, _copied_cell(cell)))
             continue
         was = base.cells[origin[n]] if n in origin else cell
-        merged, agreed = one_cell(was, theirs.cells[at], cell)
+        merged, agreed = _one_cell(was, theirs.cells[at], cell)
         rows.append((at, merged))
-        conflicts += [] if agreed else [name_of(cell)]
+        conflicts += [] if agreed else [_name_of(cell)]
     dropped = [(base.cells[here], at) for here, at in mine.items() if here not in update]
     removed = {at for cell, at in dropped if all(cell[key] == theirs.cells[at][key] for key in ("cell_type", "source"))}
-    place_additions(rows, theirs.cells, removed)
-    return assembled(theirs, new, [cell for _, cell in rows]), conflicts
+    _place_additions(rows, theirs.cells, removed)
+    return _assembled(theirs, new, [cell for _, cell in rows]), conflicts
 
 
-def copied_cell(node: NotebookNode) -> NotebookNode:
+def _copied_cell(node: NotebookNode) -> NotebookNode:
     return cast("NotebookNode", nbformat.from_dict(node))
 
 
@@ -80,19 +80,19 @@ def pairs(old: list[NotebookNode], now: list[NotebookNode]) -> dict[int, int]:
     return found
 
 
-def one_cell(base: NotebookNode, theirs: NotebookNode, new: NotebookNode) -> tuple[NotebookNode, bool]:
+def _one_cell(base: NotebookNode, theirs: NotebookNode, new: NotebookNode) -> tuple[NotebookNode, bool]:
     """Return (their cell with what changed from base to new, False if both changed the same lines: theirs stands)."""
-    cell, agreed = copied_cell(theirs), True
+    cell, agreed = _copied_cell(theirs), True
     if new.source != base.source:
         texts = base.source, theirs.source, new.source
-        cell.source, agreed = lines(*texts) if theirs.cell_type == new.cell_type else (theirs.source, False)
+        cell.source, agreed = _lines(*texts) if theirs.cell_type == new.cell_type else (theirs.source, False)
     own = {key: value for key, value in theirs.metadata.items() if base.metadata.get(key) != value}
-    cell.metadata = copied_cell(new.metadata | own)
+    cell.metadata = _copied_cell(new.metadata | own)
     cell.id = new.id
     return cell, agreed
 
 
-def lines(base: str, theirs: str, new: str) -> tuple[str, bool]:
+def _lines(base: str, theirs: str, new: str) -> tuple[str, bool]:
     """Return (the lines of theirs with the changes from base to new, True), or (theirs, False) if both changed them."""
     groups = [*Merge3(base.split("\n"), theirs.split("\n"), new.split("\n")).merge_groups()]
     if any(kind == "conflict" for kind, *_ in groups):
@@ -100,18 +100,18 @@ def lines(base: str, theirs: str, new: str) -> tuple[str, bool]:
     return "\n".join(line for _, lines, *_ in groups for line in lines), True
 
 
-def place_additions(rows: list[Row], cells: list[NotebookNode], removed: set[int]) -> None:
+def _place_additions(rows: list[Row], cells: list[NotebookNode], removed: set[int]) -> None:
     """Put each cell of theirs that is not among the rows, nor removed by the update, behind the one it stood behind."""
-    placed, behind = {at for at, _ in rows}, 0
+    placed, position = {at for at, _ in rows}, 0
     for at, cell in enumerate(cells):
         if at in placed:
-            behind = next(i for i, row in enumerate(rows) if row[0] == at) + 1
+            position = next(i for i, row in enumerate(rows) if row[0] == at) + 1
         elif at not in removed:
-            rows.insert(behind, (at, copied_cell(cell)))
-            behind += 1
+            rows.insert(position, (at, _copied_cell(cell)))
+            position += 1
 
 
-def assembled(theirs: NotebookNode, new: NotebookNode, cells: list[NotebookNode]) -> NotebookNode:
+def _assembled(theirs: NotebookNode, new: NotebookNode, cells: list[NotebookNode]) -> NotebookNode:
     """Return the notebook of these cells; each has an id of its own, also if an old program has left none."""
     taken: set[str] = set()
     for cell in cells:
@@ -123,7 +123,7 @@ def assembled(theirs: NotebookNode, new: NotebookNode, cells: list[NotebookNode]
     return nbformat.v4.new_notebook(cells=cells, metadata=metadata, nbformat_minor=minor)
 
 
-def name_of(cell: NotebookNode) -> str:
+def _name_of(cell: NotebookNode) -> str:
     """Return the name of a cell in a sentence: "exercise 4.1", or the start of what it says."""
     if "nbgrader" in cell.metadata:
         kind, _, number = cell.metadata["nbgrader"]["grade_id"].partition("-")

@@ -39,7 +39,7 @@ WHY = {errno.ELOOP: "is a symbolic link", errno.EISDIR: "is no file", errno.EACC
 NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, RecursionError)
 
 
-def write(
+def write_notebooks(
     folder: str | os.PathLike[str], source: str | os.PathLike[str] | None = None, lock: Path | None = None
 ) -> list[str]:
     """Write the exercise forms of `source` (None: of this clone) into `folder`, or update those that it holds.
@@ -53,14 +53,14 @@ def write(
     folder, source = Path(os.path.abspath(folder)), Path(source or forms.NOTEBOOKS).resolve()
     if source in (folder.resolve(), *folder.resolve().parents):
         raise RuntimeError(f"{folder} is where the notebooks come from: name another folder for an attendee")
-    return put(folder, forms.exercises(source), lock)
+    return update_forms(folder, forms.exercises(source), lock)
 
 
-def put(folder: Path, given: forms.Forms, lock: Path | None = None) -> list[str]:
-    """Bring the files `given`, {path in the folder: bytes}, to an absolute folder, as `write` does."""
+def update_forms(folder: Path, given: forms.Forms, lock: Path | None = None) -> list[str]:
+    """Bring the files `given`, {path in the folder: bytes}, to an absolute folder, as `write_notebooks` does."""
     try:
-        account = somebody_else(folder)
-        return as_account(account, folder, given) if account else bring_all(folder, given, lock)
+        account = _somebody_else(folder)
+        return _as_account(account, folder, given) if account else _bring_all(folder, given, lock)
     except OSError as error:
         raise RuntimeError(
             f"{error.filename or folder}: {error.strerror}. Nothing is lost: no notebook is left half written; "
@@ -68,34 +68,34 @@ def put(folder: Path, given: forms.Forms, lock: Path | None = None) -> list[str]
         ) from None
 
 
-def bring_all(folder: Path, given: forms.Forms, lock: Path | None = None) -> list[str]:
+def _bring_all(folder: Path, given: forms.Forms, lock: Path | None = None) -> list[str]:
     (folder / HIDDEN).mkdir(parents=True, exist_ok=True)
-    with alone(lock or folder / HIDDEN, folder):
-        return [said for name, form in given.items() if (said := bring(folder, name, form))]
+    with exclusively(lock or folder / HIDDEN, folder):
+        return [said for name, form in given.items() if (said := _bring(folder, name, form))]
 
 
 class LeftAlone(Exception):
     """Something in the place of a notebook that cannot be read as one."""
 
 
-def bring(folder: Path, name: str, form: bytes) -> str | None:
+def _bring(folder: Path, name: str, form: bytes) -> str | None:
     """Bring one notebook up to date. Returns a sentence, or None if there is nothing to do."""
     path, given = folder / name, folder / HIDDEN / "given" / name
     try:
         base, theirs = contents(given), contents(path)
         if theirs is None:
             said = f"{name}: written" if base is None else f"{name}: was missing, written anew"
-            replace(path, form)
+            _replace(path, form)
         elif theirs in (form, base):
             said = None if theirs == form else f"{name}: updated, there was nothing of yours in it"
             if theirs != form:
-                replace(path, form, theirs)
+                _replace(path, form, theirs)
         else:
-            said = update(folder, name, theirs, base, form)
+            said = _update(folder, name, theirs, base, form)
     except LeftAlone as why:
         return f"{name} {why}: left alone"
     if base != form:
-        replace(given, form)
+        _replace(given, form)
     return said
 
 
@@ -114,7 +114,7 @@ def contents(path: Path) -> bytes | None:
         raise LeftAlone(WHY.get(error.errno or 0, f"cannot be read ({error.strerror})")) from None
 
 
-def update(folder: Path, name: str, theirs: bytes, base: bytes | None, form: bytes) -> str | None:
+def _update(folder: Path, name: str, theirs: bytes, base: bytes | None, form: bytes) -> str | None:
     """Merge the form into a notebook that the attendee has changed, or put it there under another name."""
     import nbformat
 
@@ -123,15 +123,15 @@ def update(folder: Path, name: str, theirs: bytes, base: bytes | None, form: byt
     try:
         mine = parsed(theirs)
     except ValueError as error:
-        return f"{name} cannot be read as a notebook ({error}): left alone; a fresh one is {fresh(folder, name, form)}"
+        return f"{name} cannot be read as a notebook ({error}): left alone; a fresh one is {_fresh(folder, name, form)}"
     if base == form:
         return None
-    if (start := started_from(base, mine)) is None:
-        return f"{name} was here before: left alone; the one of the laboratory is {fresh(folder, name, form)}"
+    if (start := _started_from(base, mine)) is None:
+        return f"{name} was here before: left alone; the one of the laboratory is {_fresh(folder, name, form)}"
     merged, conflicts = merge(start, mine, parsed(form))
-    there = fresh(folder, name, form) if conflicts else ""
-    replace(folder / HIDDEN / "before" / name, theirs)
-    replace(folder / name, (nbformat.writes(merged) + "\n").encode(), theirs)
+    there = _fresh(folder, name, form) if conflicts else ""
+    _replace(folder / HIDDEN / "before" / name, theirs)
+    _replace(folder / name, (nbformat.writes(merged) + "\n").encode(), theirs)
     if conflicts:
         return (
             f"{name}: updated, but in {' and '.join(conflicts)} you and the update changed the same lines: yours "
@@ -140,11 +140,11 @@ def update(folder: Path, name: str, theirs: bytes, base: bytes | None, form: byt
     return f"{name}: updated, with all that you did in it"
 
 
-def started_from(base: bytes | None, mine: NotebookNode) -> NotebookNode | None:
+def _started_from(base: bytes | None, mine: NotebookNode) -> NotebookNode | None:
     """Return the form that the attendee started from; None if it is not known, because what was kept of it is gone."""
     with contextlib.suppress(ValueError):
         return parsed(base or b"")
-    return None if forms.changed(mine) else mine
+    return None if forms.is_edited(mine) else mine
 
 
 def parsed(text: bytes) -> NotebookNode:
@@ -161,7 +161,7 @@ def parsed(text: bytes) -> NotebookNode:
     return notebook
 
 
-def fresh(folder: Path, name: str, form: bytes) -> str:
+def _fresh(folder: Path, name: str, form: bytes) -> str:
     """Put the form next to the attendee's notebook, over nothing. Returns its name."""
     number = 0
     while True:
@@ -169,13 +169,13 @@ def fresh(folder: Path, name: str, form: bytes) -> str:
         there = name.replace(".ipynb", ".new.ipynb" if number == 1 else f".new-{number}.ipynb")
         path = folder / there
         if not os.path.lexists(path):
-            replace(path, form)
+            _replace(path, form)
         elif not path.is_file() or contents(path) != form:
             continue
         return there
 
 
-def replace(path: Path, text: bytes, theirs: bytes | None = None) -> None:
+def _replace(path: Path, text: bytes, theirs: bytes | None = None) -> None:
     """Put `text` at `path`, wholly or not at all; not over a file that has become another than `theirs` meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -196,7 +196,7 @@ def replace(path: Path, text: bytes, theirs: bytes | None = None) -> None:
 
 
 @contextlib.contextmanager
-def alone(lock: Path, folder: Path) -> Generator[None]:
+def exclusively(lock: Path, folder: Path) -> Generator[None]:
     """Keep other processes out, as of a second server of the attendee. Raises RuntimeError if another one is in."""
     handle = os.open(lock, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -211,7 +211,7 @@ def alone(lock: Path, folder: Path) -> Generator[None]:
         os.close(handle)
 
 
-def somebody_else(folder: Path) -> tuple[int, int] | None:
+def _somebody_else(folder: Path) -> tuple[int, int] | None:
     """Return (user id, group id) of the account that owns `folder`, or a link on its way, if this process is root's.
 
     Raises: RuntimeError if it is root's own, but others may put links there.
@@ -227,19 +227,19 @@ def somebody_else(folder: Path) -> tuple[int, int] | None:
     return None
 
 
-def as_account(account: tuple[int, int], folder: Path, given: forms.Forms) -> list[str]:
-    """Call `bring_all` in a child process of this account: links that the account has laid lead root nowhere.
+def _as_account(account: tuple[int, int], folder: Path, given: forms.Forms) -> list[str]:
+    """Call `_bring_all` in a child process of this account: links that the account has laid lead root nowhere.
 
     The child is forked and starts no program: the account may not be allowed to read this Python.
     """
     importlib.import_module(".merge", __package__)  # what the child may need is loaded here
     parsed(next(text for name, text in given.items() if name.endswith(".ipynb")))
     with futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-        return pool.submit(as_child, *account, folder, given).result()
+        return pool.submit(_as_child, *account, folder, given).result()
 
 
-def as_child(user: int, group: int, folder: Path, given: forms.Forms) -> list[str]:
+def _as_child(user: int, group: int, folder: Path, given: forms.Forms) -> list[str]:
     os.setgroups([])
     os.setgid(group)
     os.setuid(user)
-    return bring_all(folder, given)
+    return _bring_all(folder, given)

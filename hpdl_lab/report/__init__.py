@@ -127,10 +127,10 @@ def read_curves(home: Path) -> list[Curve]:
 def collect(rows: Iterable[object], curves: Iterable[Curve] = ()) -> Record:
     """Return the record of these rows, in the order in which they were written; rows of other kinds are passed over."""
     rows = list(rows)
-    good = [row for row in rows if isinstance(row, dict) and sound(row)]
+    good = [row for row in rows if isinstance(row, dict) and _sound(row)]
     return Record(
-        exercises_of([row for row in good if "exercise" in row]),
-        guesses_of([row for row in good if row["kind"] in ("guess", "truth")]),
+        _exercises_of([row for row in good if "exercise" in row]),
+        _guesses_of([row for row in good if row["kind"] in ("guess", "truth")]),
         tuple(curves),
         tuple(
             Attempt(
@@ -138,7 +138,7 @@ def collect(rows: Iterable[object], curves: Iterable[Curve] = ()) -> Record:
                 row["plan"],
                 row["valid"],
                 str(row.get("why") or ""),
-                *map(number_of, map(row.get, TIMES)),
+                *map(_number_of, map(row.get, TIMES)),
             )
             for row in good
             if row["kind"] == "race"
@@ -147,15 +147,15 @@ def collect(rows: Iterable[object], curves: Iterable[Curve] = ()) -> Record:
     )
 
 
-def sound(row: Row) -> bool:
+def _sound(row: Row) -> bool:
     """Return True if the row has all that the report reads of its kind."""
     kind = row.get("kind")
     if not isinstance(kind, str) or not all(isinstance(row.get(k), t) for k, t in FIELDS.get(kind, {}).items()):
         return False
-    return kind not in ("guess", "truth") or bool(parts(row.get("value")))
+    return kind not in ("guess", "truth") or bool(_parts(row.get("value")))
 
 
-def exercises_of(rows: Sequence[Row]) -> tuple[Exercised, ...]:
+def _exercises_of(rows: Sequence[Row]) -> tuple[Exercised, ...]:
     """Return all exercises of the course, scripts included, in its order."""
     found = []
     for exercise in sorted((*EXERCISES, *SCRIPTS), key=lambda e: tuple(map(int, e.id.split(".")))):
@@ -168,15 +168,15 @@ def exercises_of(rows: Sequence[Row]) -> tuple[Exercised, ...]:
     return tuple(found)
 
 
-def guesses_of(rows: Sequence[Row]) -> tuple[Guess, ...]:
+def _guesses_of(rows: Sequence[Row]) -> tuple[Guess, ...]:
     """Return each guess with the truth that came after it: the last guess before the first truth counts."""
     guesses: dict[str, dict[str, float]] = {}
     truths: dict[str, dict[str, float]] = {}
     for row in rows:
         if row["kind"] == "truth":
-            truths.setdefault(row["about"], parts(row["value"]))
+            truths.setdefault(row["about"], _parts(row["value"]))
         elif row["about"] not in truths:
-            guesses[row["about"]] = parts(row["value"])
+            guesses[row["about"]] = _parts(row["value"])
     return tuple(
         Guess(f"{about}: {part}" if part else about, value, truths.get(about, {}).get(part))
         for about, values in guesses.items()
@@ -184,13 +184,13 @@ def guesses_of(rows: Sequence[Row]) -> tuple[Guess, ...]:
     )
 
 
-def parts(value: object) -> dict[str, float]:
+def _parts(value: object) -> dict[str, float]:
     """Return the numbers of a guess or a truth by name: 3 -> {"": 3.0}; other values are left out."""
     named = value if isinstance(value, dict) else {"": value}
-    return {str(name): number for name, x in named.items() if (number := number_of(x)) is not None}
+    return {str(name): number for name, x in named.items() if (number := _number_of(x)) is not None}
 
 
-def number_of(x: object) -> float | None:
+def _number_of(x: object) -> float | None:
     """Return a finite number; None for anything else."""
     if isinstance(x, int | float) and not isinstance(x, bool) and -1e300 < x < 1e300:
         return float(x)

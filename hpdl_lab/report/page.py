@@ -7,7 +7,7 @@ from html import escape
 from .. import __version__
 from ..plots.colors import BLUE, GRAY
 from ..plots.live import page_size, png
-from ..plots.style import Figure, heading, look, new_figure, note
+from ..plots.style import Figure, footnote, heading, new_figure, style_context
 from ..trace import duration_text, number_text
 from ..units import amount_text, counted
 from . import Attempt, Exercised, Guess, Record
@@ -49,7 +49,7 @@ def page(record: Record, day: str) -> str:
 <body>
 <h1>What you did in the course</h1>
 {"" if begun else START}
-{exercises(record)}{guesses(record)}{curves(record)}{race(record)}
+{_exercises(record)}{guesses(record)}{_curves(record)}{_race(record)}
 <footer>
 {f"<p>{lost} damaged and left out.</p>" if record.damaged else ""}
 <p>Written by hpdl_lab {escape(__version__)} on {escape(day)}, from the progress that is kept on your machine.</p>
@@ -59,33 +59,37 @@ def page(record: Record, day: str) -> str:
 """
 
 
-def exercises(record: Record) -> str:
+def _exercises(record: Record) -> str:
     """Return all exercises by notebook, and their sum."""
     all_, rows = record.exercises, []
     if not any(e.tried for e in all_):
-        return section("Exercises", "You have checked no exercise yet: <code>lab.check(...)</code> below each does it.")
+        return _section(
+            "Exercises", "You have checked no exercise yet: <code>lab.check(...)</code> below each does it."
+        )
     for notebook in dict.fromkeys(e.id.partition(".")[0] for e in all_):
         own = [e for e in all_ if e.id.partition(".")[0] == notebook]
         count = f"<small>{sum(e.passed for e in own)} of {len(own)}</small>"
         rows.append(f'<tr><th colspan="6" scope="rowgroup">Notebook {int(notebook):02d} {count}</th></tr>')
-        rows += map(exercise_row, own)
+        rows += map(_exercise_row, own)
     text = f"{sum(e.passed for e in all_)} of {counted(len(all_), 'exercise')} passed, with "
     text += f"{counted(sum(e.checks for e in all_), 'check')} and {counted(sum(e.hints for e in all_), 'hint')}; "
     text += f"{counted(sum(e.solution for e in all_), 'solution')} seen. Checks are counted until the exercise passes."
-    return section("Exercises", text, table(["", "exercise", "state", "#checks", "#hints", "solution"], rows))
+    return _section("Exercises", text, _table(["", "exercise", "state", "#checks", "#hints", "solution"], rows))
 
 
-def exercise_row(e: Exercised) -> str:
+def _exercise_row(e: Exercised) -> str:
     state = '<span class="good">passed</span>' if e.passed else "not yet" if e.tried else NONE
     cells = [e.id, escape(e.title), state, e.checks or NONE, e.hints or NONE, "seen" if e.solution else NONE]
-    return row(cells, numbers=(3, 4))
+    return _row(cells, numbers=(3, 4))
 
 
 def guesses(record: Record) -> str:
     """Return all guesses, and their picture if a truth is known."""
     title, median = "Guesses against truth", record.median_factor
     if not record.guesses:
-        return section(title, "You have guessed nothing yet: cells with <code>lab.guess(...)</code> wait for a number.")
+        return _section(
+            title, "You have guessed nothing yet: cells with <code>lab.guess(...)</code> wait for a number."
+        )
     text = "A factor of 1 is exact; 2 is twice the truth, or half of it."
     if median:
         text = f"The median of your guesses is off by a factor of {number_text(median)}. {text}"
@@ -93,17 +97,17 @@ def guesses(record: Record) -> str:
     if drawn and median:
         figure = scatter(drawn, f"median factor {number_text(median)}")
         alt = f"{counted(len(drawn), 'guess', 'guesses')} over the truth, on logarithmic axes, with the diagonal"
-        picture = image(png(figure), alt, page_size(figure)[0])
+        picture = _image(png(figure), alt, page_size(figure)[0])
     known = [g for g in record.guesses if g.truth is not None]
     if rest := len(record.guesses) - len(known):
         text += f" {counted(rest, 'guess has', 'guesses have')} no truth, or not yet."
-    rows = map(guess_row, known)
-    return section(title, text, picture + (table(["what", "#guess", "#truth", "#factor"], rows) if known else ""))
+    rows = map(_guess_row, known)
+    return _section(title, text, picture + (_table(["what", "#guess", "#truth", "#factor"], rows) if known else ""))
 
 
-def guess_row(g: Guess) -> str:
+def _guess_row(g: Guess) -> str:
     cells = [escape(g.what), number(g.guess), number(g.truth or 0.0), NONE if g.factor is None else number(g.factor)]
-    return row(cells, numbers=(1, 2, 3))
+    return _row(cells, numbers=(1, 2, 3))
 
 
 def number(x: float) -> str:
@@ -116,7 +120,7 @@ def scatter(guesses: Sequence[Guess], subtitle: str) -> Figure:
     figure = new_figure(*SIZE)
     truths, values = [g.truth or 0.0 for g in guesses], [g.guess for g in guesses]
     ends = [min(*truths, *values) / 2, max(*truths, *values) * 2]
-    with look():
+    with style_context():
         ax = figure.subplots()
         figure.subplots_adjust(left=0.13, right=0.96, bottom=0.15, top=0.85)
         for off, line in ((0.1, ":"), (1, "-"), (10, ":")):
@@ -124,60 +128,60 @@ def scatter(guesses: Sequence[Guess], subtitle: str) -> Figure:
         ax.plot(truths, values, "o", color=BLUE, alpha=0.65, markeredgewidth=0)
         ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="truth", ylabel="your guess", aspect="equal")
         heading(figure, "Your guesses against the truth", subtitle)
-        note(figure, "line: exact; dotted: off by a factor of 10")
+        footnote(figure, "line: exact; dotted: off by a factor of 10")
     return figure
 
 
-def curves(record: Record) -> str:
+def _curves(record: Record) -> str:
     """Return the figures in the order of time."""
     if not record.curves:
-        return section("Curves", "There is no figure yet: what verbs such as <code>lab.train()</code> draw is kept.")
+        return _section("Curves", "There is no figure yet: what verbs such as <code>lab.train()</code> draw is kept.")
     text = f"{counted(len(record.curves), 'figure')} in the order of time; of each kind and title, the last one."
-    return section("Curves", text, "".join(image(c.png, c.alt, c.width, f"{c.day}: {c.alt}") for c in record.curves))
+    return _section("Curves", text, "".join(_image(c.png, c.alt, c.width, f"{c.day}: {c.alt}") for c in record.curves))
 
 
-def race(record: Record) -> str:
+def _race(record: Record) -> str:
     """Return all attempts in their order, the best of each league marked."""
     if not record.attempts:
-        return section("The race", "You have not raced yet: <code>lab.race</code> takes a plan and an expected time.")
-    rows = [attempt_row(i, a, any(a is b for b in record.best)) for i, a in enumerate(record.attempts, 1)]
+        return _section("The race", "You have not raced yet: <code>lab.race</code> takes a plan and an expected time.")
+    rows = [_attempt_row(i, a, any(a is b for b in record.best)) for i, a in enumerate(record.attempts, 1)]
     text = "The least score is the best. The ratio is the score over the reference plan's."
-    return section("The race", text, table(["", "league and plan", "#expected", "#took", "#score", "#ratio"], rows))
+    return _section("The race", text, _table(["", "league and plan", "#expected", "#took", "#score", "#ratio"], rows))
 
 
-def attempt_row(i: int, a: Attempt, best: bool) -> str:
+def _attempt_row(i: int, a: Attempt, best: bool) -> str:
     what = f"<b>{escape(a.league)}</b>" + ' <span class="good">best</span>' * best
     plan = escape(", ".join(f"{name} {value}" for name, value in a.plan.items() if name != "expected_s"))
     plan += "" if a.valid else f"<br><small>not valid: {escape(a.why)}</small>"
-    times = [time_of(a.expected_s), *(time_of(t if a.valid else None) for t in (a.seconds, a.score))]
+    times = [_time_of(a.expected_s), *(_time_of(t if a.valid else None) for t in (a.seconds, a.score))]
     ratio = number_text(a.score / a.reference_s) if a.valid and a.score is not None and a.reference_s else NONE
-    first = row([i, what, *times, ratio], numbers=(2, 3, 4, 5), kind="first " + "best" * best)
+    first = _row([i, what, *times, ratio], numbers=(2, 3, 4, 5), kind="first " + "best" * best)
     return first + f"<tr{' class=best' * best}><td></td><td colspan=5>{plan}</td></tr>"
 
 
-def time_of(seconds: float | None) -> str:
+def _time_of(seconds: float | None) -> str:
     return NONE if seconds is None else duration_text(seconds)
 
 
-def image(data: bytes, alt: str, width: int, caption: str = "") -> str:
+def _image(data: bytes, alt: str, width: int, caption: str = "") -> str:
     source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return f'<figure><img width="{width}" alt="{escape(alt)}" src="{source}">{below}</figure>\n'
 
 
-def section(title: str, text: str, body: str = "") -> str:
+def _section(title: str, text: str, body: str = "") -> str:
     """Return a section of text and body, which are HTML."""
     return f"<section><h2>{title}</h2><p>{text}</p>{body}</section>\n"
 
 
-def table(heads: Iterable[str], rows: Iterable[str]) -> str:
+def _table(heads: Iterable[str], rows: Iterable[str]) -> str:
     """Return a table. heads: a name that begins with # stands over numbers; rows: HTML."""
     cells = "".join(f'<th class="n">{h[1:]}</th>' if h[1:] and h[0] == "#" else f"<th>{h}</th>" for h in heads)
     head = f"<thead><tr>{cells}</tr></thead>"
     return f'<div class="wide"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def row(cells: Sequence[object], numbers: Sequence[int], kind: str = "") -> str:
+def _row(cells: Sequence[object], numbers: Sequence[int], kind: str = "") -> str:
     """Return a row of cells, which are HTML; numbers: the columns of numbers, which stand at the right."""
     columns = (f'<td class="n">{cell}</td>' if i in numbers else f"<td>{cell}</td>" for i, cell in enumerate(cells))
     return f'<tr class="{kind}">{"".join(columns)}</tr>\n'

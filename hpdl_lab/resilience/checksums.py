@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 
-class Summand(Protocol):
+class _Summand(Protocol):
     """A tensor, or a number."""
 
     def __add__(self, other: Self, /) -> Self: ...
 
 
-NumberT = TypeVar("NumberT", bound=Summand)
+NumberT = TypeVar("NumberT", bound=_Summand)
 Node = tuple[int, int]  # (level, index): the sum of examples index * 2**level to (index + 1) * 2**level - 1
 
 
@@ -146,7 +146,7 @@ def ring_of_shares(comm: Comm, examples: Tensor) -> Tensor:
     return ring.all_reduce(comm, chunk(examples, comm.size, comm.rank).sum(0))
 
 
-def tree_sum(nodes: Mapping[Node, NumberT]) -> dict[Node, NumberT]:
+def _tree_sum(nodes: Mapping[Node, NumberT]) -> dict[Node, NumberT]:
     """Add neighbors in a binary tree, as far as both are there, and return the nodes that are left.
 
         level 2            0           (1, 0) is examples 0 and 1, (2, 0) is 0 to 3
@@ -172,8 +172,8 @@ def tree_all_reduce(comm: Comm, examples: Tensor) -> Tensor:
     Bytes per rank: more than a ring; a rank has up to 2 * log2(n) nodes, and sends each to all others.
     """
     shares = [range(*bounds(len(examples), comm.size, r)) for r in range(comm.size)]
-    nodes = tree_sum({(0, i): examples[i].clone() for i in shares[comm.rank]})
+    nodes = _tree_sum({(0, i): examples[i].clone() for i in shares[comm.rank]})
     for r, share in enumerate(shares):
-        for key in tree_sum({(0, i): 0 for i in share}):
+        for key in _tree_sum({(0, i): 0 for i in share}):
             nodes[key] = comm.broadcast(nodes.get(key, torch.empty_like(examples[0])), r)
-    return tree_sum(nodes)[len(examples).bit_length() - 1, 0]
+    return _tree_sum(nodes)[len(examples).bit_length() - 1, 0]

@@ -19,7 +19,7 @@ from ..collectives.chunks import bounds
 from ..comm import sim
 from ..comm.base import Comm
 from ..units import counted
-from .shards import LATEST, Disk, Killed, load, opened, save_sharded
+from .shards import LATEST, Disk, Killed, load_range, read_latest, save_sharded
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def train_elastic(comm: Comm, disk: Disk, task: Task, until: int, every: int) ->
     Helpers: task.gradient(weights, ids), the SUM of the gradients of these examples, for
              all n weights; task.update(shard, gradient, t), Adam's update number t, in
              place, with the mean gradient of the shard; assembled(comm, part, start, n);
-             opened(disk.read(LATEST)), (steps, elements, shards) of the checkpoint;
-             load(disk, start, stop), and save_sharded(comm, disk, step, shard, start,
+             read_latest(disk.read(LATEST)), (steps, elements, shards) of the checkpoint;
+             load_range(disk, start, stop), and save_sharded(comm, disk, step, shard, start,
              total), for flat float64 tensors.
     Args:    until: number of steps done at the end, of all lives of the job together;
              every: save after each step number that it divides, and after step `until`.
@@ -98,8 +98,8 @@ def train_elastic(comm: Comm, disk: Disk, task: Task, until: int, every: int) ->
     step, shard = 0, torch.zeros(last - first, 3, dtype=torch.float64)
     shard[:, 0] = task.start[first:last]
     if LATEST in disk.names():
-        step = opened(disk.read(LATEST))[0]
-        shard = load(disk, 3 * first, 3 * last).reshape(-1, 3)
+        step = read_latest(disk.read(LATEST))[0]
+        shard = load_range(disk, 3 * first, 3 * last).reshape(-1, 3)
     weights = assembled(comm, shard[:, 0], first, n)
     while step < until:
         places = range(step * task.batch + low, step * task.batch + high)
@@ -117,12 +117,12 @@ def in_lives(train: Callable[..., Tensor], task: Task, ranks: Sequence[int], unt
     """Return each rank's weights of a job that is killed in all lives but the last; every fourth step is saved."""
     if not ranks:
         raise ValueError("ranks: the number of ranks of at least one life is needed, such as [4, 3]")
-    chance, disk, returned = random.Random(seed), Disk(), list[Tensor]()
+    rng, disk, returned = random.Random(seed), Disk(), list[Tensor]()
     for life, p in enumerate(ranks, 1):
-        disk = Disk(disk.files, chance.randrange(20, 60) if life < len(ranks) else None)
+        disk = Disk(disk.files, rng.randrange(20, 60) if life < len(ranks) else None)
         with suppress(Killed):
             returned = sim.run(p, lambda comm, disk: train(comm, disk.of(comm), task, until, 4), disk)
-        step = opened(disk.files[LATEST])[0] if LATEST in disk.files else 0
+        step = read_latest(disk.files[LATEST])[0] if LATEST in disk.files else 0
         print(counted(p, "rank"), "killed" if disk.killed else "ended", f"step {step}")
     return list(returned)
 

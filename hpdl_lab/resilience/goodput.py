@@ -49,7 +49,7 @@ class Life(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class _Measured:
     """The parts of the wall time, from the first step to the last, in s; failures: how many; losses: of kept steps.
 
     useful_s: the kept steps; write_s: checkpoints; repeated_s: from the last checkpoint to a failure; notice_s: from a
@@ -76,7 +76,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Clocked(Reader):
+class _Clocked(Reader):
     """A reader that reports, on rank 0, the begin of the first step after a start, or after a checkpoint."""
 
     every: int = 1  # steps from checkpoint to checkpoint
@@ -93,21 +93,21 @@ class Clocked(Reader):
         yield from super().shards(comm, x, y, reported(), seed)
 
 
-class Timed(DataParallel):
+class _Timed(DataParallel):
     """Data parallelism that reports the end of each step."""
 
     def facts(self) -> dict[str, float]:
         return super().facts() | {"ended": time.time()}
 
 
-def train_timed(comm: Comm, model: nn.Module, data: Dataset, recipe: Recipe, killer: KillAt) -> Trained:
+def _train_timed(comm: Comm, model: nn.Module, data: Dataset, recipe: Recipe, killer: KillAt) -> Trained:
     """Train on one rank until the end, or until `killer` kills a rank."""
     if killer.after_s < math.inf and not 0 < killer.rank < comm.size:
         raise ValueError(f"rank={killer.rank} of {comm.size} ranks: one from 1 on is needed, because rank 0 reports")
-    return train(comm, model, Timed(killer), data, recipe, Clocked(every=recipe.checkpoint_every))
+    return train(comm, model, _Timed(killer), data, recipe, _Clocked(every=recipe.checkpoint_every))
 
 
-def account(lives: Sequence[Life], losses: Sequence[float] = ()) -> Measured:
+def divide_wall_time(lives: Sequence[Life], losses: Sequence[float] = ()) -> _Measured:
     """Divide the wall time of a job into parts. lives: in order; a life without intervals had no step.
 
     Steps after the last checkpoint before a failure are not useful: the next life begins with them.
@@ -132,10 +132,10 @@ def account(lives: Sequence[Life], losses: Sequence[float] = ()) -> Measured:
             spent["notice"] += life.noticed - died
             at = life.noticed
     parts = {f"{part}_s": seconds for part, seconds in spent.items()}
-    return Measured(at - start, **parts, failures=failures, writes=writes, losses=[*losses])
+    return _Measured(at - start, **parts, failures=failures, writes=writes, losses=[*losses])
 
 
-def measure(
+def measure_goodput(
     run: Callable[..., object],
     restart: Callable[[], object],
     model: nn.Module,
@@ -148,7 +148,7 @@ def measure(
     rank: int = 2,
     deadline: float = 10.0,
     **recipe: Any,
-) -> Measured:
+) -> _Measured:
     """Train on engines of this machine, kill a rank every `every_s` seconds, and measure the goodput.
 
         measure(lab.run, lab.restart, model, data, checkpoint_every=100)
@@ -181,7 +181,7 @@ def measure(
                 until, resume=file.exists(), checkpoint=str(file), checkpoint_every=checkpoint_every, **recipe
             )
             try:
-                run(train_timed, model, data, plan, killer, deadline=deadline, on_row=partial(note, intervals, losses))
+                run(_train_timed, model, data, plan, killer, deadline=deadline, on_row=partial(note, intervals, losses))
                 lives.append(Life(intervals))
             except Exception:
                 noticed = time.time()
@@ -191,7 +191,7 @@ def measure(
                     raise
                 print(f"rank {rank} was killed after {len(losses):,} steps; new engines go on", flush=True)
                 restart()
-    return account(lives, [losses[step] for step in range(len(losses))])
+    return divide_wall_time(lives, [losses[step] for step in range(len(losses))])
 
 
 def note(intervals: list[Interval], losses: dict[int, float], row: Row) -> None:

@@ -51,16 +51,16 @@ def checkpoint_interval(write_s: float, rank_mtbf_s: float, ranks: int, slowdown
 
 
 @lru_cache(maxsize=4096)
-def failures(mtbf_s: float, seed: int) -> tuple[float, ...]:
+def _failures(mtbf_s: float, seed: int) -> tuple[float, ...]:
     """Make up the moments, in s, at which a job fails within a month: on average, mtbf_s after the failure before."""
-    chance, scale = random.Random(seed), mtbf_s / math.gamma(1 + 1 / SHAPE)
-    moments = [chance.weibullvariate(scale, SHAPE)]
+    rng, scale = random.Random(seed), mtbf_s / math.gamma(1 + 1 / SHAPE)
+    moments = [rng.weibullvariate(scale, SHAPE)]
     while moments[-1] < MONTH_S:
-        moments.append(moments[-1] + chance.weibullvariate(scale, SHAPE))
+        moments.append(moments[-1] + rng.weibullvariate(scale, SHAPE))
     return tuple(moments[:-1])
 
 
-def simulate(
+def _simulate(
     interval_s: float,
     write_s: float,
     rank_mtbf_s: float,
@@ -85,7 +85,7 @@ def simulate(
         return seconds - slowdown * (cycles * write_s + max(0.0, rest - (cycle - write_s)))
 
     useful, start = 0.0, 0.0
-    for failure in failures(rank_mtbf_s / ranks, seed):
+    for failure in _failures(rank_mtbf_s / ranks, seed):
         if written := max(0.0, failure - start) // cycle:
             useful += trained(written * cycle - write_s)  # the state of the last whole write, when that began
         start = failure + restart_s
@@ -101,6 +101,6 @@ def goodput(
     restart_s: float = 300.0,
     months: int = 40,
 ) -> float:
-    """Return the mean of `simulate` over so many months, each with its own failures."""
+    """Return the mean of `_simulate` over so many months, each with its own failures."""
     given = write_s, rank_mtbf_s, ranks, slowdown, restart_s
-    return sum(simulate(interval_s, *given, seed) for seed in range(months)) / months
+    return sum(_simulate(interval_s, *given, seed) for seed in range(months)) / months

@@ -44,7 +44,7 @@ def copy_to_next(comm: Comm, shard: Tensor, copies: int = 1) -> dict[int, Tensor
     return kept
 
 
-def holder(rank: int, lost: Collection[int], size: int, copies: int = 1) -> int:
+def surviving_holder(rank: int, lost: Collection[int], size: int, copies: int = 1) -> int:
     """Return the nearest rank that still has a copy of the shard of `rank`. Raises AllCopiesLost."""
     having = [(rank + k) % size for k in range(1, copies + 1)]
     for other in having:
@@ -54,7 +54,7 @@ def holder(rank: int, lost: Collection[int], size: int, copies: int = 1) -> int:
     raise AllCopiesLost(f"the shard of rank {rank} is lost, {copied}: it must come from the file")
 
 
-def restore(comm: Comm, shard: Tensor, kept: dict[int, Tensor], lost: Collection[int], copies: int = 1) -> Tensor:
+def _restore(comm: Comm, shard: Tensor, kept: dict[int, Tensor], lost: Collection[int], copies: int = 1) -> Tensor:
     """Give the ranks in `lost` their shards back, from the ranks after them. Collective.
 
     The copies that these ranks kept for others are still missing: call `copy_to_next` again.
@@ -64,7 +64,7 @@ def restore(comm: Comm, shard: Tensor, kept: dict[int, Tensor], lost: Collection
     Returns: the shard.
     Raises:  AllCopiesLost on every rank, before any message.
     """
-    sources = {rank: holder(rank, lost, comm.size, copies) for rank in sorted(lost)}
+    sources = {rank: surviving_holder(rank, lost, comm.size, copies) for rank in sorted(lost)}
     for rank, source in sources.items():
         if comm.rank == source:
             comm.send(kept[rank], rank)
@@ -76,18 +76,18 @@ def restore(comm: Comm, shard: Tensor, kept: dict[int, Tensor], lost: Collection
 def lose_and_restore(comm: Comm, lost: Collection[int], copies: int = 1, n: int = 3) -> tuple[Tensor, Tensor]:
     """Copy a shard of n random numbers, wipe the memory of the ranks in `lost`, and restore it.
 
-    Returns: this rank's shard before and after, (n,) float64 each.   Raises: see `restore`.
+    Returns: this rank's shard before and after, (n,) float64 each.   Raises: see `_restore`.
     """
     shard = torch.randn(n, generator=torch.Generator().manual_seed(comm.rank), dtype=torch.float64)
     kept, before = copy_to_next(comm, shard, copies), shard.clone()
     if comm.rank in lost:
         shard.fill_(torch.nan)
         kept.clear()
-    return before, restore(comm, shard, kept, lost, copies)
+    return before, _restore(comm, shard, kept, lost, copies)
 
 
 @dataclass(frozen=True)
-class Job:
+class ReplicatedJob:
     """A job whose hosts fail one at a time, or together with the next ones.
 
     mtbf_s: mean time between two failures of the job; write_s: seconds to write a checkpoint to the file system, and

@@ -2,7 +2,7 @@
 
     rank r   its shard -> a file with a new name                               no file in use is touched
     rank 0   step, and of each shard its name, start, length, CRC -> "latest"  by a rename: before or after, never half
-    load     "latest" -> the files that overlap a range                        on any number of ranks
+    loading  "latest" -> the files that overlap a range                        on any number of ranks
 
 Both LATEST and the disk are stand-ins: torch.distributed.checkpoint does the same with .metadata and a file system.
 """
@@ -35,7 +35,7 @@ class Killed(RuntimeError):
     """The whole job is killed: this is raised in every operation of the disk from then on."""
 
 
-class Operation(NamedTuple):
+class FileOperation(NamedTuple):
     """An operation of a rank: "write", "finish" (the second half of a write), "rename", "remove" or "read"."""
 
     rank: int
@@ -57,8 +57,8 @@ class Disk:
     def __init__(self, files: dict[str, bytes] | None = None, kill_at: int | None = None) -> None:
         self.files = dict(files or {})
         self.kill_at = kill_at
-        self.log: list[Operation] = []
-        self.killed: list[Operation] = []  # that were not done any more
+        self.log: list[FileOperation] = []
+        self.killed: list[FileOperation] = []  # that were not done any more
         self.comm: Comm | None = None
         self.seconds = 0.0
 
@@ -114,7 +114,7 @@ class Disk:
     def begin(self, what: str, name: str, nbytes: int = 0, old: str = "") -> None:
         """Let time pass, then note the operation, or kill the job."""
         self._wait()
-        now = Operation(self.comm.rank if self.comm is not None else 0, what, name, nbytes, old)
+        now = FileOperation(self.comm.rank if self.comm is not None else 0, what, name, nbytes, old)
         if self.kill_at is not None and len(self.log) >= self.kill_at:
             self.killed.append(now)
             raise Killed("the job was killed")
@@ -136,7 +136,7 @@ def manifest(step: int, total: int, shards: Iterable[Sequence[object]]) -> bytes
     return json.dumps({"step": step, "total": total, "shards": [[*shard] for shard in shards]}).encode()
 
 
-def opened(data: bytes) -> tuple[int, int, list[Listed]]:
+def read_latest(data: bytes) -> tuple[int, int, list[Listed]]:
     """Return (step, total, shards) of the contents of LATEST. Raises ValueError if they are damaged."""
     try:
         facts = json.loads(data)
@@ -189,13 +189,13 @@ def save_sharded(comm: Comm, disk: Disk, step: int, shard: Tensor, start: int, t
     comm.barrier()
 
 
-def load(disk: Disk, start: int, stop: int) -> Tensor:
+def load_range(disk: Disk, start: int, stop: int) -> Tensor:
     """Return elements start to stop - 1 of the checkpoint that LATEST names; reads the files that overlap them.
 
     Raises:  FileNotFoundError if there is no LATEST, or a file is missing; ValueError if a file is damaged, or if the
     files do not hold each of these elements once.
     """
-    _, _, shards = opened(disk.read(LATEST))
+    _, _, shards = read_latest(disk.read(LATEST))
     out, found = torch.zeros(stop - start, dtype=torch.float64), torch.zeros(stop - start, dtype=torch.int64)
     for name, begin, n, crc in shards:
         first, last = max(start, begin), min(stop, begin + n)
@@ -213,7 +213,7 @@ def load(disk: Disk, start: int, stop: int) -> Tensor:
     return out
 
 
-def job(comm: Comm, disk: Disk, save: Callable[..., None], steps: Sequence[int], total: int = 1000) -> None:
+def _job(comm: Comm, disk: Disk, save: Callable[..., None], steps: Sequence[int], total: int = 1000) -> None:
     """Save a state of `total` elements after each step, in equal shards; every element is the number of the step."""
     start, stop = bounds(total, comm.size, comm.rank)
     for step in steps:
@@ -226,14 +226,14 @@ def after_kills(save: Callable[..., None], ranks: int, then: int, total: int = 1
     The job saves steps 10 and 20, on simulated ranks.
     """
     once, twice, found = Disk(), Disk(), []
-    sim.run(ranks, job, once, save, (10,), total)
-    sim.run(ranks, job, twice, save, (10, 20), total)
+    sim.run(ranks, _job, once, save, (10,), total)
+    sim.run(ranks, _job, twice, save, (10, 20), total)
     for kill_at in range(len(once.log), len(twice.log)):
         disk = Disk(kill_at=kill_at)
         with suppress(Killed):
-            sim.run(ranks, job, disk, save, (10, 20), total)
+            sim.run(ranks, _job, disk, save, (10, 20), total)
         left = Disk(disk.files)
-        elements = torch.cat([load(left, *bounds(total, then, rank)) for rank in range(then)])
+        elements = torch.cat([load_range(left, *bounds(total, then, rank)) for rank in range(then)])
         if len(set(elements.tolist())) != 1:
             raise ValueError("the elements are of several steps")
         found.append(int(elements[0]))

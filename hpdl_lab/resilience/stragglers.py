@@ -59,12 +59,12 @@ def find_straggler(lanes: Lanes, least: float = 1.2) -> tuple[int, str]:
             needs = []
             for step, events in enumerate(steps):
                 mine = [e for e in events if e.op in ops]
-                need: float = sum(e.t1_ns - e.t0_ns for e in mine)
+                seconds: float = sum(e.t1_ns - e.t0_ns for e in mine)
                 if cause == "link":
                     theirs = [e for e in lanes[mine[0].peer][step] if e.op == "recv"]
-                    need = sum(got.t1_ns - max(e.t0_ns, got.t0_ns) for e, got in zip(mine, theirs, strict=True))
-                    need /= sum(e.nbytes for e in mine)
-                needs.append(need)
+                    seconds = sum(got.t1_ns - max(e.t0_ns, got.t0_ns) for e, got in zip(mine, theirs, strict=True))
+                    seconds /= sum(e.nbytes for e in mine)
+                needs.append(seconds)
             usual.append(median(needs))
         factor = max(usual) / median(usual)
         if factor >= worst:
@@ -72,7 +72,7 @@ def find_straggler(lanes: Lanes, least: float = 1.2) -> tuple[int, str]:
     return found
 
 
-def train(comm: Comm, seconds: Sequence[dict[str, float]], chunks: Sequence[int]) -> None:
+def _train(comm: Comm, seconds: Sequence[dict[str, float]], chunks: Sequence[int]) -> None:
     """Train for len(seconds) steps: seconds[step] = {op: s} of this rank; chunks: bytes of each chunk of the ring."""
     p, r = comm.size, comm.rank
     x = [torch.empty(nbytes, dtype=torch.uint8) for nbytes in chunks]  # of any values
@@ -106,29 +106,29 @@ def make_lanes(
              part: the op that loses all that a slow core loses; decoy: a rank that is extremely slow in one step;
              big: the chunk of the ring that has 70% of the bytes.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     seconds = [[{"log": LOG_S} | SECONDS if r == 0 else dict(SECONDS) for _ in range(steps)] for r in range(ranks)]
     for r, mine in enumerate(seconds):
-        fair = 1 + chance.uniform(-jitter, jitter) / 4
+        fair = 1 + rng.uniform(-jitter, jitter) / 4
         for step in mine:
             for op in SECONDS:
-                step[op] *= fair * (1 + chance.uniform(-jitter, jitter))
+                step[op] *= fair * (1 + rng.uniform(-jitter, jitter))
             if r == slow_rank and cause != "link":
                 whole = sum(step[op] for op in OPS[cause])
                 for op in OPS[cause]:
                     step[op] += (factor - 1) * ((op == part) * whole if part else step[op])
     for i in range(steps if jitter else 0):
-        seconds[(seed + i) % ranks][i][chance.choice(("input", "forward", "backward"))] *= chance.uniform(2.5, 5)
+        seconds[(seed + i) % ranks][i][rng.choice(("input", "forward", "backward"))] *= rng.uniform(2.5, 5)
     if decoy >= 0:
-        seconds[decoy][chance.randrange(steps)][chance.choice(("input", "backward"))] *= 60
+        seconds[decoy][rng.randrange(steps)][rng.choice(("input", "backward"))] *= 60
     shares = [0.7 if r == big else (0.3 if big >= 0 else 1) / (ranks - (big >= 0)) for r in range(ranks)]
-    chunks = [int(GRADIENT_BYTES * share * (1 + chance.uniform(-jitter, jitter))) for share in shares]
+    chunks = [int(GRADIENT_BYTES * share * (1 + rng.uniform(-jitter, jitter))) for share in shares]
     link = {(slow_rank, (slow_rank + 1) % ranks): 1 / (factor * NETWORK.beta)} if cause == "link" else {}
-    events = sim.run(ranks, train, PerRank(seconds), chunks, network=NETWORK, inject=Injection(links=link)).events
-    return cut([e for e in events if e.op in {*SECONDS, "log", "send", "recv"}], ranks)
+    events = sim.run(ranks, _train, PerRank(seconds), chunks, network=NETWORK, inject=Injection(links=link)).events
+    return _cut([e for e in events if e.op in {*SECONDS, "log", "send", "recv"}], ranks)
 
 
-def cut(events: Sequence[Event], ranks: int) -> Lanes:
+def _cut(events: Sequence[Event], ranks: int) -> Lanes:
     """Return lanes[rank][step] = events in the order of their begin; a step ends with "update"."""
     lanes: Lanes = [[] for _ in range(ranks)]
     for rank, steps in enumerate(lanes):
@@ -143,8 +143,8 @@ def cut(events: Sequence[Event], ranks: int) -> Lanes:
 
 def unknown(seed: int, ranks: int = 6) -> Lanes:
     """Return the lanes of a training with a straggler that is drawn by chance."""
-    chance = random.Random(seed)
-    return make_lanes(ranks, chance.randrange(ranks), chance.choice([*OPS]), chance.uniform(1.6, 2.5), seed=seed)
+    rng = random.Random(seed)
+    return make_lanes(ranks, rng.randrange(ranks), rng.choice([*OPS]), rng.uniform(1.6, 2.5), seed=seed)
 
 
 def steps_per_s(lanes: Lanes) -> float:

@@ -5,7 +5,7 @@ executed by parallel/hybrid/model.py.
 """
 
 from .catalog import CATALOG, build
-from .evaluation import Evaluation, Timed, evaluate, summary
+from .evaluation import Evaluation, TimedAction, evaluate, summary
 from .printing import over_time
 from .schedule import KINDS, Action, Pair, Schedule, compact
 from .strings import from_csv, from_strings, to_csv, to_strings
@@ -18,7 +18,7 @@ __all__ = [
     "Evaluation",
     "Pair",
     "Schedule",
-    "Timed",
+    "TimedAction",
     "build",
     "compact",
     "evaluate",

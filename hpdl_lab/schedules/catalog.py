@@ -10,7 +10,7 @@ from .schedule import Action, Pair, Schedule
 from .v_shaped import dualpipe, dualpipe_v, zero_bubble_v
 
 
-class Entry(NamedTuple):
+class _Entry(NamedTuple):
     """A schedule that has a name.
 
     row:      function of (rank, ranks, micro_batches), and of chunks if any number is possible: the row of a rank.
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     demand: Callable[[int, int], str] = lambda ranks, micro_batches: ""
 
 
-def multiple(ranks: int, micro_batches: int) -> str:
+def _multiple(ranks: int, micro_batches: int) -> str:
     if micro_batches % ranks:
         return (
             f"sends {ranks} micro-batches at a time around its {ranks} ranks: {micro_batches} are no multiple of that"
@@ -33,40 +33,40 @@ def multiple(ranks: int, micro_batches: int) -> str:
     return ""
 
 
-def enough(ranks: int, micro_batches: int) -> str:
+def _enough(ranks: int, micro_batches: int) -> str:
     if micro_batches < ranks:
         return f"of {ranks} ranks needs at least {ranks} micro-batches to fill its bubble, got {micro_batches}"
     return ""
 
 
-def one_each(ranks: int, micro_batches: int) -> str:
+def _one_each(ranks: int, micro_batches: int) -> str:
     if micro_batches < 2:
         return f"has two replicas, and each needs a micro-batch: 2 at least, got {micro_batches}"
     return ""
 
 
-def exactly_two(ranks: int, micro_batches: int) -> str:
+def _exactly_two(ranks: int, micro_batches: int) -> str:
     if micro_batches != 2:
         return f"gives each of its two replicas one micro-batch, got {micro_batches}: gems_master takes more"
     return ""
 
 
-def meet(ranks: int, micro_batches: int) -> str:
+def _meet(ranks: int, micro_batches: int) -> str:
     if ranks % 2:
         return f"has two replicas that meet in the middle of its ranks: an even number of them is needed, got {ranks}"
-    return one_each(ranks, micro_batches)
+    return _one_each(ranks, micro_batches)
 
 
 CATALOG = {
-    "gpipe": Entry(gpipe),
-    "1f1b": Entry(one_f_one_b),
-    "interleaved": Entry(interleaved, chunks=None, demand=multiple),
-    "zero_bubble_h1": Entry(zero_bubble_h1, demand=enough),
-    "zero_bubble_v": Entry(zero_bubble_v, chunks=2),
-    "dualpipe": Entry(dualpipe, replicas=2, demand=meet),
-    "dualpipe_v": Entry(dualpipe_v, chunks=2),
-    "gems_mast": Entry(gems, replicas=2, demand=exactly_two),
-    "gems_master": Entry(gems, replicas=2, demand=one_each),
+    "gpipe": _Entry(gpipe),
+    "1f1b": _Entry(one_f_one_b),
+    "interleaved": _Entry(interleaved, chunks=None, demand=_multiple),
+    "zero_bubble_h1": _Entry(zero_bubble_h1, demand=_enough),
+    "zero_bubble_v": _Entry(zero_bubble_v, chunks=2),
+    "dualpipe": _Entry(dualpipe, replicas=2, demand=_meet),
+    "dualpipe_v": _Entry(dualpipe_v, chunks=2),
+    "gems_mast": _Entry(gems, replicas=2, demand=_exactly_two),
+    "gems_master": _Entry(gems, replicas=2, demand=_one_each),
 }
 
 

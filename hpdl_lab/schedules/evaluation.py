@@ -10,7 +10,7 @@ from itertools import accumulate, chain, count, islice, pairwise
 from numbers import Real
 from typing import NamedTuple, TypeAlias
 
-from ..predict.graph import Graph, Need
+from ..predict.graph import Need, TaskGraph
 from .catalog import FOLDED, build
 from .schedule import Action, Schedule, require_schedule
 
@@ -19,7 +19,7 @@ MANY = 16  # ranks from which a round of as many micro-batches as ranks is long 
 Cost: TypeAlias = float | Sequence[float]  # time of an action: a number, or one for each stage of the model
 
 
-class Timed(NamedTuple):
+class TimedAction(NamedTuple):
     """An action with its begin and its end."""
 
     action: Action
@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
     peak:     peak[r] is the largest count of rank r.
     """
 
-    rows: tuple[tuple[Timed, ...], ...]
+    rows: tuple[tuple[TimedAction, ...], ...]
     makespan: float
     bubble: float
     live: tuple[tuple[tuple[float, int], ...], ...]
@@ -66,17 +66,17 @@ def evaluate(
              no time; TypeError if it is no Schedule.
     """
     require_schedule(schedule)
-    costs = {"F": per_stage(schedule, "forward", forward), "B": per_stage(schedule, "backward", backward)}
-    costs |= {"I": per_stage(schedule, "input", input), "W": per_stage(schedule, "weight", weight)}
+    costs = {"F": _per_stage(schedule, "forward", forward), "B": _per_stage(schedule, "backward", backward)}
+    costs |= {"I": _per_stage(schedule, "input", input), "W": _per_stage(schedule, "weight", weight)}
     both = None
     if pair is not None:
-        both, least = per_stage(schedule, "pair", pair)[0], max(*costs["F"], *costs["B"])
+        both, least = _per_stage(schedule, "pair", pair)[0], max(*costs["F"], *costs["B"])
         if both < least:
             raise ValueError(f"a pair takes at least as long as its forward and its backward, {least}, got {both}")
-    return summary(timed(schedule, costs, transfer, both))
+    return summary(_timed(schedule, costs, transfer, both))
 
 
-def per_stage(schedule: Schedule, what: str, cost: Cost) -> list[float]:
+def _per_stage(schedule: Schedule, what: str, cost: Cost) -> list[float]:
     """Return one number for each stage of the model."""
     if isinstance(cost, Real):
         costs: list[float] = [cost / schedule.chunks if schedule.chunks > 1 else cost] * schedule.stages
@@ -89,17 +89,17 @@ def per_stage(schedule: Schedule, what: str, cost: Cost) -> list[float]:
     return costs
 
 
-def timed(
+def _timed(
     schedule: Schedule, costs: Mapping[str, Sequence[float]], transfer: float, pair: float | None = None
-) -> list[list[Timed]]:
+) -> list[list[TimedAction]]:
     """Return a list of Timed for each rank. A pair begins with its forward and ends with its backward.
 
     costs: {kind: [time of each stage of the model]}; pair: time of one, or None.
     """
-    graph = graph_of(schedule)
+    graph = _graph_of(schedule)
     if len(graph.order) < len(graph.seconds):
-        raise ValueError(deadlock(schedule, set(graph.order)))
-    actions, seconds = list(chain.from_iterable(schedule.rows)), seconds_of(schedule, costs)
+        raise ValueError(_deadlock(schedule, set(graph.order)))
+    actions, seconds = list(chain.from_iterable(schedule.rows)), _seconds_of(schedule, costs)
     second = [n + 1 for n, action in enumerate(actions) if action in schedule.paired]
     alone = [seconds[n] for n in second]
     if pair is not None:
@@ -108,22 +108,22 @@ def timed(
     begins, ends = graph.times(seconds, transfer)
     for n, least in zip(second, alone, strict=True):
         begins[n] = min(begins[n], ends[n] - least)
-    times = map(Timed, actions, begins, ends)
+    times = map(TimedAction, actions, begins, ends)
     return [list(islice(times, len(row))) for row in schedule.rows]
 
 
-def seconds_of(schedule: Schedule, costs: Mapping[str, Sequence[float]]) -> list[float]:
+def _seconds_of(schedule: Schedule, costs: Mapping[str, Sequence[float]]) -> list[float]:
     """Return the time of every action, rank by rank."""
     stages = schedule.stages
     return [costs[kind][stage % stages] for row in schedule.rows for stage, kind, _ in row]
 
 
-def graph_of(schedule: Schedule) -> Graph:
+def _graph_of(schedule: Schedule) -> TaskGraph:
     """Return the Graph with a task for each action, rank by rank. One that needs what no rank does waits for itself.
 
     A task that needs the forward of a pair waits for the backward behind it, with which the pair ends.
     """
-    graph = Graph()
+    graph = TaskGraph()
     numbers: dict[tuple[int, str, int], int] = {
         action: number for number, action in enumerate(chain.from_iterable(schedule.rows))
     }
@@ -133,14 +133,16 @@ def graph_of(schedule: Schedule) -> Graph:
         for number, action in enumerate(row, start=first):
             needs = []
             for stage, kinds, micro_batch in schedule.needs(action):
-                need = next((n for k in kinds if (n := numbers.get((stage, k, micro_batch))) is not None), number)
-                if not first <= need < number:  # before it on its own rank
-                    needs.append(Need(need, far=schedule.rank_of(action.stage if need == number else stage) != rank))
+                required = next((n for k in kinds if (n := numbers.get((stage, k, micro_batch))) is not None), number)
+                if not first <= required < number:  # before it on its own rank
+                    needs.append(
+                        Need(required, far=schedule.rank_of(action.stage if required == number else stage) != rank)
+                    )
             graph.add(needs=needs, row=rank)
     return graph
 
 
-def deadlock(schedule: Schedule, done: set[int]) -> str:
+def _deadlock(schedule: Schedule, done: set[int]) -> str:
     """Return the sentence about ranks that wait for each other; done: numbers of the actions that can end."""
     numbered = enumerate(chain.from_iterable(schedule.rows))
     ended = {action for number, action in numbered if number in done}
@@ -151,7 +153,9 @@ def deadlock(schedule: Schedule, done: set[int]) -> str:
         passed.append(rank)
         action = later[rank][0]
         stage, kinds, micro_batch = next(
-            need for need in schedule.needs(action) if not any((need[0], kind, need[2]) in ended for kind in need[1])
+            required
+            for required in schedule.needs(action)
+            if not any((required[0], kind, required[2]) in ended for kind in required[1])
         )
         wanted = [Action(stage, kind, micro_batch) for kind in kinds]
         found = next(((r, a) for r, row in enumerate(later) for a in row if a in wanted), None)
@@ -162,11 +166,11 @@ def deadlock(schedule: Schedule, done: set[int]) -> str:
     return f"{schedule.name} deadlocks: rank {rank} waits " + ", which waits ".join(steps[passed.index(rank) :])
 
 
-def summary(rows: list[list[Timed]]) -> Evaluation:
+def summary(rows: list[list[TimedAction]]) -> Evaluation:
     """Return the Evaluation of a list of Timed for each rank, measured or calculated; the clock begins at 0."""
     makespan = max((row[-1].end for row in rows if row), default=0)
     busy = sum(map(covered, rows))
-    live = tuple(held(row) for row in rows)
+    live = tuple(_held(row) for row in rows)
     return Evaluation(
         rows=tuple(map(tuple, rows)),
         makespan=makespan,
@@ -176,7 +180,7 @@ def summary(rows: list[list[Timed]]) -> Evaluation:
     )
 
 
-def covered(row: Iterable[Timed]) -> float:
+def covered(row: Iterable[TimedAction]) -> float:
     """Return how long one rank is busy; time in which a pair overlaps counts once."""
     busy: float = 0
     until: float = 0
@@ -185,7 +189,7 @@ def covered(row: Iterable[Timed]) -> float:
     return busy
 
 
-def held(row: list[Timed]) -> tuple[tuple[float, int], ...]:
+def _held(row: list[TimedAction]) -> tuple[tuple[float, int], ...]:
     """Return ((time, count), ...) of one rank: how many micro-batches' activations it holds from that time on."""
     changes = [(begin, 1) for action, begin, _ in row if action.kind == "F"]
     changes += [(end, -1) for action, _, end in row if action.kind in "BW"]
@@ -244,9 +248,9 @@ def pipeline_time(
 
     def of(m: int) -> PipelineTime:
         schedule, graph, last = built(name, ranks, m, chunks)
-        seconds, hidden = seconds_of(schedule, by_kind), [0.0] * len(schedule.rows)
-        places = ((rank, action) for rank, row in enumerate(schedule.rows) for action in row)
-        for n, (rank, action) in enumerate(places) if messages else ():
+        seconds, hidden = _seconds_of(schedule, by_kind), [0.0] * len(schedule.rows)
+        actions = ((rank, action) for rank, row in enumerate(schedule.rows) for action in row)
+        for n, (rank, action) in enumerate(actions) if messages else ():
             if action in schedule.partner:  # the forward of a pair; its backward comes next
                 less = hidden_in_pair(schedule, action, costs, messages)
                 seconds[n + 1] -= less
@@ -257,7 +261,7 @@ def pipeline_time(
         done = tuple(ends[after - 1] if after > first else 0.0 for first, after in bounds)
         return PipelineTime(done, gradients, tuple(hidden))
 
-    counts, more = rounds_of(name, ranks, micro_batches)
+    counts, more = repeating_rounds(name, ranks, micro_batches)
     if not more:
         return of(micro_batches)
     short, long = map(of, counts)
@@ -288,7 +292,7 @@ def hidden_in_pair(
     return min(there, costs[other][1] - back) + min(back, costs[one][0] - there)
 
 
-def rounds_of(name: str, ranks: int, micro_batches: int) -> tuple[tuple[int, ...], int]:
+def repeating_rounds(name: str, ranks: int, micro_batches: int) -> tuple[tuple[int, ...], int]:
     """Return ((few micro-batches, a round more), more): a long step is one with few, and `more` rounds; 0 if short."""
     period = 2 * ranks if ranks < MANY or name in FOLDED else ranks
     more, rest = divmod(micro_batches - period, period) if micro_batches > 2 * period else (0, 0)
@@ -298,7 +302,7 @@ def rounds_of(name: str, ranks: int, micro_batches: int) -> tuple[tuple[int, ...
 @functools.lru_cache(maxsize=512)
 def built(
     name: str, ranks: int, micro_batches: int, chunks: int | None
-) -> tuple[Schedule, Graph, tuple[tuple[tuple[int, int], ...], ...]]:
+) -> tuple[Schedule, TaskGraph, tuple[tuple[tuple[int, int], ...], ...]]:
     """Return (Schedule, its Graph, and per rank ((stage, number of the action that completes its gradients), ...))."""
     schedule = build(name, ranks, micro_batches, chunks)
     numbers = count()
@@ -307,4 +311,4 @@ def built(
         for (stage, kind, _), number in zip(row, numbers, strict=False):
             if kind in "BW":
                 stages[stage] = number
-    return schedule, graph_of(schedule), tuple(tuple(sorted(stages.items())) for stages in last)
+    return schedule, _graph_of(schedule), tuple(tuple(sorted(stages.items())) for stages in last)

@@ -50,8 +50,8 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[
 
     def nth(kind: str, i: int) -> Action:
         """Return the ith forward, or the ith backward, of this rank."""
-        lap, place = divmod(i, ranks * chunks)  # a lap: p micro-batches through every chunk
-        chunk, micro_batch = divmod(place, ranks)
+        lap, position = divmod(i, ranks * chunks)  # a lap: p micro-batches through every chunk
+        chunk, micro_batch = divmod(position, ranks)
         if kind == "B":
             chunk = chunks - 1 - chunk
         return Action(chunk * ranks + rank, kind, lap * ranks + micro_batch)

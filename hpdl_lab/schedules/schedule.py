@@ -172,19 +172,19 @@ def compact(schedule: Schedule) -> str:
     """
     lines = []
     for rank, row in enumerate(schedule.rows):
-        places = {stage: place for place, stage in enumerate(sorted({action.stage for action in row}))}
+        local = {stage: index for index, stage in enumerate(sorted({action.stage for action in row}))}
         symbols: list[str] = []
         for action in row:
-            symbol = f"{action.kind}{places[action.stage]}" if len(places) > 1 else action.kind
+            symbol = f"{action.kind}{local[action.stage]}" if len(local) > 1 else action.kind
             if symbols and symbols[-1].endswith("&"):
                 symbols[-1] += symbol
             else:
                 symbols.append(symbol + "&" * (action in schedule.paired))
-        lines.append(f"rank {rank}: {' '.join(shortest(symbols))}")
+        lines.append(f"rank {rank}: {' '.join(_shortest(symbols))}")
     return "\n".join(lines)
 
 
-def shortest(symbols: list[str]) -> list[str]:
+def _shortest(symbols: list[str]) -> list[str]:
     """Return `symbols` in as few letters as blocks with repetitions allow: F F F F B F B B B -> ["3F", "2FB", "2B"].
 
     Found from the end: best[i] is (length, repetitions, the block at i, the index of the next one).
@@ -192,15 +192,15 @@ def shortest(symbols: list[str]) -> list[str]:
     n = len(symbols)
     best = [(0, 0, "", n)] * (n + 1)
     for i in reversed(range(n)):
-        ways = []
+        candidates = []
         for long in range(1, min(LONGEST_BLOCK, n - i) + 1):
             part, times, j = symbols[i : i + long], 0, i
             block = "".join(part)
             while symbols[j : j + long] == part:
                 times, j = times + 1, j + long
                 text = block if times == 1 else f"{times}{block}"
-                ways.append((best[j][0] + 1 + long + block.count("&"), best[j][1] + times, text, j))
-        best[i] = min(ways)
+                candidates.append((best[j][0] + 1 + long + block.count("&"), best[j][1] + times, text, j))
+        best[i] = min(candidates)
     texts, i = [], 0
     while i < n:
         texts.append(best[i][2])

@@ -27,7 +27,7 @@ def from_strings(rows: Iterable[Sequence[str]], name: str = "imported", replicas
     rows name.
 
     Args:    replicas: whole models among the stages; torch's schedules have one.
-    Raises:  ValueError with the place of what is no action, or without any. `validate` finds out if it can run.
+    Raises:  ValueError with the position of what is no action, or without any. `validate` finds out if it can run.
     """
     rows = rows if isinstance(rows, str) or not isinstance(rows, Iterable) else list(rows)
     if not isinstance(rows, list) or not all(isinstance(row, list | tuple) for row in rows):
@@ -37,7 +37,7 @@ def from_strings(rows: Iterable[Sequence[str]], name: str = "imported", replicas
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         raise ValueError(f"replicas={replicas!r}: a whole number of at least 1 is needed")
     parsed = [
-        [part for place, text in enumerate(row) for part in parse(text, rank, place)] for rank, row in enumerate(rows)
+        [part for cell, text in enumerate(row) for part in parse(text, rank, cell)] for rank, row in enumerate(rows)
     ]
     actions = [action for row in parsed for action in apart(row)[0]]
     if not actions:
@@ -49,20 +49,20 @@ def from_strings(rows: Iterable[Sequence[str]], name: str = "imported", replicas
     return Schedule.of(name, stages // replicas, micro_batches, replicas, parsed)
 
 
-def parse(text: str, rank: int, place: int) -> list[Action | Pair]:
+def parse(text: str, rank: int, cell: int) -> list[Action | Pair]:
     """Return the content of one cell: nothing, an Action or a Pair."""
     text = str(text or "").strip()
     if not text or ADDED.fullmatch(text):
         return []
     if together := TOGETHER.fullmatch(text):
-        parts = [a for part in together[1].split(";") for a in apart(parse(part, rank, place))[0]]
+        parts = [a for part in together[1].split(";") for a in apart(parse(part, rank, cell))[0]]
         if len(parts) != 2:
-            raise ValueError(f"row {rank}, cell {place}: {text!r} has {len(parts)} actions, and two overlap")
+            raise ValueError(f"row {rank}, cell {cell}: {text!r} has {len(parts)} actions, and two overlap")
         return [Pair(*parts)]
     found = ACTION.fullmatch(text)
     if not found:
         raise ValueError(
-            f"row {rank}, cell {place}: {text!r} is no action; one is a stage, F, B, I or W, and a micro-batch: 2F5"
+            f"row {rank}, cell {cell}: {text!r} is no action; one is a stage, F, B, I or W, and a micro-batch: 2F5"
         )
     return [Action(int(found[1]), found[2], int(found[3]))]
 

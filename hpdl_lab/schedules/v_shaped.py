@@ -38,7 +38,7 @@ def zero_bubble_v(rank: int, ranks: int, micro_batches: int) -> list[Action | Pa
     left, m = ranks - rank, max(micro_batches, 2 * ranks - 1)
     steps = [(2 * left - 1, "F0"), (rank, "F1 F0"), (left, "F1 I1 W1"), (m - ranks, "F0 I0 W0 F1 I1 W1")]
     steps += [(rank, "I0 I1"), (left, "I0 W0"), (rank, "W1"), (rank, "W0")]
-    return laid_out(steps, (rank, 2 * ranks - 1 - rank), (range(micro_batches),) * 2)
+    return _laid_out(steps, (rank, 2 * ranks - 1 - rank), (range(micro_batches),) * 2)
 
 
 def dualpipe(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]:
@@ -62,9 +62,9 @@ def dualpipe(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]:
     """
     half = min(rank, ranks - 1 - rank)
     stages, each = [rank, 2 * ranks - 1 - rank], [range(0, micro_batches, 2), range(1, micro_batches, 2)]
-    steps = eight_steps(half, ranks // 2, len(each[0]))
+    steps = _eight_steps(half, ranks // 2, len(each[0]))
     nearer = 1 if rank == half else -1  # first the replica that begins nearer to this rank
-    return laid_out(steps, stages[::nearer], each[::nearer])
+    return _laid_out(steps, stages[::nearer], each[::nearer])
 
 
 def dualpipe_v(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]:
@@ -83,11 +83,11 @@ def dualpipe_v(rank: int, ranks: int, micro_batches: int) -> list[Action | Pair]
     Steps: 3 m + (p - 1)(F&B + B - 3 W)/2 units, if a rank takes 1 for F, 2 for B, 1 for W, and m >= 2p.
     Live micro-batches: p + 1/2, as 2p + 1 halves.   Ref: github.com/deepseek-ai/DualPipe.
     """
-    steps = eight_steps(rank, ranks, micro_batches)
-    return laid_out(steps, (rank, 2 * ranks - 1 - rank), (range(micro_batches),) * 2)
+    steps = _eight_steps(rank, ranks, micro_batches)
+    return _laid_out(steps, (rank, 2 * ranks - 1 - rank), (range(micro_batches),) * 2)
 
 
-def eight_steps(rank: int, ranks: int, micro_batches: int) -> Steps:
+def _eight_steps(rank: int, ranks: int, micro_batches: int) -> Steps:
     """Return DualPipe's steps on a rank of one half of its ranks, for as many micro-batches as come from one side."""
     away, main = ranks - 1 - rank, max(micro_batches, 2 * ranks) - 2 * ranks + rank + 1
     half, odd = divmod(rank + 1, 2)
@@ -107,7 +107,7 @@ def eight_steps(rank: int, ranks: int, micro_batches: int) -> Steps:
     ]
 
 
-def laid_out(steps: Steps, stages: Sequence[int], micro_batches: Sequence[range]) -> list[Action | Pair]:
+def _laid_out(steps: Steps, stages: Sequence[int], micro_batches: Sequence[range]) -> list[Action | Pair]:
     """Return the actions of `steps`, [(how often, "F0 F1&B0")]; each kind takes the micro-batches of its stage in turn.
 
     "W1" is the oldest weight gradient of stage 1 that is left, "W" the oldest of any stage. An action without a further
@@ -117,15 +117,15 @@ def laid_out(steps: Steps, stages: Sequence[int], micro_batches: Sequence[range]
     later: list[tuple[int, int]] = []  # (0 or 1, index of its micro-batch): input gradients without their W
 
     def action(symbol: str) -> list[Action]:
-        kind, places = symbol[0], [int(place) for place in symbol[1:]] or [0, 1]
+        kind, local = symbol[0], [int(stage) for stage in symbol[1:]] or [0, 1]
         if kind == "W":
-            later.remove(found := next(pair for pair in later if pair[0] in places))
-            place, i = found
+            later.remove(found := next(pair for pair in later if pair[0] in local))
+            stage, i = found
         else:
-            place, way = places[0], "F" if kind == "F" else "B"
-            i, taken[place, way] = taken[place, way], taken[place, way] + 1
-            later.extend([(place, i)] * (kind == "I"))
-        return [Action(stages[place], kind, n) for n in micro_batches[place][i : i + 1]]
+            stage, direction = local[0], "F" if kind == "F" else "B"
+            i, taken[stage, direction] = taken[stage, direction], taken[stage, direction] + 1
+            later.extend([(stage, i)] * (kind == "I"))
+        return [Action(stages[stage], kind, n) for n in micro_batches[stage][i : i + 1]]
 
     row: list[Action | Pair] = []
     for times, text in steps:

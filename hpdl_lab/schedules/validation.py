@@ -23,7 +23,7 @@ def validate(schedule: Schedule, most_live: int | None = None) -> Schedule:
     if schedule.micro_batches < schedule.replicas:
         few = f"{schedule.micro_batches} micro-batch{'es' if schedule.micro_batches > 1 else ''}"
         raise ValueError(f"{schedule.name} has {schedule.replicas} replicas and {few}: each replica needs at least one")
-    for check in (in_range, one_rank, once, complete, pairs, in_order):
+    for check in (_in_range, _one_rank, _once, _complete, _pairs, in_order):
         check(schedule)
     times = evaluate(schedule)  # raises if ranks wait for each other
     if most_live is not None:
@@ -36,7 +36,7 @@ def validate(schedule: Schedule, most_live: int | None = None) -> Schedule:
     return schedule
 
 
-def in_range(schedule: Schedule) -> None:
+def _in_range(schedule: Schedule) -> None:
     """Raise ValueError unless every action has a stage, a kind and a micro-batch that there are, of one replica."""
     stages = schedule.stages * schedule.replicas
     for rank, row in enumerate(schedule.rows):
@@ -55,7 +55,7 @@ def in_range(schedule: Schedule) -> None:
                 )
 
 
-def one_rank(schedule: Schedule) -> None:
+def _one_rank(schedule: Schedule) -> None:
     """Raise ValueError if a stage is on two ranks."""
     holders = {}
     for rank, row in enumerate(schedule.rows):
@@ -65,7 +65,7 @@ def one_rank(schedule: Schedule) -> None:
                 raise ValueError(f"{schedule.name}: stage {action.stage} is on rank {owner} and on rank {rank}")
 
 
-def once(schedule: Schedule) -> None:
+def _once(schedule: Schedule) -> None:
     """Raise ValueError if an action is done twice."""
     seen = set()
     for rank, row in enumerate(schedule.rows):
@@ -75,7 +75,7 @@ def once(schedule: Schedule) -> None:
             seen.add(action)
 
 
-def complete(schedule: Schedule) -> None:
+def _complete(schedule: Schedule) -> None:
     """Raise ValueError unless each stage has a forward and a whole backward of every micro-batch of its replica."""
     done = set(chain.from_iterable(schedule.rows))
     for stage in range(schedule.stages * schedule.replicas):
@@ -95,7 +95,7 @@ def complete(schedule: Schedule) -> None:
                 raise ValueError(f"{schedule.name}: no rank does {stage}{lost}{i}, the other half of a backward")
 
 
-def pairs(schedule: Schedule) -> None:
+def _pairs(schedule: Schedule) -> None:
     """Raise ValueError unless a pair is a forward, and the whole backward after it, of another micro-batch or stage."""
     for rank, row in enumerate(schedule.rows):
         for first, second in zip(row, (*row[1:], None), strict=True):
@@ -115,11 +115,11 @@ def pairs(schedule: Schedule) -> None:
 def in_order(schedule: Schedule) -> None:
     """Raise ValueError if a rank does an action before one of its own that it needs."""
     for rank, row in enumerate(schedule.rows):
-        places: dict[tuple[int, str, int], int] = {action: place for place, action in enumerate(row)}
-        for place, action in enumerate(row):
+        positions: dict[tuple[int, str, int], int] = {action: position for position, action in enumerate(row)}
+        for position, action in enumerate(row):
             for stage, kinds, micro_batch in schedule.needs(action):
                 for kind in kinds:
-                    if places.get((stage, kind, micro_batch), -1) > place:
+                    if positions.get((stage, kind, micro_batch), -1) > position:
                         raise ValueError(
                             f"{schedule.name}: rank {rank} does {action} before {stage}{kind}{micro_batch}"
                         )

@@ -6,8 +6,8 @@ goes through all of them for `hpdl doctor`; `engines/launch.py` reads the log of
 """
 
 from . import build, jupyter, machine, mpi, network
-from .record import Finding, Symptom, found, found_in
+from .record import Diagnosis, Symptom, found, found_in
 
 TABLE = (*build.SYMPTOMS, *mpi.SYMPTOMS, *machine.SYMPTOMS, *network.SYMPTOMS, *jupyter.SYMPTOMS)
 
-__all__ = ["TABLE", "Finding", "Symptom", "found", "found_in"]
+__all__ = ["TABLE", "Diagnosis", "Symptom", "found", "found_in"]

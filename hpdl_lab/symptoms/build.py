@@ -10,7 +10,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 FIX = f"run `make install` in {ROOT} and use its .venv/bin/python"
 
 
-def require_fresh() -> None:
+def _require_fresh() -> None:
     """Raise Missing if sources in csrc/ are newer than the compiled module."""
     try:
         module = compiled_module().__file__
@@ -24,5 +24,5 @@ def require_fresh() -> None:
 
 SYMPTOMS = (
     Symptom("no compiled module", look=compiled_module, said=r"hpdl_lab is imported from .*, which has", fix=FIX),
-    Symptom("old compiled module", look=require_fresh),
+    Symptom("old compiled module", look=_require_fresh),
 )

@@ -11,7 +11,7 @@ KERNEL = "python3"  # of the notebooks' metadata
 ASK = "import sys; print(sys.prefix)"
 
 
-def require_own_kernel() -> None:
+def _require_own_kernel() -> None:
     """Raise Missing if Jupyter would start another environment than this one for the kernel "python3"."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_core.paths import jupyter_path
@@ -24,7 +24,7 @@ def require_own_kernel() -> None:
     python = specs.get_kernel_spec(KERNEL).argv[0]
     if python in (sys.executable, "python", "python3", f"python3.{sys.version_info.minor}"):
         return  # for a name without a path, Jupyter takes its own
-    starts = environment_of(python)
+    starts = _environment_of(python)
     if starts is None or not os.path.samefile(starts, sys.prefix):
         where = f"the environment {starts}" if starts else f"{python}, which is no Python that runs"
         raise Missing(
@@ -33,7 +33,7 @@ def require_own_kernel() -> None:
         )
 
 
-def environment_of(python: str) -> str | None:
+def _environment_of(python: str) -> str | None:
     """Return the prefix of that Python; None if it does not run."""
     try:
         asked = subprocess.run([python, "-I", "-c", ASK], capture_output=True, text=True, timeout=10)
@@ -45,7 +45,7 @@ def environment_of(python: str) -> str | None:
 SYMPTOMS = (
     Symptom(
         "ipykernel mismatch",
-        look=require_own_kernel,
+        look=_require_own_kernel,
         said=r"No module named '?hpdl_lab'?|No module named ipykernel",
         fix=f"take the kernel of {sys.prefix}: Jupyter must be started there, and `hpdl doctor` shows what shadows it",
     ),

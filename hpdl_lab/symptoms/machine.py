@@ -15,5 +15,5 @@ SYMPTOMS = (
         fix=dev_shm.FIX,
     ),
     Symptom("Duplicate GPU", said=r"Duplicate GPU detected", fix=nccl.ONE_RANK_EACH),
-    Symptom("home folder", look=home.require_writable),
+    Symptom("home folder", look=home.require_home),
 )

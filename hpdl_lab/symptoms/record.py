@@ -25,7 +25,7 @@ class Symptom(NamedTuple):
     fix: str = ""
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """A symptom that is here: its name, what is wrong in one sentence, and the line that mends it."""
 
     name: str
@@ -36,39 +36,39 @@ class Finding(NamedTuple):
         return f"{self.name} ({self.what}): {self.fix}"
 
 
-def found(symptoms: Iterable[Symptom]) -> list[Finding]:
+def found(symptoms: Iterable[Symptom]) -> list[Diagnosis]:
     """Return the Findings of those `symptoms` that this machine has; if two find the same thing, the first."""
-    findings: dict[str, Finding] = {}
+    findings: dict[str, Diagnosis] = {}
     for symptom in symptoms:
-        if finding := examine(symptom):
+        if finding := _examine(symptom):
             findings.setdefault(finding.what, finding)
     return list(findings.values())
 
 
-def examine(symptom: Symptom) -> Finding | None:
+def _examine(symptom: Symptom) -> Diagnosis | None:
     """Return the Finding, or None; a look that itself breaks down is a Finding, too."""
     if symptom.look is None:
         return None
     try:
         symptom.look()
     except Missing as missing:
-        return Finding(symptom.name, missing.what, missing.fix)
+        return Diagnosis(symptom.name, missing.what, missing.fix)
     except Exception as error:  # what a damaged environment raises nobody can foresee
         what = f"could not be looked for ({type(error).__name__}: {error})"
-        return Finding(symptom.name, what, "repair the environment: make install")
+        return Diagnosis(symptom.name, what, "repair the environment: make install")
     return None
 
 
-def found_in(symptoms: Iterable[Symptom], log: str) -> list[Finding]:
+def found_in(symptoms: Iterable[Symptom], log: str) -> list[Diagnosis]:
     """Return the Findings of those `symptoms` that the text `log` shows, each with the line that does."""
     return [
-        Finding(symptom.name, f'a log says "{quote(log, match)}"', symptom.fix)
+        Diagnosis(symptom.name, f'a log says "{_quote(log, match)}"', symptom.fix)
         for symptom in symptoms
         if symptom.said and (match := re.search(symptom.said, log, re.MULTILINE))
     ]
 
 
-def quote(log: str, match: re.Match[str]) -> str:
+def _quote(log: str, match: re.Match[str]) -> str:
     """Return the line of the log in which the match begins, or its beginning if it is long."""
     start = log.rfind("\n", 0, match.start()) + 1
     end = log.find("\n", match.start())

@@ -1,6 +1,6 @@
 """The process group of the backend "hpdl": each of torch's collectives is begun in the background of a communicator.
 
-main thread   backward: grad grad [bucket 1: allreduce] grad grad [bucket 2: allreduce] ... | settle 1, 2 | DDP's end
+main thread   backward: grad grad [bucket 1: allreduce] grad grad [bucket 2: allreduce] ... | wait 1, 2   | DDP's end
 background                        all_reduce 1 ........           all_reduce 2 .............
 """
 
@@ -89,7 +89,7 @@ class HpdlGroup(dist.ProcessGroup):
     def _begin(self, work: HpdlWork, opts: object, function: Callable[..., object], *args: object) -> None:
         if torch._C._current_graph_task_id() != -1:  # within backward: what is compiled needs no Python meanwhile
             work.under_way = self.comm.background(function, *args)
-            before_backward_ends(work.settle)
+            before_backward_ends(work.complete)
         elif not getattr(opts, "asyncOp", True):
             work.under_way = self.comm.background(function, *args)
         else:
@@ -98,10 +98,10 @@ class HpdlGroup(dist.ProcessGroup):
     # -- sums -------------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> HpdlWork:
-        name = name_of(opts)  # once: after backward, whose data fills the caches, every line of Python takes long
+        name = _name_of(opts)  # once: after backward, whose data fills the caches, every line of Python takes long
         if name in moves.FOLDS:
             return self._start(tensors, opts, moves.fold_each, tensors, name)
-        require_sum("all_reduce", tensors, name)
+        _require_sum("all_reduce", tensors, name)
         if len(tensors) == 1 and tensors[0].is_contiguous():
             return self._start(tensors, opts, moves.all_reduce, tensors[0].detach())
         return self._start(tensors, opts, moves.all_reduce_each, tensors)
@@ -110,21 +110,21 @@ class HpdlGroup(dist.ProcessGroup):
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Rooted) -> HpdlWork:
-        require_sum("reduce", tensors, name_of(opts))
+        _require_sum("reduce", tensors, _name_of(opts))
         return self._start(tensors, opts, moves.reduce, tensors[0], opts.rootRank)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: object = None) -> HpdlWork:
-        require_sum("reduce_scatter", outputs, name_of(opts))
+        _require_sum("reduce_scatter", outputs, _name_of(opts))
         return self._start(outputs, opts, moves.reduce_scatter, outputs[0], inputs[0])
 
     def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: object = None) -> HpdlWork:
-        require_sum("reduce_scatter", [x], name_of(opts))
+        _require_sum("reduce_scatter", [x], _name_of(opts))
         return self._start([output], opts, moves.reduce_scatter, output, [x])
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: object = None
     ) -> HpdlWork:
-        require_sum("reduce_scatter", inputs, name_of(opts))
+        _require_sum("reduce_scatter", inputs, _name_of(opts))
         return self._start(outputs, opts, moves.each(moves.reduce_scatter), outputs, [[x] for x in inputs])
 
     # -- copies -----------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class HpdlGroup(dist.ProcessGroup):
         if not tensors[0].is_contiguous():
             raise ValueError(f"a message of shape {tuple(tensors[0].shape)} is not contiguous: use x.contiguous()")
         work = MessageWork(tensors)
-        work.under_way = post(moves.flat(tensors[0]), peer)
+        work.under_way = post(moves.flat_memory(tensors[0]), peer)
         return work
 
     def barrier(self, opts: object = None) -> HpdlWork:
@@ -209,13 +209,13 @@ class HpdlGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
 
-def name_of(opts: object) -> str:
+def _name_of(opts: object) -> str:
     """Return how elements are put together: "SUM", "MAX", ..."""
     asked = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
     return str(getattr(asked, "op", asked)).rpartition(".")[2]
 
 
-def require_sum(op: str, tensors: list[Tensor], name: str) -> None:
+def _require_sum(op: str, tensors: list[Tensor], name: str) -> None:
     """Raise NotImplementedError, ValueError unless `tensors` are to be added, as `name` of name_of says, and can be."""
     if name != "SUM":
         more = f", and {', '.join(moves.FOLDS)}" if op == "all_reduce" else ""
@@ -268,13 +268,13 @@ def tell_torch_of_mpiexec(environment: MutableMapping[str, str] = os.environ) ->
         mine = ""
         if comm.rank == 0:
             near = comm.node_size == comm.size
-            mine = f"{LOOPBACK_ADDRESS if near else socket.gethostname()} {free_port()}"
+            mine = f"{LOOPBACK_ADDRESS if near else socket.gethostname()} {_free_port()}"
         address, port = comm.agree("torch", note=mine.encode())[0].decode().split()
     info = {"RANK": session.rank, "WORLD_SIZE": session.size, "MASTER_ADDR": address, "MASTER_PORT": port}
     environment.update({name: str(value) for name, value in info.items()})
 
 
-def free_port() -> int:
+def _free_port() -> int:
     """Return a port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("", 0))

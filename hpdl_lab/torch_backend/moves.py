@@ -23,7 +23,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
 def all_reduce_each(comm: Comm, tensors: Iterable[Tensor]) -> None:
     """Do the same for each of several tensors, contiguous or not."""
     for x in tensors:
-        in_one_piece(x, comm.all_reduce)
+        _in_one_piece(x, comm.all_reduce)
 
 
 FOLDS = {"MIN": torch.amin, "MAX": torch.amax, "PRODUCT": torch.prod}  # of rows (p, n) over ranks, in their order
@@ -36,7 +36,7 @@ def fold_each(comm: Comm, tensors: list[Tensor], name: str) -> None:
     clipped norm compare.   Bytes per rank: as all_gather, (p - 1) * n * itemsize in.
     """
     for x in tensors:
-        rows = comm.all_gather(flat(x.contiguous())).view(x.dtype).reshape(comm.size, -1)
+        rows = comm.all_gather(flat_memory(x.contiguous())).view(x.dtype).reshape(comm.size, -1)
         x.detach().copy_(FOLDS[name](rows, 0).view_as(x))
 
 
@@ -56,40 +56,40 @@ def reduce_scatter(comm: Comm, output: Tensor, rows: list[Tensor]) -> None:
 def broadcast_each(comm: Comm, tensors: list[Tensor], root: int) -> None:
     """Replace each of the tensors by the one of rank `root`."""
     for x in tensors:
-        in_one_piece(x, comm.broadcast, root)
+        _in_one_piece(x, comm.broadcast, root)
 
 
 def all_gather(comm: Comm, outputs: list[Tensor], x: Tensor) -> None:
     """Fill outputs with the x of all ranks. outputs: one for each rank, or one tensor for all of them."""
-    put(outputs, comm.all_gather(flat(x.contiguous())).view(x.dtype))
+    _put(outputs, comm.all_gather(flat_memory(x.contiguous())).view(x.dtype))
 
 
 def gather(comm: Comm, outputs: list[Tensor], x: Tensor, root: int) -> None:
     """Do the same, on rank `root` alone."""
-    rows = comm.gather(flat(x.contiguous()), root)
+    rows = comm.gather(flat_memory(x.contiguous()), root)
     if rows is not None:
-        put(outputs, rows.view(x.dtype))
+        _put(outputs, rows.view(x.dtype))
 
 
 def scatter(comm: Comm, output: Tensor, rows: list[Tensor], root: int) -> None:
     """Replace output by this rank's row of rank `root`."""
-    x = torch.stack([flat(row.contiguous()) for row in rows]) if comm.rank == root else None
-    in_one_piece(output, lambda out: comm.scatter(x, out, root))
+    x = torch.stack([flat_memory(row.contiguous()) for row in rows]) if comm.rank == root else None
+    _in_one_piece(output, lambda out: comm.scatter(x, out, root))
 
 
 def all_to_all_single(comm: Comm, output: Tensor, x: Tensor) -> None:
     """Replace row s of output by row `rank` of rank s's x; the first dimension is a multiple of the ranks."""
-    rows = flat(x.contiguous()).view(comm.size, -1)
-    put([output], comm.all_to_all(rows).view(x.dtype))
+    rows = flat_memory(x.contiguous()).view(comm.size, -1)
+    _put([output], comm.all_to_all(rows).view(x.dtype))
 
 
 def all_to_all(comm: Comm, outputs: list[Tensor], inputs: list[Tensor]) -> None:
     """Fill outputs[s] with what rank s has for this rank, by messages: only these two agree on its size."""
     outputs[comm.rank].detach().copy_(inputs[comm.rank])
     others = [r for r in range(comm.size) if r != comm.rank]
-    arriving = {r: flat(outputs[r].contiguous()) for r in others}
+    arriving = {r: flat_memory(outputs[r].contiguous()) for r in others}
     works = [comm.irecv(arriving[r], r) for r in others]
-    works += [comm.isend(flat(inputs[r].contiguous()), r) for r in others]
+    works += [comm.isend(flat_memory(inputs[r].contiguous()), r) for r in others]
     for work in works:
         work.wait()
     for r in others:
@@ -114,23 +114,23 @@ def each(
     return several
 
 
-def flat(x: Tensor) -> Tensor:
+def flat_memory(x: Tensor) -> Tensor:
     """Return the memory of contiguous x, flat, in a dtype that communicators move: in bytes if x has another."""
     x = x.detach().reshape(-1)
     return x if dtype_name(x.dtype) in ITEMSIZE else x.view(torch.uint8)
 
 
-def in_one_piece(x: Tensor, act: Callable[..., object], *args: object) -> None:
+def _in_one_piece(x: Tensor, act: Callable[..., object], *args: object) -> None:
     """Call act(the flat memory of x, ...), by way of a copy if x is not contiguous."""
     if x.is_contiguous():
-        act(flat(x), *args)
+        act(flat_memory(x), *args)
     else:
         copy = x.detach().contiguous()
-        act(flat(copy), *args)
+        act(flat_memory(copy), *args)
         x.detach().copy_(copy)
 
 
-def put(outputs: list[Tensor], rows: Tensor) -> None:
+def _put(outputs: list[Tensor], rows: Tensor) -> None:
     """Copy rows (p, n) to p outputs of n elements, or to one of p * n."""
     rows = rows.reshape(len(outputs), -1)
     for output, row in zip(outputs, rows, strict=True):

@@ -41,7 +41,7 @@ class HpdlWork(dist.Work):
             raise
         self._future.set_result(self._tensors)
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Wait for it, and fulfill the future."""
         with labelled("hpdl:wait"):
             self.under_way.wait()
@@ -50,11 +50,11 @@ class HpdlWork(dist.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait, as long as the deadline of the group allows: torch's own `timeout` is not looked at."""
-        self.settle()
+        self.complete()
         return True
 
     def synchronize(self) -> None:
-        self.settle()
+        self.complete()
 
     def is_completed(self) -> bool:
         return self.under_way.test()
@@ -64,7 +64,7 @@ class HpdlWork(dist.Work):
 
     def exception(self) -> Exception | None:
         try:
-            self.settle()
+            self.complete()
         except Exception as error:
             return error
         return None

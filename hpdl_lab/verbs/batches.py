@@ -15,8 +15,8 @@ from ..plots.colors import SERIES
 from ..plots.large_batch import draw
 from ..plots.style import Figure
 from ..units import counted, require_int, require_number
-from .place import place
-from .result import Result, table
+from .result import Result, text_table
+from .world import world_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +49,7 @@ class BatchesResult(Result):
             for b in found
         ]
         head = f"test {self.score} after the same epochs, mean over seeds, {self.where}"
-        return "\n".join([head, *table(["batch", "steps", *names], lines)])
+        return "\n".join([head, *text_table(["batch", "steps", *names], lines)])
 
 
 def batches(
@@ -80,50 +80,50 @@ def batches(
              prediction: {method: score with the largest batch}; deadline: s, the longest that a rank may wait.
     Returns: BatchesResult.
     """
-    sweep, several, asked = asked_sweep(data, batches, methods, rate, epochs)
+    sweep, several, asked = _asked_sweep(data, batches, methods, rate, epochs)
     require_int("seeds", seeds, 1)
     for name, value in (prediction or {}).items():
         require_number(f"your guess for {name}", value, 0)
-    where, loaded = place(), sets.load(data)
+    world, loaded = world_of(), sets.load(data)
     too_large = [b for b in several if b > len(loaded.train_y)]
     if too_large:
         raise ValueError(f"a batch of {too_large[0]:,} is more than the {len(loaded.train_y):,} examples of {data}")
-    twins = {name: [n for n in asked if same(sweep, name, n)] for name in asked}  # with the base batch
+    twins = {name: [n for n in asked if _same(sweep, name, n)] for name in asked}  # with the base batch
     kinds = [(name, b) for b in several for name in asked if b != sweep.base_batch or name == twins[name][0]]
     trainings = [Training(name, b, seed) for name, b in kinds for seed in range(seeds)]
-    score, chance = ("accuracy", 1 / loaded.classes) if loaded.positions == 1 else ("loss", math.log(loaded.classes))
+    score, guessing = ("accuracy", 1 / loaded.classes) if loaded.positions == 1 else ("loss", math.log(loaded.classes))
     colors = {name: color for name, color in zip(sweep.methods, SERIES, strict=False) if name in asked}
     rows: list[Row] = []
     plot = live.Live(draw, alt=f"test {score} against batch")
 
     def state() -> tuple[object, ...]:
-        title = f"{sweep.model} on {data}: {counted_epochs(sweep.epochs)} with any batch, {where}"
+        title = f"{sweep.model} on {data}: {_counted_epochs(sweep.epochs)} with any batch, {world}"
         said = f"test {score}"
         if seeds > 1:
             said += f": mean of {counted(seeds, 'seed')}, and all between the best and the worst"
         steps = f"{max(1, round(sweep.epochs * len(loaded.train_y) / several[-1])):,} steps"
         foot = f"{steps} with the largest batch. The rate of every training falls to 0 as a cosine."
-        return rows, several, colors, score, chance, prediction, title, said, foot
+        return rows, several, colors, score, guessing, prediction, title, said, foot
 
     def on_row(row: Row) -> None:
         names = twins[row["name"]] if row["batch"] == sweep.base_batch else [row["name"]]
         rows.extend({**row, "name": name} for name in names)
         plot.update(*state())
 
-    where.run(train_all, sweep, loaded, trainings, learning_rate, trust_ratio, deadline=deadline, on_row=on_row)
-    return BatchesResult(str(where), asked, score, rows, plot.finish(*state()))
+    world.run(train_all, sweep, loaded, trainings, learning_rate, trust_ratio, deadline=deadline, on_row=on_row)
+    return BatchesResult(str(world), asked, score, rows, plot.finish(*state()))
 
 
-def same(sweep: Sweep, one: str, other: str) -> bool:
+def _same(sweep: Sweep, one: str, other: str) -> bool:
     """Return True if two methods are the same training with the base batch: nothing to scale, nothing to warm up to."""
     return sweep.methods[one][:2] == sweep.methods[other][:2]
 
 
-def counted_epochs(epochs: float) -> str:
+def _counted_epochs(epochs: float) -> str:
     return f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
 
 
-def asked_sweep(
+def _asked_sweep(
     data: str,
     batches: int | Iterable[int] | None,
     methods: str | Iterable[str] | None,

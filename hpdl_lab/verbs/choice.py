@@ -15,21 +15,7 @@ from ..parallel.reducer import AllReduce
 
 Fields: TypeAlias = dict[str, Any]  # some of a Recipe
 
-DATA_FOR = {
-    "mlp": "digits",
-    "cnn": "digit_images",
-    "gpt": "text",
-    "llama": "text",
-    "deepseek": "text",
-    "vit": "digit_images",
-}
 MODEL_FOR = {"digits": "mlp", "digit_images": "cnn", "text": "gpt", "synthetic": "mlp", "copy": "gpt"}
-RECIPES: dict[str | None, Fields] = {  # how each learns well in a minute; what the caller says comes first
-    "mlp": {},
-    "cnn": {"lr": 0.1},
-    **dict.fromkeys(("gpt", "llama", "deepseek"), {"optimizer": "adamw", "lr": 3e-3, "batch": 32, "steps": 200}),
-    "vit": {"optimizer": "adamw", "lr": 3e-3},
-}
 
 
 class Choice(NamedTuple):
@@ -64,9 +50,9 @@ def model_and_data(
         raise TypeError(f"model={model!r}: the name of one ({', '.join(models.MODELS)}) or an nn.Module is needed")
     if data is None:
         kind = named or type(model).__module__.rpartition(".")[2]  # a GPT is of models/gpt.py
-        data = DATA_FOR.get(kind, "digits")
+        data = models.MODELS[kind].data if kind in models.MODELS else "digits"
     if isinstance(data, str):
-        what, data = data, sets.load(wanted(data, named), dtype=dtype)
+        what, data = data, sets.load(_wanted(data, named), dtype=dtype)
     elif isinstance(data, Dataset):
         what = "your data"
     else:
@@ -74,14 +60,15 @@ def model_and_data(
         raise TypeError(f"data is a {kind}: the name of a set ({', '.join(sets.SETS)}) or a Dataset is needed")
     if isinstance(model, nn.Module):
         chosen = model
-        require_reads(chosen, data)
+        _require_reads(chosen, data)
     else:
-        named = named or MODEL_FOR.get(what) or suiting(data)
+        named = named or MODEL_FOR.get(what) or _suiting(data)
         chosen = models.build_for(data, named, dtype=dtype)
-    return Choice(chosen, data, f"{named or type(model).__name__} on {what.replace('_', ' ')}", RECIPES.get(named, {}))
+    recipe = dict(models.MODELS[named].recipe) if named else {}
+    return Choice(chosen, data, f"{named or type(model).__name__} on {what.replace('_', ' ')}", recipe)
 
 
-def require_reads(model: nn.Module, data: Dataset) -> None:
+def _require_reads(model: nn.Module, data: Dataset) -> None:
     """Raise ValueError unless `model`, an attendee's, answers examples of `data` with a number for each class."""
     if any(is_lazy(p) or p.device.type != "cpu" for p in model.parameters()):
         return  # without values, or elsewhere than the data: consensus.py reports it
@@ -98,7 +85,7 @@ def require_reads(model: nn.Module, data: Dataset) -> None:
         raise ValueError(f"{kind} answers {len(x)} examples with {shape}: {wanted}, is needed")
 
 
-def suiting(data: Dataset) -> str:
+def _suiting(data: Dataset) -> str:
     """Return the name of the first model that reads `data`."""
     for name in models.MODELS:
         if models.reads(name, data):
@@ -106,9 +93,9 @@ def suiting(data: Dataset) -> str:
     raise ValueError(f"no model here reads examples of shape {tuple(data.train_x.shape[1:])}: give one of your own")
 
 
-def wanted(data: str, model: str | None) -> str:
+def _wanted(data: str, model: str | None) -> str:
     """Return the data set that is meant: for a model that reads images, "digits" means "digit_images"."""
-    return "digit_images" if data == "digits" and model in ("cnn", "vit") else data
+    return "digit_images" if model and (data, models.MODELS[model].data) == ("digits", "digit_images") else data
 
 
 def asked_strategy(strategy: Strategy | None, all_reduce: AllReduce | None) -> Strategy:

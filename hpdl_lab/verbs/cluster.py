@@ -13,7 +13,7 @@ from ..engines import layout
 from ..engines.cluster import Cluster
 from ..engines.errors import EngineError
 from ..engines.messages import Function
-from ..engines.pool import name_of
+from ..engines.pool import function_name
 from ..plain_source import plain_signature
 
 DEFAULT_ENGINES = 4
@@ -80,7 +80,7 @@ class _Notebook:
         return cluster
 
     def _replace(self, cluster: Cluster, wanted: layout.Layout) -> None:
-        if others := others_of(cluster):
+        if others := _others_of(cluster):
             raise EngineError(
                 f"{others} use what is running, {cluster.layout}: "
                 f"take it as it is, lab.start({cluster.n}), or end it first, lab.stop()"
@@ -126,7 +126,9 @@ class _Notebook:
         defaults = {"ranks": None, "deadline": DEADLINE, "limit": None, "on_row": None}
         options: Row = {"ranks": ranks, "deadline": deadline, "limit": limit, "on_row": on_row}
         # `is not`: who hands on the number that is the default has given it, too
-        require_no_clash(cast("Function", fn), [name for name, value in options.items() if value is not defaults[name]])
+        _require_no_clash(
+            cast("Function", fn), [name for name, value in options.items() if value is not defaults[name]]
+        )
         self._last = self._running().run(fn, *args, **options, **keywords, inject=self._injection)
         return self._last
 
@@ -182,7 +184,7 @@ class _Notebook:
     def stop(self) -> None:
         """End the engines and remove their files, also for other notebooks that use them, whose next run says so."""
         if self._cluster is not None:
-            if self.running() is not None and (others := others_of(self._cluster)):
+            if self.running() is not None and (others := _others_of(self._cluster)):
                 print(f"{others} used these engines, too: lab.start() there starts new ones.", flush=True)
             self._cluster.stop()
             self._cluster = None
@@ -193,7 +195,7 @@ class _Notebook:
             cluster.stop()
 
 
-def require_no_clash(fn: Function, given: list[str]) -> None:
+def _require_no_clash(fn: Function, given: list[str]) -> None:
     """Raise TypeError if `fn` has a parameter that is called as one of lab.run's own keywords that were `given`."""
     taken = getattr(fn, "keywords", {})  # of a functools.partial, which has them already
     try:
@@ -203,12 +205,12 @@ def require_no_clash(fn: Function, given: list[str]) -> None:
     for name in given:
         if name in parameters and name not in taken:
             raise TypeError(
-                f"{name}= is taken by lab.run itself, and {name_of(fn)} has a parameter {name} too: "
-                f"lab.run(functools.partial({name_of(fn)}, {name}=...)), or a lambda, hands it to the function"
+                f"{name}= is taken by lab.run itself, and {function_name(fn)} has a parameter {name} too: "
+                f"lab.run(functools.partial({function_name(fn)}, {name}=...)), or a lambda, hands it to the function"
             )
 
 
-def others_of(cluster: Cluster) -> str:
+def _others_of(cluster: Cluster) -> str:
     """Say how many other notebooks use `cluster`, with their names if Jupyter gives them; "" if there are none."""
     pids = cluster.kernels()
     pids.remove(os.getpid())

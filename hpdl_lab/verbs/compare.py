@@ -21,8 +21,8 @@ from ..plots.style import Figure
 from ..trace import Event
 from ..units import amount_text, require_int, require_number
 from .choice import Fields, asked_strategy, model_and_data
-from .place import SIMULATED_DEADLINE
-from .result import Result, table
+from .result import Result, text_table
+from .world import SIMULATED_DEADLINE
 
 TALKS = ("add gradients", "meet")  # spans of a step in which strategies send
 RECIPE: Fields = {"steps": 120, "lr": 0.2, "momentum": 0.0}
@@ -65,7 +65,7 @@ class CompareResult(Result):
             )
             for row in self.rows.values()
         ]
-        return "\n".join(table(("strategy", "sent per step", "of the first", "last loss", "test accuracy"), lines))
+        return "\n".join(text_table(("strategy", "sent per step", "of the first", "last loss", "test accuracy"), lines))
 
 
 def fewer_bytes(data: Dataset) -> tuple[dict[str, Strategy], Dataset]:
@@ -139,12 +139,12 @@ def compare(
         work = train_on_rank, model, strategy, data, options
         with one_thread(torch):  # the small tensors of eight ranks that take turns need no more
             run = sim.run(ranks, *work, deadline=SIMULATED_DEADLINE, threads=threads)
-        rows[name] = Compared(name, sent_in_steps(run.events) / ranks, run[0].losses, run[0].test_accuracy)
+        rows[name] = Compared(name, _sent_in_steps(run.events) / ranks, run[0].losses, run[0].test_accuracy)
         plot.update(*state())
     return CompareResult(rows, plot.finish(*state()))
 
 
-def sent_in_steps(events: list[Event]) -> int:
+def _sent_in_steps(events: list[Event]) -> int:
     """Count the bytes that all ranks send in spans of TALKS: the latest span that a send begins in counts."""
     total = 0
     within: dict[int, str] = {}

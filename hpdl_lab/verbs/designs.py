@@ -18,7 +18,7 @@ from ..plots.style import Figure
 from ..trace import Event, bytes_sent, seconds_text
 from ..units import require_int, require_number
 from .choice import asked_strategy
-from .result import Result, picture, table
+from .result import Result, picture, text_table
 
 LAYERS, WIDTH = 4, 256  # equal layers: 65,792 float32 each
 NETWORK = Switch(alpha=2e-6, beta=1.5e-9)  # on which an all-reduce of a layer takes about 0.6 ms
@@ -31,7 +31,7 @@ SCAFFES: dict[type, tuple[str, str]] = {  # design: (its name in the paper, its 
 
 
 @dataclass(frozen=True)
-class Design:
+class _Design:
     """A training step with one strategy.
 
     seconds of rank 0's step; exposed: share of the step in which ranks do nothing but wait for messages.
@@ -55,19 +55,19 @@ class Design:
 class Designs(Result):
     """The Design of each strategy, in the order given."""
 
-    designs: list[Design]
+    designs: list[_Design]
     figure: Figure = field(repr=False)
 
-    def __getitem__(self, index: int) -> Design:
+    def __getitem__(self, index: int) -> _Design:
         return self.designs[index]
 
     def __repr__(self) -> str:
         names = ("strategy", "a step", "exposed", "bytes sent", "bytes held", "by its formula")
         shown = len(names) if any(d.predicted for d in self.designs) else -1
-        return "\n".join(table(names[:shown], [row_of(d)[:shown] for d in self.designs]))
+        return "\n".join(text_table(names[:shown], [_row_of(d)[:shown] for d in self.designs]))
 
 
-def row_of(d: Design) -> tuple[str, ...]:
+def _row_of(d: _Design) -> tuple[str, ...]:
     """Return a design as a row of a table, in text."""
     formula = seconds_text(d.predicted) if d.predicted else ""
     return d.name, seconds_text(d.seconds), f"{d.exposed:.0%}", f"{d.sent:,}", f"{sum(d.held.values()):,}", formula
@@ -94,7 +94,7 @@ def designs(*strategies: Strategy, ranks: int = 4, prediction: float | None = No
             raise ValueError(f"{strategy} is asynchronous: its ranks take no step together that could be drawn")
     if prediction is not None:
         require_number("the share that you guess", prediction, 0, 1)
-    found = [design_of(strategy, ranks) for strategy in strategies]
+    found = [_design_of(strategy, ranks) for strategy in strategies]
     first = found[0]
     guess = None if prediction is None else first.seconds * (1 - first.exposed * (1 - prediction))
     title = f"The same step on {ranks} ranks: what rank 0 does"
@@ -102,9 +102,9 @@ def designs(*strategies: Strategy, ranks: int = 4, prediction: float | None = No
     return Designs(found, picture(drawing.draw_designs, found, title, guess, text=title, height=height).figure)
 
 
-def design_of(strategy: Strategy, ranks: int) -> Design:
+def _design_of(strategy: Strategy, ranks: int) -> _Design:
     """Take the step with a strategy; returns its Design."""
-    run = sim.run(ranks, step_with, strategy, network=NETWORK, threads=True)
+    run = sim.run(ranks, _step_with, strategy, network=NETWORK, threads=True)
     begin, held = max(begin for begin, _ in run), run[0][1]
     events = [e for e in run.events if e.t0_ns >= begin]
     found = cast(Account, account(events))  # there is a step in them
@@ -112,13 +112,13 @@ def design_of(strategy: Strategy, ranks: int) -> Design:
     seconds = max(e.t1_ns for e in mine) / 1e9
     kind, sent = type(strategy), bytes_sent(mine).get(0, 0)
     if kind not in SCAFFES:
-        return Design(kind.__name__, seconds, found.exposed, "", None, mine, sent, held)
+        return _Design(kind.__name__, seconds, found.exposed, "", None, mine, sent, held)
     name, formula = SCAFFES[kind]
-    predicted = seconds_by_formula(kind, ranks)
-    return Design(f"{kind.__name__}, {name}", seconds, found.exposed, formula, predicted, mine, sent, held)
+    predicted = _seconds_by_formula(kind, ranks)
+    return _Design(f"{kind.__name__}, {name}", seconds, found.exposed, formula, predicted, mine, sent, held)
 
 
-def step_with(comm: Comm, strategy: Strategy) -> tuple[int, dict[str, int]]:
+def _step_with(comm: Comm, strategy: Strategy) -> tuple[int, dict[str, int]]:
     """Take one training step on this rank; returns (when it began in ns, the bytes held, see Design)."""
     model = mlp((WIDTH,) * (LAYERS + 1))
     x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(comm.rank))
@@ -143,7 +143,7 @@ def step_with(comm: Comm, strategy: Strategy) -> tuple[int, dict[str, int]]:
     return begin, held
 
 
-def seconds_by_formula(design: type, ranks: int) -> float:
+def _seconds_by_formula(design: type, ranks: int) -> float:
     """Return step_seconds of an S-Caffe design, with the time that one broadcast and one reduction of a layer take."""
     layer = torch.zeros(WIDTH * (WIDTH + 1))
     b, r = (

@@ -19,7 +19,7 @@ from ..plots.style import Figure
 from ..schedules import Schedule
 from ..trace import seconds_text
 from ..units import require_int, require_number
-from .result import Result, picture, table
+from .result import Result, picture, text_table
 
 SHARING = 2  # ranks that share the experts of a stage
 BATCH, TOKENS = 2, 8  # sequences of a micro-batch on each of them, and tokens of a sequence
@@ -28,10 +28,10 @@ MODEL = {
     "block": TOKENS,
     "width": 32,
     "heads": 2,
-    "experts": 8,
-    "top_k": 4,
-    "groups": 2,
-    "top_groups": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "n_group": 2,
+    "topk_group": 2,
 }
 SECONDS = {"attention": 1e-3, "experts": 1e-3}  # of a forward, and of each half of a backward
 NETWORK = Switch(alpha=2e-6, beta=2e-7)  # on which an all-to-all takes about as long as one of those
@@ -63,7 +63,7 @@ class DualPipeRun(Result):
         ]
         if self.guess is not None:
             rows.append(("you", "", f"{self.guess:.0%}"))
-        return "\n".join(table((self.schedule.name, "a step", "of all-to-all exposed"), rows))
+        return "\n".join(text_table((self.schedule.name, "a step", "of all-to-all exposed"), rows))
 
 
 def dualpipe(
@@ -103,7 +103,7 @@ def dualpipe(
     for together in NAMES:
         args = plan, model, tokens[..., :-1], tokens[..., 1:], SECONDS, together
         with one_thread(torch):  # tensors as small as these need no more
-            events = sim.run(ranks * sharing, losses_of_step, *args, network=NETWORK).events
+            events = sim.run(ranks * sharing, _losses_of_step, *args, network=NETWORK).events
         spent = [exposed(events, r) for r in range(ranks * sharing)]
         shares.append(fmean(alone for _, alone in spent) / fmean(whole for whole, _ in spent))
         mine = rank * sharing
@@ -116,7 +116,7 @@ def dualpipe(
     return DualPipeRun(plan, panels[0], panels[1], (shares[0], shares[1]), prediction, found.figure)
 
 
-def losses_of_step(
+def _losses_of_step(
     comm: Comm, plan: Schedule, model: Decoder, x: Tensor, y: Tensor, seconds: dict[str, float], together: bool
 ) -> dict[int, float]:
     """Take a step by expert_step; returns {micro-batch: loss}, and the model stays on the rank."""

@@ -1,69 +1,22 @@
-"""The model under sliders: a function of a few named values that draws a picture and says its numbers in one line.
-
-An Explored holds the values and knows no widget: it works the same in a plain terminal. widgets.py shows it in a
-notebook; explorers.py has the table.
-"""
+"""The model under sliders: a function of a few named values that draws a picture and says its numbers in one line."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from ..plots import animation, live
-from ..plots.style import Draw
+from ..plots.style import Draw, Figure
+from .adjustable import Adjustable, Control, Value, said_html
 from .plain import plainly, sentence
-from .result import Picture, drawn
+from .result import Picture, draw_picture
 
-Value: TypeAlias = float | str  # that a slider, or a menu, has chosen
 Answer: TypeAlias = Callable[..., Picture]  # f(**values), by the names of the sliders
 
 
-class Control(NamedTuple):
-    """The choice of a slider, or of a menu if these are names.
-
-    values: in the order of the slider; start: one of them; text: f(value), to the right of the slider.
-    every_ms: of the button that plays all values one after the other; 0: there is none.
-    """
-
-    values: tuple[Any, ...]
-    start: Value
-    text: Callable[[Any], str] = str
-    every_ms: int = 0
-
-    @property
-    def named(self) -> bool:
-        return isinstance(self.start, str)
-
-    def at(self, name: str, value: Value) -> Control:
-        """Return the same that starts at `value`, a number of any size or one of the names. Raises ValueError."""
-        if self.named or isinstance(value, bool | str):
-            if value not in self.values or isinstance(value, bool):
-                raise ValueError(f"{name}={value!r}: one of {', '.join(map(self.text, self.values))} is needed")
-        elif not isinstance(value, int | float) or not self.values[0] <= value <= self.values[-1]:
-            low, high = self.text(self.values[0]), self.text(self.values[-1])
-            raise ValueError(f"{name}={value!r}: a number from {low} to {high} is needed")
-        elif value not in self.values:
-            return self._replace(values=tuple(sorted((*self.values, value))), start=value)
-        return self._replace(start=value)
-
-
-def logarithmic(low: float, high: float, digits: Iterable[float] = (1, 1.5, 2, 3, 4, 5, 7)) -> tuple[float, ...]:
-    """Return the numbers from `low` to `high` that begin with these digits: about equally far apart in factors."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return tuple(value for k in powers for digit in digits if low <= (value := float(f"{digit}e{k}")) <= high)
-
-
-def doublings(low: int, high: int) -> tuple[int, ...]:
-    """Return low, 2 low, 4 low ... up to `high`."""
-    return tuple(low << k for k in range((high // low).bit_length()))
-
-
-class Explored:
-    """A model with the values of its sliders.
-
-    values: {name: what its slider says}; picture: the Picture of them, None if they cannot be; why: a sentence then.
+class Explored(Adjustable):
+    """A model with the values of its sliders. picture: the Picture of them, None if they cannot be.
 
     Args:    name: what is explored; controls: {name: Control}; answer: f(**values), a Picture, or ValueError.
              fallback: f(), a PNG for front ends without widgets; default the picture.
@@ -76,11 +29,9 @@ class Explored:
         answer: Answer,
         fallback: Callable[[], bytes] | None = None,
     ) -> None:
+        super().__init__(controls)
         self.name, self.answer, self.fallback = name, answer, fallback
-        self.controls = {key: control.at(key, control.start) for key, control in controls.items()}
-        self.values = {key: control.start for key, control in controls.items()}
         self.picture: Picture | None = None
-        self.why = ""
         self._answer()
 
     @partial(plainly, owner="explored")
@@ -91,6 +42,7 @@ class Explored:
             self.controls[key] = self.controls[key].at(key, value)
             self.values[key] = value
         self._answer()
+        self.say("")
         return self
 
     def _answer(self) -> None:
@@ -104,23 +56,16 @@ class Explored:
         """The numbers in one line, or why there are none."""
         return self.why if self.picture is None else self.picture.text
 
-    def save(self, path: str) -> str:
-        """Write the picture to a PNG file; returns its path. Raises ValueError if there is no picture."""
-        if self.picture is None:
-            raise ValueError(self.why)
-        return self.picture.save(path)
+    @property
+    def state(self) -> tuple[object, ...]:
+        return (self.picture,)
 
-    def show(self) -> None:
-        """Show sliders and a picture in a notebook; in a plain terminal print the line."""
-        if not live.in_notebook():
-            print(self, flush=True)
-            return
-        from . import widgets
+    def figure(self) -> Figure | None:
+        return None if self.picture is None else self.picture.figure
 
-        widgets.show_explored(self)
-
-    def _ipython_display_(self) -> None:
-        """Show nothing at the end of a cell: the verb has shown it already."""
+    def html(self) -> str:
+        warning = self.said or self.why
+        return said_html(warning, "" if warning else self.text, height_em=2.8)
 
     def __repr__(self) -> str:
         return self.text
@@ -132,6 +77,16 @@ def require_known(name: str, controls: Iterable[str], key: str) -> None:
         raise ValueError(f"{name} has no slider {key!r}: {', '.join(controls)}")
 
 
+def show_sliders(shown: Adjustable) -> None:
+    """Show sliders and a picture in a notebook; in a plain terminal print the text."""
+    if not live.in_notebook():
+        print(shown, flush=True)
+        return
+    from . import widgets
+
+    widgets.display_sliders(shown)
+
+
 def step_through(
     draw: Draw, frames: Sequence[Sequence[object]], alt: str, height: float, frame_ms: int = animation.FRAME_MS
 ) -> None:
@@ -139,7 +94,7 @@ def step_through(
     last = len(frames) - 1
 
     def answer(step: int) -> Picture:
-        return drawn(draw, *frames[step], text=f"{alt}: {step} of {last}", height=height)
+        return draw_picture(draw, *frames[step], text=f"{alt}: {step} of {last}", height=height)
 
     controls = {"step": Control(tuple(range(len(frames))), 0, every_ms=frame_ms)}
-    Explored(alt, controls, answer, lambda: animation.png(draw, frames, height, frame_ms)).show()
+    show_sliders(Explored(alt, controls, answer, lambda: animation.png(draw, frames, height, frame_ms)))

@@ -6,18 +6,19 @@ from typing import NamedTuple
 from ..comm.network import PRESETS
 from ..inference.rollouts import round_seconds
 from ..inference.speculative import expected_tokens
-from ..parallel.grid.spec import SPECS, Spec, gpt, llama
+from ..parallel.grid.spec import SPECS, Spec, gpt
 from ..plots import explore as drawing
 from ..plots import explore_inference as pictures
 from ..trace import number_text, seconds_text
 from ..units import amount_text, counted
-from .explore import Answer, Control, Value, doublings, logarithmic
-from .result import Picture, drawn
+from .adjustable import Control, Value, doublings, logarithmic
+from .explore import Answer
+from .result import Picture, draw_picture
 
 BITS = {"16 bits": 2.0, "8 bits": 1.0, "4 bits": 0.5}  # bytes of a number
 SERVED = {
     "GPT-2 small": gpt("GPT-2 small", 12, 768, 12, 50257, 1024, "mixed adam"),
-    "Llama 3 8B": llama("Llama 3 8B", 32, 4096, 32, 8, 14336, 128256, 8192),
+    "Llama 3 8B": SPECS["llama3_8b"],
     "Llama 3 70B": SPECS["llama3_70b"],
     "Llama 3 405B": SPECS["llama3_405b"],
     "GPT-3 175B": SPECS["gpt3"],
@@ -25,7 +26,7 @@ SERVED = {
 }
 
 
-class Gpu(NamedTuple):
+class _Gpu(NamedTuple):
     """bytes/s from its memory, bytes in it, FLOP/s in 16 bits."""
 
     bandwidth: float
@@ -34,9 +35,9 @@ class Gpu(NamedTuple):
 
 
 GPUS = {  # NVIDIA's data sheets, of the SXM modules; FLOP/s without sparsity
-    "A100": Gpu(2.039e12, 80e9, 312e12),
-    "H100": Gpu(3.35e12, 80e9, 989.4e12),
-    "H200": Gpu(4.8e12, 141e9, 989.4e12),
+    "A100": _Gpu(2.039e12, 80e9, 312e12),
+    "H100": _Gpu(3.35e12, 80e9, 989.4e12),
+    "H200": _Gpu(4.8e12, 141e9, 989.4e12),
 }
 BATCHES = doublings(1, 512)
 
@@ -47,27 +48,27 @@ def cached(model: str) -> float:
     return SERVED[model].cached
 
 
-def read(spec: Spec, batch: int) -> float:
+def parameters_read(spec: Spec, batch: int) -> float:
     """Count the parameters that a step of so many sequences reads: of routed experts only the ones with a token."""
-    routed = sum(layer.experts for layer in spec.layers)
+    routed = sum(layer.expert_parameters for layer in spec.layers)
     hit = 1 - (1 - spec.top_k / spec.experts) ** batch if routed else 0.0
     return spec.parameters - routed * (1 - hit)
 
 
-def step_seconds(model: str, context: int, batch: int, weights: str, cache: str, gpu: str, gpus: int) -> float:
+def decode_seconds(model: str, context: int, batch: int, weights: str, cache: str, gpu: str, gpus: int) -> float:
     """Return s of one token for each sequence: everything is read once, or multiplied, whatever takes longer."""
     spec, on = SERVED[model], GPUS[gpu]
-    nbytes = BITS[weights] * read(spec, batch) + BITS[cache] * cached(model) * context * batch
+    nbytes = BITS[weights] * parameters_read(spec, batch) + BITS[cache] * cached(model) * context * batch
     return max(nbytes / on.bandwidth, 2 * spec.active * batch / on.flops) / gpus
 
 
-def kv_cache(model: str, context: int, batch: int, weights: str, cache: str, gpu: str, gpus: int) -> Picture:
+def _kv_cache(model: str, context: int, batch: int, weights: str, cache: str, gpu: str, gpus: int) -> Picture:
     """Draw memory and time of decoding; messages between GPUs are not in it."""
     per_token = BITS[cache] * cached(model)
     kept, held = per_token * context * batch, BITS[weights] * SERVED[model].parameters
     room = gpus * GPUS[gpu].memory
     most = int(max(0, room - held) // (per_token * context))
-    step = functools.partial(step_seconds, model, context, weights=weights, cache=cache, gpu=gpu, gpus=gpus)
+    step = functools.partial(decode_seconds, model, context, weights=weights, cache=cache, gpu=gpu, gpus=gpus)
     took = step(batch)
     text = f"{amount_text(per_token)} of cache a token, {amount_text(kept)} for {batch} × {context:,}, next to "
     text += f"{amount_text(held)} of weights: {'fits' if kept + held <= room else 'does NOT fit'} into "
@@ -76,7 +77,9 @@ def kv_cache(model: str, context: int, batch: int, weights: str, cache: str, gpu
     points = [(step(b), b / step(b)) for b in BATCHES]
     sizes = [per_token * context * b for b in BATCHES]
     args = BATCHES, sizes, held, room, points, most, batch
-    return drawn(pictures.kv_cache, *args, f"{model}, {context:,} tokens each, {gpus} × {gpu}", text=text, height=3.6)
+    return draw_picture(
+        pictures.draw_kv_cache, *args, f"{model}, {context:,} tokens each, {gpus} × {gpu}", text=text, height=3.6
+    )
 
 
 GAMMAS, ACCEPTANCES = tuple(range(1, 13)), tuple(k / 100 for k in range(5, 100, 5))
@@ -87,7 +90,7 @@ def speed_up(acceptance: float, gamma: int, draft: float) -> float:
     return expected_tokens(acceptance, gamma) / (gamma * draft + 1)
 
 
-def speculation(acceptance: float, gamma: int, draft: float) -> Picture:
+def _speculation(acceptance: float, gamma: int, draft: float) -> Picture:
     """Draw how much faster a draft makes decoding, against its length and against acceptance."""
     by_gamma = [speed_up(acceptance, g, draft) for g in GAMMAS]
     shares = sorted({*ACCEPTANCES, acceptance})
@@ -98,7 +101,7 @@ def speculation(acceptance: float, gamma: int, draft: float) -> Picture:
     text += f"{number_text(now)} times as fast. Best γ: {best}, {number_text(max(by_gamma))} times."
     args = GAMMAS, by_gamma, gamma, shares, by_acceptance, acceptance
     title = f"acceptance {acceptance:g}, γ = {gamma}, a draft of {draft:g} of the model's step"
-    return drawn(pictures.speculation, *args, title, text=text, height=drawing.HEIGHT)
+    return draw_picture(pictures.draw_speculation, *args, title, text=text, height=drawing.HEIGHT)
 
 
 NODE, ROLLOUTS = 8, 256  # GPUs; rollouts of one update
@@ -114,7 +117,7 @@ def generate_seconds(ranks: int, length: int) -> float:
     each = -(-ROLLOUTS // ranks)
     room = int((gpu.memory - weights) // (BITS["16 bits"] * cached(RL_MODEL) * length))
     waves = -(-each // room)
-    step = step_seconds(RL_MODEL, length // 2, -(-each // waves), "16 bits", "16 bits", RL_GPU, 1)
+    step = decode_seconds(RL_MODEL, length // 2, -(-each // waves), "16 bits", "16 bits", RL_GPU, 1)
     return waves * length * step
 
 
@@ -131,7 +134,7 @@ def rollout_rate(generating: int, every: int, length: int) -> float:
     return every * ROLLOUTS * length / round_seconds(every, *times, send)
 
 
-def rollouts(generating: int, every: int, length: int) -> Picture:
+def _rollouts(generating: int, every: int, length: int) -> Picture:
     """Draw tokens/s against staleness; answers are all of one length, and messages of tokens take no time."""
     rate, training = rollout_rate(generating, every, length), NODE - generating
     in_turn = ROLLOUTS * length / (generate_seconds(NODE, length) + update_seconds(NODE, length))
@@ -144,7 +147,7 @@ def rollouts(generating: int, every: int, length: int) -> Picture:
     text += f"All {NODE} in turn: {number_text(in_turn)} tokens/s, staleness 0."
     title = f"{RL_MODEL} on {NODE} × {RL_GPU}, weights are sent every {counted(every, 'update')}"
     args = by_ranks, generating, points, ((every - 1) / 2, rate), in_turn, title
-    return drawn(pictures.rollouts, *args, text=text, height=3.6)
+    return draw_picture(pictures.draw_rollouts, *args, text=text, height=3.6)
 
 
 GUESSED: dict[str, Value] = {"model": "Llama 3 8B", "context": 8192, "batch": 32, "cache": "16 bits"}  # in the notebook
@@ -159,7 +162,7 @@ EXPLORERS: dict[str, tuple[dict[str, Control], Answer]] = {
             "gpu": Control(tuple(GPUS), "H100"),
             "gpus": Control(doublings(1, 64), 1),
         },
-        kv_cache,
+        _kv_cache,
     ),
     "speculation": (
         {
@@ -167,7 +170,7 @@ EXPLORERS: dict[str, tuple[dict[str, Control], Answer]] = {
             "gamma": Control(GAMMAS, 4),
             "draft": Control(logarithmic(0.01, 1, (1, 2, 5)), 0.1),
         },
-        speculation,
+        _speculation,
     ),
     "rollouts": (
         {
@@ -175,6 +178,6 @@ EXPLORERS: dict[str, tuple[dict[str, Control], Answer]] = {
             "every": Control(EVERY, 4, lambda k: counted(k, "update")),
             "length": Control(doublings(256, 8192), 2048, "{:,} tokens".format),
         },
-        rollouts,
+        _rollouts,
     ),
 }

@@ -20,7 +20,7 @@ from ..comm.network.presets import interconnect
 from ..data import diabetes
 from ..kernels import staging
 from ..optim.gradient_descent import descend_in_batches, loss
-from ..optim.large_batch import Job, seconds_to_target
+from ..optim.large_batch import TrainingJob, seconds_to_target
 from ..parallel import gossip
 from ..parallel.grid.machine import EFFICIENCY, MACHINES, PEAKS, grid_of, message_cost
 from ..parallel.grid.memory import Memory, memory_of
@@ -38,20 +38,21 @@ from ..resilience import neighbors
 from ..trace import number_text, seconds_text
 from ..units import amount_text, bytes_text, counted
 from . import explore_inference, explore_models
-from .explore import Answer, Control, Explored, Value, doublings, logarithmic, require_known
+from .adjustable import Control, Value, doublings, logarithmic
+from .explore import Answer, Explored, require_known, show_sliders
 from .measure import asked_times, last_ping_pong
-from .result import Picture, drawn
+from .result import Picture, draw_picture
 from .staging import curve_of
 
 Explorer: TypeAlias = tuple[dict[str, Control], Answer]
 
 
-def percent(share: float) -> str:
+def _percent(share: float) -> str:
     """Return 0.35 as "35%"."""
     return f"{share:.0%}"
 
 
-def in_words(value: float) -> str:
+def _in_words(value: float) -> str:
     """Return 1.75e11 as "175 billion"."""
     scale, word = next(pair for pair in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")) if value >= pair[0])
     return f"{number_text(value / scale)} {word}"
@@ -64,7 +65,7 @@ MEMORY = 80e9  # bytes of an accelerator
 STATE = sum(TRAININGS["mixed adam"][:3])  # bytes per parameter
 
 
-def days(parameters: float, tokens: float, accelerators: int, hardware: str, share_of_peak: float) -> Picture:
+def _days(parameters: float, tokens: float, accelerators: int, hardware: str, share_of_peak: float) -> Picture:
     """Draw the days of 6 N D operations: a multiplication and an addition are two. Ref: Kaplan et al. 2020, 2.1."""
     flops, speed = 6 * parameters * tokens, PEAKS[hardware] * share_of_peak
     least = math.ceil(STATE * parameters / MEMORY)
@@ -74,10 +75,10 @@ def days(parameters: float, tokens: float, accelerators: int, hardware: str, sha
     text += f"takes {number_text(flops / speed / drawing.YEAR)} years. The state, {STATE} bytes per parameter, is "
     text += f"{amount_text(STATE * parameters)}, and fills {counted(least, 'accelerator')} of {amount_text(MEMORY)}."
     title = (
-        f"{in_words(parameters)} parameters, {in_words(tokens)} tokens, {hardware} at {share_of_peak:.0%} of its peak"
+        f"{_in_words(parameters)} parameters, {_in_words(tokens)} tokens, {hardware} at {share_of_peak:.0%} of its peak"
     )
     args = counts, flops / speed / counts, accelerators, least, title
-    return drawn(drawing.days, *args, text=text, height=drawing.HEIGHT)
+    return draw_picture(drawing.draw_days, *args, text=text, height=drawing.HEIGHT)
 
 
 # -- 00_why and 01: gradient descent ----------------------------------------------------------------------------------
@@ -87,16 +88,16 @@ STEPS, EPOCHS = 60, 5
 
 
 @functools.cache
-def patients() -> tuple[np.ndarray, np.ndarray, Bowl]:
+def _patients() -> tuple[np.ndarray, np.ndarray, Bowl]:
     """Return (x, y, the loss around its minimum) of the diabetes data."""
     x, y = diabetes.load()
     best = np.linalg.lstsq(x, y, rcond=None)[0]
     return x, y, Bowl(lambda w: loss(w, x, y), best, 1.6 * float(np.abs(best).max()))
 
 
-def descent(rate: float, batch: int, seed: int, epochs: int = 0) -> Picture:
+def _descent(rate: float, batch: int, seed: int, epochs: int = 0) -> Picture:
     """Draw a walk of so many epochs, in which a small batch makes many steps, or of STEPS steps of any batch."""
-    x, y, bowl = patients()
+    x, y, bowl = _patients()
     each = math.ceil(len(y) / batch)  # steps of an epoch
     steps = epochs * each or STEPS
     with np.errstate(all="ignore"):  # diverging is part of the lesson
@@ -109,7 +110,7 @@ def descent(rate: float, batch: int, seed: int, epochs: int = 0) -> Picture:
     text += ends if rest < above[0] else "it diverges"
     at = np.arange(steps + 1) / (each if epochs else 1)
     args = bowl, path, at, above, "epochs" if epochs else "steps", f"rate {number_text(rate)}, {name}"
-    return drawn(drawing.descent, *args, text=text, height=drawing.HEIGHT)
+    return draw_picture(drawing.draw_descent, *args, text=text, height=drawing.HEIGHT)
 
 
 SEEDS = tuple(range(10))
@@ -138,13 +139,13 @@ def decay(name: str, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return weights, np.array(apart) / apart[0]
 
 
-def graph(graph: str, ranks: int, seed: int) -> Picture:
+def _graph(graph: str, ranks: int, seed: int) -> Picture:
     """Draw how fast gossip on a graph mixes, among others."""
     weights, _ = decay(graph, ranks, seed)
     curves = {name: decay(name, ranks, seed)[1] for name in COMPARED}
     text = f"{graph} of {ranks} ranks: {mixing(gossip.lambda2(weights))}; "
     text += f"after {GOSSIP_STEPS} steps {number_text(curves[graph][-1])} of the differences are left."
-    return drawn(drawing.gossip, graph, weights, curves, text=text, height=drawing.HEIGHT)
+    return draw_picture(drawing.draw_gossip, graph, weights, curves, text=text, height=drawing.HEIGHT)
 
 
 # -- 03: a message ----------------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ ALPHA = Control(logarithmic(1e-7, 1e-3), 1e-5, seconds_text)
 BANDWIDTH = Control(logarithmic(0.1, 1000), 1.0, lambda GBps: f"{number_text(GBps)} GB/s")
 
 
-def message(size: int, alpha: float, bandwidth: float) -> Picture:
+def _message(size: int, alpha: float, bandwidth: float) -> Picture:
     """Draw alpha + beta n over the points that lab.ping_pong measured last."""
     beta, measured = 1e-9 / bandwidth, last_ping_pong()
     seconds, half = alpha + beta * size, alpha / beta
@@ -165,7 +166,7 @@ def message(size: int, alpha: float, bandwidth: float) -> Picture:
         off = [abs(math.log((alpha + beta * n) / t)) for n, t in zip(measured.nbytes, measured.seconds, strict=True)]
         text += f" Your points are off by {math.expm1(sum(off) / len(off)):.0%} on average."
     points = [] if measured is None else list(zip(measured.nbytes, measured.seconds, strict=True))
-    return drawn(drawing.message, points, size, alpha, beta, text=text, height=drawing.HEIGHT)
+    return draw_picture(drawing.draw_message, points, size, alpha, beta, text=text, height=drawing.HEIGHT)
 
 
 # -- 04: all-reduces --------------------------------------------------------------------------------------------------
@@ -176,40 +177,42 @@ SIZES = doublings(4, 2**30)
 
 
 @functools.cache
-def counted_of(name: str, p: int) -> list[tuple[int, float]]:
+def _counted_of(name: str, p: int) -> list[tuple[int, float]]:
     """Return [(messages in a row, vectors in a row)], for several numbers of segments if there are any."""
-    price = table.find(name).cost
+    price = table.find_algorithm(name).cost
     options = doublings(1, 256) if "segments" in inspect.signature(price).parameters else ()
     costs = [price(p, 1, segments=c) for c in options] or [price(p, 1)]
     return [(cost.steps, cost.nbytes) for cost in costs]
 
 
-def seconds_of(name: str, p: int, sizes: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+def all_reduce_seconds(name: str, p: int, sizes: np.ndarray, alpha: float, beta: float) -> np.ndarray:
     """Return s for each size, with the best number of segments for it."""
-    return np.min([steps * alpha + vectors * beta * sizes for steps, vectors in counted_of(name, p)], axis=0)
+    return np.min([steps * alpha + vectors * beta * sizes for steps, vectors in _counted_of(name, p)], axis=0)
 
 
-def algorithms(ranks: int, size: int, alpha: float, bandwidth: float) -> Picture:
+def _algorithms(ranks: int, size: int, alpha: float, bandwidth: float) -> Picture:
     """Draw the times of six all-reduces, and which is fastest for which size and number of ranks."""
     beta, sizes = 1e-9 / bandwidth, np.array(SIZES, dtype=float)
-    every = np.array([[seconds_of(name, p, sizes, alpha, beta) for name in SIX] for p in RANKS])  # (p, six, size)
+    every = np.array(
+        [[all_reduce_seconds(name, p, sizes, alpha, beta) for name in SIX] for p in RANKS]
+    )  # (p, six, size)
     winners, here = every.argmin(axis=1), every[RANKS.index(ranks)]
     times = dict(zip(SIX, here[:, SIZES.index(size)].tolist(), strict=True))
     first, second = sorted(times, key=lambda name: times[name])[:2]
-    text = f"{bytes_text(size)} among {ranks} ranks: {worded(first)} takes {seconds_text(times[first])}, "
-    text += f"{worded(second)} {seconds_text(times[second])}"
+    text = f"{bytes_text(size)} among {ranks} ranks: {_worded(first)} takes {seconds_text(times[first])}, "
+    text += f"{_worded(second)} {seconds_text(times[second])}"
     text += "." if "ring" in (first, second) else f", ring {seconds_text(times['ring'])}."
-    names = [worded(name) for name in SIX]
+    names = [_worded(name) for name in SIX]
     args = names, RANKS, sizes, here, winners, ranks, size
-    return drawn(drawing.algorithms, *args, text=text, height=3.9)
+    return draw_picture(drawing.draw_algorithms, *args, text=text, height=3.9)
 
 
-def worded(name: str) -> str:
+def _worded(name: str) -> str:
     """Return the name of an algorithm in words."""
     return {"halving_doubling": "halving-doubling"}.get(name, name.replace("_", " "))
 
 
-def segments(ranks: int, size: int, segments: int, alpha: float, bandwidth: float) -> Picture:
+def _segments(ranks: int, size: int, segments: int, alpha: float, bandwidth: float) -> Picture:
     """Draw the chain broadcast of exercise 4.4: every segment takes alpha + beta n / c for each of its p - 1 hops."""
     beta = 1e-9 / bandwidth
     counts = np.array(doublings(1, 4096))
@@ -222,7 +225,7 @@ def segments(ranks: int, size: int, segments: int, alpha: float, bandwidth: floa
     )
     text += f"{seconds_text(alpha + beta * size)}."
     args = ranks, segments, took, counts, times, best, least
-    return drawn(drawing.segments, *args, text=text, height=drawing.HEIGHT)
+    return draw_picture(drawing.draw_segments, *args, text=text, height=drawing.HEIGHT)
 
 
 # -- 05: bytes in memory ----------------------------------------------------------------------------------------------
@@ -230,7 +233,7 @@ def segments(ranks: int, size: int, segments: int, alpha: float, bandwidth: floa
 ON_A_NODE = doublings(2, 128)
 
 
-def memory_bytes(ranks: int, size: int, memory: float, link: float) -> Picture:
+def _memory_bytes(ranks: int, size: int, memory: float, link: float) -> Picture:
     """Draw the bytes of exercise 5.1 over the bandwidth of the memory, which ranks share; a link is each rank's own."""
     moved = {name: bytes_moved(name, ranks, 1) for name in ALGORITHMS}
     curves = {name: [p * size * sum(bytes_moved(name, p, 1)) / memory / 1e9 for p in ON_A_NODE] for name in ALGORITHMS}
@@ -239,7 +242,9 @@ def memory_bytes(ranks: int, size: int, memory: float, link: float) -> Picture:
     took = {name: seconds_text(curve[at]) for name, curve in curves.items()}
     text = f"{counted(ranks, 'rank')}, {bytes_text(size)} each, at least: " + "; ".join(map(": ".join, took.items()))
     text += f"; ring over links of {number_text(link)} GB/s: {seconds_text(linked[at])}."
-    return drawn(drawing.memory_bytes, moved, ON_A_NODE, curves, linked, ranks, text=text, height=drawing.HEIGHT)
+    return draw_picture(
+        drawing.draw_memory_bytes, moved, ON_A_NODE, curves, linked, ranks, text=text, height=drawing.HEIGHT
+    )
 
 
 # -- 05: blocks of a vector that goes through the hosts ---------------------------------------------------------------
@@ -248,9 +253,9 @@ STAGED = 2**24  # bytes
 BLOCKS = doublings(2**16, STAGED)
 
 
-def blocks(block: int, alpha: float, bandwidth: float, copies: float) -> Picture:
+def _blocks(block: int, alpha: float, bandwidth: float, copies: float) -> Picture:
     """Draw three stages with the same alpha: from the device, over a wire of so many GB/s, to the device."""
-    costs = staging.Costs(alpha, 1e-9 / bandwidth, alpha, 1e-9 / copies)
+    costs = staging.StagingCosts(alpha, 1e-9 / bandwidth, alpha, 1e-9 / copies)
     curve = functools.partial(curve_of, costs, STAGED)
     best, took = staging.best_block(costs, STAGED), staging.seconds(costs, STAGED, block)
     least, whole = curve(np.array([best, STAGED]))
@@ -259,7 +264,7 @@ def blocks(block: int, alpha: float, bandwidth: float, copies: float) -> Picture
     text += f"{seconds_text(costs.wire(STAGED))}."
     times = staging.stages(costs, STAGED, block)
     args = times, BLOCKS, curve, best, block, took, whole
-    return drawn(draw_model, *args, text=text, height=drawing.HEIGHT)
+    return draw_picture(draw_model, *args, text=text, height=drawing.HEIGHT)
 
 
 # -- 06: buckets ------------------------------------------------------------------------------------------------------
@@ -289,15 +294,18 @@ def bucketed(bucket: int, layers: int, ratio: float) -> tuple[overlap.StepProfil
     return overlap.StepProfile(1, backward / 2, end, end, end, tuple(messages)), time_of
 
 
-def exposed(bucket: int, layers: int, ratio: float) -> overlap.StepTime:
+def step_with_buckets(bucket: int, layers: int, ratio: float) -> overlap.StepTime:
     """Return the time of a step with buckets of so many bytes."""
     return overlap.step_time(*bucketed(bucket, layers, ratio))
 
 
-def buckets(bucket: int, layers: int, ratio: float) -> Picture:
+def _buckets(bucket: int, layers: int, ratio: float) -> Picture:
     """Draw a step with buckets, and the exposed communication for any bucket size."""
     profile, time_of = bucketed(bucket, layers, ratio)
-    step, curve = exposed(bucket, layers, ratio), [exposed(n, layers, ratio).exposed for n in LIMITS]
+    step, curve = (
+        step_with_buckets(bucket, layers, ratio),
+        [step_with_buckets(n, layers, ratio).exposed for n in LIMITS],
+    )
     begins, ends, when = [], [], 0.0
     for bucket_sent in profile.messages:
         begins.append(max(when, bucket_sent.at))
@@ -316,7 +324,7 @@ def buckets(bucket: int, layers: int, ratio: float) -> Picture:
         bucket,
         step.exposed,
     )
-    return drawn(drawing.buckets, *args, text=text, height=drawing.HEIGHT)
+    return draw_picture(drawing.draw_buckets, *args, text=text, height=drawing.HEIGHT)
 
 
 # -- 07: the time to a target -----------------------------------------------------------------------------------------
@@ -326,11 +334,11 @@ TRAINED_WITH = doublings(32, 2**17)
 TRAINED_ON = doublings(1, 4096)
 
 
-def target(batch: int, ranks: int, noise_scale: float, link: float) -> Picture:
+def _target(batch: int, ranks: int, noise_scale: float, link: float) -> Picture:
     """Draw the steps of a batch times the s of a step, whose all-reduce over links of `link` GB/s nothing hides."""
     alpha = OVERLAPPING[1].alpha
     sums = {p: cost.all_reduce(p, GRADIENTS).seconds(alpha, 1 / (link * 1e9)) for p in TRAINED_ON}
-    job = Job(LEAST_STEPS, noise_scale, EXAMPLE_S, FIXED_S, sums)
+    job = TrainingJob(LEAST_STEPS, noise_scale, EXAMPLE_S, FIXED_S, sums)
     took = seconds_to_target(batch, ranks, job)
     best = min(TRAINED_WITH, key=lambda b: seconds_to_target(b, ranks, job))
     steps = LEAST_STEPS * (1 + noise_scale / batch)
@@ -345,7 +353,7 @@ def target(batch: int, ranks: int, noise_scale: float, link: float) -> Picture:
         f"{LEAST_STEPS:,} steps at least, {seconds_text(EXAMPLE_S)} an example, {amount_text(GRADIENTS)} of gradients"
     )
     args = TRAINED_WITH, job, shown, (), (batch, ranks), None, title
-    return drawn(draw_target, *args, text=text, height=drawing.HEIGHT)
+    return draw_picture(draw_target, *args, text=text, height=drawing.HEIGHT)
 
 
 # -- 08: memory -------------------------------------------------------------------------------------------------------
@@ -368,16 +376,16 @@ IN_FLIGHT = 2  # micro-batches for each stage of a pipeline
 
 
 @functools.lru_cache(maxsize=32)
-def model_spec(model: str, dtype: str) -> Spec:
+def _model_spec(model: str, dtype: str) -> Spec:
     """Return the Spec, with dropout and with attention that keeps its weights, as in Korthikanti et al. 2022."""
     layers, width, heads, vocabulary = SHAPES[model]
     return gpt(model, layers, width, heads, vocabulary, TOKENS, DTYPES[dtype], eager=True)
 
 
 @functools.lru_cache(maxsize=4096)
-def fullest(model: str, dtype: str, stage: int, dp: int, recompute: str, tp: int, pp: int) -> Memory:
+def _fullest(model: str, dtype: str, stage: int, dp: int, recompute: str, tp: int, pp: int) -> Memory:
     """Return the Memory of the fullest rank, one sequence in a micro-batch. Raises ValueError if tp splits heads."""
-    spec = model_spec(model, dtype)
+    spec = _model_spec(model, dtype)
     if spec.heads % tp:
         raise ValueError(f"{spec.heads} heads of {model} cannot be shared by tp={tp} ranks: tp must divide them")
     every = memory_of(
@@ -386,22 +394,22 @@ def fullest(model: str, dtype: str, stage: int, dp: int, recompute: str, tp: int
     return max(every, key=lambda held: held.total)
 
 
-def memory(model: str, dtype: str, stage: int, ranks: int, recompute: str, tp: int, pp: int, memory: int) -> Picture:
+def _memory(model: str, dtype: str, stage: int, ranks: int, recompute: str, tp: int, pp: int, memory: int) -> Picture:
     """Draw the ledger of a rank, at each stage of ZeRO, and at this one for any number of ranks."""
     dp = ranks // (tp * pp)
     if dp * tp * pp != ranks:
         raise ValueError(f"tp={tp} x pp={pp} = {tp * pp} does not divide {counted(ranks, 'rank')}")
-    stages = [fullest(model, dtype, n, dp, recompute, tp, pp) for n in range(4)]
+    stages = [_fullest(model, dtype, n, dp, recompute, tp, pp) for n in range(4)]
     counts = [tp * pp * n for n in doublings(1, 4096)]
-    curves = [[fullest(model, dtype, n, k // (tp * pp), recompute, tp, pp).total for k in counts] for n in range(4)]
+    curves = [[_fullest(model, dtype, n, k // (tp * pp), recompute, tp, pp).total for k in counts] for n in range(4)]
     held = stages[stage]
     parts = ", ".join(f"{name} {amount_text(nbytes)}" for name, nbytes in held._asdict().items() if nbytes)
     least = next((k for k, nbytes in zip(counts, curves[stage], strict=True) if nbytes <= memory * 1e9), None)
-    verdict = "it fits" if held.total <= memory * 1e9 else "it does NOT fit"
+    fit = "it fits" if held.total <= memory * 1e9 else "it does NOT fit"
     enough = f"it fits from {counted(least, 'rank')} on" if least else "no number of ranks makes it fit"
-    text = f"{parts}: {amount_text(held.total)} a rank, {verdict} into {memory} GB; like this {enough}."
+    text = f"{parts}: {amount_text(held.total)} a rank, {fit} into {memory} GB; like this {enough}."
     title = f"{model}, dp {dp} x tp {tp} x pp {pp}, one sequence of {TOKENS:,} tokens in a micro-batch"
-    return drawn(drawing.ledger, stages, stage, counts, curves, ranks, memory, title, text=text, height=3.9)
+    return draw_picture(drawing.draw_ledger, stages, stage, counts, curves, ranks, memory, title, text=text, height=3.9)
 
 
 # -- 09: tensor parallel ----------------------------------------------------------------------------------------------
@@ -421,7 +429,7 @@ def layer_on(tp: int, d: int, link: str) -> tuple[float, float, float]:
         NODE_RANKS, interconnect(link), interconnect(BETWEEN), nics=NODE_RANKS, flops_per_s=EFFICIENCY * PEAKS["H100"]
     )
     alpha, beta = message_cost(network, grid_of(tp=tp), "tp")
-    sums = [cost.all_reduce(tp, n * each) for n in (*layer.sums, *layer.returns)]
+    sums = [cost.all_reduce(tp, n * each) for n in (*layer.forward_all_reduces, *layer.backward_all_reduces)]
     return (
         3 * layer.flops_on(tp) / network.flops_per_s,
         sum(c.seconds(alpha, beta) for c in sums),
@@ -429,7 +437,7 @@ def layer_on(tp: int, d: int, link: str) -> tuple[float, float, float]:
     )
 
 
-def tensor(tp: int, hidden_size: int, link: str) -> Picture:
+def _tensor(tp: int, hidden_size: int, link: str) -> Picture:
     """Draw the time of one layer that is cut among ranks. Raises ValueError if tp does not divide its heads."""
     heads = hidden_size // HEAD
     if heads % tp:
@@ -442,7 +450,9 @@ def tensor(tp: int, hidden_size: int, link: str) -> Picture:
     text = f"tp {tp}: {seconds_text(compute)} of computing and {seconds_text(sending)} of sending "
     text += f"{amount_text(nbytes)} over {over}; {speedup:.2f} times as fast as one GPU, {speedup / tp:.0%} each."
     args = counts, times, tp, NODE_RANKS, (link, BETWEEN)
-    return drawn(drawing.tensor, *args, f"one layer, d = {hidden_size:,}, {TOKENS:,} tokens, H100", text=text)
+    return draw_picture(
+        drawing.draw_tensor, *args, f"one layer, d = {hidden_size:,}, {TOKENS:,} tokens, H100", text=text
+    )
 
 
 # -- 10: pipelines ----------------------------------------------------------------------------------------------------
@@ -452,7 +462,7 @@ MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 @functools.lru_cache(maxsize=4096)
-def bubble(schedule: str, p: int, m: int, backward: float) -> float | None:
+def bubble_of(schedule: str, p: int, m: int, backward: float) -> float | None:
     """Return the share of the ranks' time in which they wait; None if the schedule cannot have these numbers."""
     chunks = schedules.CATALOG[schedule].chunks or 2
     stage: tuple[float, ...] = (1 / chunks, backward / chunks, backward / 2 / chunks, backward / 2 / chunks)
@@ -463,19 +473,19 @@ def bubble(schedule: str, p: int, m: int, backward: float) -> float | None:
         return None
 
 
-def pipeline(stages: int, micro_batches: int, backward: float, schedule: str) -> Picture:
+def _pipeline(stages: int, micro_batches: int, backward: float, schedule: str) -> Picture:
     """Draw a schedule: forward takes 1, backward `backward`, and each of its two gradients half of that."""
     plan = schedules.build(schedule, stages, micro_batches)
     times = schedules.evaluate(plan, 1, backward, backward / 2, backward / 2)
     curves = {
-        name: [(m, 100 * b) for m in MICRO_BATCHES if (b := bubble(name, stages, m, backward)) is not None]
+        name: [(m, 100 * b) for m in MICRO_BATCHES if (b := bubble_of(name, stages, m, backward)) is not None]
         for name in ORDERS
     }
     held = counted(max(times.peak), "micro-batch", "micro-batches") + (", half a stage each" if plan.chunks > 1 else "")
     text = f"{plan.name}: {number_text(float(times.makespan))} units of time, bubble {times.bubble:.1%}; "
     text += f"a rank keeps the activations of at most {held}."
     args = plan, times, curves, micro_batches
-    return drawn(drawing.pipeline, *args, text=text, height=drawing.PIPELINE_HEIGHT)
+    return draw_picture(drawing.draw_pipeline, *args, text=text, height=drawing.PIPELINE_HEIGHT)
 
 
 # -- 11: what a model leaves open -------------------------------------------------------------------------------------
@@ -485,7 +495,7 @@ GPUS, FASTEST = 1024, 3
 
 
 @functools.cache
-def fastest(machine: str) -> list[tuple[int, int, int]]:
+def _fastest(machine: str) -> list[tuple[int, int, int]]:
     """Return the published grid, and the fastest that fit."""
     rows = []
     for grid in grids(GPUS):
@@ -496,27 +506,27 @@ def fastest(machine: str) -> list[tuple[int, int, int]]:
 
 
 @functools.lru_cache(maxsize=1024)
-def step_seconds(grid: tuple[int, int, int], machine: str, share: float) -> float:
+def _step_seconds(grid: tuple[int, int, int], machine: str, share: float) -> float:
     """Return s of a step of GPT-3 if layers reach this share of the peak."""
     return price(*grid, machine=machine, of_peak=share).seconds
 
 
-def step_of_gpt3(hardware: str, share_of_peak: float) -> Picture:
+def _step_of_gpt3(hardware: str, share_of_peak: float) -> Picture:
     """Draw the step of GPT-3 on several grids against the share of the peak that layers reach."""
     shares = sorted({*PUBLISHED_SHARES, share_of_peak})
-    curves = {grid: [step_seconds(grid, hardware, share) for share in shares] for grid in fastest(hardware)}
-    now = {grid: step_seconds(grid, hardware, share_of_peak) for grid in curves}
+    curves = {grid: [_step_seconds(grid, hardware, share) for share in shares] for grid in _fastest(hardware)}
+    now = {grid: _step_seconds(grid, hardware, share_of_peak) for grid in curves}
     best = min(now, key=lambda grid: now[grid])
     text = f"{share_of_peak:.1%} of the peak: the published grid takes {number_text(now[PUBLISHED])} s, "
     text += f"{now[PUBLISHED] / PUBLISHED_SECONDS - 1:+.0%} of the {PUBLISHED_SECONDS} s published for A100; "
-    text += f"the fastest that fits, {named_grid(best)}, {number_text(now[best])} s."
-    named = {named_grid(grid): curve for grid, curve in curves.items()}
+    text += f"the fastest that fits, {_named_grid(best)}, {number_text(now[best])} s."
+    named = {_named_grid(grid): curve for grid, curve in curves.items()}
     title = f"GPT-3 on {GPUS:,} GPUs, {MACHINES[hardware].name}"
     args = np.array(shares), named, share_of_peak, PUBLISHED_SECONDS, title
-    return drawn(drawing.share, *args, text=text, height=drawing.HEIGHT)
+    return draw_picture(drawing.draw_share, *args, text=text, height=drawing.HEIGHT)
 
 
-def named_grid(grid: tuple[int, int, int]) -> str:
+def _named_grid(grid: tuple[int, int, int]) -> str:
     """Return a grid in words."""
     return "dp {}, pp {}, tp {}".format(*grid)
 
@@ -527,19 +537,19 @@ LLAMA3, HOSTS, IN_A_CHECKPOINT = 405e9, 2048, 12  # parameters; hosts of 8 GPUs;
 COPIES = tuple(range(5))
 
 
-def copies(copies: int, mtbf: float, write: float, together: float) -> Picture:
+def _copies(copies: int, mtbf: float, write: float, together: float) -> Picture:
     """Draw goodput against the memory of a host, for a job such as Llama 3 405B on 16,384 GPUs."""
-    job = neighbors.Job(mtbf, write, LLAMA3 * IN_A_CHECKPOINT / HOSTS, together=together)
+    job = neighbors.ReplicatedJob(mtbf, write, LLAMA3 * IN_A_CHECKPOINT / HOSTS, together=together)
     shares = [job.goodput(n) for n in COPIES]
     text = f"{counted(copies, 'copy', 'copies')}: {job.memory(copies) / 1e9:.1f} GB of memory per host, "
     text += f"goodput {shares[copies]:.1%}; without a copy {shares[0]:.1%}. "
     text += f"The file is needed after {number_text(100 * job.all_lost(copies))}% of the failures."
     memory = [job.memory(n) / 1e9 for n in COPIES]
-    title = f"{in_words(LLAMA3)} parameters on {HOSTS:,} hosts, a failure every {hours(mtbf)}"
-    return drawn(drawing.copies, memory, shares, copies, title, text=text, height=drawing.HEIGHT)
+    title = f"{_in_words(LLAMA3)} parameters on {HOSTS:,} hosts, a failure every {_hours(mtbf)}"
+    return draw_picture(drawing.draw_copies, memory, shares, copies, title, text=text, height=drawing.HEIGHT)
 
 
-def hours(seconds: float) -> str:
+def _hours(seconds: float) -> str:
     """Return seconds as text in hours."""
     return f"{number_text(seconds / 3600)} h"
 
@@ -549,26 +559,26 @@ def hours(seconds: float) -> str:
 EXPLORERS: dict[str, Explorer] = {
     "days": (
         {
-            "parameters": Control(logarithmic(1e8, 1e13), 175e9, in_words),
-            "tokens": Control(logarithmic(1e9, 1e14), 300e9, in_words),
+            "parameters": Control(logarithmic(1e8, 1e13), 175e9, _in_words),
+            "tokens": Control(logarithmic(1e9, 1e14), 300e9, _in_words),
             "accelerators": Control(COUNTS, 1024, "{:,}".format),
             "hardware": Control(tuple(PEAKS), "A100"),
-            "share_of_peak": Control(tuple(k / 100 for k in range(5, 75, 5)), 0.35, percent),
+            "share_of_peak": Control(tuple(k / 100 for k in range(5, 75, 5)), 0.35, _percent),
         },
-        days,
+        _days,
     ),
     "batch": (
         {**DESCENT, "batch": DESCENT["batch"]._replace(start=32)},
-        functools.partial(descent, epochs=EPOCHS),
+        functools.partial(_descent, epochs=EPOCHS),
     ),
-    "rate": (DESCENT, descent),
+    "rate": (DESCENT, _descent),
     "graph": (
         {"graph": Control(COMPARED, "ring"), "ranks": Control(tuple(range(3, 33)), 16), "seed": Control(SEEDS, 0)},
-        graph,
+        _graph,
     ),
     "message": (
         {"size": Control(doublings(8, 2**26), 2**16, bytes_text), "alpha": ALPHA, "bandwidth": BANDWIDTH},
-        message,
+        _message,
     ),
     "algorithms": (
         {
@@ -577,7 +587,7 @@ EXPLORERS: dict[str, Explorer] = {
             "alpha": ALPHA._replace(start=3e-6),
             "bandwidth": BANDWIDTH._replace(start=50.0),
         },
-        algorithms,
+        _algorithms,
     ),
     "bytes": (
         {
@@ -586,7 +596,7 @@ EXPLORERS: dict[str, Explorer] = {
             "memory": BANDWIDTH._replace(values=logarithmic(10, 5000), start=100.0),
             "link": BANDWIDTH._replace(start=20.0),
         },
-        memory_bytes,
+        _memory_bytes,
     ),
     "segments": (
         {
@@ -596,7 +606,7 @@ EXPLORERS: dict[str, Explorer] = {
             "alpha": ALPHA,
             "bandwidth": BANDWIDTH,
         },
-        segments,
+        _segments,
     ),
     "buckets": (
         {
@@ -604,7 +614,7 @@ EXPLORERS: dict[str, Explorer] = {
             "layers": Control((4, 8, 12, 24, 48, 96), 48),
             "ratio": Control(logarithmic(0.1, 10), 1.0, number_text),
         },
-        buckets,
+        _buckets,
     ),
     "target": (
         {
@@ -613,7 +623,7 @@ EXPLORERS: dict[str, Explorer] = {
             "noise_scale": Control(logarithmic(10, 1e6, (1, 3)), 1000.0, "{:,.0f}".format),
             "link": BANDWIDTH._replace(start=3.0),
         },
-        target,
+        _target,
     ),
     "memory": (
         {
@@ -626,7 +636,7 @@ EXPLORERS: dict[str, Explorer] = {
             "pp": Control((1, 2, 4, 8, 16), 1),
             "memory": Control(GPU_MEMORY, 80, "{} GB".format),
         },
-        memory,
+        _memory,
     ),
     "tensor": (
         {
@@ -634,7 +644,7 @@ EXPLORERS: dict[str, Explorer] = {
             "hidden_size": Control((1024, 2048, 4096, 6144, 8192, 12288, 16384), 12288, "{:,}".format),
             "link": Control(INSIDE, "nvlink_4"),
         },
-        tensor,
+        _tensor,
     ),
     "blocks": (
         {
@@ -643,7 +653,7 @@ EXPLORERS: dict[str, Explorer] = {
             "bandwidth": Control(BANDWIDTH.values, 10.0, BANDWIDTH.text),
             "copies": Control(BANDWIDTH.values, 10.0, BANDWIDTH.text),
         },
-        blocks,
+        _blocks,
     ),
     "pipeline": (
         {
@@ -652,23 +662,23 @@ EXPLORERS: dict[str, Explorer] = {
             "backward": Control((1.0, 1.5, 2.0, 2.5, 3.0), 2.0, lambda ratio: f"{number_text(ratio)} forwards"),
             "schedule": Control(ORDERS, "1f1b"),
         },
-        pipeline,
+        _pipeline,
     ),
     "share": (
         {
             "hardware": Control(("dgx_a100", "dgx_h100"), "dgx_a100"),
             "share_of_peak": Control(PUBLISHED_SHARES, EFFICIENCY, lambda share: f"{share:.1%}"),
         },
-        step_of_gpt3,
+        _step_of_gpt3,
     ),
     "copies": (
         {
             "copies": Control(COPIES, 1),
-            "mtbf": Control(tuple(3600.0 * h for h in (1, 2, 3, 4, 6, 8, 12, 24)), 10_800.0, hours),
+            "mtbf": Control(tuple(3600.0 * h for h in (1, 2, 3, 4, 6, 8, 12, 24)), 10_800.0, _hours),
             "write": Control((5, 10, 20, 30, 60, 120, 300), 30, seconds_text),
-            "together": Control((0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), 0.05, percent),
+            "together": Control((0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), 0.05, _percent),
         },
-        copies,
+        _copies,
     ),
     **explore_models.EXPLORERS,
     **explore_inference.EXPLORERS,
@@ -683,7 +693,7 @@ MARKS: dict[str, tuple[int, dict[str, Value], Callable[..., Points]]] = {
     "days": (0, GPT3, lambda days, values: [(1, days * drawing.DAY)]),
     "graph": (1, {"ranks": 16}, lambda apart, values: [(GUESSED, value) for value in apart.values()]),
     "message": (0, {}, lambda times, values: list(asked_times(times).items())),
-    "buckets": (1, {}, lambda share, values: [(values["bucket"], share * exposed(**values).communication)]),
+    "buckets": (1, {}, lambda share, values: [(values["bucket"], share * step_with_buckets(**values).communication)]),
     "memory": (0, SEVEN, lambda guess, values: [(int(name[-1]), 1e9 * GB) for name, GB in guess.items()]),
     "pipeline": (2, {"stages": 4}, lambda guess, values: [(8, 100 * guess["bubble"])]),
     "share": (0, {"hardware": "dgx_a100"}, lambda guess, values: [(100 * EFFICIENCY, guess["seconds"])]),
@@ -716,13 +726,13 @@ def explore(name: str, prediction: float | dict[str, float] | None = None, **sta
     if prediction is not None:
         if name not in MARKS:
             raise ValueError(f"{name} marks no guess: {', '.join(MARKS)} do")
-        answer = functools.partial(marked, answer, name, prediction)
+        answer = functools.partial(_marked, answer, name, prediction)
     explored = Explored(name, controls | begun, answer)
-    explored.show()
+    show_sliders(explored)
     return explored
 
 
-def marked(answer: Answer, name: str, guess: object, **values: Value) -> Picture:
+def _marked(answer: Answer, name: str, guess: object, **values: Value) -> Picture:
     """Draw the answer, with the guess in it if that was about these values. Raises ValueError for what is no guess."""
     axes, made_for, points_of = MARKS[name]
     try:

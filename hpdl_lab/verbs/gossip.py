@@ -15,7 +15,7 @@ from ..plots import live
 from ..plots.style import Figure
 from ..trace import number_text
 from ..units import require_int, require_number
-from .result import Result, table
+from .result import Result, text_table
 
 ONE_PEER = "one_peer"  # the exponential graph; every step uses one neighbor
 NUMBERS = 32  # in the vector of every rank
@@ -41,7 +41,7 @@ class GossipResult(Result):
             steps, second = len(error) - 1, self.lambda2[name]
             gap, most = ("", "") if second is None else (f"{1 - second:.6f}", number_text(second**steps))
             rows.append((name, gap, number_text(error[-1] / (error[0] or 1.0)), most))
-        return "\n".join(table((f"graph of {self.n}", "gap 1 - λ₂", "apart after", "promised at most"), rows))
+        return "\n".join(text_table((f"graph of {self.n}", "gap 1 - λ₂", "apart after", "promised at most"), rows))
 
 
 def gossip(
@@ -72,10 +72,10 @@ def gossip(
     promises: dict[str, float | None] = {}
     for name in names:
         if name == ONE_PEER:
-            walks, promises[name] = sim.run(n, walk, PerRank(list(x)), one_peer_step, list(range(steps))), None
+            walks, promises[name] = sim.run(n, _walk, PerRank(list(x)), one_peer_step, list(range(steps))), None
         else:
             graph = topologies.graph(name, n)
-            walks = sim.run(n, walk, PerRank(list(x)), step, [graph] * steps)
+            walks = sim.run(n, _walk, PerRank(list(x)), step, [graph] * steps)
             promises[name] = topologies.lambda2(topologies.metropolis(graph))
         errors[name] = np.array([topologies.disagreement(states) for states in zip(*walks, strict=True)])
     title = f"Gossip of {n} ranks"
@@ -86,7 +86,7 @@ def gossip(
     return GossipResult(n, errors, promises, plot.finish(errors, promises, steps, title, guesses))
 
 
-def walk(comm: Comm, x: np.ndarray, step: Function, arguments: Sequence[object]) -> list[np.ndarray]:
+def _walk(comm: Comm, x: np.ndarray, step: Function, arguments: Sequence[object]) -> list[np.ndarray]:
     """Return [x before the first step, and after each]: step(comm, x, argument) for every one of `arguments`."""
     states = [x.copy()]
     for argument in arguments:

@@ -15,7 +15,7 @@ from ..mesh import Grid
 from ..parallel.grid import search as grid_search
 from ..parallel.grid.machine import MACHINES, Machine, grid_of
 from ..parallel.grid.measure import measured, spec_of
-from ..parallel.grid.model import Prediction, predict
+from ..parallel.grid.model import Prediction, predict_step
 from ..parallel.grid.search import every_grid, grids
 from ..parallel.grid.spec import SPECS, Spec
 from ..plots import grid as drawing
@@ -25,8 +25,8 @@ from ..trace import seconds_text
 from ..units import amount_text, parse_bytes, require_int, require_number
 from .choice import model_and_data
 from .cluster import run, running
-from .place import DEFAULT_RANKS
-from .result import Result, picture, table
+from .result import Result, picture, text_table
+from .world import DEFAULT_RANKS
 
 AXES = ("dp", "pp", "tp")
 ALL_AXES = (*AXES, "cp", "ep")  # the last two are 1 unless they are asked for
@@ -67,7 +67,7 @@ class Subject:
     def predict(self, setting: Setting) -> Prediction:
         """Predict what a step of this setting costs. Raises ValueError if the grid cannot be."""
         how = setting.options
-        return predict(self.spec, setting.grid, **how, machine=self.machine, batch=self.batch, limit=self.limit)
+        return predict_step(self.spec, setting.grid, **how, machine=self.machine, batch=self.batch, limit=self.limit)
 
 
 def subject_of(
@@ -107,11 +107,11 @@ def subject_of(
     if len(x) < batch:
         raise ValueError(f"a batch of {batch:,} is more than the {len(x):,} examples that there are")
     spec = spec_of(choice.model, x[:2], name=choice.words)
-    machine = machine or this_machine(choice.model, x[:FEW], y[:FEW], spec.flops)
+    machine = machine or _this_machine(choice.model, x[:FEW], y[:FEW], spec.flops)
     return Subject(spec, ranks, batch, nbytes or machine.memory, machine, choice.model, x, y)
 
 
-def this_machine(model: nn.Module, x: Tensor, y: Tensor, flops: float) -> Machine:
+def _this_machine(model: nn.Module, x: Tensor, y: Tensor, flops: float) -> Machine:
     """Return the Machine under the engines, or under this process with the laptop's network if none run."""
     if running() is not None:
         return run(measured, model, x.clone(), y.clone(), None, flops)[0]
@@ -124,7 +124,7 @@ def this_machine(model: nn.Module, x: Tensor, y: Tensor, flops: float) -> Machin
 
 
 class Options(TypedDict):
-    """The options of grid.model.predict and of HybridParallel."""
+    """The options of grid.model.predict_step and of HybridParallel."""
 
     schedule: str
     micro_batches: int
@@ -164,7 +164,7 @@ class Setting(NamedTuple):
         return f"dp={self.dp}, pp={self.pp}, tp={self.tp}{more}{f', ZeRO-{self.zero}' if self.zero else ''}"
 
 
-def changed(setting: Setting, ranks: int, **wanted: Any) -> Setting:
+def nearest_setting(setting: Setting, ranks: int, **wanted: Any) -> Setting:
     """Return the setting nearest to `setting` that has what is wanted (any of its fields), on `ranks` ranks.
 
     dp, pp and tp, if not said, follow what is, so that the product stays right: as little as can be, in factors.
@@ -183,14 +183,14 @@ def changed(setting: Setting, ranks: int, **wanted: Any) -> Setting:
     cp, ep = (axes.get(axis) or getattr(setting, axis) for axis in ("cp", "ep"))
     fitting = [g for g in every_grid(ranks, (cp,), (ep,)) if all(g[axis] == size for axis, size in axes.items())]
     if not fitting:
-        product = " x ".join(f"{axis}={size}" for axis, size in (axes | others_of(cp, ep)).items())
+        product = " x ".join(f"{axis}={size}" for axis, size in (axes | _others_of(cp, ep)).items())
         raise ValueError(f"{product} does not fit {ranks:,} ranks: the product of all axes must be {ranks:,}")
     nearest = min(fitting, key=lambda g: sum(abs(math.log2(g[axis] / getattr(setting, axis))) for axis in AXES))
     sizes: dict[str, Any] = {axis: nearest[axis] for axis in ALL_AXES}
     return setting._replace(**wanted | sizes)
 
 
-def others_of(cp: int, ep: int) -> dict[str, int]:
+def _others_of(cp: int, ep: int) -> dict[str, int]:
     """Return {axis: size} of the axes that are longer than 1."""
     return {axis: size for axis, size in (("cp", cp), ("ep", ep)) if size > 1}
 
@@ -201,7 +201,7 @@ def followed(before: Setting, after: Setting, moved: Iterable[str]) -> str:
     if not others:
         return ""
     text = " and ".join(f"{axis} {getattr(before, axis)} -> {getattr(after, axis)}" for axis in others)
-    sizes = (after.dp, after.pp, after.tp, *others_of(after.cp, after.ep).values())
+    sizes = (after.dp, after.pp, after.tp, *_others_of(after.cp, after.ep).values())
     return f"{text}, so that {' x '.join(map(str, sizes))} = {after.grid.size:,} ranks"
 
 
@@ -252,9 +252,9 @@ class Searched(Result):
             how = f"{row.schedule}{', recomputed' if row.recompute else ''}, micro-batches of {row.micro_batch}"
             how += f", ZeRO-{row.zero}" if row.zero else ""
             held = amount_text(row.memory.total) + ("" if row.fits else " (too much)")
-            name = drawing.name_of(row)
+            name = drawing.grid_name(row)
             cells.append((name, seconds_text(row.seconds), held, f"{abs(row.bubble):.1%}", how, mark))
-        lines = [ways, *table(("grid", "a step", "memory", "bubble", "", ""), cells)]
+        lines = [ways, *text_table(("grid", "a step", "memory", "bubble", "", ""), cells)]
         if not fitting:
             least = amount_text(min(row.memory.total for row in self.rows))
             lines.append(f"none fits into {amount_text(self.rows[0].limit)} per rank: the least is {least}")
@@ -295,8 +295,8 @@ def search(
             require_int(name, size, int(name != "zero"), 3 if name == "zero" else MOST_RANKS)
         if not isinstance(sizes, Sequence):
             raise ValueError(f"{name}={sizes!r}: what to try is a sequence, such as ({sizes},)")
-    expected = asked_guess(prediction, subject.ranks)
-    rows = grid_search.search(
+    expected = _asked_guess(prediction, subject.ranks)
+    rows = grid_search.search_grids(
         subject.spec,
         subject.ranks,
         limit=subject.limit,
@@ -318,7 +318,7 @@ def search(
     return Searched(rows, best, guess, shown.figure)
 
 
-def asked_guess(prediction: dict[str, float] | None, ranks: int) -> tuple[int, ...] | None:
+def _asked_guess(prediction: dict[str, float] | None, ranks: int) -> tuple[int, ...] | None:
     """Return (dp, pp, tp, cp, ep), or None. Raises ValueError unless their product is the ranks."""
     if prediction is None:
         return None
@@ -327,6 +327,6 @@ def asked_guess(prediction: dict[str, float] | None, ranks: int) -> tuple[int, .
     sizes = tuple(require_int(f"the size of {axis}", prediction.get(axis, 1), 1) for axis in ALL_AXES)
     require_number("the seconds that you expect", prediction.get("seconds", 1), above=0)
     if math.prod(sizes) != ranks:
-        product = " x ".join(map(str, (*sizes[:3], *others_of(*sizes[3:]).values())))
+        product = " x ".join(map(str, (*sizes[:3], *_others_of(*sizes[3:]).values())))
         raise ValueError(f"the grid that you expect has {product} places, and there are {ranks:,} ranks")
     return sizes

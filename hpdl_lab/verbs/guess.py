@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from ..trace import number_text
 from ..units import require_number
-from .progress import progress, read
+from .progress import progress, read_rows
 
 Guess = TypeVar("Guess", float, dict)
 
@@ -44,7 +44,7 @@ def reveal(about: str, value: float | dict[str, float] | dict[int, float]) -> No
         name: require_number(f"the true value ({about})", x.item() if hasattr(x, "item") else x)  # of numpy or torch
         for name, x in found.items()
     }
-    names, guessed = [str(name) for name in truth], last_guess(about)
+    names, guessed = [str(name) for name in truth], _last_guess(about)
     if not truth:
         raise ValueError(f"{about}: a true value is needed, got {value!r}")
     if guessed and guessed.keys() != set(names):
@@ -56,20 +56,20 @@ def reveal(about: str, value: float | dict[str, float] | dict[int, float]) -> No
         print(f"{about}{f' ({name})' if name else ''}: {number_text(number)}{yours}")
 
 
-def last_guess(about: str) -> dict[str, float]:
+def _last_guess(about: str) -> dict[str, float]:
     """Return the last guess under these words, by name, a single number as {"": number}; {} if nothing was guessed.
 
     Names are texts, as in the progress file, which is read if this session has no such guess.
     """
-    values = values_of(progress().rows, about)
+    values = _values_of(progress().rows, about)
     if not values:
         with suppress(OSError):  # nothing could be kept
-            values = values_of(read(progress().path), about)
+            values = _values_of(read_rows(progress().path), about)
     last = values[-1] if values else {}
     return {str(name): number for name, number in (last if isinstance(last, dict) else {"": last}).items()}
 
 
-def values_of(rows: Sequence[object], about: str) -> list[float | dict[str, float]]:
+def _values_of(rows: Sequence[object], about: str) -> list[float | dict[str, float]]:
     """Return what was guessed under these words, in order."""
     guesses = [row for row in rows if isinstance(row, dict) and row.get("kind") == "guess"]
     return [row["value"] for row in guesses if row.get("about") == about and "value" in row]

@@ -63,7 +63,7 @@ def landscape(
         raise ValueError(f"y needs one number for each of the {len(x)} examples in x, got shape {np.shape(y)}")
     require_int("steps", steps, 2)
     with np.errstate(all="ignore"):  # diverging is part of the lesson
-        paths = {rate: walk(step, x, y, rate, steps) for rate in rates}
+        paths = {rate: _walk(step, x, y, rate, steps) for rate in rates}
     best = np.linalg.lstsq(x, y, rcond=None)[0]
     reach = 1.6 * max(np.abs(path[0] - best).max() for path in paths.values())
     bowl = bowls.Bowl(lambda w: loss(w, x, y), best, reach)
@@ -75,11 +75,11 @@ def landscape(
         plot.rest()
     figure = plot.finish(bowl, paths, steps, title, prediction)
     above = {rate: bowl.above(path) for rate, path in paths.items()}
-    verdicts = {rate: bowls.verdict(paths[rate], above[rate]) for rate in rates}
+    verdicts = {rate: bowls.outcome(paths[rate], above[rate]) for rate in rates}
     return LandscapeResult(verdicts, {rate: a + bowl.least for rate, a in above.items()}, paths, figure)
 
 
-def walk(step: Step, x: np.ndarray, y: np.ndarray, rate: float, steps: int) -> np.ndarray:
+def _walk(step: Step, x: np.ndarray, y: np.ndarray, rate: float, steps: int) -> np.ndarray:
     """Return (steps + 1, 2) weights, from zero."""
     path = []
     for w in descend(x, y, rate, steps, step):

@@ -9,8 +9,8 @@ from typing import TypeAlias, cast
 
 from ..collectives import cost, table
 from ..collectives.cost import fit_link
-from ..collectives.selector import NATIVE, Selection, Timed, fastest, function_of
-from ..collectives.selector import predict as evaluated
+from ..collectives.selector import NATIVE, AlgorithmTime, Selection, fastest, function_of
+from ..collectives.selector import predict_times as evaluated
 from ..collectives.sweep import (
     PING_SIZES,
     SAMPLE_NS,
@@ -18,8 +18,8 @@ from ..collectives.sweep import (
     Collective,
     WrongAnswer,
     count_of,
-    race,
-    sweep,
+    race_algorithms,
+    sweep_sizes,
     time_rounds,
 )
 from ..comm import sim
@@ -28,14 +28,13 @@ from ..comm.network import Network, Switch
 from ..features import gpu
 from ..parallel import messages
 from ..plots import live
-from ..plots.measure import Reference, draw, draw_ping_pong, sentence
+from ..plots.measure import Reference, alpha_beta_text, draw, draw_ping_pong
 from ..plots.style import OVERSUBSCRIBED, Figure
 from ..trace import number_text, seconds_text
 from ..units import bytes_text, parse_bytes, require_number
-from .place import SIMULATED_DEADLINE, Place, place
 from .progress import progress
-from .result import Result
-from .result import table as text_table
+from .result import Result, text_table
+from .world import SIMULATED_DEADLINE, World, world_of
 
 SIZES = ("4", "1KiB", "16KiB", "128KiB", "1MiB", "4MiB")
 TUNED_SIZES = ("4", "256", "4KiB", "64KiB", "1MiB", "4MiB")
@@ -90,7 +89,7 @@ def asked_sizes(sizes: Sizes, least: int = 1, itemsize: bool = True) -> list[int
 class MeasureResult(Result):
     """Result of `lab.measure`.
 
-    rows: one per function and size, see collectives.sweep.sweep; alpha s, beta s/B, gamma s/B: from ping-pong;
+    rows: one per function and size, see collectives.sweep.sweep_sizes; alpha s, beta s/B, gamma s/B: from ping-pong;
     contended: the same three while all ranks send and add at once, None if time is virtual.
 
     simulated: {name: {size: seconds}} on simulated ranks with that alpha and beta, if they were asked for.
@@ -116,7 +115,7 @@ class MeasureResult(Result):
             rows = [[bytes_text(n), *(text(cells[m, n]) if (m, n) in cells else "" for m in names)] for n in sizes]
             return text_table(["size", *names], rows)
 
-        lines = [f"all-reduce on {self.where}: median time per call (bus bandwidth, GB/s)", *columns(time_text)]
+        lines = [f"all-reduce on {self.where}: median time per call (bus bandwidth, GB/s)", *columns(_time_text)]
         if self.simulated:
             lines += ["measured / simulated, with alpha and beta of the ping-pong", *columns(self._over_simulation)[1:]]
         if self.link_GBps:
@@ -144,7 +143,7 @@ class MeasureResult(Result):
         """Return the arguments of plots.measure.draw that show it, with `more` rows; without simulated curves."""
         p, sizes = self.rows[0]["ranks"], sorted({r["size"] for r in self.rows})
         fit: Row = {"alpha": self.alpha, "beta": self.beta, "gamma": self.gamma, "contended": self.contended}
-        small, factor = foot(Place(p, simulated=False), fit), cost.busbw_factor("all_reduce", p)
+        small, factor = foot(World(p, simulated=False), fit), cost.busbw_factor("all_reduce", p)
         lines = modelled(p, sizes, fit) if self.beta else []
         names = [*self.rows, *more], self.rows[0]["name"]
         return *names, factor, lines, None, f"all-reduce on {self.where}", small, None, self.link_GBps
@@ -164,11 +163,11 @@ class MeasureResult(Result):
     def modelled_crossover(self, one: str, other: str) -> int | None:
         """Return the same on paper: by the costs of two algorithms of the table, alpha and beta of the ping-pong."""
         p, sizes = self.rows[0]["ranks"], [2**k for k in range(2, 34)]
-        prices = [table.find(name).cost for name in (one, other)]
+        prices = [table.find_algorithm(name).cost for name in (one, other)]
         return crossing(*({n: price(p, n).seconds(self.alpha, self.beta) for n in sizes} for price in prices))
 
 
-def time_text(row: Row) -> str:
+def _time_text(row: Row) -> str:
     """Return the time of a row, and in brackets its bus bandwidth."""
     digits = 3 if row["busbw_GBps"] >= 1 else 2  # as narrow as a small bandwidth's zeros, or exponent, allow
     return f"{seconds_text(row['time_us'] / 1e6)} ({row['busbw_GBps']:.{digits}g})"
@@ -215,10 +214,10 @@ def measure(
     Returns: MeasureResult.
     Raises:  collectives.sweep.WrongAnswer if fn is wrong, with the rank, the index, and both values.
     """
-    where, asked = place(ranks, network), asked_sizes(sizes)
-    yours, function = named(fn)
-    functions = {yours: function, **peers(where, against)}
-    title, factor = f"all-reduce on {where}", cost.busbw_factor("all_reduce", where.ranks)
+    world, asked = world_of(ranks, network), asked_sizes(sizes)
+    yours, function = _named(fn)
+    functions = {yours: function, **_peers(world, against)}
+    title, factor = f"all-reduce on {world}", cost.busbw_factor("all_reduce", world.ranks)
     times = prediction is None or isinstance(prediction, dict)
     guess = Reference("your guess", asked_times(prediction) if times else {})
     cross = None if times else parse_bytes(prediction, "the size at which curves cross")
@@ -228,62 +227,64 @@ def measure(
     plot = live.Live(draw, alt="time and bus bandwidth against message size")
 
     def state() -> tuple[object, ...]:
-        models = modelled(where.ranks, asked, fit) if fit and where.alike else []
-        small = foot(where, fit, bool(virtual))
-        return rows, yours, factor, models, guess, title, small, virtual, where.link_GBps, cross
+        models = modelled(world.ranks, asked, fit) if fit and world.alike else []
+        small = foot(world, fit, bool(virtual))
+        return rows, yours, factor, models, guess, title, small, virtual, world.link_GBps, cross
 
     def on_row(row: Row) -> None:
         fit.update(row) if "alpha" in row else rows.append(row)
         plot.update(*state())
 
-    samples = LINK_SAMPLES if where.link else SAMPLES
-    timing = (1, 0, 0.0) if where.simulated else (samples, SAMPLE_NS, REST_S)  # virtual time is the same every time
-    pings = LINK_PING_SIZES if where.link else PING_SIZES
+    samples = LINK_SAMPLES if world.link else SAMPLES
+    timing = (1, 0, 0.0) if world.simulated else (samples, SAMPLE_NS, REST_S)  # virtual time is the same every time
+    pings = LINK_PING_SIZES if world.link else PING_SIZES
     try:
-        where.run(race, functions, asked, "float32", *timing, "all_reduce", pings, deadline=deadline, on_row=on_row)
-        if simulated and not where.simulated:
-            virtual.update(simulate(where.ranks, functions, asked, fit))
+        world.run(
+            race_algorithms, functions, asked, "float32", *timing, "all_reduce", pings, deadline=deadline, on_row=on_row
+        )
+        if simulated and not world.simulated:
+            virtual.update(_simulate(world.ranks, functions, asked, fit))
     except BaseException as error:
         if rows:
             plot.finish(*state())
         raise refusal(error) from None
     figure = plot.finish(*state())
-    if not where.simulated:
+    if not world.simulated:
         progress().add("measurement", **max((r for r in rows if r["name"] == yours), key=lambda r: r["busbw_GBps"]))
     numbers = fit["alpha"], fit["beta"], fit["gamma"]
-    return MeasureResult(str(where), rows, *numbers, virtual, where.link_GBps, fit["contended"], figure)
+    return MeasureResult(str(world), rows, *numbers, virtual, world.link_GBps, fit["contended"], figure)
 
 
-def named(fn: Collective | str) -> tuple[str, Collective]:
+def _named(fn: Collective | str) -> tuple[str, Collective]:
     """Return (its name in pictures, the function) of an attendee's function, or of the name of an algorithm."""
     if isinstance(fn, str):
-        return fn, table.find(fn).function
+        return fn, table.find_algorithm(fn).function
     if not callable(fn):
         raise TypeError(f"lab.measure needs a function f(comm, x), got {type(fn).__name__}: lab.measure(all_reduce)")
     name = getattr(fn, "__name__", "<object>")
     return ("your function" if name.startswith("<") else f"your {name}"), fn
 
 
-def peers(where: Place, against: Peers) -> dict[str, Collective]:
+def _peers(world: World, against: Peers) -> dict[str, Collective]:
     """Return {name: f(comm, x)} of what to race against; None: the compiled ones that work here.
 
     Raises: ValueError for an unknown name, or for compiled code on simulated ranks.
     """
-    compiled = GPU_PEERS if where.device == "cuda" else PEERS
+    compiled = GPU_PEERS if world.device == "cuda" else PEERS
     if against is None:
-        absent = {"shm": bool(where.link), "nccl": "nccl" in compiled and not gpu.nccl_serves(where.ranks)}
-        against = () if where.simulated else [name for name in compiled if not absent.get(name)]
+        absent = {"shm": bool(world.link), "nccl": "nccl" in compiled and not gpu.nccl_serves(world.ranks)}
+        against = () if world.simulated else [name for name in compiled if not absent.get(name)]
     functions: dict[str, Collective] = {}
     for peer in (against,) if isinstance(against, str) or callable(against) else against:
         if callable(peer):
             functions[getattr(peer, "__name__", repr(peer))] = peer
-        elif peer in table.names():
-            functions[peer] = table.find(peer).function
+        elif peer in table.algorithm_names():
+            functions[peer] = table.find_algorithm(peer).function
         elif peer not in compiled:
-            names = ", ".join(map(repr, [*table.names(), *compiled]))
+            names = ", ".join(map(repr, [*table.algorithm_names(), *compiled]))
             raise ValueError(f"no peer is called {peer!r}: there are {names}, and any f(comm, x)")
-        elif where.simulated:
-            raise ValueError(f"{peer!r} is compiled code and needs engines: lab.start({where.ranks})")
+        elif world.simulated:
+            raise ValueError(f"{peer!r} is compiled code and needs engines: lab.start({world.ranks})")
         else:
             from ..collectives import native  # compiled: simulated ranks must not need it
 
@@ -291,7 +292,7 @@ def peers(where: Place, against: Peers) -> dict[str, Collective]:
     return functions
 
 
-def simulate(
+def _simulate(
     p: int, functions: dict[str, Collective], sizes: list[int], fit: dict[str, float]
 ) -> dict[str, dict[int, float]]:
     """Return {name: {size: seconds}} of simulated ranks with this alpha and beta; compiled code is left out."""
@@ -299,7 +300,7 @@ def simulate(
     functions = {name: function for name, function in functions.items() if name not in compiled}
     network = Switch(alpha=fit["alpha"], beta=fit["beta"])
     timing = "float32", 1, 0, 0.0
-    found = sim.run(p, sweep, functions, sizes, *timing, network=network, deadline=SIMULATED_DEADLINE)
+    found = sim.run(p, sweep_sizes, functions, sizes, *timing, network=network, deadline=SIMULATED_DEADLINE)
     times: dict[str, dict[int, float]] = {}
     for row in found.rows:
         times.setdefault(row["name"], {})[row["size"]] = row["time_us"] / 1e6
@@ -327,19 +328,19 @@ def modelled(p: int, sizes: list[int], fit: Row) -> list[Reference]:
     ]
 
 
-def foot(where: Place, fit: Row, virtual: bool = False) -> str:
+def foot(world: World, fit: Row, virtual: bool = False) -> str:
     """Return the small print: what the model rests on, and whether time is virtual."""
-    parts = [where.remark]
-    if fit and fit["beta"] and where.alike:
-        parts.append(f"Ping-pong: {link_text(fit['alpha'], fit['beta'])}.")
+    parts = [world.remark]
+    if fit and fit["beta"] and world.alike:
+        parts.append(f"Ping-pong: {_link_text(fit['alpha'], fit['beta'])}.")
         if fit.get("contended"):
-            parts.append(f"All ranks at once, which the model takes: {link_text(*fit['contended'][:2])}.")
+            parts.append(f"All ranks at once, which the model takes: {_link_text(*fit['contended'][:2])}.")
     if virtual:
         parts.append("Dashed: simulated ranks with the same α and β.")
     return "  ".join(filter(None, parts))
 
 
-def link_text(alpha: float, beta: float) -> str:
+def _link_text(alpha: float, beta: float) -> str:
     """Return latency and bandwidth of a link in words."""
     return f"α = {seconds_text(alpha)}, 1/β = " + (f"{number_text(1e-9 / beta)} GB/s" if beta else "∞")
 
@@ -363,7 +364,7 @@ class PingPongResult(Result):
 
     def __repr__(self) -> str:
         lines = [f"{bytes_text(n):>10}  {seconds_text(t)}" for n, t in zip(self.nbytes, self.seconds, strict=True)]
-        return "\n".join([f"a message between two of {self.where}: {sentence(self.alpha, self.beta)}", *lines])
+        return "\n".join([f"a message between two of {self.where}: {alpha_beta_text(self.alpha, self.beta)}", *lines])
 
 
 _measured: list[PingPongResult] = []  # of this notebook
@@ -392,26 +393,26 @@ def ping_pong(
     """
     if not callable(fn):
         raise TypeError(f"lab.ping_pong needs a function f(comm, x), got {type(fn).__name__}: lab.ping_pong(ping_pong)")
-    where, asked = place(ranks), asked_sizes(sizes, least=2, itemsize=False)
-    if where.ranks < 2:
+    world, asked = world_of(ranks), asked_sizes(sizes, least=2, itemsize=False)
+    if world.ranks < 2:
         raise ValueError("a ping-pong needs two ranks, and there is 1: lab.start(2)")
-    title, guess = f"Ping-pong between two of {where}", asked_times(prediction)
+    title, guess = f"Ping-pong between two of {world}", asked_times(prediction)
     rows: list[Row] = []
     plot = live.Live(draw_ping_pong, alt="time of a message against its size")
 
     def on_row(row: Row) -> None:
         rows.append(row)
-        plot.update(rows, None, guess, title, where.remark)
+        plot.update(rows, None, guess, title, world.remark)
 
-    timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)
+    timing = (1, 0) if world.simulated else (SAMPLES, SAMPLE_NS)
     try:
-        where.run(time_rounds, fn, asked, *timing, deadline=deadline, on_row=on_row)
+        world.run(time_rounds, fn, asked, *timing, deadline=deadline, on_row=on_row)
     except BaseException as error:
         raise refusal(error) from None
     nbytes, seconds = [r["size"] for r in rows], [r["seconds"] for r in rows]
     alpha, beta = fit_link(nbytes, seconds)
-    figure = plot.finish(rows, (alpha, beta), guess, title, where.remark)
-    _measured[:] = [PingPongResult(str(where), nbytes, seconds, alpha, beta, figure)]
+    figure = plot.finish(rows, (alpha, beta), guess, title, world.remark)
+    _measured[:] = [PingPongResult(str(world), nbytes, seconds, alpha, beta, figure)]
     return _measured[-1]
 
 
@@ -438,9 +439,9 @@ def tune(
     Raises:  LookupError for an unknown name, ValueError for sizes that are no whole number of float32.
     """
     if algorithms is None:
-        algorithms = table.names() if network is not None else [*table.names(), NATIVE]
+        algorithms = table.algorithm_names() if network is not None else [*table.algorithm_names(), NATIVE]
     functions = {name: function_of(name) for name in algorithms}
-    where, asked = place(ranks, network), asked_sizes(sizes)
+    world, asked = world_of(ranks, network), asked_sizes(sizes)
     if not functions:
         raise ValueError("no algorithm to measure: give some, such as ['ring', 'tree']")
     rows: list[Row] = []
@@ -452,13 +453,13 @@ def tune(
             times = ", ".join(f"{r['name']} {seconds_text(r['time_us'] / 1e6)}" for r in best)
             print(f"{bytes_text(row['size']):>10}  {times}", flush=True)
 
-    print(f"all-reduce on {where}: the fastest of {len(functions)}. {where.remark}".rstrip())
+    print(f"all-reduce on {world}: the fastest of {len(functions)}. {world.remark}".rstrip())
     if network is not None:
-        for row in evaluated(list(functions), asked, where.ranks, network):
+        for row in evaluated(list(functions), asked, world.ranks, network):
             on_row({**row})
     else:
-        timing = (1, 0) if where.simulated else (SAMPLES, SAMPLE_NS)
-        where.run(sweep, functions, asked, "float32", *timing, deadline=deadline, on_row=on_row)
-        if rows[0]["ranks"] > rows[0]["cores"] and not where.simulated:
+        timing = (1, 0) if world.simulated else (SAMPLES, SAMPLE_NS)
+        world.run(sweep_sizes, functions, asked, "float32", *timing, deadline=deadline, on_row=on_row)
+        if rows[0]["ranks"] > rows[0]["cores"] and not world.simulated:
             print(f"{rows[0]['ranks']} ranks on {rows[0]['cores']} cores: {OVERSUBSCRIBED}")
-    return fastest(cast(list[Timed], rows))
+    return fastest(cast(list[AlgorithmTime], rows))

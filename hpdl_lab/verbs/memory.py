@@ -17,8 +17,8 @@ from ..plots.style import Figure
 from ..units import amount_text, parse_bytes, require_int, require_number
 from .choice import model_and_data
 from .grid import PER_RANK
-from .place import place
-from .result import Result, table
+from .result import Result, text_table
+from .world import world_of
 
 DEADLINE = 60.0  # s: engines that share few cores import what torch recomputes with first
 KINDS = Memory._fields
@@ -63,7 +63,7 @@ class MemoryResult(Result):
             over = "" if self.limit is None or held.total <= self.limit else "over"
             rows.append([way, *cells, amount_text(held.total), f"{self.off[way]:+.1%}", *peaks, over])
         head = ("", *KINDS, "total", "off by", "at most", "process", "")
-        return "\n".join([f"{self.where}: what the fullest rank holds", *table(head, rows, gap=1)])
+        return "\n".join([f"{self.where}: what the fullest rank holds", *text_table(head, rows, gap=1)])
 
 
 def lasting(held: Memory) -> int:
@@ -93,11 +93,11 @@ def memory(
     Returns: MemoryResult.
     Raises:  ValueError for a way that is none, or a batch that the ranks cannot share.
     """
-    where = place(ranks)
-    p = where.ranks
+    world = world_of(ranks)
+    p = world.ranks
     total = PER_RANK * p if batch is None else require_int("batch", batch, p)
     nbytes = None if limit is None else parse_bytes(limit, "limit")
-    for name in (*asked_names(ways), *asked_names(prediction or ())):
+    for name in (*_asked_names(ways), *_asked_names(prediction or ())):
         if name not in NAMES:
             raise ValueError(f"no way to train is called {name!r}: {', '.join(map(repr, NAMES))}")
     for name, guessed in (prediction or {}).items():
@@ -109,7 +109,7 @@ def memory(
     x, y = (t[:total].clone() for t in (choice.data.train_x, choice.data.train_y))
     spec = spec_of(choice.model, x[:2], name=choice.words)
     costs = [layer.flops for layer in spec.layers]
-    title = f"{choice.words}, {spec.parameters:,} parameters, {total} examples, {where}"
+    title = f"{choice.words}, {spec.parameters:,} parameters, {total} examples, {world}"
     expected: dict[str, Memory] = {}
     found: dict[str, Counted] = {}
     plot = live.Live(drawing.draw, height=drawing.HEIGHT, alt="what a rank holds in several ways to train")
@@ -121,11 +121,11 @@ def memory(
         if way.name not in ways or not ledger.can_be(spec, way, p):
             continue
         expected[way.name] = ledger.predicted(spec, way, p, total)
-        ranks_held = where.run(ledger.count, choice.model, way, x, y, costs, deadline=DEADLINE, threads=True)
+        ranks_held = world.run(ledger.count_memory, choice.model, way, x, y, costs, deadline=DEADLINE, threads=True)
         found[way.name] = max(ranks_held, key=lambda counted: counted.held.total)
         plot.update(*state())
     return MemoryResult(
-        str(where),
+        str(world),
         expected,
         {way: counted.held for way, counted in found.items()},
         {way: counted.most for way, counted in found.items()},
@@ -135,7 +135,7 @@ def memory(
     )
 
 
-def asked_names(names: Sequence[str] | dict[str, float]) -> list[str]:
+def _asked_names(names: Sequence[str] | dict[str, float]) -> list[str]:
     """Return the names, of a list or of the keys of a dict. Raises TypeError for anything else."""
     if isinstance(names, str) or not isinstance(names, Sequence | dict):
         raise TypeError(f"a list of ways to train, such as {NAMES[-2:]!r}, or a dict of them is needed, got {names!r}")

@@ -1,8 +1,4 @@
-"""`lab.grid`: pick a hybrid grid with sliders, see at once what it costs, and run it.
-
-The Picker holds what is picked and what was measured, without widgets: it works the same in a plain terminal.
-widgets.py shows it in a notebook.
-"""
+"""`lab.grid`: pick a hybrid grid with sliders, see at once what it costs, and run it."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from statistics import median
 
 from torch import nn
@@ -23,18 +19,28 @@ from ..parallel.grid.machine import Machine
 from ..parallel.grid.measure import bytes_over_axes, grid_steps, last_step, rows_over_pp
 from ..parallel.grid.memory import Memory
 from ..parallel.grid.model import Prediction
-from ..parallel.grid.simulation import simulate
+from ..parallel.grid.simulation import simulate_step
 from ..parallel.grid.spec import Spec
 from ..plots import grid as drawing
-from ..plots import live
-from ..plots.style import Figure, look, new_figure
+from ..plots.colors import VERMILION
+from ..plots.style import Figure, new_figure, style_context
 from ..trace import seconds_text
 from ..units import amount_text, counted
+from .adjustable import Action, Adjustable, Control, said_html
 from .cluster import run, running
-from .grid import ALL_AXES, AXES, Setting, Subject, changed, first, followed, subject_of
+from .explore import show_sliders
+from .grid import ALL_AXES, AXES, Setting, Subject, first, followed, nearest_setting, subject_of
 from .plain import plainly, sentence
-from .result import table
+from .result import text_table
 
+MEANING = {
+    "dp": "replicas, each with its share of the batch",
+    "pp": "stages of each replica",
+    "tp": "ranks that share every layer",
+    "cp": "ranks that share each sequence",
+    "ep": "ranks that share the experts of a layer",
+    "zero": "stage of ZeRO: what replicas share out",
+}
 STEPS = 5
 POLL = 0.1  # s: how soon a simulation sees that it was stopped
 DEADLINE = 30.0  # s: engines that share few cores import torch's tracer first
@@ -44,7 +50,7 @@ DEADLINE = 30.0  # s: engines that share few cores import torch's tracer first
 
 
 @dataclass(frozen=True)
-class Measured:
+class GridTimes:
     """A run of a grid, as far as it is known.
 
     seconds: of a step; bubble, memory (of the fullest rank), links: as of a Prediction; None if not known.
@@ -63,17 +69,17 @@ class Measured:
 class GridRun:
     """A run of a setting, on the engines, or in virtual time if it needs more ranks; another thread may stop it.
 
-    tell: f(text), called with what goes on. show: f(Measured), called after every step with what is known so far.
+    tell: f(text), called with what goes on. show: f(GridTimes), called after every step with what is known so far.
     """
 
     def __init__(
-        self, subject: Subject, setting: Setting, tell: Callable[[str], None], show: Callable[[Measured], None] | None
+        self, subject: Subject, setting: Setting, tell: Callable[[str], None], show: Callable[[GridTimes], None] | None
     ) -> None:
         self.subject, self.setting, self.tell, self.show = subject, setting, tell, show
         self.stopped = self.simulates = False
 
-    def result(self) -> Measured | None:
-        """Take the steps; returns Measured, None if stopped. Raises what lab.run raises, ValueError as simulate."""
+    def result(self) -> GridTimes | None:
+        """Take the steps; returns GridTimes, None if stopped. Raises what lab.run raises, ValueError as simulate."""
         ranks, engines = self.subject.ranks, running()
         if self.subject.model is not None and (engines is None or engines.n >= ranks):
             return self.measured()
@@ -88,7 +94,7 @@ class GridRun:
         if not self.simulates and (engines := running()) is not None:
             engines.interrupt()
 
-    def measured(self) -> Measured:
+    def measured(self) -> GridTimes:
         """Take a few steps on the engines."""
         subject, setting = self.subject, self.setting
         times: list[float] = []
@@ -101,13 +107,13 @@ class GridRun:
                 raise EngineError("stopped")
             times.append(row["seconds"])
             if self.show is not None:
-                self.show(Measured("measured", f"the first {len(times)} of {how}", median(times)))
+                self.show(GridTimes("measured", f"the first {len(times)} of {how}", median(times)))
 
         costs = [layer.flops for layer in subject.spec.layers]  # the cuts that were predicted, whatever is measured
         args = (subject.model, setting.grid, subject.x, subject.y, {**setting.options, "costs": costs}, STEPS)
         self.tell(f"Running {setting} on {subject.ranks} engines.")
         results = run(grid_steps, *args, ranks=range(subject.ranks), deadline=DEADLINE, on_row=on_row)
-        return Measured(
+        return GridTimes(
             "measured",
             f"median of {how}",
             median(times),
@@ -116,7 +122,7 @@ class GridRun:
             bytes_over_axes(results, setting.grid),
         )
 
-    def simulated(self) -> Measured | None:
+    def simulated(self) -> GridTimes | None:
         """Take a step in virtual time, in a thread that a stop leaves alone."""
         subject = self.subject
         grid, how = self.setting.grid, self.setting.options
@@ -124,7 +130,7 @@ class GridRun:
 
         def alone() -> None:
             try:
-                found.set_result(simulate(subject.spec, grid, **how, machine=subject.machine, batch=subject.batch))
+                found.set_result(simulate_step(subject.spec, grid, **how, machine=subject.machine, batch=subject.batch))
             except BaseException as error:
                 found.set_exception(error)
 
@@ -132,34 +138,43 @@ class GridRun:
         text = f"one step of {subject.ranks:,} simulated ranks on {subject.machine.name}, in virtual time"
         while not self.stopped:
             with suppress(TimeoutError):
-                return Measured("simulated", text, found.result(POLL))
+                return GridTimes("simulated", text, found.result(POLL))
         return None
 
 
 # -- what is picked ---------------------------------------------------------------------------------------------------
 
 
-class Picker:
+class Picker(Adjustable):
     """A grid that is picked: what it costs, and what it took when it ran.
 
     setting: dp, pp, tp, cp, ep, micro_batches, recompute, schedule, zero. prediction: of grid.model, None if the grid
-    cannot be. why: the sentence about that, else "". said: the text about the last action. measured: of the present
-    setting.
+    cannot be. measured: of the present setting.
     """
 
     def __init__(self, subject: Subject, axes: Sequence[str] = AXES) -> None:
-        self.subject, self.axes = subject, axes  # which have a slider
-        self.setting = first(subject)
-        self.said = ""
-        self.taken: dict[Setting, Measured] = {}
+        self.subject, self.setting = subject, first(subject)
+        sizes = {axis: (0, 1, 2, 3) if axis == "zero" else _divisors(subject.ranks) for axis in axes}
+        start = self.setting._asdict()
+        super().__init__(
+            {
+                **{axis: Control(sizes[axis], start[axis], meaning=MEANING[axis]) for axis in axes},
+                "micro_batches": Control(_divisors(subject.batch), start["micro_batches"]),
+                "schedule": Control(tuple(schedules.CATALOG), start["schedule"]),
+                "recompute": Control((False, True), start["recompute"], label="checkpoint activations"),
+            }
+        )
+        self.taken: dict[Setting, GridTimes] = {}
         self.under_way: GridRun | None = None
-        self.changed: list[Callable[[], None]] = []  # called when something has changed
-        self.panel: object = None  # its widgets, once a notebook shows it
+        self.actions = (
+            Action("Run it", "play", self.start, lambda: self.prediction is not None and self.under_way is None),
+            Action("Stop", "stop", self.stop, lambda: self.under_way is not None),
+        )
         self._lock = threading.Lock()
         self._predict()
 
     @property
-    def measured(self) -> Measured | None:
+    def measured(self) -> GridTimes | None:
         return self.taken.get(self.setting)
 
     @partial(plainly, owner="picker")
@@ -169,7 +184,8 @@ class Picker:
         Raises:  ValueError with the numbers if that cannot be; then nothing has changed.
         """
         before = self.setting
-        self.setting = changed(before, self.subject.ranks, **wanted)
+        self.setting = nearest_setting(before, self.subject.ranks, **wanted)
+        self.values = {key: getattr(self.setting, key) for key in self.controls}
         self._predict()
         self.say(followed(before, self.setting, wanted))
         return self
@@ -184,8 +200,8 @@ class Picker:
     # -- run it
 
     @partial(plainly, owner="picker")
-    def run(self) -> Measured | None:
-        """Take a few steps on the engines, or simulate one; returns Measured, None if it was stopped.
+    def run(self) -> GridTimes | None:
+        """Take a few steps on the engines, or simulate one; returns GridTimes, None if it was stopped.
 
         Raises:  ValueError for a grid that cannot be, EngineError without engines or with dead ones, what lab.run does.
         """
@@ -217,7 +233,7 @@ class Picker:
             self.under_way = GridRun(self.subject, self.setting, self.say, self._so_far)
             return self.under_way
 
-    def _run(self, under_way: GridRun) -> Measured | None:
+    def _run(self, under_way: GridRun) -> GridTimes | None:
         said = "Stopped."
         try:
             measured = under_way.result()
@@ -233,42 +249,39 @@ class Picker:
             self.under_way = None
             self.say(said)
 
-    def _so_far(self, measured: Measured) -> None:
+    def _so_far(self, measured: GridTimes) -> None:
         if self.under_way is not None:
             self.taken[self.under_way.setting] = measured
         self.say(self.said)
 
     # -- how it shows
 
-    def say(self, text: str) -> None:
-        """Put `text` into `said`, and make the widgets follow."""
-        self.said = text
-        for call in self.changed:
-            call()
+    @property
+    def state(self) -> tuple[object, ...]:
+        return self.setting, self.measured, self.why
+
+    @property
+    def sharp(self) -> bool:
+        return self.under_way is None
 
     def figure(self) -> Figure:
         """Draw what is picked and measured."""
         figure, title = new_figure(height=drawing.HEIGHT), f"{self.subject.spec.name} on {self.setting}"
-        with look():
+        with style_context():
             drawing.draw(figure, self.prediction, self.measured, self.why, title, self.subject.spec.training)
         return figure
 
-    def save(self, path: str) -> str:
-        """Write the figure to a PNG file; returns its path."""
-        live.save(self.figure(), path)
-        return path
-
-    def show(self) -> None:
-        """Show sliders and pictures in a notebook; in a plain terminal print the table."""
-        if not live.in_notebook():
-            print(self, flush=True)
-            return
-        from . import widgets
-
-        widgets.show(self)
-
-    def _ipython_display_(self) -> None:
-        """Show nothing at the end of a cell: lab.grid has shown it already."""
+    def html(self) -> str:
+        line = said_html(f"This grid cannot be: {self.why}." if self.why else "", self.said, height_em=1.4)
+        row = self.prediction
+        if row is None:
+            return line
+        line += f"<b>predicted</b> {seconds_text(row.seconds)} a step, bubble {row.bubble:.1%}, "
+        line += f"{amount_text(row.memory.total)} of {amount_text(self.subject.limit)}"
+        line += "" if row.fits else f' <b style="color: {VERMILION}">does not fit</b>'
+        if self.measured is not None:
+            line += f"; <b>{self.measured.kind}</b> {seconds_text(self.measured.seconds)} a step"
+        return line
 
     def __repr__(self) -> str:
         batches = counted(self.setting.micro_batches, "micro-batch", "micro-batches")
@@ -276,17 +289,23 @@ class Picker:
         head = [f"{self.subject}; {self.subject.machine.name}", f"{self.setting}, {batches}, {how}"]
         if self.prediction is None:
             return "\n".join([*head, f"cannot be: {self.why}"])
-        columns = {"predicted": numbers_of(self.prediction)}
+        columns = {"predicted": _numbers_of(self.prediction)}
         if self.measured is not None:
-            columns[self.measured.kind] = numbers_of(self.measured)
+            columns[self.measured.kind] = _numbers_of(self.measured)
         rows = [[name, *(column.get(name, "") for column in columns.values())] for name in columns["predicted"]]
         limit = amount_text(self.subject.limit)
         fits = f"fits into {limit} per rank" if self.prediction.fits else f"does NOT fit into {limit} per rank"
-        return "\n".join(line for line in (*head, *table(["", *columns], rows), fits, self.said) if line)
+        return "\n".join(line for line in (*head, *text_table(["", *columns], rows), fits, self.said) if line)
 
 
-def numbers_of(r: Prediction | Measured) -> dict[str, str]:
-    """Return the rows of the table, of a Prediction or of a Measured, in which some may be missing."""
+@cache
+def _divisors(n: int) -> tuple[int, ...]:
+    """Return the divisors of n, in rising order."""
+    return tuple(d for d in range(1, n + 1) if n % d == 0)
+
+
+def _numbers_of(r: Prediction | GridTimes) -> dict[str, str]:
+    """Return the rows of the table, of a Prediction or of GridTimes, in which some may be missing."""
     memory = {} if r.memory is None else {**r.memory._asdict(), "total": r.memory.total}
     links = {} if r.links is None else drawing.sent_over(r.links)
     rows = {"seconds of a step": seconds_text(r.seconds), "bubble": "" if r.bubble is None else f"{r.bubble:.1%}"}
@@ -335,5 +354,5 @@ def grid(
     outdated = picker and ranks is None and picker.subject.model is not None and engines is not None
     if picker is None or (outdated and engines.n != picker.subject.ranks):
         picker = PICKERS[asked] = Picker(subject_of(model, ranks, batch, limit, machine), axes)
-    picker.show()
+    show_sliders(picker)
     return picker

@@ -20,14 +20,14 @@ from ..parallel.pipeline.split import Partition, partition
 from ..plots import live
 from ..plots import schedule as drawing
 from ..plots.style import Figure
-from ..schedules import Action, Evaluation, Pair, Schedule, Timed
+from ..schedules import Action, Evaluation, Pair, Schedule, TimedAction
 from ..schedules.schedule import apart
 from ..schedules.strings import parse
 from ..trace import Event, seconds_text
 from ..units import counted, require_int, require_number
 from .choice import model_and_data
-from .place import DEFAULT_RANKS, place
-from .result import Result, table
+from .result import Result, text_table
+from .world import DEFAULT_RANKS, world_of
 
 MOST_SECONDS = 60.0  # that a planned step may take
 EXAMPLES = 4  # of each micro-batch of a real model
@@ -37,7 +37,7 @@ SECONDS = {"F": 0.02, "B": 0.04, "I": 0.02, "W": 0.02}  # that the stages of a r
 Item: TypeAlias = str | Pair | tuple[int, str, int]  # of a row: "2F5", or an Action, as a tuple if you like
 
 
-class Outcome(NamedTuple):
+class _Outcome(NamedTuple):
     """The times of a schedule in short.
 
     makespan: s; bubble: share of the ranks' time in which they wait; live: the most that each rank holds at once.
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
     times: Evaluation
 
     @classmethod
-    def of(cls, times: Evaluation) -> Outcome:
+    def of(cls, times: Evaluation) -> _Outcome:
         """Return the Outcome of an Evaluation."""
         return cls(float(times.makespan), float(times.bubble), list(times.peak), times)
 
@@ -66,8 +66,8 @@ class PipelineRun(Result):
     """
 
     where: str
-    predicted: Outcome
-    measured: Outcome
+    predicted: _Outcome
+    measured: _Outcome
     guess: dict[str, float] | None
     chunks: int
     events: list[Event] = field(repr=False)
@@ -79,7 +79,7 @@ class PipelineRun(Result):
         for name, outcome in (("planned", self.predicted), ("measured", self.measured)):
             rows.append((name, outcome.makespan, outcome.bubble, ", ".join(map(str, outcome.live))))
         cells = [(name, seconds_text(seconds), f"{bubble:.1%}", live) for name, seconds, bubble, live in rows]
-        lines = table((self.where, "makespan", "bubble", "live activations at most"), cells)
+        lines = text_table((self.where, "makespan", "bubble", "live activations at most"), cells)
         if self.chunks > 1:
             lines.append(
                 f"live: activations of stages 1/{self.chunks} as long as those of a schedule with one per rank"
@@ -114,46 +114,46 @@ def pipeline(
     Returns: PipelineRun.
     Raises:  ValueError, one sentence, before anything runs, for a schedule that would deadlock or lose a micro-batch.
     """
-    plan = asked_schedule(schedule, ranks or place(ranks).ranks or DEFAULT_RANKS, micro_batches)
-    where = place(plan.ranks)
+    plan = asked_schedule(schedule, ranks or world_of(ranks).ranks or DEFAULT_RANKS, micro_batches)
+    world = world_of(plan.ranks)
     sleeps = {kind: [cost / plan.chunks] * plan.stages for kind, cost in SECONDS.items()}
     planned = schedules.Evaluation((), 0.0, 0.0, (), ())
     fn: Function = sleeping_step
     work: tuple[object, ...]
     if model is None:
         planned = schedules.evaluate(plan, sleeps["F"], sleeps["B"], sleeps["I"], sleeps["W"])
-        work, what = (plan, sleeps, not where.simulated), "stages that sleep"
-    elif where.simulated:
+        work, what = (plan, sleeps, not world.simulated), "stages that sleep"
+    elif world.simulated:
         raise ValueError(f"real stages need engines, whose time is real: lab.start({plan.ranks}) first")
     else:
-        fn, (work, what) = model_step, real_work(plan, model, partition)
+        fn, (work, what) = model_step, _real_work(plan, model, partition)
     if planned.makespan > MOST_SECONDS:
         raise ValueError(f"this step would take {planned.makespan:,.0f} s: take fewer ranks or micro-batches")
-    guess = expected(prediction, planned)  # raises, before anything runs
+    guess = _expected(prediction, planned)  # raises, before anything runs
     batches = counted(plan.micro_batches, "micro-batch", "micro-batches")
-    title = f"{plan.name}, {batches} on {where}: {'virtual time' if where.simulated else what}"
+    title = f"{plan.name}, {batches} on {world}: {'virtual time' if world.simulated else what}"
     plot = live.Live(drawing.draw_run, height=drawing.run_height(plan), alt=f"{plan.name}, planned and measured")
     reports: list[Row] = []
 
     def on_row(row: Row) -> None:
         reports.append(row)
         if planned.rows:
-            plot.update(plan, planned, so_far(reports, plan.ranks), guess, title)
+            plot.update(plan, planned, _so_far(reports, plan.ranks), guess, title)
 
-    results = where.run(fn, *work, deadline=deadline, on_row=on_row)
+    results = world.run(fn, *work, deadline=deadline, on_row=on_row)
     foot = ""
     if not planned.rows:
-        costs = measured_costs(results, plan)
+        costs = _measured_costs(results, plan)
         planned = schedules.evaluate(plan, costs["F"], costs["B"], costs["I"], costs["W"])
         foot = "Planned with what the stages took in the step before; ranks that share cores hold each other up."
     measured = schedules.summary(timed_actions(results.events, plan.ranks))
-    guess = expected(prediction, planned)
+    guess = _expected(prediction, planned)
     figure = plot.finish(plan, planned, measured, guess, title, foot)
-    outcomes = Outcome.of(planned), Outcome.of(measured)
-    return PipelineRun(str(where), *outcomes, guess, plan.chunks, results.events, figure)
+    outcomes = _Outcome.of(planned), _Outcome.of(measured)
+    return PipelineRun(str(world), *outcomes, guess, plan.chunks, results.events, figure)
 
 
-def expected(prediction: float | dict[str, float] | None, planned: Evaluation) -> dict[str, float] | None:
+def _expected(prediction: float | dict[str, float] | None, planned: Evaluation) -> dict[str, float] | None:
     """Return {"makespan": s, "bubble": share, "live": n} as the attendee expects: ranks are busy as long as planned."""
     if prediction is None:
         return None
@@ -168,7 +168,7 @@ def expected(prediction: float | dict[str, float] | None, planned: Evaluation) -
     return {"makespan": busy / (1 - bubble)} | guess if planned.rows else None  # there is no plan yet
 
 
-def real_work(plan: Schedule, model: str | nn.Module, partition: Partition) -> tuple[tuple[object, ...], str]:
+def _real_work(plan: Schedule, model: str | nn.Module, partition: Partition) -> tuple[tuple[object, ...], str]:
     """Return (arguments of model_step, the model in words) for a step of a real model."""
     choice = model_and_data(model)
     n = EXAMPLES * plan.micro_batches
@@ -178,7 +178,7 @@ def real_work(plan: Schedule, model: str | nn.Module, partition: Partition) -> t
     return (choice.model, plan, x.clone(), y.clone(), False, partition), choice.words
 
 
-def measured_costs(results: Results, plan: Schedule) -> dict[str, list[float]]:
+def _measured_costs(results: Results, plan: Schedule) -> dict[str, list[float]]:
     """Return {kind: [s of every stage of the model]} of F, B, I and W, as ranks have measured them."""
     found: dict[tuple[str, int], list[float]] = {}
     for rank in results:
@@ -187,13 +187,13 @@ def measured_costs(results: Results, plan: Schedule) -> dict[str, list[float]]:
     return {kind: [fmean(found.get((kind, stage), [0.0])) for stage in range(plan.stages)] for kind in SECONDS}
 
 
-def so_far(reports: list[Row], ranks: int) -> Evaluation:
+def _so_far(reports: list[Row], ranks: int) -> Evaluation:
     """Return the Evaluation of the actions that have been reported."""
     origin = min(row["t0_ns"] for row in reports)
-    rows: list[list[Timed]] = [[] for _ in range(ranks)]
+    rows: list[list[TimedAction]] = [[] for _ in range(ranks)]
     for row in sorted(reports, key=lambda row: row["t0_ns"]):
         action = Action(row["stage"], row["kind"], row["micro_batch"])
-        rows[row["rank"]].append(Timed(action, (row["t0_ns"] - origin) / 1e9, (row["t1_ns"] - origin) / 1e9))
+        rows[row["rank"]].append(TimedAction(action, (row["t0_ns"] - origin) / 1e9, (row["t1_ns"] - origin) / 1e9))
     return schedules.summary(rows)
 
 
@@ -207,14 +207,14 @@ def asked_schedule(
     if isinstance(schedule, str):
         schedule = schedules.build(schedule, ranks, micro_batches, chunks)
     elif callable(schedule):
-        schedule = schedule_of(schedule, ranks, micro_batches, chunks)
+        schedule = _schedule_of(schedule, ranks, micro_batches, chunks)
     if not isinstance(schedule, Schedule):
         known = ", ".join(schedules.CATALOG)
         raise TypeError(f"{schedule!r} is no schedule: a name ({known}), a Schedule or a function of a row is needed")
     return schedules.validate(schedule)
 
 
-def schedule_of(row: Function, ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule:
+def _schedule_of(row: Function, ranks: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """Return the Schedule of a function f(rank, ranks, micro_batches), or f(..., chunks): one row for each rank."""
     for what, number in (("ranks", ranks), ("micro_batches", micro_batches), ("chunks", chunks or 1)):
         require_int(f"{what} of a schedule", number, 1)
@@ -225,11 +225,11 @@ def schedule_of(row: Function, ranks: int, micro_batches: int, chunks: int | Non
         raise TypeError(f"{name} is no function of a row: f(rank, ranks, micro_batches) is needed") from None
     chunks = chunks or (2 if "chunks" in takes else 1)
     more = (chunks,) if "chunks" in takes else ()
-    rows = [actions_of(row(rank, ranks, micro_batches, *more), name, rank) for rank in range(ranks)]
+    rows = [_actions_of(row(rank, ranks, micro_batches, *more), name, rank) for rank in range(ranks)]
     return Schedule.of(name, ranks * chunks, micro_batches, 1, rows)
 
 
-def actions_of(row: Iterable[Item], name: str, rank: int) -> list[Action | Pair]:
+def _actions_of(row: Iterable[Item], name: str, rank: int) -> list[Action | Pair]:
     """Return the row that the function has made for one rank: of Actions and Pairs, or texts as torch writes them."""
     actions: list[Action | Pair] = []
     try:

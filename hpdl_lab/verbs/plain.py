@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def plainly(verb: Callable[P, R], owner: str = "lab") -> Callable[P, R]:
-    """Wrap `verb` so that a notebook shows what helps of its errors: see `shorten`. Scripts show them as ever.
+    """Wrap `verb` so that a notebook shows what helps of its errors: see `_shorten`. Scripts show them as ever.
 
     owner: what it is called on, as in lab.run.
     """
@@ -29,7 +29,7 @@ def plainly(verb: Callable[P, R], owner: str = "lab") -> Callable[P, R]:
         except (Exception, KeyboardInterrupt) as error:
             if isinstance(error, TypeError) and getattr(error.__traceback__, "tb_next", None) is None:  # not entered
                 error.args = (f"{name}: {misfit(verb, args, kwargs) or error}",)
-            shorten(error, f"{name} was stopped")
+            _shorten(error, f"{name} was stopped")
             raise
 
     return wrapped
@@ -44,7 +44,7 @@ def misfit(verb: Callable[..., object], args: tuple[object, ...], kwargs: dict[s
     return None
 
 
-def shorten(error: BaseException, stopped: str) -> None:
+def _shorten(error: BaseException, stopped: str) -> None:
     """Set what IPython shows of `error`; a bug of this package keeps its whole traceback, to be reported.
 
     An error that came from, or through, the attendee's function shows the lines of that, and of the cell; any other
@@ -55,45 +55,45 @@ def shorten(error: BaseException, stopped: str) -> None:
     if hasattr(error, "_render_traceback_"):
         return
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    raiser = next(frame for frame in reversed(frames) if is_own(frame) or is_ours(frame))
-    led = any(map(is_own, frames))
-    if is_ours(raiser) and is_bug(error) and not (led and isinstance(error, AttributeError)):  # comm.Send, say
+    raiser = next(frame for frame in reversed(frames) if _is_own(frame) or _is_ours(frame))
+    led = any(map(_is_own, frames))
+    if _is_ours(raiser) and is_bug(error) and not (led and isinstance(error, AttributeError)):  # comm.Send, say
         return
     if led and not isinstance(error, NotImplementedError):
-        error._render_traceback_ = functools.partial(own_lines, error)  # pyrefly: ignore[missing-attribute]
+        error._render_traceback_ = functools.partial(_own_lines, error)  # pyrefly: ignore[missing-attribute]
         return
     text = str(error) or (stopped if isinstance(error, KeyboardInterrupt) else "")
     shown = ": ".join(filter(None, [type(error).__name__, text]))
     error._render_traceback_ = lambda: [shown]  # pyrefly: ignore[missing-attribute]
 
 
-def is_ours(frame: FrameType) -> bool:
+def _is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(PACKAGE)
 
 
-def is_own(frame: FrameType) -> bool:
+def _is_own(frame: FrameType) -> bool:
     """Return True if the attendee wrote the code of `frame`."""
-    return not is_ours(frame) and line_of(frame, 0) != ""
+    return not _is_ours(frame) and line_of(frame, 0) != ""
 
 
-def own_lines(error: BaseException) -> list[str]:
+def _own_lines(error: BaseException) -> list[str]:
     """Return what IPython shows of `error` and of its causes, without the frames of libraries and of this package."""
     from IPython import get_ipython
 
     cause = error
     while cause is not None:
-        cause.__traceback__ = own_frames(cause.__traceback__)
+        cause.__traceback__ = _own_frames(cause.__traceback__)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     formatter = get_ipython().InteractiveTB
     return formatter.structured_traceback(type(error), error, error.__traceback__, tb_offset=0)
 
 
-def own_frames(entry: TracebackType | None) -> TracebackType | None:
+def _own_frames(entry: TracebackType | None) -> TracebackType | None:
     """Return the traceback with the attendee's frames only."""
     if entry is None:
         return None
-    inner = own_frames(entry.tb_next)
-    return TracebackType(inner, entry.tb_frame, entry.tb_lasti, entry.tb_lineno) if is_own(entry.tb_frame) else inner
+    inner = _own_frames(entry.tb_next)
+    return TracebackType(inner, entry.tb_frame, entry.tb_lasti, entry.tb_lineno) if _is_own(entry.tb_frame) else inner
 
 
 def sentence(error: BaseException) -> str:

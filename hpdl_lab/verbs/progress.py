@@ -12,7 +12,7 @@ Row: TypeAlias = dict[str, Any]  # of the progress file
 FILE = "progress.jsonl"  # in the home folder
 
 
-def read(path: Path) -> list[object]:
+def read_rows(path: Path) -> list[object]:
     """Read the rows of a progress file, None for a damaged line; none if there is no such file.
 
     Raises:  OSError if the file cannot be read.

@@ -21,14 +21,14 @@ from ..plots.race import draw_here, draw_simulated
 from ..plots.style import Figure
 from ..race import here, simulated
 from ..race.here import HerePlan
-from ..race.plan import Disqualified, Entry, plan_of, read, require_memory, score
+from ..race.plan import Disqualified, Entry, plan_of, read_plan, require_memory, score
 from ..race.simulated import REFERENCE, SimulatedPlan
 from ..trace import duration_text, seconds_text
 from ..units import require_int
 from .cluster import running
-from .place import place
 from .progress import progress
-from .result import Result, drawn, table
+from .result import Result, draw_picture, text_table
+from .world import world_of
 
 LEAGUES = {"simulated": SimulatedPlan, "here": HerePlan}
 DIVERGED = "it diverges: a loss or a gradient is no number"
@@ -69,14 +69,14 @@ class RaceResult(Result):
             return f"{head}: disqualified. {self.why[:1].upper()}{self.why[1:]}.{ran}"
         off = abs(self.expected_s - self.seconds) / self.seconds
         rows = [[part, duration_text(seconds), f"{seconds / self.seconds:.1%}"] for part, seconds in self.parts.items()]
-        mark, verdict = PASS * self.reference_s, "passed" if self.passed else "not passed"
+        mark, outcome = PASS * self.reference_s, "passed" if self.passed else "not passed"
         loss = f", loss {self.loss:.3f} on hidden text" if self.league == "here" else ""
         lines = [
             f"{head}: {took}{loss}; you expected {duration_text(self.expected_s)}, {off:.1%} off",
             f"score {duration_text(self.score)}; the reference has {duration_text(self.reference_s)}, the pass mark is "
-            f"{duration_text(mark)}: {verdict}",
+            f"{duration_text(mark)}: {outcome}",
         ]
-        return "\n".join([*lines, *(table(("part", "time", "share"), rows) if rows else [])])
+        return "\n".join([*lines, *(text_table(("part", "time", "share"), rows) if rows else [])])
 
 
 def race(
@@ -104,12 +104,12 @@ def race(
     if league not in LEAGUES:
         raise ValueError(f"no league is called {league!r}: {', '.join(LEAGUES)}")
     require_int("rounds", rounds, 1)
-    entries = dict(plan) if isinstance(plan, Mapping) else table_of(plan, league)
+    entries = dict(plan) if isinstance(plan, Mapping) else _table_of(plan, league)
     drawn_seed = secrets.randbelow(1_000_000) if seed is None else require_int("seed", seed, 0)
     if league == "simulated":
-        found = race_simulated(entries, drawn_seed)
+        found = _race_simulated(entries, drawn_seed)
     else:
-        found = race_here(entries, drawn_seed, rounds, deadline)
+        found = _race_here(entries, drawn_seed, rounds, deadline)
     row = {name: getattr(found, name) for name in KEPT}
     progress().add("race", **row)
     return found
@@ -118,21 +118,23 @@ def race(
 KEPT = ("league", "seed", "plan", "valid", "why", "expected_s", "seconds", "score", "reference_s", "loss")
 
 
-def table_of(path: str | Path, league: str) -> dict[str, Entry]:
+def _table_of(path: str | Path, league: str) -> dict[str, Entry]:
     """Return the entries of a league in a file. Raises ValueError if it has none."""
-    tables = read(path)
+    tables = read_plan(path)
     if league not in tables:
         raise ValueError(f"{path} has no table [{league}]: it has {', '.join(tables)}")
     return tables[league]
 
 
-def disqualified(
+def _disqualified(
     league: str, seed: int, entries: dict[str, Entry], error: Disqualified, priced: Prediction | None = None
 ) -> RaceResult:
     """Return the result of a plan that cannot race, with its ledger if that was made."""
     title = f"The {league} league: disqualified"
-    figure = drawn(grid_drawing.draw, priced, None, str(error), title, text=title, height=grid_drawing.HEIGHT).figure
-    live.show(figure, alt=title)
+    figure = draw_picture(
+        grid_drawing.draw, priced, None, str(error), title, text=title, height=grid_drawing.HEIGHT
+    ).figure
+    live.show_figure(figure, alt=title)
     expected = entries.get("expected_s")
     expected_s = float(expected) if isinstance(expected, int | float) and 0 < expected < 1e12 else 0.0
     kept: dict[str, Entry] = {}  # as JSON can have it
@@ -142,7 +144,7 @@ def disqualified(
     return RaceResult(league, seed, kept, False, str(error), expected_s, 0.0, 0.0, 0.0, 0.0, {}, figure)
 
 
-def race_simulated(entries: dict[str, Entry], seed: int) -> RaceResult:
+def _race_simulated(entries: dict[str, Entry], seed: int) -> RaceResult:
     """Race in virtual time."""
     priced: Prediction | None = None
     try:
@@ -150,7 +152,7 @@ def race_simulated(entries: dict[str, Entry], seed: int) -> RaceResult:
         priced = simulated.ledger(plan)
         lap, reference = simulated.drive(plan, seed), simulated.drive(REFERENCE, seed)
     except Disqualified as error:
-        return disqualified("simulated", seed, entries, error, priced)
+        return _disqualified("simulated", seed, entries, error, priced)
     laps = {"your plan": lap.parts, "reference": reference.parts}
     expected = {"your plan": plan.expected_s, "reference": REFERENCE.expected_s}
     title = (
@@ -164,7 +166,7 @@ def race_simulated(entries: dict[str, Entry], seed: int) -> RaceResult:
     return RaceResult("simulated", seed, asdict(plan), *args)
 
 
-def race_here(entries: dict[str, Entry], seed: int, rounds: int, deadline: float) -> RaceResult:
+def _race_here(entries: dict[str, Entry], seed: int, rounds: int, deadline: float) -> RaceResult:
     """Race on the engines: the reference once, then the plan as often as there are rounds."""
     data, priced = here.hidden(seed), None
     try:
@@ -172,7 +174,7 @@ def race_here(entries: dict[str, Entry], seed: int, rounds: int, deadline: float
         priced = here.ledger(plan, data)
         require_memory(priced)
     except Disqualified as error:
-        return disqualified("here", seed, entries, error, priced)
+        return _disqualified("here", seed, entries, error, priced)
     engines = running()
     if engines is None or engines.n < plan.ranks:
         there = "none run" if engines is None else f"{engines.n} run"
@@ -207,11 +209,11 @@ def race_here(entries: dict[str, Entry], seed: int, rounds: int, deadline: float
         if of.on_mesh:
             train, work = train_on_mesh, (model, grid_of(of.dp, of.pp, of.tp), data, recipe, of.schedule, False)
         try:
-            trained = place(of.ranks).run(train, *work, deadline=deadline, on_row=on_row)[0]
+            trained = world_of(of.ranks).run(train, *work, deadline=deadline, on_row=on_row)[0]
         except RunFailed as error:
             if "FloatingPointError" not in str(error):  # of a gradient that is no number
                 raise
-            return disqualified("here", seed, entries, Disqualified(DIVERGED), priced)
+            return _disqualified("here", seed, entries, Disqualified(DIVERGED), priced)
         took.append(trained.seconds)
         losses.append(trained.test_loss)
     figure = plot.finish(*state())

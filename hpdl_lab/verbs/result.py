@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..plots import live
-from ..plots.style import HEIGHT, WIDTH, Draw, Figure, look, new_figure
+from ..plots.style import HEIGHT, WIDTH, Draw, Figure, new_figure, style_context
 
 
 class Result:
@@ -25,11 +25,11 @@ class Result:
 
     def plot(self) -> None:
         """Show the figure again."""
-        live.show(self.figure, alt=type(self).__name__)
+        live.show_figure(self.figure, alt=type(self).__name__)
 
     def save(self, path: str) -> str:
         """Write the figure to a PNG file; returns its path."""
-        live.save(self.figure, path)
+        live.save_figure(self.figure, path)
         return path
 
     def _repr_html_(self) -> str | None:
@@ -57,22 +57,22 @@ def picture(
     draw: Draw, *args: object, text: str, data: object = None, width: float = WIDTH, height: float = HEIGHT
 ) -> Picture:
     """Draw once, show, and return it as a Picture."""
-    found = drawn(draw, *args, text=text, data=data, width=width, height=height)
-    live.show(found.figure, alt=text)
+    found = draw_picture(draw, *args, text=text, data=data, width=width, height=height)
+    live.show_figure(found.figure, alt=text)
     return found
 
 
-def drawn(
+def draw_picture(
     draw: Draw, *args: object, text: str, data: object = None, width: float = WIDTH, height: float = HEIGHT
 ) -> Picture:
     """Draw once, and return it as a Picture, which is not shown yet."""
     figure = new_figure(width, height)
-    with look():
+    with style_context():
         draw(figure, *args)
     return Picture(text, figure, data)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], gap: int = 2) -> list[str]:
+def text_table(head: Sequence[str], rows: Iterable[Sequence[object]], gap: int = 2) -> list[str]:
     """Return lines with columns as wide as they need: the first one from the left, the others from the right."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -14,8 +14,8 @@ from ..plots.style import Figure
 from ..trace import number_text, seconds_text
 from ..units import bytes_text, require_number
 from .measure import REST_S, Sizes, asked_sizes
-from .place import Place, place
-from .result import Result, table
+from .result import Result, text_table
+from .world import World, world_of
 
 SIZES = ("64KiB", "256KiB", "1MiB", "4MiB", "16MiB")
 CHUNK, MOST = 2**18, 2**24  # bytes
@@ -23,13 +23,13 @@ COUNTS_OF = {ONE_PASS: (ONE_PASS,), STAGED: (STAGED,), memory.RING: (RING_ONCE, 
 TOO_FAST = 1.05  # times as fast as the memory: that is a fault of the measurement
 
 
-def here(verb: str, ranks: int | None) -> Place:
-    """Return a Place of at most one rank for each core, on engines of one machine. Raises ValueError elsewhere."""
-    where = place(min(place().ranks, max(2, cores())) if ranks is None else ranks)
-    if where.simulated or where.link or where.device != "cpu" or where.ranks < 2:
-        got = f"{where} with 1 rank" if where.ranks < 2 else f"{where}, {where.device}"
+def here(verb: str, ranks: int | None) -> World:
+    """Return a World of at most one rank for each core, on engines of one machine. Raises ValueError elsewhere."""
+    world = world_of(min(world_of().ranks, max(2, cores())) if ranks is None else ranks)
+    if world.simulated or world.link or world.device != "cpu" or world.ranks < 2:
+        got = f"{world} with 1 rank" if world.ranks < 2 else f"{world}, {world.device}"
         raise ValueError(f"lab.{verb} measures memory that two engines on CPUs share, and here are {got}: lab.start(2)")
-    return where
+    return world
 
 
 # -- all-reduces under the roof ---------------------------------------------------------------------------------------
@@ -39,8 +39,8 @@ def here(verb: str, ranks: int | None) -> Place:
 class RooflineResult(Result):
     """Result of `lab.roofline`.
 
-    rows: of bench.memory.roofline. moved: {all-reduce: (least, most) bytes that all ranks move together for each
-    byte of a tensor}, as `bytes_moved` counts."""
+    rows: of bench.memory.measure_roofline. moved: {all-reduce: (least, most) bytes that all ranks move together for
+    each byte of a tensor}, as `bytes_moved` counts."""
 
     where: str
     ranks: int
@@ -50,7 +50,7 @@ class RooflineResult(Result):
 
     def bandwidth(self, size: int) -> float:
         """Return bytes per s that all ranks together move, tensors of `size` bytes: best kernel, lower quartile."""
-        return best(self.rows, self.ranks)[size]
+        return _best(self.rows, self.ranks)[size]
 
     def of_bound(self, name: str, size: int) -> float:
         """Return the least time of the bytes that an all-reduce moves over its time: 1 is all that the memory can."""
@@ -67,7 +67,7 @@ class RooflineResult(Result):
     def __repr__(self) -> str:
         sizes = sorted({r["size"] for r in self.rows})
         times = {(r["name"], r["size"]): r["time_us"] / 1e6 for r in self.rows}
-        lines = table(
+        lines = text_table(
             ["size", "memory, GB/s", *self.moved],
             [
                 [
@@ -83,7 +83,7 @@ class RooflineResult(Result):
         return "\n".join([head, *lines, *([wrong] if self.too_fast else [])])
 
 
-def best(rows: list[Row], p: int) -> dict[int, float]:
+def _best(rows: list[Row], p: int) -> dict[int, float]:
     """Return {size: bytes per s of all ranks together} of the best kernel of STREAM."""
     found: dict[int, float] = {}
     for r in rows:
@@ -109,26 +109,26 @@ def roofline(
     Returns: RooflineResult.
     Raises:  ValueError if no two engines share memory.
     """
-    where, asked = here("roofline", ranks), asked_sizes(sizes)
+    world, asked = here("roofline", ranks), asked_sizes(sizes)
     for name, times in (prediction or {}).items():
         if name not in COUNTS_OF or name == ONE_PASS:
             raise ValueError(f'a prediction is {{"staged": 2, "ring": 3}}, times as long as one pass, got {name!r}')
         require_number(f"your guess for {name}", times, above=0)
-    p, n = where.ranks, max(asked)
+    p, n = world.ranks, max(asked)
     counts = {name: [p * sum(bytes_moved(way, p, n)) / n for way in ways] for name, ways in COUNTS_OF.items()}
     moved = {name: (min(found), max(found)) for name, found in counts.items()}
     rows: list[Row] = []
     plot = live.Live(draw_roofline, alt="memory bandwidth, and bytes against time")
 
     def state() -> tuple[object, ...]:
-        return rows, best(rows, p), moved, prediction, f"All-reduces under the roof of the memory, {where}"
+        return rows, _best(rows, p), moved, prediction, f"All-reduces under the roof of the memory, {world}"
 
     def on_row(row: Row) -> None:
         rows.append(row)
         plot.update(*state())
 
-    where.run(memory.roofline, asked, REST_S, deadline=deadline, on_row=on_row)
-    return RooflineResult(str(where), p, rows, moved, plot.finish(*state()))
+    world.run(memory.measure_roofline, asked, REST_S, deadline=deadline, on_row=on_row)
+    return RooflineResult(str(world), p, rows, moved, plot.finish(*state()))
 
 
 # -- a buffer that is written again -----------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def roofline(
 class WriteAgainResult(Result):
     """Result of `lab.write_again`.
 
-    rows: of bench.memory.write_again.
+    rows: of bench.memory.measure_write_again.
     """
 
     rows: list[Row]
@@ -166,7 +166,7 @@ class WriteAgainResult(Result):
             for n in sizes
         ]
         head = f"writing a chunk of {bytes_text(CHUNK)}, in turn into each chunk of a buffer"
-        return "\n".join([head, *table(["buffer", "nobody read it", "the other core did", "times"], rows)])
+        return "\n".join([head, *text_table(["buffer", "nobody read it", "the other core did", "times"], rows)])
 
 
 def write_again(*, prediction: float | None = None, deadline: float = 10.0) -> WriteAgainResult:
@@ -179,7 +179,7 @@ def write_again(*, prediction: float | None = None, deadline: float = 10.0) -> W
     Returns: WriteAgainResult.
     Raises:  ValueError if no two engines share memory.
     """
-    where = here("write_again", 2)
+    world = here("write_again", 2)
     if prediction is not None:
         require_number("your guess", prediction, above=0)
     rows: list[Row] = []
@@ -189,5 +189,5 @@ def write_again(*, prediction: float | None = None, deadline: float = 10.0) -> W
         rows.append(row)
         plot.update(rows, CHUNK, prediction)
 
-    where.run(memory.write_again, CHUNK, MOST, REST_S, deadline=deadline, on_row=on_row)
+    world.run(memory.measure_write_again, CHUNK, MOST, REST_S, deadline=deadline, on_row=on_row)
     return WriteAgainResult(rows, plot.finish(rows, CHUNK, prediction))

@@ -21,9 +21,18 @@ from ..units import require_int, require_number
 from .choice import asked_strategy, model_and_data
 from .cluster import running
 from .measure import refusal
-from .place import asked_network, place
-from .result import Result, table
-from .scaling_points import Cluster, Job, Row, job_of, measure, one_message, profiles, require_sums
+from .result import Result, text_table
+from .scaling_points import (
+    Row,
+    ScaledStep,
+    SimulatedCluster,
+    measure_point,
+    one_message,
+    profiles,
+    require_sums,
+    scaled_step,
+)
+from .world import asked_network, world_of
 
 KINDS = ("strong", "weak")
 SIMULATE = (8, 16, 64, 256, 1024)
@@ -72,12 +81,12 @@ class ScalingResult(Result):
 
     def __repr__(self) -> str:
         head = ("scaling", "ranks", f"rate, {UNIT}", "efficiency", "exposed", "overlap", "imbalance", "simulated", "")
-        rows = [cells_of(r, f"more ranks than the {r['cores']} cores" * (r["ranks"] > r["cores"])) for r in self.rows]
-        rows += [cells_of(r, f"simulated, {r['how']}") for r in self.simulated]
-        return "\n".join([*table(head, rows), *map(str, self.fits)])
+        rows = [_cells_of(r, f"more ranks than the {r['cores']} cores" * (r["ranks"] > r["cores"])) for r in self.rows]
+        rows += [_cells_of(r, f"simulated, {r['how']}") for r in self.simulated]
+        return "\n".join([*text_table(head, rows), *map(str, self.fits)])
 
 
-def cells_of(r: Row, remark: str) -> list[str]:
+def _cells_of(r: Row, remark: str) -> list[str]:
     """Return one point as cells of text; what the events do not tell is left blank."""
     over = r["simulated"] / r["rate"] if r.get("simulated") else None
     shares = ["" if v is None else f"{v:.0%}" for v in (r["efficiency"], r["exposed"], r["overlap"], over)]
@@ -148,14 +157,14 @@ def scaling(
     asked_network(network)
     if kind not in (None, *KINDS):
         raise ValueError(f"kind={kind!r}: one of {', '.join(map(repr, KINDS))} is needed, or None for both")
-    guess = asked_prediction(prediction)
-    counts = default_ranks() if ranks is None else whole_numbers(ranks, "ranks")
-    far = whole_numbers(simulate, "simulate") if simulate else []
+    guess = _asked_prediction(prediction)
+    counts = _default_ranks() if ranks is None else _whole_numbers(ranks, "ranks")
+    far = _whole_numbers(simulate, "simulate") if simulate else []
     if not counts:
         raise ValueError("no number of ranks to measure: give some, such as (1, 2, 4)")
-    place(max(counts))  # raises, before anything is measured, if there are fewer engines
-    job, n = asked_job(model, asked_strategy(strategy, all_reduce), data, n, max(counts))
-    course = Course(job, n, network, deadline, KINDS if kind is None else (kind,))
+    world_of(max(counts))  # raises, before anything is measured, if there are fewer engines
+    job, n = _asked_job(model, asked_strategy(strategy, all_reduce), data, n, max(counts))
+    course = _ScalingCourse(job, n, network, deadline, KINDS if kind is None else (kind,))
     heading = f"Scaling of a training step: {type(job.strategy).__name__}"
     plot = live.Live(draw, height=HEIGHT, alt="strong and weak scaling")
 
@@ -176,20 +185,20 @@ def scaling(
     return result()
 
 
-class Course:
+class _ScalingCourse:
     """The order of measurements and simulations. rows, simulated, model: the points so far, see ScalingResult."""
 
-    def __init__(self, job: Job, n: int, network: Network | None, deadline: float, kinds: Sequence[str]) -> None:
+    def __init__(self, job: ScaledStep, n: int, network: Network | None, deadline: float, kinds: Sequence[str]) -> None:
         self.job, self.n, self.network, self.deadline, self.kinds = job, n, network, deadline, kinds
         self.rows: list[Row] = []
         self.simulated: list[Row] = []
         self.model: list[Row] = []
         self.left_out: list[int] = []
-        self.alone: tuple[Row, Cluster | None] | None = None  # of one rank, from `measure`
-        self.measured: dict[int, Cluster] = {}  # ranks -> with the alpha and beta of as many engines
+        self.alone: tuple[Row, SimulatedCluster | None] | None = None  # of one rank, from `measure`
+        self.measured: dict[int, SimulatedCluster] = {}  # ranks -> with the alpha and beta of as many engines
         self.why = ""  # why nothing is simulated
         # what joins the simulated ranks, in words
-        self.joined = "" if network is None else f"{title(network)}{link_text(network, ': ')}"
+        self.joined = "" if network is None else f"{title(network)}{_link_text(network, ': ')}"
 
     def run(self, counts: list[int], every: list[int], changed: Callable[[], None]) -> None:
         """Measure on `counts` engines, then simulate `every` number of ranks; changed() after each point."""
@@ -204,7 +213,7 @@ class Course:
         q = min(cores(), max(counts)) if engines else 0
         disturbed = self.interference()
         speeds = profiles(self.job, every, self.n, q, self.deadline)
-        cluster = Cluster(
+        cluster = SimulatedCluster(
             self.job, self.network or self.switch(), [profile._replace(interference=disturbed) for profile in speeds]
         )
         there = {(r["kind"], r["ranks"]) for r in self.simulated}
@@ -216,7 +225,7 @@ class Course:
     def measure(self, kind: str, p: int) -> None:
         """Measure one point on p engines; on one rank strong and weak scaling are the same, and are measured once."""
         if p > 1 or self.alone is None:
-            row, cluster, self.why = measure(self.job, kind, self.n, p, self.deadline)
+            row, cluster, self.why = measure_point(self.job, kind, self.n, p, self.deadline)
             self.alone = (row, cluster) if p == 1 else self.alone
         else:
             row, cluster = self.alone
@@ -226,7 +235,7 @@ class Course:
         if cluster is not None and self.network is None and p <= cores():
             self.add(cluster, kind, p, row["simulated"])
 
-    def add(self, cluster: Cluster, kind: str, p: int, rate: float | None = None) -> None:
+    def add(self, cluster: SimulatedCluster, kind: str, p: int, rate: float | None = None) -> None:
         """Add the simulated point, if it does not take too long, and the model's; rate: what is known already."""
         self.model.append(cluster.model(kind, self.n, p))
         row = cluster.simulate(kind, self.n, p)
@@ -240,7 +249,7 @@ class Course:
             return Switch()
         p = self.like_simulated()
         switch = self.measured[p].network
-        self.joined = f"messages as between {place(p)}{link_text(switch, ': ')}"
+        self.joined = f"messages as between {world_of(p)}{_link_text(switch, ': ')}"
         return switch
 
     def interference(self) -> Interference:
@@ -269,7 +278,7 @@ class Course:
         return "  ".join(filter(None, parts))
 
 
-def link_text(network: Network, before: str) -> str:
+def _link_text(network: Network, before: str) -> str:
     """Return `before`, with latency and bandwidth of the network's links; "" if these are not all alike."""
     alpha, beta = one_message(network)
     if not (alpha or beta):
@@ -281,20 +290,20 @@ def link_text(network: Network, before: str) -> str:
 # -- what was asked for -----------------------------------------------------------------------------------------------
 
 
-def default_ranks() -> list[int]:
+def _default_ranks() -> list[int]:
     """Return 1, 2, 4, ... up to the engines, or to 4 simulated ranks."""
     engines = running()
     most = 4 if engines is None else engines.n
     return [2**k for k in range(most.bit_length()) if 2**k <= most]
 
 
-def whole_numbers(values: int | Iterable[int], name: str) -> list[int]:
+def _whole_numbers(values: int | Iterable[int], name: str) -> list[int]:
     """Return numbers of ranks in rising order. Raises ValueError for what is none."""
     several = list(values) if isinstance(values, Iterable) else [values]
     return sorted({require_int(f"a number in {name}", value, 1) for value in several})
 
 
-def asked_prediction(prediction: dict[int, float] | None) -> dict[int, float]:
+def _asked_prediction(prediction: dict[int, float] | None) -> dict[int, float]:
     """Return {ranks: speedup}. Raises ValueError for what is none."""
     if prediction is not None and (not isinstance(prediction, dict) or not prediction):
         raise ValueError(f"a prediction is {{ranks: speedup}}, such as {{2: 1.9, 1024: 300}}, got {prediction!r}")
@@ -304,10 +313,10 @@ def asked_prediction(prediction: dict[int, float] | None) -> dict[int, float]:
     return prediction or {}
 
 
-def asked_job(
+def _asked_job(
     model: str | nn.Module | None, strategy: Strategy, data: str | Dataset | None, n: int | None, most: int
-) -> tuple[Job, int]:
-    """Return (Job of a training step, with the examples that `most` ranks need; n). Raises ValueError, TypeError."""
+) -> tuple[ScaledStep, int]:
+    """Return (ScaledStep, with the examples that `most` ranks need; n). Raises ValueError, TypeError."""
     if not strategy.synchronous:
         raise ValueError(f"{strategy!r} is asynchronous: its ranks take no step together that could be timed")
     default = model is None and data is None
@@ -316,4 +325,6 @@ def asked_job(
     n = n or (FEW_FEATURES if rows else LARGE)
     used = slice(0, n * most)  # examples after these would only travel to the engines
     x, y = choice.data.train_x[used], choice.data.train_y[used]
-    return job_of(choice.model, strategy, choice.data._replace(train_x=x, train_y=y, test_x=x[:0], test_y=y[:0])), n
+    return scaled_step(
+        choice.model, strategy, choice.data._replace(train_x=x, train_y=y, test_x=x[:0], test_y=y[:0])
+    ), n

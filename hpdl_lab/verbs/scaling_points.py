@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..collectives import cost, ring
-from ..collectives.calibrate import AllReduce, counted, fit_switch, infer_algorithm, schedule_time, virtual
+from ..collectives.calibrate import AllReduce, count_messages, fit_switch, infer_algorithm, schedule_time, virtual
 from ..collectives.native import gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce
 from ..collectives.table import Algorithm
 from ..comm import sim
@@ -24,7 +24,7 @@ from ..parallel.data_parallel import Strategy
 from ..parallel.scaling.accounting import Account, account
 from ..parallel.scaling.overlap import StepProfile, interference, median_of, profile_for, step_time
 from ..parallel.scaling.profile import TINY, Timings, rehearse, time_steps
-from .place import SIMULATED_DEADLINE, place
+from .world import SIMULATED_DEADLINE, world_of
 
 COMPILED = (best_all_reduce, gloo_all_reduce, mpi_all_reduce, ring_all_reduce, shm_all_reduce)
 POINT_S = 0.5  # s, about, that the steps of one measured point take
@@ -33,7 +33,7 @@ LONGEST_S = 10.0  # s of a core, for an all-reduce on simulated ranks whose sche
 MOST_TURNS = 15  # of the steps of one measured point that are modelled, at most
 
 
-class Job(NamedTuple):
+class ScaledStep(NamedTuple):
     """A training step that is scaled. Simulated ranks have nothing compiled: they do `all_reduce` instead.
 
     algorithm: algorithm(nbytes), by whose schedule very many ranks are simulated; None if none is known.
@@ -46,14 +46,14 @@ class Job(NamedTuple):
     algorithm: Callable[[int], Algorithm] | None
 
 
-def job_of(model: torch.nn.Module, strategy: Strategy, data: Dataset) -> Job:
-    """Return the Job of this model, strategy and data set; compiled all-reduces are simulated as a ring."""
+def scaled_step(model: torch.nn.Module, strategy: Strategy, data: Dataset) -> ScaledStep:
+    """Return the ScaledStep of this model, strategy and data set; compiled all-reduces are simulated as a ring."""
     mine = getattr(strategy, "all_reduce", None)
     stand_in = ring.all_reduce if mine in COMPILED else mine
-    return Job(model, strategy, data, stand_in, infer_algorithm(stand_in) if stand_in else None)
+    return ScaledStep(model, strategy, data, stand_in, infer_algorithm(stand_in) if stand_in else None)
 
 
-def sizes_of(kind: str, n: int, p: int) -> list[int]:
+def _sizes_of(kind: str, n: int, p: int) -> list[int]:
     """Return [examples] of every rank, in strong scaling of n over all ranks, in weak of n each."""
     if kind == "weak":
         return [n] * p
@@ -64,47 +64,49 @@ def sizes_of(kind: str, n: int, p: int) -> list[int]:
 # -- measured ---------------------------------------------------------------------------------------------------------
 
 
-def require_sums(job: Job) -> None:
+def require_sums(job: ScaledStep) -> None:
     """Raise WrongAnswer if the all-reduce does not add up on simulated ranks, for use if no engines run."""
     if job.all_reduce is not None:
         sim.run(3, require_sums_of, job.all_reduce, [torch.float32], trace=False, deadline=SIMULATED_DEADLINE)
 
 
-def measure(job: Job, kind: str, n: int, p: int, deadline: float) -> tuple[Row, Cluster | None, str]:
-    """Return (row, Cluster, why) of p engines; the Cluster computes and sends as they do, None if there is none: why.
+def measure_point(
+    job: ScaledStep, kind: str, n: int, p: int, deadline: float
+) -> tuple[Row, SimulatedCluster | None, str]:
+    """Return (row, cluster, why) of p engines; the cluster computes and sends as they do, None if there is none: why.
 
     row["simulated"]: the rate of simulated ranks, by the median of steps, each with the times of another turn: not one
     step with medians, which would be too small if times have a tail to one side.
     """
-    total = sum(sizes_of(kind, n, p))
+    total = sum(_sizes_of(kind, n, p))
     given = job.model, job.strategy, job.data, total, POINT_S
-    results = place(p).run(time_steps, *given, deadline=deadline)
+    results = world_of(p).run(time_steps, *given, deadline=deadline)
     timings = results[0]
-    row = point(kind, p, cores(), total / np.array(timings.steps)) | shares(account(results.events))
+    row = _point(kind, p, cores(), total / np.array(timings.steps)) | _shares(account(results.events))
     if timings.why:
         return row, None, timings.why
-    talk = Talks(job, p, timings) if p > 1 else None
+    talk = _Talks(job, p, timings) if p > 1 else None
     turns = range(len(timings.steps))
     some = turns[:: -(-len(turns) // MOST_TURNS)]
     profiles = [talk.disturbed(i) if talk and timings.both else timings.profiles[i] for i in some]
-    costs = [talk.time_of(talk.switch([i])) if talk else free for i in some]
+    costs = [talk.time_of(talk.switch([i])) if talk else _free for i in some]
     steps = [step_time(profile, cost).seconds for profile, cost in zip(profiles, costs, strict=True)]
-    alike = Cluster(job, talk.switch(turns) if talk else Switch(), [median_of(profiles)])
+    alike = SimulatedCluster(job, talk.switch(turns) if talk else Switch(), [median_of(profiles)])
     return row | {"simulated": total / float(np.median(steps))}, alike, ""
 
 
-def free(nbytes: int) -> float:
+def _free(nbytes: int) -> float:
     """Return s that the all-reduce of a single rank takes."""
     return 0.0
 
 
-class Talks:
+class _Talks:
     """The times of p engines for the all-reduces of a step, as alpha and beta."""
 
-    def __init__(self, job: Job, p: int, timings: Timings) -> None:
+    def __init__(self, job: ScaledStep, p: int, timings: Timings) -> None:
         self.timings = timings
         sizes = [message.nbytes for message in timings.profiles[0].messages]
-        self.of = counted(p, cast(AllReduce, job.all_reduce), {TINY, *sizes})
+        self.of = count_messages(p, cast(AllReduce, job.all_reduce), {TINY, *sizes})
         self.counts = {"tiny": self.of[TINY], "step": np.sum([self.of[nbytes] for nbytes in sizes], axis=0)}
 
     def switch(self, turns: Iterable[int]) -> Switch:
@@ -116,10 +118,10 @@ class Talks:
         """Return time_of(nbytes) -> s of one all-reduce of the step."""
         return lambda nbytes: float(np.dot(self.of[nbytes], one_message(switch)))
 
-    def disturbed(self, turn: int) -> StepProfile:
+    def disturbed(self, index: int) -> StepProfile:
         """Return the StepProfile of one turn, with the interference of computing and messages in it."""
-        profile, time_of = self.timings.profiles[turn], self.time_of(self.switch([turn]))
-        return profile._replace(interference=interference(profile, time_of, self.timings.both[turn]))
+        profile, time_of = self.timings.profiles[index], self.time_of(self.switch([index]))
+        return profile._replace(interference=interference(profile, time_of, self.timings.both[index]))
 
 
 def one_message(network: Network) -> tuple[float, float]:
@@ -127,13 +129,13 @@ def one_message(network: Network) -> tuple[float, float]:
     return getattr(network, "alpha", 0.0), getattr(network, "beta", 0.0)
 
 
-def point(kind: str, p: int, n_cores: int, rates: np.ndarray) -> Row:
+def _point(kind: str, p: int, n_cores: int, rates: np.ndarray) -> Row:
     """Return the row of one point. rates: (samples,) units of work per s."""
     p25, median, p75 = (float(q) for q in np.percentile(rates, (25, 50, 75)))
     return {"kind": kind, "ranks": p, "cores": n_cores, "rate": median, "p25": p25, "p75": p75}
 
 
-def shares(accounted: Account | None) -> Row:
+def _shares(accounted: Account | None) -> Row:
     """Return the columns exposed, overlap and imbalance of an Account, or of nothing."""
     return {name: getattr(accounted, name, None) for name in ("exposed", "overlap", "imbalance")}
 
@@ -141,7 +143,7 @@ def shares(accounted: Account | None) -> Row:
 # -- simulated --------------------------------------------------------------------------------------------------------
 
 
-def profiles(job: Job, counts: list[int], n: int, q: int, deadline: float) -> list[StepProfile]:
+def profiles(job: ScaledStep, counts: list[int], n: int, q: int, deadline: float) -> list[StepProfile]:
     """Return StepProfiles of this machine for the shards of the numbers of ranks `counts`, q engines at work at a time.
 
     Without engines, q is 0: this process plays the one rank.
@@ -151,15 +153,15 @@ def profiles(job: Job, counts: list[int], n: int, q: int, deadline: float) -> li
     few = sorted({few[round(i * (len(few) - 1) / 4)] for i in range(5)})  # others lie on lines between
     given = job.model, job.strategy, job.data, few, REHEARSALS_S
     if q:
-        return place(q).run(rehearse, *given, deadline=deadline)[0]
+        return world_of(q).run(rehearse, *given, deadline=deadline)[0]
     with one_thread(torch):  # as on an engine
         return sim.run(1, rehearse, *given, trace=False, deadline=SIMULATED_DEADLINE)[0]
 
 
-class Cluster:
+class SimulatedCluster:
     """Simulated ranks with a core each, joined by `network`, that compute as fast as `profiles` say."""
 
-    def __init__(self, job: Job, network: Network, profiles: list[StepProfile]) -> None:
+    def __init__(self, job: ScaledStep, network: Network, profiles: list[StepProfile]) -> None:
         self.job, self.network, self.profiles = job, network, profiles
         self.times: dict[tuple[int, int], float] = {}  # (ranks, bytes) -> s of an all-reduce
         self.pace = 0.0  # s of a core per squared rank, of the last all-reduce on simulated ranks
@@ -171,7 +173,7 @@ class Cluster:
             self.left_out.append(p)
             return None
         how = "schedule" if self.job.algorithm else "messages"
-        return self.row(kind, p, sizes_of(kind, n, p), lambda nbytes: self.all_reduce_seconds(p, nbytes), how)
+        return self.row(kind, p, _sizes_of(kind, n, p), lambda nbytes: self.all_reduce_seconds(p, nbytes), how)
 
     def model(self, kind: str, n: int, p: int) -> Row:
         """Return the row of the alpha-beta-overlap model: by the cost of the algorithm on paper, or of a ring."""
@@ -181,7 +183,7 @@ class Cluster:
             price = self.job.algorithm(nbytes).cost if self.job.algorithm else cost.all_reduce
             return price(p, nbytes).seconds(alpha, beta)
 
-        return self.row(kind, p, sizes_of(kind, n, p), on_paper, "model")
+        return self.row(kind, p, _sizes_of(kind, n, p), on_paper, "model")
 
     def all_reduce_seconds(self, p: int, nbytes: int) -> float:
         """Return s of one all-reduce on this network: by the algorithm's schedule, else by simulated ranks."""
@@ -208,4 +210,4 @@ class Cluster:
             "imbalance": max(ends) / mean if mean else 1.0,  # on a busy machine fewer examples may take longer
             "how": how,
         }
-        return point(kind, p, p, np.array([sum(sizes) / step.seconds])) | columns
+        return _point(kind, p, p, np.array([sum(sizes) / step.seconds])) | columns

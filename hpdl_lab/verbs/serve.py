@@ -17,9 +17,8 @@ from ..plots.serving import draw
 from ..plots.style import Figure
 from ..trace import number_text, seconds_text
 from ..units import require_int, require_number
-from .place import place
-from .result import Result
-from .result import table as text_table
+from .result import Result, text_table
+from .world import world_of
 
 Scheduler: TypeAlias = Callable[[Sequence[int], Sequence[int], int, int], list[int]]  # as inference.scheduler.schedule
 VIRTUAL = "Simulated ranks: virtual time, in which a step takes what its bytes and FLOPs do on paper."
@@ -29,7 +28,7 @@ VIRTUAL = "Simulated ranks: virtual time, in which a step takes what its bytes a
 class ServeResult(Result):
     """Result of `lab.serve`.
 
-    rows: one per rate, of inference.load.serve. model: inference.load.StepModel of rank 0, and line: its
+    rows: one per rate, of inference.load.serve_rates. model: inference.load.StepModel of rank 0, and line: its
     [(tokens/s, s between two tokens)] for 1, 2, ... `slots` requests that run all the time."""
 
     where: str
@@ -99,16 +98,16 @@ def serve(
     if prediction is not None:
         require_number("prediction, in tokens per s,", prediction, above=0)
     require_int("slots", slots, 1)
-    where = place(ranks)
+    world = world_of(ranks)
     served = weights.load(model) if isinstance(model, str) else copy.deepcopy(model).eval()
     load = loads.Load(loads.corpus_of(served), requests, prompts, new, seed)
-    title = f"{model if isinstance(model, str) else type(model).__name__} on {where}, {slots} slots"
+    title = f"{model if isinstance(model, str) else type(model).__name__} on {world}, {slots} slots"
     plot = live.Live(draw, alt="throughput against latency")
     rows: list[Row] = []
     line: list[tuple[float, float]] = []
 
     def state() -> tuple[object, ...]:
-        return rows, line, prediction, title, VIRTUAL if where.simulated else ""
+        return rows, line, prediction, title, VIRTUAL if world.simulated else ""
 
     def on_row(row: Row) -> None:
         if "line" in row:
@@ -118,9 +117,9 @@ def serve(
         plot.update(*state())
 
     try:
-        found = where.run(loads.sweep, served, load, rates, slots, schedule, deadline=deadline, on_row=on_row)
+        found = world.run(loads.serve_rates, served, load, rates, slots, schedule, deadline=deadline, on_row=on_row)
     except BaseException:
         if rows:
             plot.finish(*state())
         raise
-    return ServeResult(str(where), rows, found[0], line, plot.finish(*state()))
+    return ServeResult(str(world), rows, found[0], line, plot.finish(*state()))

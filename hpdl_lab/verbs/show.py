@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .. import schedules, trace, zoo
 from ..checks.result import Note
 from ..collectives import table
+from ..collectives.dataflow import Dataflow, of_algorithm
 from ..collectives.table import Algorithm
 from ..comm.base import Results, Row
 from ..comm.errors import name_ranks
@@ -49,19 +50,17 @@ from ..plots.style import Draw
 from ..schedules import Evaluation, Schedule
 from ..units import amount_text, counted, require_int, require_number
 from .cluster import last_run, running
+from .dataflow import dataflow_of
 from .explore import step_through
 from .pipeline import asked_schedule
 from .plain import misfit
-from .result import Picture, picture
-from .result import table as table_of
-from .watch import PER_CHUNK, story_of
+from .result import Picture, picture, text_table
 
 if TYPE_CHECKING:
     from ..kernels.threads import Launch
     from ..schedules.evaluation import Cost
 
 NAMES = list(dict.fromkeys(algorithm.name for algorithm in table.ALGORITHMS))
-SEGMENTS = 2  # in the picture of a pipelined algorithm: enough to see that one follows the other
 MOST_STEPS, MOST_FRAMES, FRAME_MS = 32, 16, 350  # of an animation: of a collective half a minute; of a schedule
 MOST_ACTIONS = 4000  # that one picture can hold
 MOST_PLACES = 4096  # of a mesh
@@ -93,7 +92,7 @@ def show(x: object = None, *more: object, **options: object) -> Picture | Note:
         lab.show(recompute.compare(model, x, ...))    bytes that are held in a step, with and without recomputation
         lab.show(experts.routing(layer, x, ranks=4))  which token goes to which expert on which rank
         lab.show(experts.balance(layer, x))           the load of experts before and after updates of the bias
-        lab.show(decode.compare({"yours": decode_step}))    what one more token takes, with and without a cache
+        lab.show(decode.compare_decode_steps({"yours": decode_step}))    what one more token takes
         lab.show(engine)                              the pages of an inference engine: who holds which
         lab.show("applications")                      what five applications were trained on, and how long
         lab.show("parallelism")                       three ways to share a model and its batch among ranks
@@ -107,20 +106,20 @@ def show(x: object = None, *more: object, **options: object) -> Picture | Note:
     Returns: Picture, whose text says in words what is drawn; a Note of programs.
     Raises:  ValueError, TypeError or LookupError in one sentence.
     """
-    draw = kind_of(x)
+    draw = _kind_of(x)
     if wrong := misfit(draw, (x, *more), options):
         raise TypeError(f"lab.show of {KINDS[draw]}: {wrong}")
     return draw(x, *more, **options)
 
 
-def kind_of(x: object) -> Drawer:
+def _kind_of(x: object) -> Drawer:
     """Return the function below that draws `x`."""
     if isinstance(x, str):
         if x.endswith((".json", ".json.gz")):
-            return show_trace
+            return _show_trace
         if x in NAMES:
-            return show_steps
-        found = LISTS.get(x) or (show_schedule if x in schedules.CATALOG else show_network if x in PRESETS else None)
+            return _show_steps
+        found = LISTS.get(x) or (_show_schedule if x in schedules.CATALOG else _show_network if x in PRESETS else None)
         if found is None:
             known = ", ".join((*NAMES, *schedules.CATALOG, *PRESETS, *LISTS))
             raise LookupError(f"nothing is called {x!r}: there are {known}")
@@ -131,29 +130,29 @@ def kind_of(x: object) -> Drawer:
     if callable(x) and not hasattr(x, "events"):
         takes = list(inspect.signature(x).parameters) if not inspect.isbuiltin(x) else []
         if takes == ["x", "out"]:
-            return show_kernel
-        return show_schedule if len(takes) > 2 or takes[:1] == ["rank"] else show_steps
-    return show_run
+            return _show_kernel
+        return _show_schedule if len(takes) > 2 or takes[:1] == ["rank"] else _show_steps
+    return _show_run
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-def show_run(x: Run, view: str = "timeline", save: str | None = None, prediction: float | None = None) -> Picture:
+def _show_run(x: Run, view: str = "timeline", save: str | None = None, prediction: float | None = None) -> Picture:
     """Show what ranks did: who waited for whom, who sent how much to whom, or Horovod's timeline."""
     views: dict[str, Callable[[list[trace.Event], str | None], Picture]] = {
-        "timeline": show_timeline,
-        "traffic": show_traffic,
-        "horovod": show_horovod,
+        "timeline": _show_timeline,
+        "traffic": _show_traffic,
+        "horovod": _show_horovod,
     }
     if view not in views:
         raise ValueError(f"view={view!r}: a run is shown as {', '.join(views)}")
     if prediction is not None:
-        return show_timeline(events_of(x), save, require_number("the seconds that you expect", prediction, above=0))
-    return views[view](events_of(x), save)
+        return _show_timeline(_events_of(x), save, require_number("the seconds that you expect", prediction, above=0))
+    return views[view](_events_of(x), save)
 
 
-def events_of(results: Run) -> list[trace.Event]:
+def _events_of(results: Run) -> list[trace.Event]:
     """Return the events of Results, of a list, or of the last run on the engines."""
     if results is None and (results := last_run()) is None:
         raise ValueError("no run to draw yet: lab.run(...) first, or give lab.show what sim.run returned")
@@ -166,15 +165,15 @@ def events_of(results: Run) -> list[trace.Event]:
     return events
 
 
-def show_trace(x: str, save: str | None = None) -> Picture:
+def _show_trace(x: str, save: str | None = None) -> Picture:
     """Show the timeline of the files that the pattern `x` matches, one for each rank."""
     files = sorted(glob.glob(x))
     if not files:
         raise LookupError(f"no file is called {x}, as seen from {os.getcwd()}")
-    return show_timeline(events_of(trace.load_chrome(*files)), save)
+    return _show_timeline(_events_of(trace.load_chrome(*files)), save)
 
 
-def show_timeline(events: list[trace.Event], save: str | None, guess: float | None = None) -> Picture:
+def _show_timeline(events: list[trace.Event], save: str | None, guess: float | None = None) -> Picture:
     """Show a lane per rank, below it one for what runs in its background; of a long run the end. guess: s of it."""
     text = f"{len(events):,} events of {counted(len({e.rank for e in events}), 'rank')}"
     title = f"Timeline: {text}"
@@ -184,14 +183,14 @@ def show_timeline(events: list[trace.Event], save: str | None, guess: float | No
     return picture(lanes.draw, events, title, "", guess, text=text)
 
 
-def show_traffic(events: list[trace.Event], save: str | None) -> Picture:
+def _show_traffic(events: list[trace.Event], save: str | None) -> Picture:
     """Show how many bytes each rank sent to each."""
     matrix = graphs.traffic_of(events, 1 + max(max(e.rank, e.peer) for e in events))
     text = f"{int(matrix.sum()):,} bytes in {sum(e.op == 'send' for e in events):,} messages"
     return picture(graphs.draw_traffic, matrix, None, f"Traffic: {text}", text=text, data=matrix, width=5.2)
 
 
-def show_horovod(events: list[trace.Event], save: str | None) -> Picture:
+def _show_horovod(events: list[trace.Event], save: str | None) -> Picture:
     """Show when each gradient was negotiated, packed, reduced and unpacked on rank 0, as Horovod's timeline does."""
     rows = horovod.to_horovod(events)
     if not rows:
@@ -207,40 +206,29 @@ def show_horovod(events: list[trace.Event], save: str | None) -> Picture:
 # -- collectives ------------------------------------------------------------------------------------------------------
 
 
-def show_steps(
+def _show_steps(
     x: str | Algorithm | Function, ranks: int = 8, collective: str = "all_reduce", **options: int
 ) -> Picture:
     """Show who sends which chunk to whom, step by step, and whose data each chunk holds."""
     require_int("ranks", ranks, 2, panels.MOST_RANKS)
     if callable(x) and not isinstance(x, Algorithm):
-        story = story_of(x, ranks, collective)
+        flow = dataflow_of(x, ranks, collective)
     else:
-        story = of_table(x if isinstance(x, Algorithm) else table.find(x, collective), ranks, options)
-    if not story.steps:
-        raise ValueError(f"{story.name} sent no message on {ranks} ranks: there is no step to draw")
+        flow = of_algorithm(x if isinstance(x, Algorithm) else table.find_algorithm(x, collective), ranks, **options)
+    if not flow.steps:
+        raise ValueError(f"{flow.name} sent no message on {ranks} ranks: there is no step to draw")
     if live.in_notebook():
-        step_through(*played(story))
-    return picture(panels.draw, story, text=panels.title_of(story), data=story, height=panels.Sheet(story).height)
+        step_through(*played(flow))
+    return picture(panels.draw, flow, text=panels.title_of(flow), data=flow, height=panels.Sheet(flow).height)
 
 
-def played(story: panels.Story) -> tuple[Draw, list[tuple[panels.Story, int]], str, float]:
-    """Return the arguments of animation.html and of step_through that play a Story."""
-    frames = [(story, i) for i in panels.spared(len(story.steps) + 1, MOST_STEPS)]
-    return panels.draw_step, frames, f"{story.name}, steps done", panels.step_height(story)
+def played(flow: Dataflow) -> tuple[Draw, list[tuple[Dataflow, int]], str, float]:
+    """Return the arguments of animation.html and of step_through that play a Dataflow."""
+    frames = [(flow, i) for i in panels.spared(len(flow.steps) + 1, MOST_STEPS)]
+    return panels.draw_step, frames, f"{flow.name}, steps done", panels.step_height(flow)
 
 
-def of_table(algorithm: Algorithm, p: int, options: dict[str, int]) -> panels.Story:
-    """Return the Story of a record of the table on p ranks."""
-    known = inspect.signature(algorithm.steps).parameters
-    if unknown := set(options) - set(known):
-        raise ValueError(f"{algorithm} has no option {', '.join(sorted(unknown))}: {', '.join([*known][2:]) or 'none'}")
-    if "segments" in known:
-        options = {"segments": SEGMENTS} | options
-    n = PER_CHUNK * p
-    return panels.of_rounds(str(algorithm), algorithm.collective, algorithm.steps(p, n, **options), p, n)
-
-
-def show_collectives(x: str, ranks: int = 4) -> Picture:
+def _show_collectives(x: str, ranks: int = 4) -> Picture:
     """Show what each of eight collectives does to the data of the ranks."""
     require_int("ranks", ranks, 2, 6)
     text = f"Eight collectives on {ranks} ranks, before and after"
@@ -250,7 +238,7 @@ def show_collectives(x: str, ranks: int = 4) -> Picture:
 # -- schedules --------------------------------------------------------------------------------------------------------
 
 
-def show_schedule(
+def _show_schedule(
     x: str | Schedule | Function,
     ranks: int = 4,
     micro_batches: int = 8,
@@ -265,9 +253,9 @@ def show_schedule(
 ) -> Picture:
     """Show a pipeline schedule over time, the bubble hatched. Times are as in schedules.evaluate, data its result."""
     if isinstance(ranks, int) and isinstance(micro_batches, int):
-        require_few(2 * ranks * micro_batches)  # before they are made
+        _require_few(2 * ranks * micro_batches)  # before they are made
     plan = asked_schedule(x, ranks, micro_batches, chunks)
-    require_few(sum(map(len, plan.rows)))
+    _require_few(sum(map(len, plan.rows)))
     times = schedules.evaluate(plan, forward, backward, input, weight, transfer, pair)
     live_text = f"live activations at most {', '.join(map(str, times.peak))}"
     if plan.chunks > 1:
@@ -275,12 +263,12 @@ def show_schedule(
     units = f"{trace.number_text(float(times.makespan))} units of time, bubble {times.bubble:.1%}"
     text = f"{plan.name} on {bars.of_schedule(plan)}: {units}, {live_text}"
     if play and live.in_notebook():
-        frames = [(plan, times, "", now) for now in moments(times)]
+        frames = [(plan, times, "", now) for now in _moments(times)]
         step_through(bars.draw, frames, f"{plan.name}, played", bars.height(plan), frame_ms=FRAME_MS)
     return picture(bars.draw, plan, times, text=text, data=times, height=bars.height(plan))
 
 
-def moments(times: Evaluation) -> list[float]:
+def _moments(times: Evaluation) -> list[float]:
     """Return the times at which an action ends, MOST_FRAMES of them at most."""
     ends = sorted({timed.end for row in times.rows for timed in row})
     if len(ends) <= MOST_FRAMES:
@@ -288,7 +276,7 @@ def moments(times: Evaluation) -> list[float]:
     return list(dict.fromkeys(ends[round((i + 1) * len(ends) / MOST_FRAMES) - 1] for i in range(MOST_FRAMES)))
 
 
-def require_few(actions: int) -> None:
+def _require_few(actions: int) -> None:
     """Raise ValueError for more actions than fit a picture."""
     if actions > MOST_ACTIONS:
         raise ValueError(f"{actions:,} actions do not fit a picture: take fewer ranks or micro-batches")
@@ -297,17 +285,17 @@ def require_few(actions: int) -> None:
 # -- ranks and what joins them ----------------------------------------------------------------------------------------
 
 
-def show_mesh(grid: Grid) -> Picture:
+def _show_mesh(grid: Grid) -> Picture:
     """Show every rank at its coordinates, the place of its engine, and the groups along every axis."""
     if grid.size > MOST_PLACES:
         raise ValueError(f"{grid!r} has {grid.size:,} ranks: at most {MOST_PLACES:,} can be drawn")
-    places, foot = places_of(grid.size)
+    places, foot = _places_of(grid.size)
     sizes = ", ".join(f"{axis}={n}" for axis, n in zip(grid.axes, grid.sizes, strict=True))
     title = f"{sizes}: {counted(grid.size, 'rank')}"
     return picture(meshes.draw, grid, places, title, foot, text=str(grid), data=grid, height=meshes.height(grid))
 
 
-def places_of(ranks: int) -> tuple[list[str], str]:
+def _places_of(ranks: int) -> tuple[list[str], str]:
     """Return ([place of each rank's engine], a line about it); ([], why) if there are not enough engines."""
     engines = running()
     if engines is None:
@@ -324,7 +312,7 @@ def places_of(ranks: int) -> tuple[list[str], str]:
     return cores, f"Below each rank: where its engine runs, on {hosts.pop()}."
 
 
-def show_graph(graph: Graph) -> Picture:
+def _show_graph(graph: Graph) -> Picture:
     """Show a graph, and how fast gossip on it mixes."""
     require_int("the number of ranks of a graph", graph.n, 2, graphs.MOST_RANKS)
     weights = gossip.metropolis(graph)
@@ -332,7 +320,7 @@ def show_graph(graph: Graph) -> Picture:
     return picture(graphs.draw, graph.name, weights, text=text, data=weights)
 
 
-def show_network(x: str | Network, ranks: int = 16) -> Picture:
+def _show_network(x: str | Network, ranks: int = 16) -> Picture:
     """Show which links join the ranks, and which of them are shared; the text has all figures."""
     require_int("ranks", ranks, 1)
     network = Switch.of(x) if isinstance(x, str) else x
@@ -343,7 +331,7 @@ def show_network(x: str | Network, ranks: int = 16) -> Picture:
 # -- models -----------------------------------------------------------------------------------------------------------
 
 
-def show_costs(costs: Costs, prediction: dict[str, float] | None = None) -> Picture:
+def _show_costs(costs: Costs, prediction: dict[str, float] | None = None) -> Picture:
     """Show bytes held over the arithmetic of a step, for each choice of what is recomputed."""
     first, *others = costs.items()
     text = f"{first[0]}: {amount_text(first[1].most)} at most"
@@ -354,7 +342,7 @@ def show_costs(costs: Costs, prediction: dict[str, float] | None = None) -> Pict
     return picture(memories.draw_held, courses, "What a step holds", guess, text=text, data=costs)
 
 
-def show_times(times: decode.Times, prediction: dict[str, float] | None = None) -> Picture:
+def _show_times(times: decode.Times, prediction: dict[str, float] | None = None) -> Picture:
     """Show what the newest token takes; prediction: {how: times as long as the first one} of the last one."""
     text = "; ".join(
         f"{how}: token {[*curve][-1]:,} takes {times.factor(how):.1f} times as long as token 1"
@@ -364,20 +352,20 @@ def show_times(times: decode.Times, prediction: dict[str, float] | None = None) 
     return picture(tokens.draw, times, guess, text=text, data=times)
 
 
-def show_engine(engine: Engine) -> Picture:
+def _show_engine(engine: Engine) -> Picture:
     """Show the pages of the requests that run, and free ones with tokens that can be used again."""
     pages = engine.pages
     if pages.count > tiles.MOST_PAGES:
         raise ValueError(f"{pages.count:,} pages: at most {tiles.MOST_PAGES:,} can be drawn")
-    requests = [(f"request {i}", [*r.pages], r.read) for i, r in enumerate(engine.running)]
+    requests = [(f"request {i}", [*r.pages], r.num_computed_tokens) for i, r in enumerate(engine.running)]
     kept = [page for page in pages.free if pages.digests[page]]
     text = f"{len(pages.free)} free + {pages.used} used = {pages.count} pages of {pages.size} tokens"
     height = tiles.height(pages.count)
     return picture(tiles.draw, requests, pages.count, pages.size, kept, text=text, data=pages, height=height)
 
 
-def show_model(x: nn.Module, batch: Tensor) -> Picture:
-    """Show every operation of a model on a batch, with its shapes; `data` is the list of models.shapes.Step."""
+def _show_model(x: nn.Module, batch: Tensor) -> Picture:
+    """Show every operation of a model on a batch, with its shapes; `data`: list of models.shapes.OperationShapes."""
     if not isinstance(batch, Tensor):
         raise TypeError(f"a model is shown with a batch, a tensor, not {type(batch).__name__}: lab.show(model, x)")
     try:
@@ -391,7 +379,7 @@ def show_model(x: nn.Module, batch: Tensor) -> Picture:
     return picture(models.draw_shapes, steps, text, text=text, data=steps, height=models.shapes_height(steps))
 
 
-def show_routing(x: Routing) -> Picture:
+def _show_routing(x: Routing) -> Picture:
     """Show every copy of a token at its expert; `data` is a dict for each of them."""
     rows = x.rows()
     if not rows:
@@ -400,18 +388,18 @@ def show_routing(x: Routing) -> Picture:
     return picture(routes.draw, rows, x.experts, title, subtitle, text=str(x), data=rows, height=routes.HEIGHT)
 
 
-def show_balance(x: Balance) -> Picture:
+def _show_balance(x: Balance) -> Picture:
     """Show the load of experts before and after updates of the bias."""
     return picture(routes.draw_balance, x.loads.tolist(), x.imbalances, str(x), text=str(x), data=x.imbalances)
 
 
-def show_parallelism(x: str) -> Picture:
+def _show_parallelism(x: str) -> Picture:
     """Show three ways to share a model and its batch among ranks."""
     text = f"a model and its batch on one rank, and on four: {', '.join(name for name, _, _ in models.WAYS[1:])}"
     return picture(models.draw_parallelism, text=text)
 
 
-def show_applications(x: str) -> Picture:
+def _show_applications(x: str) -> Picture:
     """Show what applications were trained on, and how long."""
     text = "what was trained on which data: " + ", ".join(f"{a.name}, {a.data}" for a in uses.APPLICATIONS)
     return picture(uses.draw, text=text)
@@ -420,17 +408,17 @@ def show_applications(x: str) -> Picture:
 # -- programs ---------------------------------------------------------------------------------------------------------
 
 
-def show_programs(x: str | zoo.Program) -> Note:
+def _show_programs(x: str | zoo.Program) -> Note:
     """Show broken programs without their diagnosis: `lab.run(program, deadline=2)` would find it."""
     named = {x.name: x} if isinstance(x, zoo.Program) else {k: zoo.find(name) for k, name in zoo.LABELS.items()}
     texts = [
-        f"{name}: {program.title}, on {program.ranks} ranks\n\n{textwrap.indent(undocumented(program.broken), '    ')}"
+        f"{name}: {program.title}, on {program.ranks} ranks\n\n{textwrap.indent(_undocumented(program.broken), '    ')}"
         for name, program in named.items()
     ]
     return Note(f"{counted(len(texts), 'program')} with a fault", lines="\n\n".join(texts))
 
 
-def undocumented(function: Callable[..., object]) -> str:
+def _undocumented(function: Callable[..., object]) -> str:
     """Return the source of a function without its name and its docstring, which might give the fault away."""
     text = plain_source(function)
     node, lines = ast.parse(text).body[0], text.split("\n")
@@ -444,15 +432,15 @@ def undocumented(function: Callable[..., object]) -> str:
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def show_kernel(x: Kernel, prediction: float | None = None) -> Picture:
+def _show_kernel(x: Kernel, prediction: float | None = None) -> Picture:
     """Show what warp 0 asks of the banks of shared memory; `data` are the threads.counts of the whole launch."""
     from ..kernels import threads
 
-    launch = launched(x)
+    launch = _launched(x)
     warp = [found for found in threads.by_warps(launch.log, shared=True) if found[0].block == found[0].warp == 0]
     if not warp:
         raise ValueError(f"{x.__name__} uses no shared memory: there is no bank to draw")
-    rows = [(f"{found[0].kind} {found[0].array.name}", threads.words(found)) for found in warp]
+    rows = [(f"{found[0].kind} {found[0].array.name}", threads.words_per_bank(found)) for found in warp]
     costs, turns = threads.counts(launch), max(max(words) for _, words in rows)
     asked = f"{x.__name__}: {counted(len(rows), 'access', 'accesses')} of a warp to shared memory"
     text = f"{asked}, in {counted(turns, 'turn')} at worst"
@@ -461,30 +449,30 @@ def show_kernel(x: Kernel, prediction: float | None = None) -> Picture:
     return picture(banks.draw, rows, text, text=text, data=costs, height=banks.height(rows))
 
 
-def show_ladder(x: str, kernel: Kernel | None = None) -> Note:
+def _show_ladder(x: str, kernel: Kernel | None = None) -> Note:
     """Show the rungs of ladder.py and `kernel`: counts of a small launch; with a GPU also the times of a large one."""
     from ..kernels import threads
 
     kernels = {rung.__name__: rung for rung in ladder.RUNGS} | ({"yours": kernel} if kernel is not None else {})
     head = ["", *COLUMNS, *(() if (reason := on_gpu.why_not()) else ("us", "GB/s"))]
-    counts = {name: threads.counts(launched(fn)) for name, fn in kernels.items()}
+    counts = {name: threads.counts(_launched(fn)) for name, fn in kernels.items()}
     lines = [[name, *(f"{row[column]:,}" for column in COLUMNS)] for name, row in counts.items()]
     text = f"{LADDER_BLOCKS} blocks of {ladder.THREADS} threads add {LADDER_ELEMENTS:,} elements"
     if reason:
-        return Note(text, f"Counted thread by thread, not timed: {reason}.", "\n".join(table_of(head, lines)))
+        return Note(text, f"Counted thread by thread, not timed: {reason}.", "\n".join(text_table(head, lines)))
     timed = list(on_gpu.rows(tuple(kernels.values())))
-    lines = [[*line, *times_of(row)] for line, row in zip(lines, timed, strict=True)]
+    lines = [[*line, *_times_of(row)] for line, row in zip(lines, timed, strict=True)]
     compiled = reduction.Ladder().rows((on_gpu.SIZE,), ("float32",))
-    lines += [[f"CUDA: {row['name']}", *["" for _ in COLUMNS], *times_of(row)] for row in compiled]
-    return Note(text, f"Times of {on_gpu.SIZE >> 20} MiB on this GPU.", "\n".join(table_of(head, lines)))
+    lines += [[f"CUDA: {row['name']}", *["" for _ in COLUMNS], *_times_of(row)] for row in compiled]
+    return Note(text, f"Times of {on_gpu.SIZE >> 20} MiB on this GPU.", "\n".join(text_table(head, lines)))
 
 
-def times_of(row: Row) -> tuple[str, str]:
+def _times_of(row: Row) -> tuple[str, str]:
     """Return the columns us and GB/s of a row."""
     return ("wrong sum", "") if row["wrong"] else (f"{row['time_us']:,.0f}", f"{row['GBps']:,.0f}")
 
 
-def launched(kernel: Kernel) -> Launch:
+def _launched(kernel: Kernel) -> Launch:
     """Return the Launch of a kernel f(x, out) whose accesses are counted."""
     from ..kernels.threads import Launch
 
@@ -493,44 +481,44 @@ def launched(kernel: Kernel) -> Launch:
 
 
 BY_TYPE: dict[type, Drawer] = {
-    Algorithm: show_steps,
-    Schedule: show_schedule,
-    Grid: show_mesh,
-    Graph: show_graph,
-    Network: show_network,
-    zoo.Program: show_programs,
-    nn.Module: show_model,
-    Costs: show_costs,
-    decode.Times: show_times,
-    Engine: show_engine,
-    Routing: show_routing,
-    Balance: show_balance,
+    Algorithm: _show_steps,
+    Schedule: _show_schedule,
+    Grid: _show_mesh,
+    Graph: _show_graph,
+    Network: _show_network,
+    zoo.Program: _show_programs,
+    nn.Module: _show_model,
+    Costs: _show_costs,
+    decode.Times: _show_times,
+    Engine: _show_engine,
+    Routing: _show_routing,
+    Balance: _show_balance,
 }
 LISTS: dict[str, Drawer] = {
-    "collectives": show_collectives,
-    "applications": show_applications,
-    "parallelism": show_parallelism,
-    "zoo": show_programs,
-    "ladder": show_ladder,
+    "collectives": _show_collectives,
+    "applications": _show_applications,
+    "parallelism": _show_parallelism,
+    "zoo": _show_programs,
+    "ladder": _show_ladder,
 }
 KINDS: dict[Drawer, str] = {
-    show_run: "a run",
-    show_trace: "a trace",
-    show_steps: "a collective",
-    show_collectives: "the collectives",
-    show_schedule: "a schedule",
-    show_mesh: "a mesh",
-    show_graph: "a graph",
-    show_network: "a network",
-    show_programs: "programs",
-    show_kernel: "a kernel",
-    show_ladder: "the ladder of kernels",
-    show_model: "a model",
-    show_costs: "the costs of recomputation",
-    show_times: "times of tokens",
-    show_engine: "an inference engine",
-    show_routing: "the routing of tokens to experts",
-    show_balance: "the balance of experts",
-    show_applications: "applications",
-    show_parallelism: "ways to share a model",
+    _show_run: "a run",
+    _show_trace: "a trace",
+    _show_steps: "a collective",
+    _show_collectives: "the collectives",
+    _show_schedule: "a schedule",
+    _show_mesh: "a mesh",
+    _show_graph: "a graph",
+    _show_network: "a network",
+    _show_programs: "programs",
+    _show_kernel: "a kernel",
+    _show_ladder: "the ladder of kernels",
+    _show_model: "a model",
+    _show_costs: "the costs of recomputation",
+    _show_times: "times of tokens",
+    _show_engine: "an inference engine",
+    _show_routing: "the routing of tokens to experts",
+    _show_balance: "the balance of experts",
+    _show_applications: "applications",
+    _show_parallelism: "ways to share a model",
 }

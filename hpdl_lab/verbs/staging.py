@@ -18,9 +18,8 @@ from ..plots.style import Figure
 from ..trace import number_text, seconds_text
 from ..units import amount_text, bytes_text, parse_bytes, require_number
 from .measure import REST_S, asked_sizes
-from .place import Place, place
-from .result import Result
-from .result import table as text_table
+from .result import Result, text_table
+from .world import World, world_of
 
 SAMPLES = 5
 COPY_GBPS = 1.0  # of emulated copies if the speed of the wire is not known
@@ -30,7 +29,7 @@ COPY_GBPS = 1.0  # of emulated copies if the speed of the wire is not known
 class StagingResult(Result):
     """Result of `lab.staging`.
 
-    rows: {block (bytes), seconds (median), p25, p75} of each size; costs: kernels.staging.Costs, measured alone.
+    rows: {block (bytes), seconds (median), p25, p75} of each size; costs: kernels.staging.StagingCosts, measured alone.
 
     real: whether copies are a GPU's.
     """
@@ -38,17 +37,17 @@ class StagingResult(Result):
     where: str
     nbytes: int
     rows: list[Row]
-    costs: kernel.Costs
+    costs: kernel.StagingCosts
     real: bool
     figure: Figure = field(repr=False)
 
     def drawing(self, more: Iterable[Row] = (), guess: int | None = None, foot: str = "") -> tuple[object, ...]:
         """Return the arguments of plots.staging.draw that show it, with `more` rows."""
         costs, size, best = self.costs, self.nbytes, self.modelled
-        title = title_of(size, self.where)
+        title = _title_of(size, self.where)
         curve, times = partial(curve_of, costs, size), kernel.stages(costs, size, max(4, round(best)))
         rows = [*self.rows, *more]
-        return rows, curve, best, times, costs.wire(size), guess, title, sentence(costs, self.real), foot
+        return rows, curve, best, times, costs.wire(size), guess, title, _sentence(costs, self.real), foot
 
     @property
     def best(self) -> int:
@@ -96,53 +95,53 @@ def staging(
     """
     if not callable(fn):
         raise TypeError(f"lab.staging needs a function as pipelined_copy, got {type(fn).__name__}")
-    where = place(2, network)
+    world = world_of(2, network)
     (size,) = asked_sizes(nbytes)
-    halves = [size >> k for k in range(9 if where.simulated else 7) if size >> k >= 4 and size % (4 << k) == 0]
+    halves = [size >> k for k in range(9 if world.simulated else 7) if size >> k >= 4 and size % (4 << k) == 0]
     sizes = asked_sizes(halves if blocks is None else blocks)
     guess = None if prediction is None else parse_bytes(prediction, "the best block")
-    wire = where.network or Switch()
+    wire = world.network or Switch()
     if copy_GBps is None:
-        copy_GBps = where.link_GBps or (1e-9 / wire.beta if where.simulated and wire.beta else COPY_GBPS)
-    copies = wire.alpha if where.simulated else 0.0, 1e-9 / require_number("copy_GBps", copy_GBps, above=0)
+        copy_GBps = world.link_GBps or (1e-9 / wire.beta if world.simulated and wire.beta else COPY_GBPS)
+    copies = wire.alpha if world.simulated else 0.0, 1e-9 / require_number("copy_GBps", copy_GBps, above=0)
     rows: list[Row] = []
-    found: list[kernel.Costs] = []
-    real = where.device != "cpu"
+    found: list[kernel.StagingCosts] = []
+    real = world.device != "cpu"
     plot = live.Live(draw, alt="time against block size")
 
     def state() -> tuple[object, ...]:
         if not found:
-            return (rows, None, 0.0, (), 0.0, guess, title_of(size, where))
-        return StagingResult(str(where), size, rows, found[0], real, plot.figure).drawing((), guess, where.remark)
+            return (rows, None, 0.0, (), 0.0, guess, _title_of(size, world))
+        return StagingResult(str(world), size, rows, found[0], real, plot.figure).drawing((), guess, world.remark)
 
     def on_row(row: Row) -> None:
         if "wire" in row:
             fitted = [fit_link(list(row[of]), list(row[of].values())) for of in ("wire", "copy")]
-            found.append(kernel.Costs(*fitted[0], *fitted[1]))
+            found.append(kernel.StagingCosts(*fitted[0], *fitted[1]))
         else:
             rows.append(row)
         plot.update(*state())
 
-    timing = (1, 0.0) if where.simulated else (SAMPLES, REST_S)
-    where.run(kernel.sweep, fn, size, sizes, copies, *timing, deadline=deadline, on_row=on_row)
+    timing = (1, 0.0) if world.simulated else (SAMPLES, REST_S)
+    world.run(kernel.sweep_blocks, fn, size, sizes, copies, *timing, deadline=deadline, on_row=on_row)
     for row in rows:
         if not row["correct"]:
             block = bytes_text(row["block"])
             raise WrongAnswer(f"with blocks of {block} rank 1 has not got what rank 0 had; lab.check says why")
-    return StagingResult(str(where), size, rows, found[0], real, plot.finish(*state()))
+    return StagingResult(str(world), size, rows, found[0], real, plot.finish(*state()))
 
 
-def title_of(nbytes: int, where: Place | str) -> str:
+def _title_of(nbytes: int, world: World | str) -> str:
     """Return the title of the figure."""
-    return f"{bytes_text(nbytes)} from device to device through two hosts, {where}"
+    return f"{bytes_text(nbytes)} from device to device through two hosts, {world}"
 
 
-def curve_of(costs: kernel.Costs, nbytes: int, blocks: np.ndarray) -> list[float]:
+def curve_of(costs: kernel.StagingCosts, nbytes: int, blocks: np.ndarray) -> list[float]:
     """Return the model's s for each size of a block."""
     return [kernel.seconds(costs, nbytes, float(block)) for block in blocks]
 
 
-def sentence(costs: kernel.Costs, real: bool) -> str:
+def _sentence(costs: kernel.StagingCosts, real: bool) -> str:
     """Say what a message and a copy cost, in a line."""
     each = [
         f"{name}: α = {seconds_text(alpha)}, {number_text(1e-9 / beta) if beta else '∞'} GB/s"

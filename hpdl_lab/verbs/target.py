@@ -17,15 +17,15 @@ from ..plots.large_batch import draw_target
 from ..plots.style import Figure
 from ..trace import seconds_text
 from ..units import counted, require_int, require_number
-from .place import place
-from .result import Result, table
+from .result import Result, text_table
+from .world import world_of
 
 
 @dataclass(frozen=True, repr=False)
 class TargetResult(Result):
     """Result of `lab.time_to_target`.
 
-    rows: {ranks, batch, seed, steps, seconds} of every training; job: the optim.large_batch.Job that fits them.
+    rows: {ranks, batch, seed, steps, seconds} of every training; job: the optim.large_batch.TrainingJob that fits them.
 
     predicted: {(batch, ranks): s} by your function for that job; measured: the same, mean over seeds.
     """
@@ -33,7 +33,7 @@ class TargetResult(Result):
     where: str
     target: float
     rows: list[Row]
-    job: optim.Job
+    job: optim.TrainingJob
     predicted: dict[tuple[int, int], float]
     figure: Figure = field(repr=False)
 
@@ -61,11 +61,11 @@ class TargetResult(Result):
         foot = (
             f"{self.job.least_steps:,.0f} steps at least, and twice as many with {self.job.noise_scale:,.0f} examples"
         )
-        return "\n".join([head, *table(["batch", "steps", *named], lines), foot])
+        return "\n".join([head, *text_table(["batch", "steps", *named], lines), foot])
 
 
 def time_to_target(
-    seconds_to_target: Callable[[int, int, optim.Job], float] = optim.seconds_to_target,
+    seconds_to_target: Callable[[int, int, optim.TrainingJob], float] = optim.seconds_to_target,
     *,
     target: float = 0.97,
     ranks: Iterable[int] | None = None,
@@ -83,7 +83,7 @@ def time_to_target(
     """
     require_number("target", target, 0, 1)
     require_int("seeds", seeds, 1)
-    here = place()
+    here = world_of()
     if here.simulated:
         raise ValueError("lab.time_to_target measures engines, and simulated ranks compute in no time: lab.start(2)")
     counts = sorted({1, *([min(2, here.ranks, cores())] if ranks is None else ranks)})
@@ -96,7 +96,7 @@ def time_to_target(
     plot = live.Live(draw_target, alt="steps and seconds to the target against batch")
     title = f"Time to {target:.0%} of the digits, {here}"
 
-    def state(job: optim.Job | None = None, best: tuple[int, int] | None = None) -> tuple[object, ...]:
+    def state(job: optim.TrainingJob | None = None, best: tuple[int, int] | None = None) -> tuple[object, ...]:
         said = "points: measured; dotted: the steps of McCandlish et al. 2018 times a model of a step"
         return several, job, counts, rows, best, prediction, title, said, "Ring: the fastest. Star: your guess."
 
@@ -106,7 +106,7 @@ def time_to_target(
 
     for p in counts:
         model = models.build_for(data, "mlp")
-        place(p).run(train_until, model, data, target, several, seeds, deadline=deadline, on_row=on_row)
+        world_of(p).run(train_until, model, data, target, several, seeds, deadline=deadline, on_row=on_row)
     job = fitted(rows)
     predicted = {(batch, p): float(seconds_to_target(batch, p, job)) for batch, p in product(several, counts)}
     found = TargetResult(str(here), target, rows, job, predicted, plot.figure)

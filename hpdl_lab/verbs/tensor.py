@@ -17,8 +17,8 @@ from ..plots.style import Figure
 from ..trace import seconds_text
 from ..units import amount_text, require_number
 from .measure import foot, refusal
-from .place import Place, place
-from .result import Result, table
+from .result import Result, text_table
+from .world import World, world_of
 
 SIZE = 256  # tokens, and numbers of each
 REPEATS = 5  # odd, so that the median is one of them
@@ -56,7 +56,7 @@ class TensorResult(Result):
             rows.append([row["name"], *sizes, seconds_text(row["seconds"]), seconds_text(row["model_seconds"])])
         head = ("", "forward", "backward", "weights", "kept", "time", "model")
         title = f"{self.where}: what a rank sends, holds and keeps, and the median time of a step"
-        return "\n".join([title, *table(head, rows)])
+        return "\n".join([title, *text_table(head, rows)])
 
 
 def tensor(
@@ -83,43 +83,43 @@ def tensor(
     for fn in (column_linear, row_linear, sequence_parallel):
         if fn is not None and not callable(fn):
             raise TypeError(f"lab.tensor needs functions, such as lab.tensor(column_linear, row_linear), got {fn!r}")
-    where = place(ranks)
-    width = max(SIZE // where.ranks, 1) * where.ranks
+    world = world_of(ranks)
+    width = max(SIZE // world.ranks, 1) * world.ranks
     shape = Shape(2, width, width)
     own = Parts()
     parts = Parts(column_linear or own.column, row_linear or own.row, sequence_parallel or own.sequence)
-    title = f"x + mlp(norm(x)), x {tuple(shape)}, on {where}"
+    title = f"x + mlp(norm(x)), x {tuple(shape)}, on {world}"
     rows: list[Row] = []
     fit: Row = {}
     plot = live.Live(drawing.draw, height=drawing.HEIGHT, alt="what four ways of cutting a layer send, keep and take")
 
     def state() -> tuple[object, ...]:
-        return rows, prediction, title, where.remark or foot(where, fit if rows else {})
+        return rows, prediction, title, world.remark or foot(world, fit if rows else {})
 
     def on_row(row: Row) -> None:
         if "alpha" in row:
             fit.update({name: row[name] for name in ("alpha", "beta", "gamma")})
         else:
-            rows.append(row_of(row, where, shape, rows, fit))
+            rows.append(_row_of(row, world, shape, rows, fit))
         plot.update(*state())
 
     try:
-        where.run(tensor_ways.race, parts, shape, 1 if where.simulated else REPEATS, on_row=on_row, threads=True)
+        world.run(tensor_ways.race, parts, shape, 1 if world.simulated else REPEATS, on_row=on_row, threads=True)
     except BaseException as error:
         raise refusal(error) from None
-    return TensorResult(str(where), rows, fit["alpha"], fit["beta"], plot.finish(*state()))
+    return TensorResult(str(world), rows, fit["alpha"], fit["beta"], plot.finish(*state()))
 
 
-def row_of(row: Row, where: Place, shape: Shape, rows: list[Row], fit: dict[str, float]) -> Row:
+def _row_of(row: Row, world: World, shape: Shape, rows: list[Row], fit: dict[str, float]) -> Row:
     """Return a reported row with the model's numbers."""
-    way, p, (p25, p75) = row["way"], where.ranks, Measured(tuple(row["times"])).quartiles
+    way, p, (p25, p75) = row["way"], world.ranks, Measured(tuple(row["times"])).quartiles
     forward, backward = tensor_ways.bytes_sent(way, p, shape.nbytes)
     whole = rows[0]["seconds"] if rows else row["seconds"]
     return {
         **row,
         "name": NAMES[way],
         "ranks": p,
-        "cores": p if where.simulated else cores(),
+        "cores": p if world.simulated else cores(),
         "p25": p25,
         "p75": p75,
         "model_forward": forward,

@@ -22,8 +22,8 @@ from ..plots import live as loss
 from ..plots.style import Figure
 from ..trace import Event, seconds_text
 from .choice import asked_strategy, model_and_data
-from .place import place
 from .result import Result
+from .world import world_of
 
 SAME = 1e-3  # how far the ranks' parameters may drift apart by rounding, as a share of the largest
 
@@ -55,7 +55,7 @@ class TrainResult(Result):
     @property
     def perplexity(self) -> float:
         """The exponential of test_loss."""
-        return perplexity(self.test_loss)
+        return _perplexity(self.test_loss)
 
     def __repr__(self) -> str:
         seconds = f"{seconds_text(self.seconds)}{' of virtual time' if self.simulated else ''}"
@@ -108,18 +108,18 @@ def train(
     known = [option.name for option in fields(Recipe)]
     if unknown := [name for name in recipe if name not in known]:
         raise TypeError(f"lab.train has no {', '.join(unknown)}: a recipe has {', '.join(known)}")
-    grid = None if mesh is None else asked_grid(mesh, ranks)
-    where = place(ranks if grid is None else grid.size)
+    grid = None if mesh is None else _asked_grid(mesh, ranks)
+    world = world_of(ranks if grid is None else grid.size)
     model, data, what, suiting = model_and_data(model, data, dtype)
     options = Recipe(**{**suiting, **recipe})
-    title = f"{what}, {where}{f', {grid!r}' if grid is not None else ''}"
+    title = f"{what}, {world}{f', {grid!r}' if grid is not None else ''}"
     lowest = 0.1 if data.positions == 1 else 1.0  # what comes next in a text is never sure
     rows: list[Row] = []
     plot = live.Live(loss.draw, alt="loss and samples per second")
 
     def on_row(row: Row) -> None:
         rows.append(row)
-        plot.update(rows, options.steps, title, where.remark, lowest)
+        plot.update(rows, options.steps, title, world.remark, lowest)
 
     threads = batch_norm.talks(model) or chosen.talks_in_backward or grid is not None
     fn: Function = train_on_rank
@@ -127,19 +127,19 @@ def train(
     if grid is not None:
         fn, work = train_on_mesh, (model, grid, data, options, schedule, False)
     try:
-        results = where.run(fn, *work, deadline=deadline, on_row=on_row, threads=threads)
+        results = world.run(fn, *work, deadline=deadline, on_row=on_row, threads=threads)
     except BaseException:
         if rows:
-            plot.finish(rows, options.steps, f"{title}: stopped", where.remark, lowest)
+            plot.finish(rows, options.steps, f"{title}: stopped", world.remark, lowest)
         raise
     first = results[0]
-    learned = in_words(first, data)
+    learned = _in_words(first, data)
     finished = copy.deepcopy(model)
     nn.utils.vector_to_parameters(first.parameters, finished.parameters())
     scale = max(float(first.parameters.abs().max()), 1e-30)
     return TrainResult(
-        where=str(where),
-        simulated=where.simulated,
+        where=str(world),
+        simulated=world.simulated,
         losses=first.losses,
         test_loss=first.test_loss,
         test_accuracy=first.test_accuracy,
@@ -150,11 +150,11 @@ def train(
         loss_scale=rows[-1].get("loss_scale", 1.0) if rows else 1.0,
         model=finished,
         events=results.events,
-        figure=plot.finish(rows, options.steps, f"{title}: {learned}", where.remark, lowest),
+        figure=plot.finish(rows, options.steps, f"{title}: {learned}", world.remark, lowest),
     )
 
 
-def asked_grid(mesh: Grid | dict[str, int], ranks: int | None) -> Grid:
+def _asked_grid(mesh: Grid | dict[str, int], ranks: int | None) -> Grid:
     """Return the Grid of a training. Raises TypeError, ValueError."""
     if not isinstance(mesh, Grid | dict) or not mesh:
         raise TypeError(f'mesh={mesh!r}: sizes such as {{"dp": 2, "pp": 2}}, or a Grid, are needed')
@@ -164,13 +164,13 @@ def asked_grid(mesh: Grid | dict[str, int], ranks: int | None) -> Grid:
     return grid
 
 
-def in_words(trained: Trained, data: Dataset) -> str:
+def _in_words(trained: Trained, data: Dataset) -> str:
     """Say what has been learned: the share of answers that are right, or a language model's perplexity."""
     if data.positions > 1:
-        return f"perplexity {perplexity(trained.test_loss):.3g} of {data.classes} on the test set"
+        return f"perplexity {_perplexity(trained.test_loss):.3g} of {data.classes} on the test set"
     return f"test accuracy {trained.test_accuracy:.1%}"
 
 
-def perplexity(loss: float) -> float:
+def _perplexity(loss: float) -> float:
     """Return exp(loss); of a model that has diverged a large number, not an error."""
     return math.exp(min(loss, 700.0))

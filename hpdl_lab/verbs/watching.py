@@ -13,14 +13,14 @@ from ..plots.watch import draw
 from ..units import counted, require_int
 from ..watch.finding import Finding
 from ..watch.speed import LABEL, all_times
-from .result import Result, drawn
+from .result import Result, draw_picture
 
 LAST_LINES = 8  # of the script's output
 WIDTH = 94  # columns of the report: more are broken again in a notebook
 
 
 @dataclass(frozen=True, repr=False)
-class Watched(Result):
+class ScriptReport(Result):
     """The judgement of `hpdl watch` about a script. text: the report; findings: its sentences; exit_code: the script's.
 
     figure: the parts of a step on each rank, None if no step was seen. printed: the output of the script.
@@ -43,13 +43,13 @@ class Watched(Result):
         return super()._repr_html_() if self.figure is not None else None
 
 
-def watch(script: str | Path, *arguments: object, ranks: int = 2, patience: float = watching.PATIENCE) -> Watched:
+def watch(script: str | Path, *arguments: object, ranks: int = 2, patience: float = watching.PATIENCE) -> ScriptReport:
     """Run a script on so many ranks as torchrun does, unchanged, and say what is wrong with it.
 
         lab.watch("train.py", "--epochs", 2, ranks=4)          hpdl watch --nproc-per-node 4 train.py --epochs 2
 
     Args:    patience: s without any progress after which ranks that wait for each other are ended.
-    Returns: Watched: true if nothing is wrong. Raises: FileNotFoundError; ValueError for ranks < 1.
+    Returns: ScriptReport: true if nothing is wrong. Raises: FileNotFoundError; ValueError for ranks < 1.
     """
     require_int("ranks", ranks, least=1)
     if not Path(script).is_file():
@@ -58,17 +58,17 @@ def watch(script: str | Path, *arguments: object, ranks: int = 2, patience: floa
     line.display(Pretty(f"{Path(script).name} starts on {counted(ranks, 'rank')} ..."))
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         words = ["--nproc-per-node", str(ranks), str(script), *map(str, arguments)]
-        run = watching.run(
+        run = watching.run_watched(
             words, patience=patience, say=lambda text: line.update(Pretty(text)) if text else None, output=output
         )
         output.seek(0)
         printed = output.read()
     line.update(Pretty("\n".join(printed.rstrip().split("\n")[-LAST_LINES:])))
-    report, figure = watching.judge(run), None
+    report, figure = watching.judge_run(run), None
     times = all_times(run)
     if times:
         rows = [{LABEL.get(name, name): s for name, s in one.parts.items()} for one in times]
         title = f"{Path(script).name}: a step on {counted(run.size, 'rank')}"
-        figure = drawn(draw, rows, title, text=title, height=1.7 + 0.45 * len(rows)).figure
-        live.show(figure, alt=title)
-    return Watched(report.text(WIDTH), report.findings, run.exit_code, printed, figure)
+        figure = draw_picture(draw, rows, title, text=title, height=1.7 + 0.45 * len(rows)).figure
+        live.show_figure(figure, alt=title)
+    return ScriptReport(report.text(WIDTH), report.findings, run.exit_code, printed, figure)

@@ -8,13 +8,13 @@ from statistics import fmean
 
 from ..comm.base import Comm
 from ..performance.gpt_step import gpt_step
-from ..performance.profile_step import Recorder, Recording, mean_bars, report
+from ..performance.profile_step import Recorder, Recording, mean_bars, report_text
 from ..plots import live
 from ..plots.style import Figure
 from ..plots.waterfall import draw
 from ..trace import seconds_text
-from .place import place
-from .result import Result, drawn
+from .result import Result, draw_picture
+from .world import world_of
 
 SLOWEST_S = 60.0  # of one step, with the profiler
 
@@ -46,7 +46,7 @@ class Waterfall(Result):
         return self.bars[bar] / self.step_s
 
     def __repr__(self) -> str:
-        return report(self.ranks)
+        return report_text(self.ranks)
 
 
 def waterfall(
@@ -67,22 +67,22 @@ def waterfall(
         raise TypeError(f"lab.waterfall needs a function make(comm), which returns a step, not {type(make).__name__}")
     if before is not None and not isinstance(before, Waterfall):
         raise TypeError(f"before must be what lab.waterfall has returned, not {type(before).__name__}")
-    where = place(ranks)
-    if where.simulated:
+    world = world_of(ranks)
+    if world.simulated:
         raise ValueError("lab.waterfall measures real steps, and no engines run: lab.start(2)")
-    recordings = [Recording(*rank) for rank in where.run(record, make, args, deadline=SLOWEST_S)]
+    recordings = [Recording(*rank) for rank in world.run(_record, make, args, deadline=SLOWEST_S)]
     bars, step_s = mean_bars(recordings), fmean(rank.step_s for rank in recordings)
     rows = {**bars, "unexplained": step_s - sum(bars.values()), "whole step": step_s}
     earlier = before and {**before.bars, "unexplained": before.unexplained_s, "whole step": before.step_s}
-    title = f"Where the time of a step goes, on {where}"
+    title = f"Where the time of a step goes, on {world}"
     text = f"{1 - abs(rows['unexplained']) / step_s:.0%} of {seconds_text(step_s)} explained"
     foot = f"{text}; gray: before, {seconds_text(before.step_s)}" if before else text
-    figure = drawn(draw, rows, earlier, title, foot, text=text).figure
-    live.show(figure, alt=text)
+    figure = draw_picture(draw, rows, earlier, title, foot, text=text).figure
+    live.show_figure(figure, alt=text)
     return Waterfall(bars, step_s, recordings, figure)
 
 
-def record(comm: Comm, make: Callable[..., Callable[[], object]], args: tuple[object, ...]) -> tuple[object, ...]:
+def _record(comm: Comm, make: Callable[..., Callable[[], object]], args: tuple[object, ...]) -> tuple[object, ...]:
     """Make and record steps on one rank; returns the fields of its Recording."""
     from ..comm.torch.group import process_group
 

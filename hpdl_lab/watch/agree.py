@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from ..comm.errors import name_ranks
 from ..units import counted
 from .finding import Finding
-from .records import Event, Rank, Run, code_of, name_of
-from .strategy import Strategy
+from .records import Event, RankRecord, WatchedRun, code_of, line_name
+from .strategy import ObservedStrategy
 
 if TYPE_CHECKING:
     from .collectives import Entry
@@ -28,22 +28,22 @@ PROGRESS = re.compile(r"\d(it/s|s/it)|\d%\|")  # of tqdm
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def findings(run: Run) -> list[Finding]:
+def findings(run: WatchedRun) -> list[Finding]:
     """Return the faults, and notes about what may be meant so."""
     if run.size < 2 or not any(rank.step_count for rank in run.ranks):
         return []
-    strategy = Strategy(run)
+    strategy = ObservedStrategy(run)
     judges = (
-        without_group,
-        not_averaged,
+        _without_group,
+        _not_averaged,
         weights,
-        scale,
+        _scale,
         optimizer,
         examples,
-        epochs,
+        _epochs,
         uneven,
         evaluation,
-        files,
+        _files,
         notes,
     )
     found = [finding for judge in judges for finding in judge(run, strategy)]
@@ -53,7 +53,7 @@ def findings(run: Run) -> list[Finding]:
     return found
 
 
-def without_group(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def _without_group(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find ranks that never asked for a process group."""
     if not any(rank.first("meets") or rank.first("met") for rank in run.ranks):
         yield Finding(
@@ -61,21 +61,21 @@ def without_group(run: Run, strategy: Strategy) -> Iterator[Finding]:
             "no process group",
             f"""each of the {run.size} ranks trains by itself: without dist.init_process_group none of them is connected
             to the others.""",
-            place=steps_at(run),
+            place=_steps_at(run),
         )
 
 
-def steps_at(run: Run) -> NotedPlace | None:
+def _steps_at(run: WatchedRun) -> NotedPlace | None:
     """Return the line at which rank 0 calls the step of its optimizer."""
     return run.ranks[0].first("optimizer").get("place")
 
 
-def not_averaged(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def _not_averaged(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find gradients that are never averaged."""
     steps = min(rank.step_count for rank in run.ranks)
     if steps < 2 or not any(rank.first("met") for rank in run.ranks) or strategy.tensor_parallel or strategy.pipeline:
         return
-    (before, _), odd = differing(run, strategy)
+    (before, _), odd = _differing(run, strategy)
     if not strategy.silent or strategy.fsdp or not odd or before < 0 and not strategy.ddp:
         return  # models that were never the same may be meant so
     inner = next((event for rank in run.ranks for event in rank.all("model") if event["inside"]), {})
@@ -91,10 +91,10 @@ def not_averaged(run: Run, strategy: Strategy) -> Iterator[Finding]:
             " DDP(model) averages them in backward; by hand it is one all_reduce of every p.grad, divided by the ranks."
         )
     text = f"the gradients of {run.size} ranks are never averaged: {why}"
-    yield Finding("wrong", "not averaged", text, place=place or steps_at(run))
+    yield Finding("wrong", "not averaged", text, place=place or _steps_at(run))
 
 
-def replicated(strategy: Strategy, run: Run) -> set[str]:
+def _replicated(strategy: ObservedStrategy, run: WatchedRun) -> set[str]:
     """Return the names of parameters that every rank holds whole."""
     rows = [m.get("parameters", {}) for m in strategy.models]
     common = set.intersection(*(set(row) for row in rows)) if rows else set()
@@ -103,12 +103,12 @@ def replicated(strategy: Strategy, run: Run) -> set[str]:
     }
 
 
-def differing(run: Run, strategy: Strategy) -> tuple[tuple[int, int], list[str]]:
+def _differing(run: WatchedRun, strategy: ObservedStrategy) -> tuple[tuple[int, int], list[str]]:
     """Return since when parameters differ between ranks: ((last step with equal ones or -1, first with others), names).
 
     No names: they never do.
     """
-    names = replicated(strategy, run)
+    names = _replicated(strategy, run)
     table = [{event["step"]: event for event in rank.all("weights")} for rank in run.ranks]
     before = -1
     common = sorted(set.intersection(*(set(row) for row in table)))
@@ -124,15 +124,15 @@ def differing(run: Run, strategy: Strategy) -> tuple[tuple[int, int], list[str]]
     return (before, before), []
 
 
-def weights(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def weights(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find weights that should be the same on all ranks, and are not."""
-    if not strategy.data_parallel or strategy.fsdp or not in_step(run):
+    if not strategy.data_parallel or strategy.fsdp or not _in_step(run):
         return
-    (before, step), odd = differing(run, strategy)
+    (before, step), odd = _differing(run, strategy)
     if odd:
-        of = len(replicated(strategy, run))
-        place = steps_at(run) if before >= 0 else strategy.models[0].get("place")  # of the first call of the model
-        yield Finding("wrong", "weights", weights_text(run, strategy, odd, of, before, step), place=place)
+        of = len(_replicated(strategy, run))
+        place = _steps_at(run) if before >= 0 else strategy.models[0].get("place")  # of the first call of the model
+        yield Finding("wrong", "weights", _weights_text(run, strategy, odd, of, before, step), place=place)
         return
     first = [rank.first("weights") for rank in run.ranks]
     if strategy.by_hand and all(first):
@@ -148,12 +148,12 @@ def weights(run: Run, strategy: Strategy) -> Iterator[Finding]:
             )
 
 
-def in_step(run: Run) -> bool:
+def _in_step(run: WatchedRun) -> bool:
     """Return True if all ranks take as many steps: with DDP's join() they need not, and have no step in common."""
     return len({rank.step_count for rank in run.ranks}) == 1 or any(not rank.ended for rank in run.ranks)
 
 
-def weights_text(run: Run, strategy: Strategy, odd: list[str], of: int, before: int, step: int) -> str:
+def _weights_text(run: WatchedRun, strategy: ObservedStrategy, odd: list[str], of: int, before: int, step: int) -> str:
     which = f"the parameters {odd[0]} and {len(odd) - 1} more of {of}" if odd[1:] else f"the parameter {odd[0]} of {of}"
     verb = "are" if odd[1:] else "is"
     if before < 0:
@@ -171,13 +171,13 @@ def weights_text(run: Run, strategy: Strategy, odd: list[str], of: int, before: 
     return f"{which} {verb} not the same on all ranks {since}: {why}"
 
 
-def scale(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def _scale(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find gradients that are added and not divided, or divided twice, by linear projections before and after."""
     if not strategy.data_parallel or strategy.fsdp:
         return
     ratios = []
     for step in (0, 1, 2):
-        if (ratio := ratio_of(run, step)) is not None:
+        if (ratio := _ratio_of(run, step)) is not None:
             ratios.append(ratio)
     if len(ratios) < 2 or not all(abs(ratio - ratios[0]) < EXACT * ratios[0] for ratio in ratios):
         return
@@ -210,11 +210,11 @@ def scale(run: Run, strategy: Strategy) -> Iterator[Finding]:
             "twice",
             f"""the gradients with which the optimizer steps are 1/{p} of the mean over the {p} ranks: they are divided
             twice. DDP has divided already; Adam nearly hides it, SGD takes steps {p} times too short.""",
-            place=steps_at(run),
+            place=_steps_at(run),
         )
 
 
-def ratio_of(run: Run, step: int) -> float | None:
+def _ratio_of(run: WatchedRun, step: int) -> float | None:
     """Return the one factor between the gradients of a step and the mean after backward; None if there is none."""
     local = [[e for e in rank.all("local") if e["step"] == step][-1:] for rank in run.ranks]
     reduced = next((e for e in run.ranks[0].all("reduced") if e["step"] == step), None)
@@ -235,7 +235,7 @@ def ratio_of(run: Run, step: int) -> float | None:
     return middle if all(abs(ratio - middle) <= EXACT * abs(middle) for ratio in found) and middle > 0 else None
 
 
-def optimizer(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def optimizer(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find an optimizer whose parameters do not belong to the model any more."""
     for rank in run.ranks:
         event = rank.first("optimizer")
@@ -258,7 +258,7 @@ MOSTLY = 0.5
 # -- examples -------------------------------------------------------------------------------------------------------
 
 
-def rows_by_step(rank: Rank) -> dict[int, list[int]]:
+def _rows_by_step(rank: RankRecord) -> dict[int, list[int]]:
     """Return {step: fingerprints of the examples it trained on}."""
     found: dict[int, list[int]] = defaultdict(list)
     for event in rank.all("forward"):
@@ -267,7 +267,7 @@ def rows_by_step(rank: Rank) -> dict[int, list[int]]:
     return found
 
 
-def epochs_of(rank: Rank) -> list[Event]:
+def _epochs_of(rank: RankRecord) -> list[Event]:
     """Return the passes over data loaders that were trained on, with "index": the examples in the whole data set."""
     read: dict[int, list[int]] = defaultdict(list)
     for event in rank.all("indices"):
@@ -278,11 +278,11 @@ def epochs_of(rank: Rank) -> list[Event]:
         later = [other["step"] for other in rank.all("epoch") if other["number"] > event["number"]]
         end = min(later, default=rank.step_count)
         if end > event["step"]:
-            found.append({**event, "index": mapped(event, read[event["number"]]), "steps": end - event["step"]})
+            found.append({**event, "index": _mapped(event, read[event["number"]]), "steps": end - event["step"]})
     return found
 
 
-def mapped(event: Event, index: list[int]) -> list[int]:
+def _mapped(event: Event, index: list[int]) -> list[int]:
     """Return indices into the data set from which the loader's is cut."""
     rows = event["rows"]
     if rows is None:
@@ -292,21 +292,21 @@ def mapped(event: Event, index: list[int]) -> list[int]:
     return [rows[0] + rows[1] * i for i in index]
 
 
-def whole_length(event: Event) -> int:
+def _whole_length(event: Event) -> int:
     rows = event["rows"]
     return int(event["length"] if rows is None else rows[1] if rows[0] == -1 else rows[2])
 
 
-def examples(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def examples(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find examples that several ranks read, or none."""
     if not (strategy.data_parallel or strategy.silent) or strategy.pipeline or strategy.tensor_parallel:
         return
-    per_rank = [epochs_of(rank) for rank in run.ranks]
+    per_rank = [_epochs_of(rank) for rank in run.ranks]
     if all(per_rank):
-        yield from read_in_an_epoch(run, [passes[0] for passes in per_rank])
+        yield from _read_in_an_epoch(run, [passes[0] for passes in per_rank])
         return
-    yield from shared_shares(run)
-    tables = [rows_by_step(rank) for rank in run.ranks]
+    yield from _shared_shares(run)
+    tables = [_rows_by_step(rank) for rank in run.ranks]
     steps = [step for step in tables[0] if all(step in table for table in tables)]
     same = [s for s in steps if all(table[s] and Counter(table[s]) == Counter(tables[0][s]) for table in tables)]
     news = len({row for step in same for row in tables[0][step]}) > sum(len(tables[0][s]) for s in same) / 2
@@ -322,7 +322,7 @@ def examples(run: Run, strategy: Strategy) -> Iterator[Finding]:
         )
 
 
-def share_of(rank: Rank) -> set[int]:
+def _share_of(rank: RankRecord) -> set[int]:
     """Return the examples that a rank goes through again and again, without a data loader; empty if it does not.
 
     Examples drawn at random repeat one by one; in a share that is shuffled none comes again before all have come.
@@ -337,9 +337,9 @@ def share_of(rank: Rank) -> set[int]:
     return seen if n > 1 and len(rows) >= 2 * n and set(rows[n : 2 * n]) == seen else set()
 
 
-def shared_shares(run: Run) -> Iterator[Finding]:
+def _shared_shares(run: WatchedRun) -> Iterator[Finding]:
     """Find shares of ranks that have examples in common, if each rank goes through its own again and again."""
-    shares = [share_of(rank) for rank in run.ranks]
+    shares = [_share_of(rank) for rank in run.ranks]
     if not all(shares) or all(share == shares[0] for share in shares):
         return
     many = Counter(row for share in shares for row in share)
@@ -355,10 +355,10 @@ def shared_shares(run: Run) -> Iterator[Finding]:
         )
 
 
-def read_in_an_epoch(run: Run, passes: list[Event]) -> Iterator[Finding]:
+def _read_in_an_epoch(run: WatchedRun, passes: list[Event]) -> Iterator[Finding]:
     """Find examples that ranks share, or none reads, in their first epoch."""
-    length, place = whole_length(passes[0]), passes[0]["place"]
-    if len({whole_length(event) for event in passes}) > 1 or length <= 0:
+    length, place = _whole_length(passes[0]), passes[0]["place"]
+    if len({_whole_length(event) for event in passes}) > 1 or length <= 0:
         return
     if all(event["rows"] == passes[0]["rows"] for event in passes):  # one data set for all, wherever it is cut from
         length = passes[0]["length"]
@@ -366,7 +366,7 @@ def read_in_an_epoch(run: Run, passes: list[Event]) -> Iterator[Finding]:
         read = [i for event in passes for i in event["index"]]
         length = max(read) - min(read) + 1
     known = passes[0]["rows"] is not None or all(event["length"] == length for event in passes)
-    if not known or not content_agrees(run, passes):
+    if not known or not _content_agrees(run, passes):
         return
     sets = [set(event["index"]) for event in passes]
     many = Counter(i for one in sets for i in one)
@@ -407,7 +407,7 @@ def read_in_an_epoch(run: Run, passes: list[Event]) -> Iterator[Finding]:
             {remedy}""",
             place=place,
         )
-    elif length - len(many) > slack + 0.01 * length and complete(passes):
+    elif length - len(many) > slack + 0.01 * length and _complete(passes):
         yield Finding(
             "wrong",
             "unread",
@@ -417,7 +417,7 @@ def read_in_an_epoch(run: Run, passes: list[Event]) -> Iterator[Finding]:
         )
 
 
-def complete(passes: list[Event]) -> bool:
+def _complete(passes: list[Event]) -> bool:
     """Return True if the loaders were read to their ends: a loop that breaks leaves out what it wants."""
     for event in passes:
         share = event["length"] if event["replicas"] is None else math.ceil(event["length"] / event["replicas"])
@@ -426,7 +426,7 @@ def complete(passes: list[Event]) -> bool:
     return True
 
 
-def content_agrees(run: Run, passes: list[Event]) -> bool:
+def _content_agrees(run: WatchedRun, passes: list[Event]) -> bool:
     """Return True if the same index means the same example on all ranks, as far as fingerprints go.
 
     Data sets that ranks have cut by themselves have the same indices, and other examples.
@@ -445,11 +445,11 @@ def content_agrees(run: Run, passes: list[Event]) -> bool:
     return passes[0]["replicas"] is not None  # nothing to compare: a sampler has shared out one data set
 
 
-def epochs(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def _epochs(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find the same order in every epoch."""
     for rank in run.ranks[:1]:
         by_place: dict[str, list[Event]] = defaultdict(list)
-        for event in epochs_of(rank):
+        for event in _epochs_of(rank):
             by_place[code_of(event["place"])].append(event)
         for at, passes in by_place.items():
             shuffles = passes[0]["sampler"] == "DistributedSampler" and passes[0]["shuffle"]
@@ -464,9 +464,9 @@ def epochs(run: Run, strategy: Strategy) -> Iterator[Finding]:
                 )
 
 
-def uneven(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def uneven(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find ranks that take different numbers of examples in a step, whose means are averaged without weights."""
-    if not strategy.data_parallel or not all(rank.first("loss").get("mean") for rank in run.ranks) or not in_step(run):
+    if not strategy.data_parallel or not all(rank.first("loss").get("mean") for rank in run.ranks) or not _in_step(run):
         return
     counts: list[dict[int, int]] = [defaultdict(int) for _ in run.ranks]
     for table, rank in zip(counts, run.ranks, strict=True):
@@ -484,12 +484,12 @@ def uneven(run: Run, strategy: Strategy) -> Iterator[Finding]:
                 f"""in step {step} the ranks take {" + ".join(map(str, sizes))} examples, and their gradients are
                 averaged as if they were equally many: a mean of means is not the mean of all. drop_last=True, or
                 weigh each rank's loss by its examples.""",
-                place=run.ranks[0].first("epoch").get("place") or steps_at(run),
+                place=run.ranks[0].first("epoch").get("place") or _steps_at(run),
             )
             return
 
 
-def evaluation(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def evaluation(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find an evaluation whose printed number is about one rank's share."""
     if not strategy.data_parallel:
         return
@@ -510,7 +510,7 @@ def evaluation(run: Run, strategy: Strategy) -> Iterator[Finding]:
         last = printed[-1]
         places = [e["place"] for other in run.ranks[1:] for e in other.all("prints") if began < e["time_ns"] < end]
         sent = rank.between(began, int(last["time_ns"]))
-        if last["place"] in places or any(e["op"] != "barrier" and not buffer_sent(e, own) for e in sent):
+        if last["place"] in places or any(e["op"] != "barrier" and not _buffer_sent(e, own) for e in sent):
             continue  # each rank prints its own, or something was added
         share = math.ceil(event["length"] / event["replicas"])
         yield Finding(
@@ -525,12 +525,12 @@ def evaluation(run: Run, strategy: Strategy) -> Iterator[Finding]:
         return
 
 
-def buffer_sent(entry: Entry, forwards: list[Event]) -> bool:
+def _buffer_sent(entry: Entry, forwards: list[Event]) -> bool:
     """Return True if a broadcast is DDP's own, of buffers at the beginning of a forward."""
     return bool(entry["op"] == "broadcast" and entry["place"] in [event["place"] for event in forwards])
 
 
-def files(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def _files(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find files that several ranks write."""
     writers: dict[str, dict[int, Event]] = defaultdict(dict)
     appended: dict[str, set[int]] = defaultdict(set)
@@ -558,7 +558,7 @@ def files(run: Run, strategy: Strategy) -> Iterator[Finding]:
 # -- notes ----------------------------------------------------------------------------------------------------------
 
 
-def notes(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def notes(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Find what may be meant so, and often is not."""
     seen = [[e for e in rank.all("forward") if e["training"] and e.get("rng") is not None] for rank in run.ranks]
     states = [{event["rng"] for event in events} for events in seen]
@@ -573,8 +573,8 @@ def notes(run: Run, strategy: Strategy) -> Iterator[Finding]:
         )
     if not strategy.data_parallel:
         return
-    yield from loss_of_a_shard(run)
-    yield from same_lines(run)
+    yield from _loss_of_a_shard(run)
+    yield from _same_lines(run)
     kinds = [kind for kind in strategy.models[0].get("batchnorm", ()) if kind != "SyncBatchNorm"]
     batch = next((e["count"] for e in run.ranks[0].all("forward") if e["training"]), 0)  # of a forward
     if kinds:
@@ -604,7 +604,7 @@ def notes(run: Run, strategy: Strategy) -> Iterator[Finding]:
         )
 
 
-def loss_of_a_shard(run: Run) -> Iterator[Finding]:
+def _loss_of_a_shard(run: WatchedRun) -> Iterator[Finding]:
     """Find a printed loss of one rank's examples: in the last step, or the mean since the line before."""
     rank = run.ranks[0]
     losses = [[event["loss"] for event in other.steps] for other in run.ranks]
@@ -617,7 +617,7 @@ def loss_of_a_shard(run: Run) -> Iterator[Finding]:
             means = [sum(row[first:end]) / (end - first) for row in losses if first < end <= len(row)]
             if len(means) < run.size or math.isclose(means[0], sum(means) / len(means), rel_tol=0.02):
                 continue
-            if any(is_printed(means[0], text) for text in NUMBER.findall(event["text"])):
+            if any(_is_printed(means[0], text) for text in NUMBER.findall(event["text"])):
                 yield Finding(
                     "note",
                     "loss",
@@ -631,13 +631,13 @@ def loss_of_a_shard(run: Run) -> Iterator[Finding]:
         begin = end
 
 
-def is_printed(value: float, text: str) -> bool:
+def _is_printed(value: float, text: str) -> bool:
     """Return True if a printed number with three digits or more is this one."""
     digits = len(text.lower().partition("e")[0].partition(".")[2])
     return digits >= 3 and abs(float(text) - value) <= 0.51 * 10.0**-digits
 
 
-def same_lines(run: Run) -> Iterator[Finding]:
+def _same_lines(run: WatchedRun) -> Iterator[Finding]:
     """Find lines that every rank prints."""
     texts = [
         {e["text"].strip(): e for e in rank.all("prints") if len(e["text"].strip()) > 5 and e["place"]}
@@ -649,6 +649,6 @@ def same_lines(run: Run) -> Iterator[Finding]:
         yield Finding(
             "note",
             "prints",
-            f"all {run.size} ranks print `{common[0][:50]}` at {name_of(event['place'])}: `if rank == 0:` before it.",
+            f"all {run.size} ranks print `{common[0][:50]}` at {line_name(event['place'])}: `if rank == 0:` before it.",
             place=event["place"],
         )

@@ -18,10 +18,10 @@ WANTED = {  # a module: our module with the hooks into it
 
 def expect() -> None:
     """Observe this process once it has imported one of WANTED. HPDL_WATCH names the folder of what it notes."""
-    sys.meta_path.insert(0, Expected())
+    sys.meta_path.insert(0, _Expected())
 
 
-def arrived(name: str) -> None:
+def _arrived(name: str) -> None:
     """Hook into a module that this process has just imported."""
     hooks = import_module(f".{WANTED[name]}", __package__)
     try:
@@ -30,8 +30,8 @@ def arrived(name: str) -> None:
         print(f"hpdl watch cannot observe {name} here: {error!r}", file=sys.stderr)
 
 
-class Expected(importlib.abc.MetaPathFinder):
-    """A finder that finds no module itself: it calls `arrived` after the modules of WANTED."""
+class _Expected(importlib.abc.MetaPathFinder):
+    """A finder that finds no module itself: it calls `_arrived` after the modules of WANTED."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -41,12 +41,12 @@ class Expected(importlib.abc.MetaPathFinder):
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = Announcing(spec.loader)
+                spec.loader = _Announcing(spec.loader)
                 return spec
         return None
 
 
-class Announcing(importlib.abc.Loader):
+class _Announcing(importlib.abc.Loader):
     """A loader that loads a module as `loader` does, and announces it."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
@@ -59,7 +59,7 @@ class Announcing(importlib.abc.Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)
-        arrived(module.__name__)
+        _arrived(module.__name__)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.loader, name)

@@ -73,22 +73,22 @@ class Entry(Begun):
     done: bool  # it is over
 
 
-class Own(Begun):
+class _Own(Begun):
     done: Callable[[], bool] | bool
 
 
-class Frame(TypedDict):
+class _Frame(TypedDict):
     """A line of a stack as the flight recorder has it."""
 
     filename: str
     line: int
 
 
-OURS: deque[Own] = deque(maxlen=MOST)
+OURS: deque[_Own] = deque(maxlen=MOST)
 NUMBERS: Counter[str] = Counter()  # by group: how many OURS has had
 
 
-def record(
+def record_call(
     op: str,
     group: str,
     tensors: object,
@@ -98,11 +98,11 @@ def record(
     peer: object = None,
 ) -> None:
     """Keep an entry of our own. done: it is over, or a function that returns that. p2p: a message, of `peer`."""
-    flat = [x for x in flattened(tensors) if hasattr(x, "dtype")]
+    flat = [x for x in _flattened(tensors) if hasattr(x, "dtype")]
     sizes = [list(x.shape) for x in flat]
     dtypes = [str(x.dtype).removeprefix("torch.") for x in flat]
     number = NUMBERS[group] = NUMBERS[group] + 1
-    entry: Own = {
+    entry: _Own = {
         "op": op,
         "group": group,
         "seq": number,
@@ -116,17 +116,17 @@ def record(
     OURS.append({**entry, "p2p": True, "peer": peer} if p2p else entry)
 
 
-def flattened(tensors: object) -> list[Any]:
-    return [x for part in tensors for x in flattened(part)] if isinstance(tensors, list | tuple) else [tensors]
+def _flattened(tensors: object) -> list[Any]:
+    return [x for part in tensors for x in _flattened(part)] if isinstance(tensors, list | tuple) else [tensors]
 
 
 def entries() -> list[Entry]:
     """Return all that is known, in the order in which it was begun."""
-    own = [cast("Entry", entry | {"done": is_done(entry["done"])}) for entry in list(OURS)]
+    own = [cast("Entry", entry | {"done": _is_done(entry["done"])}) for entry in list(OURS)]
     return sorted([*recorded_by_torch(), *own], key=lambda entry: entry["time_ns"])
 
 
-def is_done(done: Callable[[], bool] | bool) -> bool:
+def _is_done(done: Callable[[], bool] | bool) -> bool:
     return done() if callable(done) else done
 
 
@@ -145,14 +145,14 @@ def recorded_by_torch() -> list[Entry]:
             "dtypes": [DTYPES.get(name, name) for name in (*entry["input_dtypes"], *entry["output_dtypes"])],
             "time_ns": entry["time_created_ns"],
             "done": entry["retired"] or entry["state"] == "completed",
-            "place": place_in(entry["frames"]),
+            "place": _place_in(entry["frames"]),
             "p2p": entry["is_p2p"],
         }
         for entry in found
     ]
 
 
-def place_in(frames: list[Frame]) -> Place | None:
+def _place_in(frames: list[_Frame]) -> Place | None:
     """Return the innermost line of the author in a stack."""
     for frame in frames:
         if is_authors(frame["filename"]):
@@ -166,7 +166,7 @@ def message_recorded(function: Callable[..., T]) -> Callable[..., T]:
     @wraps(function)
     def wrapper(tensor: object, *args: object, **named: object) -> T:
         peer = args[0] if args else named.get("dst", named.get("src", named.get("group_dst", named.get("group_src"))))
-        record(function.__name__, "messages", [tensor], place_of(sys._getframe(1)), True, p2p=True, peer=peer)
+        record_call(function.__name__, "messages", [tensor], place_of(sys._getframe(1)), True, p2p=True, peer=peer)
         return function(tensor, *args, **named)
 
     return wrapper
@@ -177,10 +177,10 @@ def install(folder: Path) -> None:
     from ..torch_backend.group import HpdlGroup
 
     for name, (op, which) in HPDL.items():
-        setattr(HpdlGroup, name, hpdl_recorded(getattr(HpdlGroup, name), op, which))
+        setattr(HpdlGroup, name, _hpdl_recorded(getattr(HpdlGroup, name), op, which))
 
 
-def over(reference: weakref.ref[Work]) -> Callable[[], bool]:
+def _over(reference: weakref.ref[Work]) -> Callable[[], bool]:
     """Return a function that returns True once a work is over. It does not keep the work, which holds tensors."""
 
     def is_over() -> bool:
@@ -190,13 +190,13 @@ def over(reference: weakref.ref[Work]) -> Callable[[], bool]:
     return is_over
 
 
-def hpdl_recorded(method: Callable[..., Work], op: str, which: int) -> Callable[..., Work]:
+def _hpdl_recorded(method: Callable[..., Work], op: str, which: int) -> Callable[..., Work]:
     @wraps(method)
     def wrapper(self: HpdlGroup, *args: object, **named: object) -> Work:
         place = place_of(sys._getframe(1))
         work = method(self, *args, **named)
         tensors = args[which] if len(args) > which and op != "barrier" else []
-        record(op, self.group_name or "0", tensors, place, over(weakref.ref(work)))
+        record_call(op, self.group_name or "0", tensors, place, _over(weakref.ref(work)))
         return work
 
     return wrapper

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .records import name_of
+from .records import line_name
 
 if TYPE_CHECKING:
     from .places import NotedPlace
@@ -46,5 +46,5 @@ class Finding:
         }
 
     def __str__(self) -> str:
-        at = f" ({name_of(self.place)})" if self.place and name_of(self.place) not in self.text else ""
+        at = f" ({line_name(self.place)})" if self.place and line_name(self.place) not in self.text else ""
         return "\n".join([f"{self.name}{at}: {self.text}", *(f"    {line}" for line in self.lines)])

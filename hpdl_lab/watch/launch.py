@@ -20,7 +20,7 @@ import psutil
 from .. import features
 from ..comm.errors import name_ranks
 from ..features import dev_shm
-from .records import SILENT, Beat, Run, code_of, look, name_of, pids, read
+from .records import SILENT, Beat, WatchedRun, code_of, line_name, pids, read_beat, read_ranks
 
 PATIENCE = 15.0  # s in which no rank computes and none moves to another line: they wait for each other
 IDLE = 0.03  # of a core: a rank that waits takes 0.01 for the look at itself, one that computes more
@@ -36,6 +36,7 @@ OPTIONS_WITH_VALUES = re.compile(  # of torchrun and of ours, those that take th
     r"|json|trace|patience|logs[-_]specs|numa[-_]binding|signals[-_]to[-_]handle|virtual[-_]local[-_]rank)|-[rtn])$"
 )
 SITE = Path(__file__).parent / "site"
+LAUNCHERS = ("mpiexec", "mpirun")  # in front of a script they run as typed: their ranks inherit the environment
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -54,9 +55,14 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
 def command_of(words: list[str], mpi: bool = False) -> tuple[list[str], str]:
     """Return (the command that launches it, the name of the script).
 
-    Without options of torchrun the script runs as `python SCRIPT`, and starts its ranks itself, as mp.spawn does.
+    Without options of torchrun the script runs as `python SCRIPT`, and starts its ranks itself, as mp.spawn does; with
+    one of LAUNCHERS in front of it, or torchrun, as typed.
     """
     options, script = split(words)
+    if script and not options and script[0] == "torchrun":
+        return command_of(script[1:])
+    if script and not options and Path(script[0]).name in LAUNCHERS:
+        return script, next((word for word in script if word.endswith(".py")), script[-1])
     module = bool(script) and script[0] in ("-m", "--module")
     if not script or module and len(script) < 2:
         raise ValueError("which script? hpdl watch --nproc-per-node 4 train.py")
@@ -75,7 +81,7 @@ def command_of(words: list[str], mpi: bool = False) -> tuple[list[str], str]:
     return [sys.executable, "-m", f"{__package__}.torchrun", *options, *program], name
 
 
-def environment(folder: Path, words: list[str]) -> dict[str, str]:
+def observing_environment(folder: Path, words: list[str]) -> dict[str, str]:
     """Return the environment in which every Python observes itself, and notes that in `folder`."""
     path = os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
     given = {"TORCH_FR_BUFFER_SIZE": "5000", **os.environ, "HPDL_WATCH": str(folder), "PYTHONPATH": path}
@@ -83,13 +89,13 @@ def environment(folder: Path, words: list[str]) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **given} if several else given  # as torchrun, which warns of it at length
 
 
-def run(
+def run_watched(
     words: list[str],
     mpi: bool = False,
     patience: float = PATIENCE,
     say: Callable[[str], None] = lambda text: None,
     output: IO[str] | IO[bytes] | int | None = None,
-) -> Run:
+) -> WatchedRun:
     """Run a script under observation until it ends, it is stuck, or Ctrl-C.
 
     Args:    words: options of torchrun (of mpiexec), the script, its arguments. patience: s without any progress after
@@ -103,7 +109,7 @@ def run(
         folder = Path(text)
         process = subprocess.Popen(
             command,
-            env=environment(folder, words),
+            env=observing_environment(folder, words),
             stdout=output,
             stderr=output and subprocess.STDOUT,
             start_new_session=True,
@@ -111,7 +117,7 @@ def run(
         several_hosts = bool(re.search(r"--nnodes[= ](?!1\b)", " ".join(words)))
         stalled = interrupted = False
         seen = None
-        with interruptible() as interrupts, ended_at_last(process):
+        with _interruptible() as interrupts, _ended_at_last(process):
             stall = Stall(folder, patience, process.pid)
             shown = 0.0
             while process.poll() is None:
@@ -126,29 +132,29 @@ def run(
                     say(stall.line())
                 time.sleep(POLL)
             if process.poll() is None:
-                ask(folder, living(folder))
-                seen = read(folder)  # before they get the signal
-                end(process, signal.SIGINT if interrupted else signal.SIGTERM)
+                request_collectives(folder, _living(folder))
+                seen = read_ranks(folder)  # before they get the signal
+                _end(process, signal.SIGINT if interrupted else signal.SIGTERM)
         code = process.wait()
-        ranks, others = seen or read(folder)
+        ranks, others = seen or read_ranks(folder)
         failures = folder / "failures.json"
         failed = [(r, pid, code) for r, pid, code in json.loads(failures.read_text())] if failures.exists() else []
     seconds = time.monotonic() - began
-    return Run(name, ranks, others, seconds, code if code >= 0 else 128 - code, stalled, interrupted, failed)
+    return WatchedRun(name, ranks, others, seconds, code if code >= 0 else 128 - code, stalled, interrupted, failed)
 
 
 @contextmanager
-def ended_at_last(process: subprocess.Popen[bytes]) -> Generator[None]:
+def _ended_at_last(process: subprocess.Popen[bytes]) -> Generator[None]:
     """End the launcher at the end of the block if it still runs, whatever has happened."""
     try:
         yield
     finally:
         if process.poll() is None:
-            end(process, signal.SIGTERM)
+            _end(process, signal.SIGTERM)
 
 
 @contextmanager
-def interruptible() -> Generator[list[int]]:
+def _interruptible() -> Generator[list[int]]:
     """Keep Ctrl-C and SIGTERM in the list that it yields: the script's processes get them later."""
     found: list[int] = []
     before = {}
@@ -164,19 +170,19 @@ def interruptible() -> Generator[list[int]]:
             signal.signal(number, handler)
 
 
-def living(folder: Path) -> list[int]:
+def _living(folder: Path) -> list[int]:
     """Return the processes that are observed and have not ended."""
-    return [pid for pid in pids(folder) if is_running(pid)]
+    return [pid for pid in pids(folder) if _is_running(pid)]
 
 
-def is_running(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
 
 
-def ask(folder: Path, members: list[int]) -> None:
+def request_collectives(folder: Path, members: list[int]) -> None:
     """Have processes note their collectives, and wait until they have, or for some seconds."""
     asked = folder / "ask"
     asked.touch()
@@ -190,7 +196,7 @@ def ask(folder: Path, members: list[int]) -> None:
         time.sleep(0.05)
 
 
-def end(process: subprocess.Popen[bytes], number: int) -> None:
+def _end(process: subprocess.Popen[bytes], number: int) -> None:
     """End the launcher and all that it has started: by a signal, and after some seconds by force."""
     try:
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
@@ -201,7 +207,7 @@ def end(process: subprocess.Popen[bytes], number: int) -> None:
         with suppress(psutil.NoSuchProcess):
             member.send_signal(number)
     began = time.monotonic()
-    while time.monotonic() - began < LAST and any(is_running(member.pid) for member in family):
+    while time.monotonic() - began < LAST and any(_is_running(member.pid) for member in family):
         if process.poll() is not None and time.monotonic() - began > 2:
             break
         time.sleep(POLL)
@@ -228,8 +234,8 @@ class Stall:
         self.waiting = ""
         now: dict[int, Beat] = {}
         for pid in pids(self.folder):
-            beat: Beat = {} if pid in self.gone else look(self.folder, pid)
-            if pid not in self.gone and not is_running(pid):
+            beat: Beat = {} if pid in self.gone else read_beat(self.folder, pid)
+            if pid not in self.gone and not _is_running(pid):
                 self.gone.add(pid)
             elif beat and (beat.get("place") or beat.get("call")):
                 now[pid] = beat
@@ -254,8 +260,8 @@ class Stall:
 
     def judged(self, now: dict[int, Beat]) -> bool:
         """Return True if ranks that do nothing wait for each other: anything else may end by itself."""
-        ask(self.folder, [*now])
-        ranks, _ = read(self.folder)
+        request_collectives(self.folder, [*now])
+        ranks, _ = read_ranks(self.folder)
         members = [rank for rank in ranks if rank.pid in now]
         waits = [rank for rank in members if rank.now.get("call") or rank.pending or rank.silent]
         elsewhere = [rank for rank in members if rank not in waits]
@@ -264,7 +270,7 @@ class Stall:
         if waits:
             where = ", ".join(f"rank {rank.number} is in {code_of(rank.place)}" for rank in elsewhere)
             who = name_ranks([rank.number for rank in waits])
-            self.waiting = f"{who} wait in {name_of(waits[0].place)}, {where}: Ctrl-C ends it with a report"
+            self.waiting = f"{who} wait in {line_name(waits[0].place)}, {where}: Ctrl-C ends it with a report"
         for pid, beat in now.items():
             self.since[pid] = beat
         return False
@@ -274,14 +280,14 @@ class Stall:
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.launcher).children():
                 words = " ".join(child.cmdline())
-                seen = (self.folder / f"{child.pid}.jsonl").exists() or not is_running(child.pid)
+                seen = (self.folder / f"{child.pid}.jsonl").exists() or not _is_running(child.pid)
                 if not seen and "python" in words and "resource_tracker" not in words:
                     return True
         return False
 
     def line(self) -> str:
         """Return the step, the speed and the memory of the script, in a line."""
-        beats = [look(self.folder, pid) for pid in pids(self.folder) if pid not in self.gone]
+        beats = [read_beat(self.folder, pid) for pid in pids(self.folder) if pid not in self.gone]
         working = [beat for beat in beats if beat.get("step")]
         if self.waiting or not working:
             return self.waiting

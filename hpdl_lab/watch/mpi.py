@@ -10,9 +10,9 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from .collectives import OURS, record
+from .collectives import OURS, record_call
 from .observer import OBSERVERS, Observer, is_child
-from .places import Call, place_of
+from .places import CommCall, place_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,7 +48,7 @@ def install(folder: Path) -> None:
         OBSERVERS.append(observer)
     names = [name for name in (*MESSAGES, *COLLECTIVES) if hasattr(MPI.Intracomm, name)]
     world = MPI.COMM_WORLD
-    methods = {name: noted(getattr(MPI.Intracomm, name), name, observer, world) for name in names}
+    methods = {name: _noted(getattr(MPI.Intracomm, name), name, observer, world) for name in names}
     watched: type[MPI.Intracomm] = type("Intracomm", (MPI.Intracomm,), methods)
     MPI.COMM_WORLD = watched(world)
     observer.live["rank"] = world.rank
@@ -56,7 +56,7 @@ def install(folder: Path) -> None:
     atexit.register(observer.end)  # before mpi4py's own, which waits for all ranks
 
 
-def noted(method: Callable[..., T], name: str, observer: Observer, world: MPI.Comm) -> Callable[..., T]:
+def _noted(method: Callable[..., T], name: str, observer: Observer, world: MPI.Comm) -> Callable[..., T]:
     """Return a method of a communicator that notes its call, and that it is under way."""
     op = OP.get(name, name.lower())
 
@@ -68,10 +68,10 @@ def noted(method: Callable[..., T], name: str, observer: Observer, world: MPI.Co
         tensors = [x for x in arrays if hasattr(x, "dtype")][:1] if name[0].isupper() else []
         group = "0" if self.size == world.size else f"{self.size} ranks"
         if name in MESSAGES:
-            record(op, "messages", tensors, place, True, p2p=True, peer=peer)
+            record_call(op, "messages", tensors, place, True, p2p=True, peer=peer)
         else:
-            record(op, group, tensors, place, False)
-        call: Call = {"name": op, "number": OURS[-1]["time_ns"]}
+            record_call(op, group, tensors, place, False)
+        call: CommCall = {"name": op, "number": OURS[-1]["time_ns"]}
         if isinstance(peer, int) and peer >= 0 and name in MESSAGES:
             call["peer"] = peer
         observer.live["call"] = call

@@ -139,7 +139,7 @@ class Observer:
         now = {
             "time": time.monotonic(),
             "wall_ns": time.time_ns(),
-            "cpu": time.process_time() + for_a_core(),
+            "cpu": time.process_time() + _for_a_core(),
             "place": place_of(frame),
             "call": call_of(frame),
             "top": [frame.f_code.co_name, frame.f_lineno] if frame else None,
@@ -159,7 +159,7 @@ class Observer:
         if not self.active:
             return
         self.failed = True
-        self.note("raised", **described_error(error), entries=self.dump())
+        self.note("raised", **_described_error(error), entries=self.dump())
         asked = self.folder / "ask"
         asked.touch()
         time.sleep(ANSWERS)
@@ -176,7 +176,7 @@ class Observer:
             time.sleep(LAST)
 
 
-def described_error(error: BaseException) -> dict[str, object]:
+def _described_error(error: BaseException) -> dict[str, object]:
     """Return the kind and text of an exception, and its lines in the author's files, outermost first."""
     trace, places = error.__traceback__, list[Place]()
     while trace:
@@ -194,7 +194,7 @@ def is_child() -> bool:
     return any("multiprocessing" in word for word in sys.orig_argv)
 
 
-def for_a_core() -> float:
+def _for_a_core() -> float:
     """Return the s that the main thread of this process has waited for a core: on a busy machine it may be seconds."""
     path = Path("/proc/self/schedstat")  # some kernels have none
     return int(path.read_text().split()[1]) / 1e9 if path.exists() else 0.0

@@ -21,7 +21,7 @@ Place: TypeAlias = tuple[str, int, str]  # file, line, its text
 NotedPlace: TypeAlias = Place | list[Any]  # a list once it has been through JSON
 
 
-class Call(TypedDict):
+class CommCall(TypedDict):
     """A call into communication. number: tells it apart from others of the same name. tensor: [shape, dtype]."""
 
     name: str
@@ -73,7 +73,7 @@ def caller_is_authors(depth: int = 2) -> Place | None:
     return line_at(frame.f_code.co_filename, frame.f_lineno) if is_authors(frame.f_code.co_filename) else None
 
 
-def call_of(frame: FrameType | None) -> Call | None:
+def call_of(frame: FrameType | None) -> CommCall | None:
     """Return the outermost call into communication that the thread of `frame` is in, or None.
 
     {"name": "recv", "peer": 1, "tensor": [[4], "torch.float32"]}: as its arguments have it.
@@ -84,12 +84,12 @@ def call_of(frame: FrameType | None) -> Call | None:
         if code.co_filename.endswith(COMMUNICATION) and code.co_name != "wrapper":
             found = frame
         frame = frame.f_back
-    return described(found) if found else None
+    return _described(found) if found else None
 
 
-def described(frame: FrameType) -> Call:
+def _described(frame: FrameType) -> CommCall:
     arguments = frame.f_locals
-    call: Call = {"name": frame.f_code.co_name.strip("_")}
+    call: CommCall = {"name": frame.f_code.co_name.strip("_")}
     for name in PEERS:
         if isinstance(arguments.get(name), int):
             call["peer"] = arguments[name]

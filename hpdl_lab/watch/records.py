@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypeAlias, TypedDict
 
-from .places import Call, NotedPlace, Place, is_authors, line_at
+from .places import CommCall, NotedPlace, Place, is_authors, line_at
 
 if TYPE_CHECKING:
     from .collectives import Entry
@@ -27,7 +27,7 @@ class Beat(TypedDict, total=False):
     time: float
     cpu: float  # s that it has computed or waited for a core
     place: NotedPlace | None
-    call: Call | None
+    call: CommCall | None
     top: list[str | int] | None  # its innermost function and line
     memory: int
     wall_ns: int
@@ -40,7 +40,7 @@ class Beat(TypedDict, total=False):
     examples: int  # so far
 
 
-class Held(TypedDict):
+class ParameterShard(TypedDict):
     """A parameter as a rank holds it: `held` of its numbers, and the mesh that it is cut on."""
 
     held: int
@@ -54,7 +54,7 @@ class Held(TypedDict):
 
 
 @dataclass
-class Rank:
+class RankRecord:
     """A process: its events in order, and its state when it was seen last. number: its rank.
 
     fault: (file, line, function) of its stack, innermost first, if it was ended from within compiled code.
@@ -132,7 +132,7 @@ def numbers(model: Event, trained: bool = False) -> int:
 
 
 @dataclass
-class Run:
+class WatchedRun:
     """A watched script, after its end.
 
     ranks: in order. others: processes that are no ranks. stalled: ranks waited for each other, and were ended for it.
@@ -140,8 +140,8 @@ class Run:
     """
 
     script: str
-    ranks: list[Rank]
-    others: list[Rank]
+    ranks: list[RankRecord]
+    others: list[RankRecord]
     seconds: float = 0.0
     exit_code: int = 0
     stalled: bool = False
@@ -158,17 +158,17 @@ class Run:
         return str(max(met, key=lambda event: event["size"])["backend"]) if met else "no process group"
 
 
-def read_process(folder: Path, pid: int) -> Rank:
+def _read_process(folder: Path, pid: int) -> RankRecord:
     """Read what a process has noted; its number is -1 if it is no rank."""
     lines = (folder / f"{pid}.jsonl").read_text(errors="replace").split("\n")[:-1]
     events = [json.loads(line) for line in lines]
-    now = look(folder, pid)
+    now = read_beat(folder, pid)
     if now:
         now["silent"] = time.monotonic() - now["time"] > SILENT
-    return Rank(number_of(events), pid, events, now, fault(folder, pid))
+    return RankRecord(_number_of(events), pid, events, now, _fault(folder, pid))
 
 
-def fault(folder: Path, pid: int) -> list[tuple[str, int, str]]:
+def _fault(folder: Path, pid: int) -> list[tuple[str, int, str]]:
     """Read the stack of the main thread that Python's faulthandler has written, [] if it has not."""
     path = folder / f"{pid}.fault"
     text = path.read_text(errors="replace") if path.exists() else ""
@@ -177,7 +177,7 @@ def fault(folder: Path, pid: int) -> list[tuple[str, int, str]]:
     return next((stack for stack in found if any(is_authors(name) for name, _, _ in stack)), [])
 
 
-def number_of(events: list[Event]) -> int:
+def _number_of(events: list[Event]) -> int:
     """Return the rank of a process as it has noted it, -1 for none."""
     met = max((event for event in events if event["what"] == "met"), key=lambda event: event["size"], default=None)
     if met is not None:  # of the largest: a process may be a job of one rank for MPI
@@ -189,7 +189,7 @@ def number_of(events: list[Event]) -> int:
     return -1
 
 
-def look(folder: Path, pid: int) -> Beat:
+def read_beat(folder: Path, pid: int) -> Beat:
     """Read the state of a process, {} if it has noted none."""
     try:
         beat: Beat = json.loads((folder / f"{pid}.now").read_text())
@@ -202,17 +202,17 @@ def pids(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob("*.jsonl"))
 
 
-def read(folder: Path, alone: bool = False) -> tuple[list[Rank], list[Rank]]:
+def read_ranks(folder: Path, alone: bool = False) -> tuple[list[RankRecord], list[RankRecord]]:
     """Read all processes: (ranks in order, others). alone: no launcher has given ranks, a single process is rank 0.
 
     A process to which a launcher gave a rank is none if its own children met in a process group, or if its parent has
     the same rank already.
     """
-    found = [read_process(folder, pid) for pid in pids(folder)]
+    found = [_read_process(folder, pid) for pid in pids(folder)]
     parents = {process.pid: process.events[0]["ppid"] for process in found if process.events}
     met = {process.pid for process in found if process.first("meets") or process.first("met")}
     above = {parents[pid] for pid in met if pid in parents} - met
-    ranks: dict[int, Rank] = {}
+    ranks: dict[int, RankRecord] = {}
     for process in found:
         taken = ranks.get(process.number)
         if process.number < 0 or process.pid in above:
@@ -221,16 +221,16 @@ def read(folder: Path, alone: bool = False) -> tuple[list[Rank], list[Rank]]:
             ranks[process.number] = process
     if alone and not ranks and found:
         first = min(found, key=lambda process: process.events[0]["time_ns"] if process.events else 0)
-        ranks[0] = Rank(0, first.pid, first.events, first.now)
+        ranks[0] = RankRecord(0, first.pid, first.events, first.now)
     chosen = [ranks[number] for number in sorted(ranks)]
     return chosen, [process for process in found if process not in chosen]
 
 
-def name_of(place: NotedPlace | None) -> str:
+def line_name(place: NotedPlace | None) -> str:
     """Return "train.py:41"."""
     return f"{Path(place[0]).name}:{place[1]}" if place else "an unknown line"
 
 
 def code_of(place: NotedPlace | None) -> str:
     """Return "train.py:41, `loss.backward()`"."""
-    return f"{name_of(place)}, `{place[2]}`" if place and place[2] else name_of(place)
+    return f"{line_name(place)}, `{place[2]}`" if place and place[2] else line_name(place)

@@ -9,8 +9,8 @@ from ..trace import Event
 from ..units import counted
 from . import agree, speed, waits
 from .finding import KINDS, Finding
-from .records import Run, name_of
-from .strategy import Strategy, nbytes
+from .records import WatchedRun, line_name
+from .strategy import ObservedStrategy, nbytes
 
 TITLES = {
     "hang": "It hangs or crashes",
@@ -25,10 +25,10 @@ STRICT = ("hang", "wrong")
 
 
 @dataclass
-class Report:
+class WatchReport:
     """The findings about a run. findings: the most important ones first."""
 
-    run: Run
+    run: WatchedRun
     findings: list[Finding]
 
     @property
@@ -49,7 +49,7 @@ class Report:
             Path(run.script).name,
             counted(run.size, "rank"),
             run.backend,
-            Strategy(run).name,
+            ObservedStrategy(run).name,
             f"{counted(most, 'step')} in {run.seconds:.1f} s",
             *([f"{examples / spent:,.0f} examples/s"] if spent and examples else []),
             "stuck, and ended" if run.stalled else "interrupted" if run.interrupted else f"exit code {run.exit_code}",
@@ -77,12 +77,12 @@ class Report:
         for kind in KINDS:
             if self.of(kind):
                 lines += ["", TITLES[kind]]
-                lines += [wrapped(str(finding), width) for finding in self.of(kind)]
+                lines += [_wrapped(str(finding), width) for finding in self.of(kind)]
         if not self.strict:
             unseen = f": no rank was seen, and the exit code is {self.run.exit_code}"
             lines += ["", f"Nothing found that is wrong{'' if self.run.ranks else unseen}."]
         if self.unseen():
-            lines += ["", wrapped("Not seen: " + "; ".join(self.unseen()) + ".", width)]
+            lines += ["", _wrapped("Not seen: " + "; ".join(self.unseen()) + ".", width)]
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, object]:
@@ -92,7 +92,7 @@ class Report:
             "script": run.script,
             "ranks": run.size,
             "backend": run.backend,
-            "strategy": Strategy(run).name,
+            "strategy": ObservedStrategy(run).name,
             "steps": max((rank.step_count for rank in run.ranks), default=0),
             "seconds": run.seconds,
             "exit_code": run.exit_code,
@@ -117,18 +117,18 @@ class Report:
                 t1, step = next(((end, n) for _, begin, end, n in spans if begin <= t0 <= end), (t0 + 1000, 0))
                 size = nbytes(entry)
                 found.append(
-                    Event(rank.number, step, entry["op"], t0, t1, -1, size, name_of(entry["place"]), "messages")
+                    Event(rank.number, step, entry["op"], t0, t1, -1, size, line_name(entry["place"]), "messages")
                 )
         return sorted(found, key=lambda event: event.t0_ns)
 
 
-def wrapped(text: str, width: int) -> str:
+def _wrapped(text: str, width: int) -> str:
     first, *more = text.split("\n")
     body = textwrap.fill(first, width, initial_indent="  ", subsequent_indent="      ", break_long_words=False)
     return "\n".join([body, *(f"  {line}" for line in more)])
 
 
-def judge(run: Run) -> Report:
+def judge_run(run: WatchedRun) -> WatchReport:
     """Judge a run."""
     found = [*waits.findings(run), *agree.findings(run), *speed.findings(run)]
-    return Report(run, sorted(found, key=lambda finding: KINDS.index(finding.kind)))
+    return WatchReport(run, sorted(found, key=lambda finding: KINDS.index(finding.kind)))

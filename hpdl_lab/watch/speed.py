@@ -13,8 +13,8 @@ import psutil
 from ..units import bytes_text, counted
 from .finding import Finding
 from .places import line_at
-from .records import Event, Rank, Run, name_of
-from .strategy import FEW, SUMS, Strategy, elements, is_float, nbytes
+from .records import Event, RankRecord, WatchedRun, line_name
+from .strategy import FEW, SUMS, ObservedStrategy, elements, is_float, nbytes
 
 if TYPE_CHECKING:
     from .collectives import Entry
@@ -30,7 +30,7 @@ TINY_STEP = 1e-3  # s; of shorter steps no time is judged
 
 
 @dataclass
-class Times:
+class _Times:
     """The median step of a rank, in s: parts of PHASES and "rest"; total."""
 
     rank: int
@@ -44,29 +44,29 @@ class Times:
         return self.total - self.parts["exposed"]
 
 
-def times_of(rank: Rank) -> Times | None:
+def _times_of(rank: RankRecord) -> _Times | None:
     """Return the median step of a rank, None if it has taken none."""
     steps = [event for event in rank.steps if event["step"] >= WARM] or rank.steps[1:]  # the first one starts up
     if not steps:
         return None
     total = median((event["till"] - event["at"] - event["ns"].get("observer", 0)) / 1e9 for event in steps)
     parts = {name: median(event["ns"].get(name, 0) / 1e9 for event in steps) for name in PHASES}
-    return Times(rank.number, {**parts, "rest": max(0.0, total - sum(parts.values()))}, total, len(steps))
+    return _Times(rank.number, {**parts, "rest": max(0.0, total - sum(parts.values()))}, total, len(steps))
 
 
-def all_times(run: Run) -> list[Times]:
-    return [times for times in map(times_of, run.ranks) if times is not None]
+def all_times(run: WatchedRun) -> list[_Times]:
+    return [times for times in map(_times_of, run.ranks) if times is not None]
 
 
-def findings(run: Run) -> list[Finding]:
+def findings(run: WatchedRun) -> list[Finding]:
     """Return the reasons why a step is slow, and what it holds."""
-    strategy, times = Strategy(run), all_times(run)
+    strategy, times = ObservedStrategy(run), all_times(run)
     if not times:
         return []
-    return [*time(run, times, strategy), *traffic(run, strategy), *habits(run), *memory(run, strategy)]
+    return [*_time(run, times, strategy), *traffic(run, strategy), *_habits(run), *memory(run, strategy)]
 
 
-def time(run: Run, times: list[Times], strategy: Strategy) -> Iterator[Finding]:
+def _time(run: WatchedRun, times: list[_Times], strategy: ObservedStrategy) -> Iterator[Finding]:
     """Yield the parts of a step, and which of them is too long."""
     worst = max(times, key=lambda one: one.total)
     parts = ", ".join(f"{LABEL.get(name, name)} {1e3 * s:.1f}" for name, s in worst.parts.items())
@@ -86,9 +86,9 @@ def time(run: Run, times: list[Times], strategy: Strategy) -> Iterator[Finding]:
         )
     own = median(one.own for one in times)
     late = max(times, key=lambda one: one.own)
-    slow = late.own > SLOWER * own_of_others(times, late) and late.own - own > TINY_STEP if len(times) > 1 else False
-    if slow and not strategy.pipeline and mostly_last(run, late.rank):
-        others = own_of_others(times, late)
+    slow = late.own > SLOWER * _own_of_others(times, late) and late.own - own > TINY_STEP if len(times) > 1 else False
+    if slow and not strategy.pipeline and _mostly_last(run, late.rank):
+        others = _own_of_others(times, late)
         which = max(
             late.parts, key=lambda name: late.parts[name] - median(o.parts[name] for o in times if o is not late)
         )
@@ -101,7 +101,7 @@ def time(run: Run, times: list[Times], strategy: Strategy) -> Iterator[Finding]:
         )
     threads = max(event.get("threads", 1) for rank in run.ranks for event in [rank.first("left")])
     cores = len(psutil.Process().cpu_affinity())
-    if threads > 1 and threads * run.size > cores and not on_gpu(run):
+    if threads > 1 and threads * run.size > cores and not _on_gpu(run):
         yield Finding(
             "slow",
             "threads",
@@ -110,36 +110,36 @@ def time(run: Run, times: list[Times], strategy: Strategy) -> Iterator[Finding]:
         )
 
 
-def mostly_last(run: Run, number: int) -> bool:
+def _mostly_last(run: WatchedRun, number: int) -> bool:
     """Return True if a rank works longest in three of four steps: one slow step of a busy machine does not count."""
-    rows = [[own_ns(event) for event in rank.steps[WARM:]] for rank in run.ranks]
+    rows = [[_own_ns(event) for event in rank.steps[WARM:]] for rank in run.ranks]
     late = [rank.number for rank in run.ranks].index(number)
     steps = [*zip(*rows, strict=False)]
     return len(steps) >= MANY and sum(row[late] == max(row) for row in steps) >= 0.75 * len(steps)
 
 
-def own_ns(event: Event) -> int:
+def _own_ns(event: Event) -> int:
     """Return the ns of a step without waiting for others."""
     return int(event["till"] - event["at"] - event["ns"].get("exposed", 0) - event["ns"].get("observer", 0))
 
 
-def own_of_others(times: list[Times], late: Times) -> float:
+def _own_of_others(times: list[_Times], late: _Times) -> float:
     return median(one.own for one in times if one is not late)
 
 
-def on_gpu(run: Run) -> bool:
+def _on_gpu(run: WatchedRun) -> bool:
     return "nccl" in run.backend
 
 
-def in_a_step(strategy: Strategy) -> list[Entry]:
+def _in_a_step(strategy: ObservedStrategy) -> list[Entry]:
     """Return the collectives of rank 0 in one of the last steps, the one with the median number of them."""
     windows = sorted((rows[0] for rows in strategy.windows), key=len)
     return windows[len(windows) // 2] if windows else []
 
 
-def traffic(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def traffic(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Yield the traffic of rank 0 in a step, next to the need of its strategy."""
-    entries = in_a_step(strategy)
+    entries = _in_a_step(strategy)
     calls: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
     for entry in entries:
@@ -153,13 +153,14 @@ def traffic(run: Run, strategy: Strategy) -> Iterator[Finding]:
         f"{op} {counted(n, 'call')}, {bytes_text(sizes[op, group])}" + (f" (group {group})" if len(groups) > 1 else "")
         for (op, group), n in calls.items()
     ]
-    need, p = sum(x["bytes"] for x in strategy.parameters.values()), run.size
+    gradient_bytes, p = sum(x["bytes"] for x in strategy.parameters.values()), run.size
     needs = ""
     if strategy.data_parallel and not strategy.fsdp:
-        needs = f""" Data parallelism needs one all_reduce of its gradients, {bytes_text(need)}: each rank sends
+        needs = f""" Data parallelism needs one all_reduce of its gradients, {bytes_text(gradient_bytes)}: each rank
+            sends
             2(p-1)/p = {2 * (p - 1) / p:.2f} times as much."""
     elif strategy.fsdp and strategy.data_parallel:
-        whole = need * p
+        whole = gradient_bytes * p
         needs = f""" FSDP needs its parameters gathered twice and its gradients scattered once, {bytes_text(whole)}
             each: 3(p-1)/p = {3 * (p - 1) / p:.2f} times as much is sent by each rank."""
     yield Finding("slow", "traffic", f"in a step rank 0 calls {'; '.join(calls_text)}.{needs}")
@@ -183,17 +184,18 @@ def traffic(run: Run, strategy: Strategy) -> Iterator[Finding]:
                 f"""{len(sums)} buckets in a step, {bytes_text(total / len(sums))} each: every one costs its latency
                 again. DDP(..., bucket_cap_mb=25), the default, makes one of 25 MB from them.""",
             )
-        elif sum(nbytes(entry) for entry in sums if elements(entry) > FEW) > 1.5 * need:
+        elif sum(nbytes(entry) for entry in sums if elements(entry) > FEW) > 1.5 * gradient_bytes:
             yield Finding(
                 "slow",
                 "twice sent",
-                f"""{bytes_text(total)} are added over ranks in a step, but only {bytes_text(need)} of gradients are
+                f"""{bytes_text(total)} are added over ranks in a step, but only {bytes_text(gradient_bytes)} of
+                gradients are
                 needed: is something averaged that was so already?""",
                 place=sums[-1]["place"],
             )
 
 
-def habits(run: Run) -> Iterator[Finding]:
+def _habits(run: WatchedRun) -> Iterator[Finding]:
     """Find calls in each step that make the ranks or the GPU wait."""
     rank = run.ranks[0]
     steps = [event for event in rank.steps if event["step"] >= WARM]
@@ -207,7 +209,7 @@ def habits(run: Run) -> Iterator[Finding]:
             yield Finding(
                 "slow",
                 "item",
-                f"""{name_of(place)} calls .item() in each step: on a GPU the CPU waits
+                f"""{line_name(place)} calls .item() in each step: on a GPU the CPU waits
                 there until all kernels are done. Keep the tensor, and read it every hundred steps.""",
                 place=place,
             )
@@ -216,13 +218,13 @@ def habits(run: Run) -> Iterator[Finding]:
         yield Finding(
             "slow",
             "barrier",
-            f"""{name_of(barriers[0]["place"])} calls dist.barrier() in each step: the all_reduce of the gradients makes
-            ranks wait for each other already.""",
+            f"""{line_name(barriers[0]["place"])} calls dist.barrier() in each step: the all_reduce of the gradients
+            makes ranks wait for each other already.""",
             place=barriers[0]["place"],
         )
 
 
-def memory(run: Run, strategy: Strategy) -> Iterator[Finding]:
+def memory(run: WatchedRun, strategy: ObservedStrategy) -> Iterator[Finding]:
     """Yield the memory that a rank holds."""
     event = next(iter(run.ranks[0].all("optimizer")[-1:]), {})
     if not event:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .places import NotedPlace
-from .records import Event, Held, Rank, Run, numbers
+from .records import Event, ParameterShard, RankRecord, WatchedRun, numbers
 
 if TYPE_CHECKING:
     from .collectives import Begun, Entry
@@ -46,10 +46,10 @@ def is_float(entry: Begun) -> bool:
 
 
 @dataclass
-class Strategy:
+class ObservedStrategy:
     """A strategy, recognized from the models and the traffic of a run."""
 
-    run: Run
+    run: WatchedRun
 
     @cached_property
     def models(self) -> list[Event]:
@@ -57,9 +57,9 @@ class Strategy:
         return [rank.model() for rank in self.run.ranks]
 
     @cached_property
-    def parameters(self) -> dict[str, Held]:
+    def parameters(self) -> dict[str, ParameterShard]:
         """{name: what rank 0 holds} for the trained parameters of its model."""
-        found: dict[str, Held] = self.models[0].get("parameters", {}) if self.models else {}
+        found: dict[str, ParameterShard] = self.models[0].get("parameters", {}) if self.models else {}
         return {name: p for name, p in found.items() if p["trained"]}
 
     @cached_property
@@ -146,7 +146,7 @@ class Strategy:
     @cached_property
     def silent(self) -> bool:
         """True if no step but the first ones moves anything that could be gradients or weights."""
-        moved = [elements(e) for rank in self.run.ranks for e in rank.entries if is_float(e) and after(rank, e)]
+        moved = [elements(e) for rank in self.run.ranks for e in rank.entries if is_float(e) and _after(rank, e)]
         return bool(self.parameters) and all(n <= FEW for n in moved)
 
     @property
@@ -161,7 +161,7 @@ class Strategy:
         return " and ".join(parts) or ("no parallelism recognized" if self.run.size > 1 else "one rank")
 
 
-def after(rank: Rank, entry: Begun) -> bool:
+def _after(rank: RankRecord, entry: Begun) -> bool:
     """Return True if an entry was begun after the first step of its rank, or in its backward."""
     first = next((event["time_ns"] for event in rank.events if event["what"] == "forward" and event["training"]), None)
     return first is not None and bool(entry["time_ns"] > first)

@@ -9,7 +9,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
 
-def run(arguments: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
     """Run torchrun, return its exit code, and print nothing about failed ranks."""
     try:
         main(arguments)
@@ -21,4 +21,4 @@ def run(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(_run(sys.argv[1:]))

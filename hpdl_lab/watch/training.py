@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    from .records import Held
+    from .records import ParameterShard
 
 T = TypeVar("T")
 
@@ -45,9 +45,9 @@ NUMBER = re.compile(r"\d")
 BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
-def install(folder: Path) -> Training:
+def install(folder: Path) -> _Training:
     """Hook into torch, which has just been imported, and observe at once, but not in children of multiprocessing."""
-    training = Training(Observer(folder))
+    training = _Training(Observer(folder))
     training.hook()
     OBSERVERS.append(training.observer)
     if not is_child():
@@ -55,19 +55,19 @@ def install(folder: Path) -> Training:
     return training
 
 
-class Clock:
+class _Clock:
     """The ns of a phase of a step, and how many of them the main thread neither ran nor waited for a core."""
 
     def __init__(self) -> None:
-        self.begun, self.idle = time.perf_counter_ns(), idle_ns()
+        self.begun, self.idle = time.perf_counter_ns(), _idle_ns()
 
     def spent(self) -> tuple[int, int]:
         """Return (ns, ns without work) since the beginning."""
         wall = time.perf_counter_ns() - self.begun
-        return wall, max(0, wall - (idle_ns() - self.idle))
+        return wall, max(0, wall - (_idle_ns() - self.idle))
 
 
-def idle_ns() -> int:
+def _idle_ns() -> int:
     """Return the ns that this thread has run or waited for a core."""
     with open(f"/proc/self/task/{threading.get_native_id()}/schedstat") as file:
         return time.thread_time_ns() + int(file.read().split()[1])
@@ -77,7 +77,7 @@ UNHASHED = {torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Training:
+class _Training:
     """The hooks that follow the training in this process."""
 
     def __init__(self, observer: Observer) -> None:
@@ -95,7 +95,7 @@ class Training:
         self.examples = self.read = 0  # of this step; of the last forward
         self.loss: float | None = None
         self.began = self.written = time.time_ns()
-        self.clock: Clock | None = None
+        self.clock: _Clock | None = None
         self.saving: Saving | None = None
         self.saved = -1  # bytes kept for backward in the second step
         self.blocks: list[tuple[str, int, int]] = []  # of each block then: class, bytes kept for backward, of its input
@@ -113,7 +113,7 @@ class Training:
             self.optimizers += 1
             made(optimizer, *args, **named)
 
-        put(Optimizer, "__init__", counted_init)
+        _put(Optimizer, "__init__", counted_init)
         register_optimizer_step_pre_hook(quietly(self.before_step))
         register_optimizer_step_post_hook(quietly(self.after_step))
         self.hook_calls()
@@ -163,7 +163,7 @@ class Training:
             inside=any(ddp.module is module for ddp in ddps),
             ddps=len(ddps),
             place=place_of(sys._getframe()),
-            parameters={name: described(p) for name, p in named.items()},
+            parameters={name: _described(p) for name, p in named.items()},
             batchnorm=[type(m).__name__ for m in module.modules() if isinstance(m, BATCHNORM)],
             dropout=any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules()),
             kinds=dict(kinds),
@@ -175,21 +175,21 @@ class Training:
 
     def before(self, module: nn.Module, args: tuple[object, ...], named: dict[str, object]) -> None:
         """Note the forward of a model before it begins."""
-        if is_capturing():
+        if _is_capturing():
             return
         known = self.roots.get(id(module))
         if known is None or known() is not module:
             self.roots[id(module)] = weakref.ref(module)
             self.described(module)
         self.in_eval = not torch.is_grad_enabled()
-        self.clock = Clock()
-        x = first_tensor((args, named))
+        self.clock = _Clock()
+        x = _first_tensor((args, named))
         count = len(x) if x is not None and x.ndim else 0
         training = torch.is_grad_enabled() and module.training
         if training:
             self.read, self.forwards = count, self.forwards + 1
         looked_at = sampled(self.forwards, 64) if training else sampled(self.evaluated, 64)
-        rows = fingerprints(x) if x is not None and count and looked_at else []
+        rows = _fingerprints(x) if x is not None and count and looked_at else []
         if looked_at:
             more = {"rng": zlib.crc32(torch.get_rng_state().numpy().tobytes())} if self.steps < 3 else {}
             self.observer.note(
@@ -206,7 +206,7 @@ class Training:
             self.counts["evaluated"] += count
         if not training:
             self.evaluated += 1
-        if self.steps == 1 and training and self.saved < 0 and not is_compiled(module):
+        if self.steps == 1 and training and self.saved < 0 and not _is_compiled(module):
             self.saving = Saving(module)
             self.saving.__enter__()
 
@@ -255,10 +255,10 @@ class Training:
         self.step_begins()
         if self.steps in (0, 1) or NAMED in os.environ:
             self.describe_optimizer(optimizer)
-        self.clock = Clock()
+        self.clock = _Clock()
 
     def step_begins(self) -> None:
-        if is_capturing():
+        if _is_capturing():
             return
         if sampled(self.steps):
             self.look_at_weights()
@@ -267,7 +267,7 @@ class Training:
 
     def look_at_weights(self) -> None:
         self.looked_at = self.steps
-        names = sorted(self.names[key] for key in late() if key in self.names)
+        names = sorted(self.names[key] for key in _late() if key in self.names)
         self.observer.note("weights", step=self.steps, late=names, **self.fingerprints())
 
     def describe_optimizer(self, optimizer: Optimizer) -> None:
@@ -288,7 +288,7 @@ class Training:
             parameters=len(params),
             group=dist.is_available() and dist.is_initialized(),
             place=place_of(sys._getframe()),
-            bytes={"gradients": sum(map(held_bytes, (p.grad for p in params))), "state": sum(map(held_bytes, state))},
+            bytes={"gradients": sum(map(_held_bytes, (p.grad for p in params))), "state": sum(map(_held_bytes, state))},
             saved=self.saved,
             blocks=self.blocks,
             **more,
@@ -325,7 +325,7 @@ class Training:
         self.sums.clear()
 
     def backward_begins(self, tensors: object, weighted: bool) -> None:
-        if is_capturing():
+        if _is_capturing():
             return
         if self.backwards and not self.optimizers:  # a loop that changes its parameters by itself
             self.step_begins()
@@ -333,12 +333,12 @@ class Training:
         x = tensors[0] if isinstance(tensors, list | tuple) else tensors
         self.loss = float(x.detach()) if isinstance(x, Tensor) and x.numel() == 1 and x.device.type == "cpu" else None
         if self.backwards == 0 and self.steps < 3:
-            self.observer.note("loss", step=self.steps, **kind_of_loss(x, weighted), place=place_of(sys._getframe()))
+            self.observer.note("loss", step=self.steps, **_kind_of_loss(x, weighted), place=place_of(sys._getframe()))
         self.examples += self.read  # of the last forward before it: others may be for something else
-        self.clock = Clock()
+        self.clock = _Clock()
 
     def backward_ends(self) -> None:
-        if is_capturing():
+        if _is_capturing():
             return
         self.phase("backward")
         self.backwards += 1
@@ -352,20 +352,20 @@ class Training:
             for p in module.parameters():
                 if p.grad is not None and id(p) in self.names and not hasattr(p, "placements") and not p.grad.is_sparse:
                     part = p.grad.detach().reshape(-1)[:PART].double()
-                    found[self.names[id(p)]] = float(part @ fixed_numbers(len(part)).to(part.device))
+                    found[self.names[id(p)]] = float(part @ _fixed_numbers(len(part)).to(part.device))
         return found
 
     def fingerprints(self) -> dict[str, dict[str, int]]:
         """Return a number for the bits of each parameter and buffer that this rank holds."""
         hashes: dict[str, int] = {}
-        buffers, ignored = {}, ignored_by_ddp()
+        buffers, ignored = {}, _ignored_by_ddp()
         for module in self.live_roots():
             for p in module.parameters():
                 if id(p) in self.names and id(p) not in ignored:
-                    hashes.setdefault(self.names[id(p)], bits(p))  # of a copy, such as an average, not
+                    hashes.setdefault(self.names[id(p)], _bits(p))  # of a copy, such as an average, not
             for name, x in module.named_buffers():
                 if x.numel():
-                    buffers[name] = bits(x)
+                    buffers[name] = _bits(x)
         return {"hashes": hashes, "buffers": buffers}
 
     # -- calls ------------------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ class Training:
 
             return backward
 
-        replace(torch.autograd.backward, around_backward(torch.autograd.backward))
+        _replace(torch.autograd.backward, around_backward(torch.autograd.backward))
         item = Tensor.item
 
         def counted_item(x: Tensor, /) -> float:
@@ -393,7 +393,7 @@ class Training:
                 self.counts[f"item {place[0]}:{place[1]}"] += 1
             return item(x)
 
-        put(Tensor, "item", counted_item)
+        _put(Tensor, "item", counted_item)
         writes = self.observer.quietly(self.writes)
 
         saves: Callable[..., None] = torch.save
@@ -403,7 +403,7 @@ class Training:
             writes(args[1] if len(args) > 1 else named.get("f"), False)
             saves(*args, **named)
 
-        replace(saves, save)
+        _replace(saves, save)
         if dist.is_available():
             self.hook_distributed()
 
@@ -419,7 +419,7 @@ class Training:
             finally:
                 self.waited(time.perf_counter_ns() - begun)
 
-        put(work, "wait", timed_wait)
+        _put(work, "wait", timed_wait)
 
         def around_init(function: Callable[..., T]) -> Callable[..., T]:
             @wraps(function)
@@ -440,10 +440,10 @@ class Training:
 
             return destroy_process_group
 
-        replace(dist.init_process_group, around_init(dist.init_process_group))
-        replace(dist.destroy_process_group, around_destroy(dist.destroy_process_group))
+        _replace(dist.init_process_group, around_init(dist.init_process_group))
+        _replace(dist.destroy_process_group, around_destroy(dist.destroy_process_group))
         for function in (dist.send, dist.recv, dist.isend, dist.irecv):
-            replace(function, collectives.message_recorded(function))
+            _replace(function, collectives.message_recorded(function))
 
         init: Callable[..., None] = nn.parallel.DistributedDataParallel.__init__
 
@@ -452,7 +452,7 @@ class Training:
             init(module, *args, **named)
             DDPS.append(weakref.ref(module))
 
-        put(nn.parallel.DistributedDataParallel, "__init__", ddp_init)
+        _put(nn.parallel.DistributedDataParallel, "__init__", ddp_init)
 
     def hook_children(self) -> None:
         """Note what ends a rank that multiprocessing has started: there no sys.excepthook is called."""
@@ -476,7 +476,7 @@ class Training:
         def noted_wrap(function: Callable[..., object], *args: object) -> None:
             wrap(around(function), *args)
 
-        put(spawn, "_wrap", noted_wrap)
+        _put(spawn, "_wrap", noted_wrap)
         BaseProcess.run = around(BaseProcess.run)
 
     def meets(self, place: Place | None, rank: int) -> None:
@@ -531,9 +531,9 @@ class Training:
             begins(loader)
             return iterating(loader)
 
-        put(kind, "__next__", timed_next)
-        put(kind, "_next_index", noted_index)
-        put(torch.utils.data.DataLoader, "__iter__", noted_iter)
+        _put(kind, "__next__", timed_next)
+        _put(kind, "_next_index", noted_index)
+        _put(torch.utils.data.DataLoader, "__iter__", noted_iter)
 
     def epoch_begins(self, loader: DataLoader[object]) -> None:
         sampler = loader.sampler
@@ -557,7 +557,7 @@ class Training:
             replica=getattr(sampler, "rank", None),
             step=self.steps,
             training=torch.is_grad_enabled(),
-            rows=rows_of(loader.dataset),
+            rows=_rows_of(loader.dataset),
             place=place_of(sys._getframe()),
         )
 
@@ -581,7 +581,7 @@ class Training:
                     prints(text)
                 return write(text)
 
-            put(stream, "write", noted_write)
+            _put(stream, "write", noted_write)
         writes = self.observer.quietly(self.writes)
 
         def audited(event: str, args: tuple[object, ...]) -> None:
@@ -615,7 +615,7 @@ class Training:
 DDPS: list[weakref.ref[nn.parallel.DistributedDataParallel]] = []
 
 
-def late() -> set[int]:
+def _late() -> set[int]:
     """Return the ids of parameters that need a gradient now, and did not when DDP was made."""
     found = set()
     for ddp in filter(None, (ref() for ref in DDPS)):
@@ -659,18 +659,18 @@ class Saving(torch.autograd.graph.saved_tensors_hooks):
                 return call(module, *args, **named)
             finally:
                 self.inside = False
-                given = sum(held_bytes(x) for x in (*args, *named.values()) if isinstance(x, Tensor))
+                given = sum(_held_bytes(x) for x in (*args, *named.values()) if isinstance(x, Tensor))
                 self.blocks.append((type(module).__name__, self.bytes - before, given))
 
         return counted_call
 
 
-def put(owner: object, name: str, wrapper: Callable[..., object]) -> None:
+def _put(owner: object, name: str, wrapper: Callable[..., object]) -> None:
     """Replace the method `name` of a class or an object, or a function of a module."""
     setattr(owner, name, wrapper)
 
 
-def replace(original: Callable[..., object], wrapper: Callable[..., object]) -> None:
+def _replace(original: Callable[..., object], wrapper: Callable[..., object]) -> None:
     """Put `wrapper` wherever torch's modules have `original` under its name."""
     name = original.__name__
     for module in [module for key, module in sys.modules.items() if key.partition(".")[0] == "torch"]:
@@ -678,7 +678,7 @@ def replace(original: Callable[..., object], wrapper: Callable[..., object]) -> 
             setattr(module, name, wrapper)
 
 
-def first_tensor(values: object) -> Tensor | None:
+def _first_tensor(values: object) -> Tensor | None:
     """Return the first tensor with examples in arguments, as they are nested."""
     if isinstance(values, Tensor):
         return values if values.ndim else None
@@ -686,10 +686,10 @@ def first_tensor(values: object) -> Tensor | None:
         values = values.values()
     elif not isinstance(values, list | tuple):
         return None
-    return next((x for x in map(first_tensor, values) if x is not None), None)
+    return next((x for x in map(_first_tensor, values) if x is not None), None)
 
 
-def fingerprints(x: Tensor) -> list[int]:
+def _fingerprints(x: Tensor) -> list[int]:
     """Return, for each example of a batch, a number that tells it apart from others."""
     flat = x.detach().reshape(len(x), -1)
     part = flat[:, :: max(1, flat.shape[1] // ROW)] if NAMED not in os.environ else flat
@@ -697,18 +697,18 @@ def fingerprints(x: Tensor) -> list[int]:
     return [zlib.crc32(row.tobytes()) for row in part.cpu().contiguous().numpy()]
 
 
-def is_capturing() -> bool:
+def _is_capturing() -> bool:
     """Return True if a CUDA graph is being captured, which nothing may disturb."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def is_compiled(module: nn.Module) -> bool:
+def _is_compiled(module: nn.Module) -> bool:
     """Return True if a part of a model is compiled."""
     parts = module.modules()
     return any(type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in parts)
 
 
-def ignored_by_ddp() -> set[int]:
+def _ignored_by_ddp() -> set[int]:
     """Return the ids of parameters that DDP leaves alone."""
     found = set()
     for ddp in filter(None, (ref() for ref in DDPS)):
@@ -716,7 +716,7 @@ def ignored_by_ddp() -> set[int]:
     return found
 
 
-def rows_of(dataset: object) -> list[int] | None:
+def _rows_of(dataset: object) -> list[int] | None:
     """Return [first, step, rows] of a dataset in the whole one: of a Subset or a slice of a tensor; None if unknown.
 
     If the indices of a Subset have no constant step: [-1, rows, *indices].
@@ -739,7 +739,7 @@ def rows_of(dataset: object) -> list[int] | None:
     return None
 
 
-def fixed_numbers(n: int) -> Tensor:
+def _fixed_numbers(n: int) -> Tensor:
     """Return n numbers, always the same."""
     global FIXED
     if FIXED is None:
@@ -755,11 +755,11 @@ def local(x: Tensor) -> Tensor:
     return (x.to_local() if hasattr(x, "to_local") else x).detach()
 
 
-def held_bytes(x: Tensor | None) -> int:
+def _held_bytes(x: Tensor | None) -> int:
     return 0 if x is None else local(x).numel() * x.element_size()
 
 
-def bits(x: Tensor) -> int:
+def _bits(x: Tensor) -> int:
     held = local(x).contiguous()
     if held.is_complex():
         held = torch.view_as_real(held)
@@ -772,12 +772,12 @@ def squares(x: Tensor) -> float:
     return float((local(x).double() ** 2).sum())
 
 
-def described(p: Tensor) -> Held:
+def _described(p: Tensor) -> ParameterShard:
     """Return this rank's part of a parameter: numbers, of how many; and the mesh that it is cut on."""
-    found: Held = {
+    found: ParameterShard = {
         "held": local(p).numel(),
         "of": p.numel(),
-        "bytes": held_bytes(p),
+        "bytes": _held_bytes(p),
         "trained": p.requires_grad,
     }
     if NAMED in os.environ:
@@ -789,7 +789,7 @@ def described(p: Tensor) -> Held:
     return found
 
 
-def kind_of_loss(x: object, weighted: bool) -> dict[str, object]:
+def _kind_of_loss(x: object, weighted: bool) -> dict[str, object]:
     """Return {"mean": the last operation of a loss is one, "by": the number that it divides by, or None}."""
     node = getattr(x, "grad_fn", None)
     if node is None:

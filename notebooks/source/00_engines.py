@@ -21,7 +21,7 @@ from hpdl_lab import lab
 lab.start(4)
 
 # %% [markdown]
-# ## The idea
+# ## The idea <!-- 1 half day 4 -->
 #
 # Four more Python processes are now running behind this notebook. They are called **engines**; as members of a
 # parallel program they are **ranks**, numbered from 0. They share no variables. One rank learns what another knows
@@ -45,7 +45,7 @@ lab.start(4)
 my_guess_ms = lab.guess("milliseconds of a lab.run that does nothing", ...)
 
 # %% [markdown]
-# ## Exercise 0.1 ★ Hello from every rank
+# ## Exercise 0.1 ★ Hello from every rank <!-- 1 half day 5 -->
 #
 # Write `hello`. Then let `lab.check` look at it. If it is not right yet, the answer says what is wrong, and
 # `lab.hint()` in a new cell opens one hint at a time.
@@ -58,7 +58,7 @@ my_guess_ms = lab.guess("milliseconds of a lab.run that does nothing", ...)
 lab.run(hello)
 
 # %% [markdown]
-# ## Exercise 0.2 ★ Nothing is shared
+# ## Exercise 0.2 ★ Nothing is shared <!-- 1 full day 5 -->
 #
 # Four ranks write into `x`. What does each of them find there when all have written: its own number, or that of the
 # rank that wrote last? The process id is the operating system's name for a process.
@@ -75,7 +75,7 @@ print("the notebook's x:", x)
 seen
 
 # %% [markdown]
-# ## Measure
+# ## Measure <!-- 1 half day 1 -->
 #
 # The same call, many times. Compare with your guess: it is the price of leaving the notebook, paid once per
 # `lab.run`. Inside a run, ranks talk to each other hundreds of times faster; notebook 03 measures that.
@@ -85,7 +85,7 @@ seen
 lab.reveal("milliseconds of a lab.run that does nothing", 1e3 * took.average)
 
 # %% [markdown]
-# ## A stuck cell
+# ## A stuck cell <!-- 1 half day 3 -->
 #
 # The most common accident of parallel programming: everybody waits for everybody. `comm.recv(into, src)` receives
 # into an array. Here each rank waits for a number from the next one, and nobody sends any. Ordinarily such a program
@@ -123,7 +123,7 @@ import sys
 print("Python", sys.version.split()[0])
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 1 full day 4 -->
 #
 # Ranks need no notebook. What you have seen is **SPMD**, *single program, multiple data*: all ranks run the same file,
 # and each decides by its rank what to do. Here is your hello as a file for mpi4py, which is MPI in Python, and as one

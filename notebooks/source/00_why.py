@@ -16,7 +16,7 @@ import torch
 from hpdl_lab import data, lab, models
 
 # %% [markdown]
-# ## Days of training
+# ## Days of training <!-- 1 half day 5 -->
 #
 # A model is a function with **parameters** (weights), numbers that training adjusts. GPT-3 has N = 175 billion of them
 # and was trained on D = 300 billion **tokens**, pieces of words. For every token, each weight takes part in one
@@ -64,12 +64,12 @@ print(f"{more:,.0f} times the operations, on GPUs {faster:.0f} times as fast")
 
 # %% [markdown]
 # The authors of GPT-3 state 3.14 · 10²³ operations (Brown et al. 2020, table D.1): the simple product is right to a
-# percent. For 1,024 A100s Narayanan et al. (2021) estimate 34 days: they reach 140 teraFLOP/s, 45% of the peak, and
-# spend 8 N D, because they recompute activations to save memory.
+# percent. For 1,024 A100s Narayanan et al. (2021) estimate 34 days: they do 140 teraFLOP/s, 45% of the peak, and
+# spend 8 N D, because they recompute activations to save memory. Of the 45%, 34% are the 6 N D that the model needs.
 #
 # Time is one wall, memory is the other. A layer of GPT-3 has 12 d² weights with d = 12,288, and there are 96 layers. In
 # training, each weight takes 16 bytes: itself, its gradient, and what the optimizer remembers
-# ([09](09_tensor_parallel.ipynb) says more).
+# ([08](08_memory.ipynb) says more).
 
 # %%
 state = 96 * 12 * 12_288**2 * 16
@@ -80,7 +80,7 @@ print(f"{state / 1e12:.2f} TB, and an A100 holds 80 GB: at least {np.ceil(state 
 # spend their time computing rather than waiting for each other, and that is what this course is about.
 
 # %% [markdown]
-# ## Applications
+# ## Applications <!-- 1 homework 3 -->
 #
 # Text is one application of five. The layers are alike, the inputs differ:
 #
@@ -105,7 +105,7 @@ print(f"the cameras of one nuScenes car: {car / 1e12:.1f} TB an hour, uncompress
 lab.show("applications")
 
 # %% [markdown]
-# ## Three ways to share it
+# ## Three ways to share it <!-- 1 half day 4 -->
 #
 # Below, four **ranks**, which is what the members of a parallel program are called. What can be shared among them? The
 # examples, the layers, or each layer.
@@ -123,7 +123,7 @@ lab.show("parallelism")
 #
 # Tensor and pipeline parallelism both split the model: together they are called **model parallelism**.
 #
-# ## From one neuron to many layers
+# ## From one neuron to many layers <!-- 1 half day 2 -->
 #
 # A **neuron** multiplies each of its inputs by a weight, adds them up, and adds one more number, its bias. Eight
 # examples of two numbers each go into one neuron:
@@ -142,7 +142,7 @@ digits = data.load("digits")
 lab.show(models.build_for(digits, "mlp"), digits.train_x[:32])
 
 # %% [markdown]
-# ## A transformer block
+# ## A transformer block <!-- 1 half day 4 -->
 #
 # A **transformer** reads a sequence, such as a text. Each position of it is a vector of d numbers, first looked up in a
 # table, the **embedding**. Then come blocks, all alike, in which two things happen:
@@ -172,7 +172,7 @@ print(inside)
 # Attention has 4 d² weights, the MLP 8 d²: that is where the 12 d² above come from. GPT-3 is this picture with
 # d = 12,288 instead of 64, 96 heads instead of 2, and 96 blocks instead of one.
 #
-# ## Mini-batch, epoch, SGD
+# ## Mini-batch, epoch, SGD <!-- 1 half day 5 -->
 #
 # The **loss** says how bad the model's answers are; its **gradient** says, for each weight, how the loss changes with
 # it. A training step moves all weights a little against the gradient. Computed over all examples, that is **gradient

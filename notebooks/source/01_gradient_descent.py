@@ -19,7 +19,7 @@ print(x.shape, y.shape)
 # Each of the 442 rows of `x` holds two blood values of a patient; `y` says how far the disease had progressed a year
 # later. The model predicts `x @ w`, with two weights `w`.
 #
-# ## The idea
+# ## The idea <!-- 1 half day 4 -->
 #
 # The **loss** says how bad the predictions are: half the mean squared error. Over the plane of all pairs of weights
 # it is a bowl. Nobody sees the bowl from above; standing at `w`, we only feel the slope under our feet, the
@@ -44,7 +44,7 @@ print(x.shape, y.shape)
 my_rate = lab.guess("the largest learning rate that still converges", ...)
 
 # %% [markdown]
-# ## Exercise 1.1 ★ The gradient
+# ## Exercise 1.1 ★ The gradient <!-- 1 half day 5 -->
 #
 # The text under the first line of the function, its docstring, says what comes in and what has to come out.
 
@@ -53,14 +53,14 @@ my_rate = lab.guess("the largest learning rate that still converges", ...)
 # %% check="hpdl_lab.optim.gradient_descent:gradient"
 
 # %% [markdown]
-# ## Exercise 1.2 ★ A gradient step
+# ## Exercise 1.2 ★ A gradient step <!-- 1 half day 5 -->
 
 # %% exercise="hpdl_lab.optim.gradient_descent:gradient_step"
 
 # %% check="hpdl_lab.optim.gradient_descent:gradient_step"
 
 # %% [markdown]
-# ## Watch it
+# ## Watch it <!-- 1 half day 2 -->
 #
 # Your step, twenty times from w = (0, 0), for several learning rates; the last one is your guess. The star is the
 # bottom of the bowl. The bowl is a narrow valley, because the two blood values rise and fall together: steep across,
@@ -73,7 +73,7 @@ assert list(walks.verdicts.values())[:4] == ["too low", "good", "too high", "div
 walks
 
 # %% [markdown]
-# ## Exercise 1.3 ★ The largest stable learning rate
+# ## Exercise 1.3 ★ The largest stable learning rate <!-- 1 homework 5 -->
 #
 # Along an axis of the bowl with curvature `c`, a step multiplies the distance to the bottom by `1 - rate · c`. Try it
 # with numbers: c = 2 and a rate of 0.1, then 0.9, then 1.1. When does the distance shrink?
@@ -83,7 +83,7 @@ walks
 # %% check="hpdl_lab.optim.gradient_descent:largest_stable_rate"
 
 # %% [markdown]
-# ## Measure
+# ## Measure <!-- 1 homework 2 -->
 #
 # Two percent below your limit, and two percent above it.
 
@@ -94,7 +94,7 @@ assert edge.verdicts[1.02 * limit] == "diverges" and edge.verdicts[0.98 * limit]
 lab.reveal("the largest learning rate that still converges", limit)
 
 # %% [markdown]
-# ## Play: rate and batch
+# ## Play: rate and batch <!-- 1 half day 3 -->
 #
 # So far each step looked at all 442 patients. **Stochastic** gradient descent (SGD) looks at a **mini-batch** of a few
 # of them: the gradient is right on average, and noisy. Move the rate, then the batch. With all 442, a higher rate is
@@ -104,20 +104,24 @@ lab.reveal("the largest learning rate that still converges", limit)
 lab.explore("rate")
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 1 homework 3 -->
 #
 # The same twenty steps in PyTorch. `loss.backward()` is your `gradient`, which autograd derives from the loss;
-# `optimizer.step()` is your `gradient_step`. The loss after them is the lab's.
+# `optimizer.step()` is your `gradient_step`. The loss after them is the lab's. First the data, as a file:
+
+# %% tags=["take-home"]
+import numpy as np
+
+np.savez("take_home_01.npz", x=x, y=y)
 
 # %% tags=["take-home"]
 # %%writefile take_home_01.py
 """Gradient descent in PyTorch: python take_home_01.py"""
 
+import numpy as np
 import torch
 
-from hpdl_lab.data import diabetes
-
-x, y = (torch.from_numpy(part) for part in diabetes.load())  # (442, 2) and (442,)
+x, y = (torch.from_numpy(part) for part in np.load("take_home_01.npz").values())  # (442, 2) and (442,)
 w = torch.zeros(2, dtype=x.dtype, requires_grad=True)
 optimizer = torch.optim.SGD([w], lr=0.5)  # on all examples, so there is nothing stochastic yet
 for _ in range(20):

@@ -22,7 +22,7 @@ lab.start(4)
 # %% [markdown]
 # # Part one: all with all
 #
-# ## The idea
+# ## The idea <!-- 1 half day 5 -->
 #
 # The gradient is a mean over examples. A mean can be shared out: each of four ranks takes a quarter of the examples
 # and computes the gradient on those. The mean of the four gradients is the gradient on all the examples.
@@ -53,7 +53,7 @@ lab.run(own_gradient, w, x, y)
 my_guess = lab.guess("the largest difference in any weight after 20 steps", ...)
 
 # %% [markdown]
-# ## Exercise 2.1 ★ Average the gradients of four ranks
+# ## Exercise 2.1 ★ Average the gradients of four ranks <!-- 1 half day 5 -->
 #
 # `comm.all_reduce(g)` replaces `g`, on every rank, by the sum over all ranks. (In notebook 04 you write it yourself.)
 
@@ -62,7 +62,7 @@ my_guess = lab.guess("the largest difference in any weight after 20 steps", ...)
 # %% check="hpdl_lab.parallel.gradient_descent:average_gradients"
 
 # %% [markdown]
-# ## Watch it
+# ## Watch it <!-- 1 half day 2 -->
 #
 # The bowl of notebook 01. Each step is now taken by four processes together, with your `average_gradients`.
 
@@ -72,7 +72,7 @@ together = lab.landscape(
 )
 
 # %% [markdown]
-# ## Measure
+# ## Measure <!-- 1 half day 3 -->
 
 # %%
 alone = np.array(list(descend(x, y, 0.5, 20, gradient_step)))
@@ -97,7 +97,7 @@ lab.reveal("the largest difference in any weight after 20 steps", difference)
 #
 # *Part one ends here: go on to [03 · Messages](03_messages.ipynb), and come back.*
 #
-# ## A parameter server
+# ## A parameter server <!-- 2 full day 3 -->
 #
 # The first large systems were built differently: one process, the **server**, holds the weights. The others, the
 # **workers**, hold examples. A worker receives nothing but the newest weights and sends nothing but its gradient.
@@ -106,7 +106,7 @@ lab.reveal("the largest difference in any weight after 20 steps", difference)
 #     rank 2 ── g2 ──┼──> rank 0: w -= rate · mean ─┼──> w
 #     rank 3 ── g3 ──┘                              └──> w
 #
-# ## Exercise 2.2 ★★ A parameter server
+# ## Exercise 2.2 ★★ A parameter server <!-- 2 full day 13 -->
 #
 # Two programs in one function: what rank 0 does, and what all others do. `comm.send(x, dst)` and
 # `comm.recv(into, src)` are all you need; `new_like(w, w.shape)` is an empty array like `w`.
@@ -136,7 +136,7 @@ lab.show(step, "traffic")
 # computed have changed. Bounded staleness lets a worker run ahead by a few steps only; `StaleSynchronous` in
 # `hpdl_lab/parallel/parameter_server.py` does that.
 #
-# ## Gossip
+# ## Gossip <!-- 2 homework 4 -->
 #
 # A third way needs neither a server nor global communication: every rank averages with its **neighbors** on a graph,
 # and with nobody else. After one step all disagree a little less. The mean over all ranks stays what it was, so all
@@ -155,7 +155,7 @@ lab.show(gossip.graph("wheel", 8))
 my_spread = lab.guess("how far apart 16 ranks are after 20 steps", {"ring": ..., "star": ...})
 
 # %% [markdown]
-# ## Exercise 2.3 ★★ Gossip on a topology
+# ## Exercise 2.3 ★★ Gossip on a topology <!-- 2 homework 16 -->
 #
 # `graph.neighbors[r]` lists the neighbors of rank r, in ascending order. Their number is its degree.
 
@@ -198,11 +198,15 @@ lab.explore("graph", prediction=my_spread)
 # machines with slow links between them, with some 500 steps from one average to the next.
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 2 homework 4 -->
 #
 # The training of part one in mpi4py. Its line with `Allreduce` is the lab's `comm.all_reduce(g)`: methods with a
 # capital letter send the memory of an array as it is, those in lower case, like `gather` in 00, any Python object.
-# `MPI.IN_PLACE` says that the sum replaces what was there.
+# `MPI.IN_PLACE` says that the sum replaces what was there. First the data, as a file:
+
+# %% tags=["take-home"]
+x, y = diabetes.load()
+np.savez("take_home_02.npz", x=x, y=y)
 
 # %% tags=["take-home"]
 # %%writefile take_home_02.py
@@ -211,11 +215,9 @@ lab.explore("graph", prediction=my_spread)
 import numpy as np
 from mpi4py import MPI
 
-from hpdl_lab.data import diabetes
-
 comm = MPI.COMM_WORLD
 rank, size = comm.Get_rank(), comm.Get_size()
-x, y = (np.split(part[:440], size)[rank] for part in diabetes.load())  # this rank's patients
+x, y = (np.split(part[:440], size)[rank] for part in np.load("take_home_02.npz").values())  # this rank's patients
 w = np.zeros(2)
 for _ in range(20):
     g = x.T @ (x @ w - y) / len(y)  # own_gradient

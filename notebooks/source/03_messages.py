@@ -14,7 +14,7 @@ lab.start(4)
 # %% [markdown]
 # # Part one: messages and collectives
 #
-# ## The idea
+# ## The idea <!-- 1 half day 5 -->
 #
 # Ranks share nothing. All that one knows of another came in a **message**: one rank calls `comm.send(x, dst)`, the
 # other `comm.recv(into, src)`. Both ends must agree on how many numbers are sent, of which type, and in which order.
@@ -34,7 +34,7 @@ lab.start(4)
 my_times = lab.guess("microseconds of a message", {"8": ..., "1MiB": ...})
 
 # %% [markdown]
-# ## Exercise 3.1 ★ Ping-pong
+# ## Exercise 3.1 ★ Ping-pong <!-- 1 half day 8 -->
 #
 # Two clocks on two ranks never agree. So a message is timed on one clock, there and back.
 
@@ -43,7 +43,7 @@ my_times = lab.guess("microseconds of a message", {"8": ..., "1MiB": ...})
 # %% check="hpdl_lab.parallel.messages:ping_pong"
 
 # %% [markdown]
-# ## Measure
+# ## Measure <!-- 1 half day 3 -->
 #
 # Your ping-pong, many rounds for each size. Both axes are logarithmic: a flat part on the left, where α decides, a
 # rising one on the right, where β does.
@@ -55,7 +55,7 @@ lab.reveal("microseconds of a message", {size: 1e6 * seconds for size, seconds i
 link
 
 # %% [markdown]
-# ## Exercise 3.2 ★ Fit α and β
+# ## Exercise 3.2 ★ Fit α and β <!-- 1 full day 10 -->
 #
 # Two numbers out of a dozen measured times. Times have errors: those of large messages are large numbers, and so are
 # their errors.
@@ -65,10 +65,10 @@ link
 # %% check="hpdl_lab.collectives.cost:fit_alpha_beta"
 
 # %%
-from hpdl_lab.plots.measure import sentence
+from hpdl_lab.plots.measure import alpha_beta_text
 
 alpha, beta = fit_alpha_beta(link.nbytes, link.seconds)
-print(sentence(alpha, beta))
+print(alpha_beta_text(alpha, beta))
 
 # %% [markdown]
 # Now by hand: the blue points are yours. Which slider moves the left part of the curve, and which the right one? When
@@ -81,7 +81,7 @@ lab.explore("message", prediction=my_times)
 # Below that size a message is all latency, above it all bandwidth. Ten messages of 100 bytes cost ten times as much as
 # one of 1,000.
 #
-# ## Eight patterns
+# ## Eight patterns <!-- 1 half day 5 -->
 #
 # Programs rarely send single messages. Eight patterns, in which all ranks take part, are so common that they have
 # names: the **collectives**. Each column is a rank, each row a chunk; on the left is what the ranks have
@@ -91,7 +91,7 @@ lab.explore("message", prediction=my_times)
 lab.show("collectives", ranks=4)
 
 # %% [markdown]
-# ## Exercise 3.3 ★ Which collective is it?
+# ## Exercise 3.3 ★ Which collective is it? <!-- 1 half day 6 -->
 #
 # Eight jobs of a training program, one for each of them. Ask three questions: who has the data, who needs them, is
 # anything added?
@@ -101,7 +101,7 @@ lab.show("collectives", ranks=4)
 # %% check="hpdl_lab.collectives.jobs:which_collective"
 
 # %% [markdown]
-# ## The same in MPI, PyTorch and NCCL
+# ## The same in MPI, PyTorch and NCCL <!-- 1 half day 2 -->
 #
 # You will meet these calls under other names. `comm` of mpi4py is an `MPI.Comm`, and `dist` is `torch.distributed`:
 #
@@ -116,13 +116,13 @@ lab.show("collectives", ranks=4)
 # | `comm.sendrecv(x, dst, y, src)` | `comm.Sendrecv(x, dest, 0, y)` | `dist.batch_isend_irecv(ops)` | in a group |
 # | `comm.barrier()` | `comm.Barrier()` | `dist.barrier()` | - |
 # | `comm.broadcast(x)` | `comm.Bcast(x)` | `dist.broadcast(x, 0)` | `ncclBroadcast` |
-# | `comm.scatter(xs, y)` | `comm.Scatter(xs, y)` | `dist.scatter(y, xs)` | in a group |
-# | `comm.gather(x)` | `comm.Gather(x, ys)` | `dist.gather(x, ys)` | in a group |
+# | `comm.scatter(xs, y)` | `comm.Scatter(xs, y)` | `dist.scatter(y, xs)` | `ncclScatter`, from 2.28 |
+# | `comm.gather(x)` | `comm.Gather(x, ys)` | `dist.gather(x, ys)` | `ncclGather`, from 2.28 |
 # | `comm.reduce(x)` | `comm.Reduce(x, y)` | `dist.reduce(x, 0)` | `ncclReduce` |
 # | `comm.all_reduce(x)` | `comm.Allreduce(MPI.IN_PLACE, x)` | `dist.all_reduce(x)` | `ncclAllReduce` |
 # | `comm.reduce_scatter(x)` | `comm.Reduce_scatter(x, y)` | `dist.reduce_scatter_tensor(y, x)` | `ncclReduceScatter` |
 # | `comm.all_gather(x)` | `comm.Allgather(x, y)` | `dist.all_gather_into_tensor(y, x)` | `ncclAllGather` |
-# | `comm.all_to_all(x)` | `comm.Alltoall(x, y)` | `dist.all_to_all_single(y, x)` | in a group |
+# | `comm.all_to_all(x)` | `comm.Alltoall(x, y)` | `dist.all_to_all_single(y, x)` | `ncclAlltoAll`, from 2.28 |
 # | `comm.split(color)` | `comm.Split(color, key)` | `dist.new_group(ranks)` | `ncclCommSplit` |
 #
 # `send` and `recv` are **blocking**: when they return, the memory of `x` is yours again. `isend` and `irecv` are
@@ -133,7 +133,7 @@ lab.show("collectives", ranks=4)
 # and the stream waits. "In a group" means sends and receives between `ncclGroupStart` and `ncclGroupEnd`.
 
 # %% [markdown]
-# # Part two: the deadlock zoo
+# # Part two: the deadlock zoo <!-- 2 full day 6 -->
 #
 # Seven programs, each with one fault. Nearly all of them once kept somebody busy for days. Read them before you run
 # them: what does each rank call first, and what must happen before that call returns?
@@ -142,7 +142,7 @@ lab.show("collectives", ranks=4)
 lab.show("zoo")
 
 # %% [markdown]
-# ## Exercise 3.4 ★★ Diagnose
+# ## Exercise 3.4 ★★ Diagnose <!-- 2 full day 12 -->
 #
 # Commit to an answer before you run anything. A wrong diagnosis is answered with the table of a real run: read it,
 # that is the skill.
@@ -162,7 +162,7 @@ lab.run(zoo.find("opposite_communicators").broken, ranks=[0, 1], deadline=2)
 lab.run(zoo.find("wrong_root").broken, deadline=2)
 
 # %% [markdown]
-# ## Exercise 3.5 ★★ Repair: a ring in which all are alike
+# ## Exercise 3.5 ★★ Repair: a ring in which all are alike <!-- 2 homework 8 -->
 #
 # The cells of the next three exercises hold a broken program. Check it as it is, and read the report. Then change as
 # little as possible.
@@ -172,21 +172,21 @@ lab.run(zoo.find("wrong_root").broken, deadline=2)
 # %% check="hpdl_lab.zoo:add_neighbors"
 
 # %% [markdown]
-# ## Exercise 3.6 ★★ Repair: a collective that only one rank calls
+# ## Exercise 3.6 ★★ Repair: a collective that only one rank calls <!-- 2 homework 7 -->
 
 # %% exercise="hpdl_lab.zoo:mean_loss"
 
 # %% check="hpdl_lab.zoo:mean_loss"
 
 # %% [markdown]
-# ## Exercise 3.7 ★★ Repair: loops of different length
+# ## Exercise 3.7 ★★ Repair: loops of different length <!-- 2 homework 7 -->
 
 # %% exercise="hpdl_lab.zoo:sum_of_steps"
 
 # %% check="hpdl_lab.zoo:sum_of_steps"
 
 # %% [markdown]
-# ## Not stuck, only slow
+# ## Not stuck, only slow <!-- 2 homework 4 -->
 #
 # A straggler looks like a deadlock to those who wait for it. Here every operation of rank 2 is delayed by 5 ms, as if
 # its CPU were throttled or shared. How many milliseconds do the *other* ranks take?
@@ -207,7 +207,7 @@ lab.show(slow, prediction=my_ms / 1e3)
 # whom: the delay travels around the ring.
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 2 homework 8 -->
 #
 # Two files. The first one is your ping-pong in mpi4py, as the OSU micro-benchmarks do it: warm up, play many rounds,
 # and divide by two, because half a round is one message. It takes the median round, not their mean, because a round
@@ -296,10 +296,10 @@ told = " ".join(out.grep("Detected mismatch"))
 assert "ALLREDUCE" in told and "BROADCAST" in told
 
 # %% [markdown]
-# With NCCL the **flight recorder** answers afterwards. `TORCH_NCCL_TRACE_BUFFER_SIZE=2000` has every rank keep its last
-# 2,000 collectives, `TORCH_NCCL_DUMP_ON_TIMEOUT=1` has the watchdog write them to files when one times out, and the
-# command `torchfrtrace` finds the first one in which the ranks differ. (Newer versions of PyTorch call the first one
-# `TORCH_FR_BUFFER_SIZE`.)
+# With NCCL the **flight recorder** answers afterwards. `TORCH_FR_BUFFER_SIZE=2000` has every rank keep its last 2,000
+# collectives, `TORCH_NCCL_DUMP_ON_TIMEOUT=1` has the watchdog write them to files when one times out, and the
+# command `torchfrtrace` finds the first one in which the ranks differ. (Older versions of PyTorch call the first one
+# `TORCH_NCCL_TRACE_BUFFER_SIZE`.)
 
 # %% [markdown]
 # ## Question to discuss

@@ -18,7 +18,7 @@ lab.start(4)
 # %% [markdown]
 # # Part one: a ring
 #
-# ## The idea
+# ## The idea <!-- 1 half day 8 -->
 #
 # Every rank holds a vector of N numbers, its gradient. Every rank needs the sum of all of them. The obvious way sends
 # all vectors to rank 0, which adds them and sends the sum back. Then rank 0 receives p-1 vectors and sends p-1,
@@ -51,7 +51,7 @@ my_bytes = lab.guess("bytes that one rank sends", ...)
 my_times = lab.guess("microseconds of an all-reduce", {"4": ..., "4MiB": ...})
 
 # %% [markdown]
-# ## Exercise 4.1 ★★ Reduce-scatter
+# ## Exercise 4.1 ★★ Reduce-scatter <!-- 1 half day 26 -->
 #
 # You need four things: `chunk(x, p, i)` is a view of chunk i mod p, so what you write into it is written into `x`;
 # `bounds(n, p, i)` says where that chunk starts and ends; `new_like(x, n)` is an empty tensor with the dtype of `x`;
@@ -62,7 +62,7 @@ my_times = lab.guess("microseconds of an all-reduce", {"4": ..., "4MiB": ...})
 # %% check="hpdl_lab.collectives.ring:reduce_scatter"
 
 # %% [markdown]
-# ## Exercise 4.2 ★★ All-gather
+# ## Exercise 4.2 ★★ All-gather <!-- 1 half day 8 -->
 #
 # The same walk with nothing to add.
 
@@ -71,7 +71,7 @@ my_times = lab.guess("microseconds of an all-reduce", {"4": ..., "4MiB": ...})
 # %% check="hpdl_lab.collectives.ring:all_gather"
 
 # %% [markdown]
-# ## Exercise 4.3 ★★ All-reduce
+# ## Exercise 4.3 ★★ All-reduce <!-- 1 half day 4 -->
 #
 # One after the other: your two functions.
 
@@ -80,7 +80,7 @@ my_times = lab.guess("microseconds of an all-reduce", {"4": ..., "4MiB": ...})
 # %% check="hpdl_lab.collectives.ring:all_reduce"
 
 # %% [markdown]
-# ## Run it on four processes
+# ## Run it on four processes <!-- 1 half day 2 -->
 #
 # A vector of 4 MiB on every rank, and what each of them sent.
 
@@ -95,7 +95,7 @@ lab.reveal("bytes that one rank sends", sent)
 # contributions have to leave their rank to be added, which is (p-1)/p of a vector per rank if the work is shared
 # equally. Then every rank still lacks the (p-1)/p of the sum that others have finished.
 #
-# ## Measure: a race
+# ## Measure: a race <!-- 1 half day 6 -->
 #
 # Yours against the same ring in C++, against memory that the ranks share, against the MPI library, and against gloo,
 # which PyTorch uses on CPUs. Wrong sums are not timed. With more ranks than cores a single point may be off by a
@@ -130,7 +130,7 @@ race
 lab.replay("race_amd_epyc_2_cores", over=race)
 
 # %% [markdown]
-# ## Train with it
+# ## Train with it <!-- 1 half day 5 -->
 #
 # 1,437 real scans of handwritten digits, a model with 17,226 weights, four ranks. Every step adds the gradients of
 # all ranks with your function.
@@ -148,7 +148,7 @@ trained
 lab.show(trained)
 
 # %% [markdown]
-# # Part two: relatives, and real links
+# # Part two: relatives, and real links <!-- 2 full day 8 -->
 #
 # Nobody uses one algorithm for everything. Each of these leaves the same sum on every rank:
 #
@@ -188,7 +188,7 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 # each GPU, rings between machines add the quarters, and a ring inside each machine brings them together. That is 12
 # steps in place of 30, and 1.5 vectors leave each machine in place of 1.9: 2 MiB take half as long as on one ring.
 #
-# ## Exercise 4.4 ★★★ Segment pipelining
+# ## Exercise 4.4 ★★★ Segment pipelining <!-- 2 homework 20 -->
 #
 # Trees and chains pass whole vectors on, one rank after the other, and most of them wait. Cut the vector into
 # **segments**: a rank passes the first one on while it receives the second. A chain shows it best. Root 0 sends to 1,
@@ -208,7 +208,7 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 lab.explore("segments")
 
 # %% [markdown]
-# ## Exercise 4.5 ★★ Choose by size
+# ## Exercise 4.5 ★★ Choose by size <!-- 2 full day 8 -->
 #
 # Given α and β, the time of every algorithm is known before it runs. So the choice can be left to a function.
 # Libraries have one: NCCL chooses among trees, rings and others by the size, the number of ranks and what it knows of
@@ -228,7 +228,7 @@ lab.explore("segments")
 lab.explore("algorithms")
 
 # %% [markdown]
-# ## Real links
+# ## Real links <!-- 2 homework 10 -->
 #
 # So far all ranks shared one memory. Now this machine plays four hosts, each with its own name and a link of 1
 # Gbit/s; between them runs TCP, as in a real cluster. That needs network namespaces, which some machines refuse to
@@ -287,7 +287,7 @@ lab.replay("race_emulated_amd_epyc_2_cores", over=real)
 lab.start(4, where="local")
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 2 homework 5 -->
 #
 # Your ring in PyTorch. `batch_isend_irecv` is your `comm.sendrecv`: it starts the send and the receive together. The
 # first p-1 steps are your `reduce_scatter`, the others your `all_gather`. Rank 0 prints how many bytes it has sent:

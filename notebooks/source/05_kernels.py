@@ -20,7 +20,7 @@ lab.start(4)
 # %% [markdown]
 # # Part one: the memory bus
 #
-# ## The idea
+# ## The idea <!-- 1 full day 4 -->
 #
 # In 04 shared memory won the race against every algorithm that sends messages, and it sent none. It is not free: cores
 # load from memory and store to it, and the memory bus that they share has a bandwidth, too. So count what each byte of
@@ -44,7 +44,7 @@ lab.start(4)
 my_times = lab.guess("times as long as one pass", {"staged": ..., "ring": ...})
 
 # %% [markdown]
-# ## Exercise 5.1 ★ Count bytes
+# ## Exercise 5.1 ★ Count bytes <!-- 1 full day 8 -->
 #
 # Take a pencil: one rank, n bytes, and every arrow from memory to the core and back. The check knows no formula: it
 # runs each algorithm on simulated ranks and counts what every operation reads and writes.
@@ -54,13 +54,13 @@ my_times = lab.guess("times as long as one pass", {"staged": ..., "ring": ...})
 # %% check="hpdl_lab.collectives.memory:bytes_moved"
 
 # %% [markdown]
-# ## Measure: a roofline
+# ## Measure: the memory's roof <!-- 1 full day 5 -->
 #
-# A **roofline** is what the hardware allows at best (Williams, Waterman & Patterson 2009). Here the roof is the
-# bandwidth of the memory, measured as McCalpin's STREAM does: long vectors, nothing but loads and stores, all ranks at
-# once. There is a roof for each size, because short vectors stay in the caches. `copy` and `add` are STREAM's own, and
-# store to lines that no cache has yet: most processors **read these first**. `in place` stores where it has just read,
-# as one pass does, and is the best that this memory can do.
+# The memory's **bandwidth** bounds how fast an all-reduce can be: it adds once for each number that it loads. (14 adds
+# the second roof, the peak in FLOP/s: a **roofline**.) The bandwidth is measured as McCalpin's STREAM does: long
+# vectors, nothing but loads and stores, all ranks at once. There is a roof for each size, because short vectors stay in
+# the caches. `copy` and `add` are STREAM's own, and store to lines that no cache has yet: most processors **read these
+# first**. `in place` stores where it has just read, as one pass does, and is the best that this memory can do.
 
 # %%
 roof = lab.roofline(bytes_moved, prediction=my_times)
@@ -71,7 +71,7 @@ roof
 # %% [markdown]
 # On the right each all-reduce stands above the bytes that you counted for it. Nothing can be below the line, and the
 # bytes do **not** explain how far above it something stands. One pass comes closest; on short tensors it mostly waits
-# in its barriers. The others move two to three times as many bytes: how many times as long do they take? Something else
+# in its barriers. The others move 1.75 to 2.75 times as many bytes: how many times as long do they take? Something else
 # costs time there, and the last measurement of part one finds out what.
 #
 # Which ring is this MPI's, that with one copy of each message or that with two?
@@ -83,7 +83,7 @@ roof
 lab.explore("bytes")
 
 # %% [markdown]
-# ## Exercise 5.2 ★★ One pass over shared memory
+# ## Exercise 5.2 ★★ One pass over shared memory <!-- 1 homework 13 -->
 #
 # A tensor of `comm.allocate` lies in memory that all ranks map, and `comm.views(x)` is a list of the tensors of all
 # ranks, in their order: views, no copies. `chunk(view, p, r)` is what it was in 04, and `comm.barrier()` returns when
@@ -109,7 +109,7 @@ lab.measure(one_pass, ("64KiB", "1MiB", "8MiB"), ranks=2, against=("shm", "mpi")
 # faster addition would.
 
 # %% [markdown]
-# ## Measure: a buffer that is written again
+# ## Measure: a buffer that is written again <!-- 1 homework 5 -->
 #
 # Staging is slow, and its bytes alone do not say why. A library stages through a small buffer, so that it stays in the
 # cache, and writes it again as soon as the other rank has read it. A cache line that a core has read is in **its**
@@ -149,7 +149,7 @@ lab.replay("write_again_amd_epyc_2_cores", over=again)
 # %% [markdown]
 # # Part two: the GPU
 #
-# ## Exercise 5.3 ★★★ A CUDA reduction
+# ## Exercise 5.3 ★★★ A CUDA reduction <!-- 2 homework 18 -->
 #
 # All adding so far was done by cores. A GPU adds with tens of thousands of **threads**, and a **kernel** is the
 # function that each of them executes. Threads are numbered, and each finds its part of the work by its number:
@@ -159,7 +159,7 @@ lab.replay("write_again_amd_epyc_2_cores", over=again)
 # | thread `cuda.threadIdx.x` | 1 | nothing: its variables are registers | |
 # | warp | 32 | instructions, mostly taken in step; registers, by shuffles | in each shuffle, in `cuda.syncwarp()` |
 # | block | `THREADS`, here 128 | what `cuda.shared.array` makes, on the chip | `cuda.syncthreads()` |
-# | grid | all blocks | the GPU's memory: `x` and `out` | never: blocks come in any order |
+# | grid | all blocks | the GPU's memory: `x` and `out` | not in an ordinary launch: blocks come in any order |
 #
 # `cuda.grid(1)` is the number of a thread among all `cuda.gridsize(1)` of them. Numba compiles such a function for a
 # GPU. Without one the same function runs here thread by thread, on numba's simulator. The lab adds the shuffles that
@@ -234,7 +234,7 @@ costs[0]
 # is left are two meetings of the GPUs, before and after.
 
 # %% [markdown]
-# ## Staging through the host
+# ## Staging through the host <!-- 2 homework 4 -->
 #
 # A network adapter reads the host's memory. A vector in GPU memory therefore goes three ways: to **pinned** memory of
 # its host, which the system does not move, so that a copy can reach it; over the wire; and from the other host's
@@ -256,7 +256,7 @@ costs[0]
 my_block = lab.guess("bytes of the best block", ...)
 
 # %% [markdown]
-# ## Exercise 5.4 ★★★ Blocks
+# ## Exercise 5.4 ★★★ Blocks <!-- 2 homework 16 -->
 #
 # `device.copy_out(part, pinned)` and `device.copy_in(pinned, part)` start a copy and return a Work, as `comm.isend`
 # and `comm.irecv` do. Until its `wait()` returns, neither end of a copy or message is yours. No GPU is needed: on
@@ -277,9 +277,9 @@ lab.reveal("bytes of the best block", staged.modelled)
 staged
 
 # %% [markdown]
-# n/b · α + 2b/B is what depends on b; the derivative is 0 at b = √(n·α·B/2). There a block costs as much in α as it
-# costs the pipeline in filling and draining. Blocks twice as large add a quarter to what is
-# lost, which is little: one fixed block serves many n.
+# n/b · α + 2b/B is what depends on b; the derivative is 0 at b = √(n·α·B/2). There the α of all blocks together is as
+# long as filling and draining the pipeline. Blocks twice as large add a quarter to what is lost, which is little: one
+# fixed block serves many n.
 #
 # That was for three stages that are equally fast. Let the copies be four times as fast: the wire never waits, only the
 # first copy out and the last copy in are seen, and B in the formula is the bandwidth of **the copies**, so the best
@@ -342,7 +342,7 @@ lab.replay("staging_emulated_amd_epyc_2_cores", over=real)
 lab.start(4, where="local")
 
 # %% [markdown]
-# ## Exercise 5.5 ★★ The stream waits, the host does not
+# ## Exercise 5.5 ★★ The stream waits, the host does not <!-- 2 homework 12 -->
 #
 # A GPU works through a **stream**: the host launches kernels and goes on, the stream does them in order. An all-reduce
 # that makes the host wait leaves the stream empty after every call. Aluminum, the library below LBANN, made it a part
@@ -370,15 +370,15 @@ print(f"launched after {1e3 * steps[0].launched:.1f} ms, done after {1e3 * steps
 lab.show([event for event in steps.events if event.rank == 0 and event.op in streams.SHOWN])
 
 # %% [markdown]
-# This is what PyTorch does for you. A process group of NCCL has a stream of its own. `dist.all_reduce(x,
-# async_op=True)` records an event on your current stream, lets its own stream wait for it, and launches NCCL's kernel;
+# This is what PyTorch does for you. `dist.all_reduce(x)` runs on your current stream. With `async_op=True` the process
+# group of NCCL records an event there, lets a stream of its own wait for it, and launches NCCL's kernel on that one;
 # `work.wait()` makes your **current stream** wait, not the host. DDP's reducer does it for every bucket while backward
 # goes on, and waits for all of them at the end of backward. It also does what your function need not: if x were freed
-# before its all-reduce is done, another tensor might get its memory, so the process group holds on to x, or tells the
-# allocator (`record_stream`). On gloo there is no stream, and `wait()` blocks the host.
+# before its all-reduce is done, another tensor might get its memory, so the Work holds on to x until its
+# `wait()`. On gloo there is no stream, and `wait()` blocks the host.
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 2 homework 5 -->
 #
 # Three files. The first is your pipeline in mpi4py; `copy_` is the copy engine. Without a GPU a tensor of the host
 # plays one. With `direct` behind the number mpi4py sends the tensor itself, whose address it learns by DLPack; for a
@@ -535,7 +535,7 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # | slice owner | the rank that adds one slice of all tensors |
 # | staging buffer | memory of the library's own, through which a tensor is copied |
 # | registered memory | what all ranks have mapped before, so that nothing is copied |
-# | roofline | the best that the hardware allows: bytes over the bandwidth of the memory |
+# | memory's roof, bandwidth bound | the least time: bytes over the bandwidth of the memory |
 # | cache coherence | that all cores see one value; a store takes the line away from the others first |
 # | warp, block | 32 threads, mostly in step; up to 32 warps that share memory on the chip and barriers |
 # | bank conflict | threads of a warp want different words of one bank of shared memory, and get them in turns |

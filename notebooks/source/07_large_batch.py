@@ -17,12 +17,12 @@ lab.start(4)
 # %% [markdown]
 # # Part one: large batches
 #
-# ## The idea
+# ## The idea <!-- 1 homework 6 -->
 #
 # In weak scaling every rank keeps its share, so that the batch grows with the ranks. An epoch then has fewer steps:
 #
 #     batch    32    | | | | | | | | | | | | | | | |   45 steps per epoch
-#     batch 1,024    |               |                 2 steps per epoch
+#     batch 1,024    |               |                 1.4 steps per epoch
 #
 # Each of these steps follows a better gradient, but it is no longer for that. The same epochs cost the same
 # computation; the question is what they teach. Three remedies, each made for what the one before it could not do:
@@ -37,7 +37,7 @@ lab.start(4)
 # |---|---|---|---|
 # | ResNet-50 | 256 | 76.4% | Goyal et al. 2017, arXiv:1706.02677 |
 # | the same with linear scaling and warm-up, in one hour on 256 GPUs | 8,192 | 76.3% | the same |
-# | ResNet-50, LARS | 32K | no loss of accuracy | You et al. 2017, arXiv:1708.03888 |
+# | ResNet-50, LARS | 32K | no loss against its own baseline | You et al. 2017, arXiv:1708.03888 |
 # | BERT, LAMB | 32K and more | 76 minutes in place of 3 days | You et al. 2019, arXiv:1904.00962 |
 #
 # The run of one hour was made in Caffe2, whose all-reduce was Gloo's between servers. Halving-doubling (04) was three
@@ -52,7 +52,7 @@ lab.start(4)
 my_accuracy = lab.guess("test accuracy with a batch of 1,024, 0 to 1", {"plain": ..., "linear": ...})
 
 # %% [markdown]
-# ## Measure: large batches fail
+# ## Measure: large batches fail <!-- 1 homework 3 -->
 #
 # Every engine trains whole models of its own, three for each batch, which start from different parameters. The bars go
 # from the worst to the best of them.
@@ -69,7 +69,7 @@ failing
 # At the old rate 28 steps lead nowhere. With the rate in proportion 512 examples still learn; at 1,024 some models do
 # and others do not, which depends on nothing but where they started.
 #
-# ## Exercise 7.1 ★★ Linear scaling and warm-up
+# ## Exercise 7.1 ★★ Linear scaling and warm-up <!-- 1 homework 12 -->
 #
 # So the rate of 32 × 0.02 is too large, but only in the first steps. Write the rate of any step.
 
@@ -81,7 +81,7 @@ failing
 # Goyal et al. warm up for 5 epochs; here half of all steps does it, because 28 are so few. In the code of others
 # warm-up often starts from 0, and is counted in steps, examples or tokens: read which.
 #
-# ## Exercise 7.2 ★★ LARS's trust ratio
+# ## Exercise 7.2 ★★ LARS's trust ratio <!-- 1 homework 12 -->
 #
 # Layers differ: in one the gradient is a thousandth of the weights, in another it is ten times as long. One rate for
 # all of them is too large for some and too small for others. LARS gives each layer its own.
@@ -91,11 +91,11 @@ failing
 # %% check="hpdl_lab.optim.large_batch:trust_ratio"
 
 # %% [markdown]
-# Scale all gradients by 1,000, and the steps stay as they are: whoever forgets to divide by the number of ranks does
-# not notice. LAMB divides Adam's step by its length in the same way. The rates of both grow with the root of the batch
-# here.
+# Without weight decay, scale all gradients by 1,000, and the steps stay as they are: whoever forgets to divide by the
+# number of ranks does not notice. LAMB divides Adam's step by its length in the same way. The rates of both grow with
+# the root of the batch here.
 #
-# ## Measure: what rescues them
+# ## Measure: what rescues them <!-- 1 homework 5 -->
 #
 # The same as above, and warm-up, LARS and LAMB with your two functions.
 
@@ -126,7 +126,7 @@ gpt
 #
 # # Part two: fewer bytes
 #
-# ## Exercise 7.3 ★★★ Top-k with error feedback
+# ## Exercise 7.3 ★★★ Top-k with error feedback <!-- 2 homework 20 -->
 #
 # Data parallelism sends a number for every parameter in every step. Most of them are small. What if only the k largest
 # travel?
@@ -148,7 +148,7 @@ gpt
 # %% check="hpdl_lab.parallel.compression:top_k_all_reduce"
 
 # %% [markdown]
-# ## Exercise 7.4 ★★ Local SGD
+# ## Exercise 7.4 ★★ Local SGD <!-- 2 homework 12 -->
 #
 # Or all numbers travel, but seldom: ranks take H steps on their own, and then average their parameters. A share of 1/H
 # of the bytes is left, and of the messages, too. With H = 1 and plain SGD that is data parallelism. With a large H
@@ -159,7 +159,7 @@ gpt
 # %% check="hpdl_lab.parallel.local_sgd:local_sgd"
 
 # %% [markdown]
-# ## Measure: bytes, steps and accuracy
+# ## Measure: bytes, steps and accuracy <!-- 2 homework 6 -->
 #
 # Twelve ways to train the same model in the same 120 steps, with the same batches, on eight simulated ranks. Their
 # bytes are counted, and the training is real. Besides yours:
@@ -200,7 +200,7 @@ compared
 # the momentum for that.
 
 # %% [markdown]
-# ## Exercise 7.5 ★ The time to 97%
+# ## Exercise 7.5 ★ The time to 97% <!-- 2 homework 7 -->
 #
 # How large should a batch be? Gradients of a few examples differ: that is noise, and a larger batch averages it out.
 # Once there is more gradient than noise, still more examples tell nothing new. The batch at which both are equal is the
@@ -253,38 +253,43 @@ raced
 lab.explore("target")
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 2 homework 6 -->
 #
 # Exercise 7.1 in PyTorch's own schedules: `LinearLR` for the warm-up and `CosineAnnealingLR` for the way down, whose
 # factors `ChainedScheduler` multiplies. (`SequentialLR` would take one after the other.) The rate of every step is the
-# lab's, and so is the accuracy with warm-up in the picture above.
+# lab's, and the accuracy is close to that with warm-up in the picture above. First the data, as a file:
+
+# %% tags=["take-home"]
+import torch
+
+torch.save([digits.train_x, digits.train_y, digits.test_x, digits.test_y], "take_home_digits.pt")
 
 # %% tags=["take-home"]
 # %%writefile take_home_07.py
 """Train with a batch of 1,024, linear scaling and warm-up: python take_home_07.py"""
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR
 
-from hpdl_lab import data, models
-from hpdl_lab.data.loading import batches
-
-steps, warmup, batch, base_rate, base_batch = 28, 14, 1024, 0.02, 32
-digits = data.load("digits")
-model = models.build_for(digits, "mlp")
+epochs, steps, warmup, batch, base_rate, base_batch = 20, 28, 14, 1024, 0.02, 32
+train_x, train_y, test_x, test_y = torch.load("take_home_digits.pt")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 full = base_rate * batch / base_batch
 optimizer = torch.optim.SGD(model.parameters(), lr=full, momentum=0.9)
 rising = LinearLR(optimizer, start_factor=base_rate / full, total_iters=warmup)
 falling = CosineAnnealingLR(optimizer, T_max=steps)
 schedule = ChainedScheduler([rising, falling])
-for _, indices in zip(range(steps), batches(len(digits.train_y), batch), strict=False):
-    loss = torch.nn.functional.cross_entropy(model(digits.train_x[indices]), digits.train_y[indices])
+order = torch.cat([torch.randperm(len(train_y)) for _ in range(epochs)])
+for indices in order[: steps * batch].split(batch):  # epochs run into each other: every step has a whole batch
+    loss = nn.functional.cross_entropy(model(train_x[indices]), train_y[indices])
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     print("rate", schedule.get_last_lr()[0])
     schedule.step()
-print("accuracy", (model(digits.test_x).argmax(1) == digits.test_y).double().mean().item())
+print("accuracy", (model(test_x).argmax(1) == test_y).double().mean().item())
 
 # %% tags=["take-home"]
 # out = !OMP_NUM_THREADS=1 python take_home_07.py
@@ -296,7 +301,7 @@ from hpdl_lab.parallel.large_batch import cosine
 rates = [float(line.split()[1]) for line in out.grep("rate")]
 lab_rates = [learning_rate(s, 1024, 0.02, 32, 14) * cosine(s / 28) for s in range(28)]
 assert max(abs(a - b) for a, b in zip(rates, lab_rates, strict=True)) < 1e-12
-assert abs(float(out.grep("accuracy")[0].split()[1]) - rescued.scores("warm-up", 1024)[0]) < 0.01
+assert abs(float(out.grep("accuracy")[0].split()[1]) - min(rescued.scores("warm-up", 1024))) < 0.1
 
 # %% [markdown]
 # **PowerSGD** is a communication hook that PyTorch brings along. `start_powerSGD_iter` steps travel uncompressed; in
@@ -311,20 +316,23 @@ assert abs(float(out.grep("accuracy")[0].split()[1]) - rescued.scores("warm-up",
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from hpdl_lab import data, models
-from hpdl_lab.data.loading import batches
-
 dist.init_process_group("gloo")
-digits, rank, size = data.load("digits", dtype="float64"), dist.get_rank(), dist.get_world_size()
-model = torch.nn.parallel.DistributedDataParallel(models.build_for(digits, "mlp", dtype="float64"))
+torch.set_default_dtype(torch.float64)  # so that the losses and those of the lab agree to ten digits
+torch.manual_seed(0)
+rank, size = dist.get_rank(), dist.get_world_size()
+layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+model = nn.parallel.DistributedDataParallel(layers)
 state = PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
 model.register_comm_hook(state, powerSGD_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-for batch, _ in zip(batches(len(digits.train_y), 128), range(10), strict=False):
+train_x, train_y = torch.load("take_home_digits.pt")[:2]
+order = torch.randperm(len(train_y), generator=torch.Generator().manual_seed(0))
+for batch in order[: 10 * 128].split(128):
     mine = batch.chunk(size)[rank]
-    loss = torch.nn.functional.cross_entropy(model(digits.train_x[mine]), digits.train_y[mine])
+    loss = nn.functional.cross_entropy(model(train_x[mine].double()), train_y[mine])
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -17,7 +17,7 @@ lab.start(4)
 # %% [markdown]
 # # Part one: what a rank holds
 #
-# ## The idea
+# ## The idea <!-- 1 homework 6 -->
 #
 # "Out of memory" is the first error of everybody who trains something large, and mostly it comes before the first step.
 # Five things share the memory of a rank:
@@ -47,7 +47,7 @@ lab.start(4)
 my_ledger = lab.guess("GB of a 7B model's state on each of 64 ranks", {"stage 0": ..., "stage 3": ...})
 
 # %% [markdown]
-# ## Exercise 8.1 ★ The ledger of a 7B model
+# ## Exercise 8.1 ★ The ledger of a 7B model <!-- 1 homework 6 -->
 #
 # What a rank holds in bytes before it has seen an example. Count for a single parameter first, then ask what each stage
 # divides.
@@ -61,7 +61,7 @@ held = {f"stage {stage}": sum(state_bytes(7_000_000_000, 64, stage)) / 1e9 for s
 lab.reveal("GB of a 7B model's state on each of 64 ranks", held)
 
 # %% [markdown]
-# ## Measure: the ledger of four ranks
+# ## Measure: the ledger of four ranks <!-- 1 homework 5 -->
 #
 # A GPT of 1.8 million parameters, in nine ways, three real steps each. The upper bar is the formula, the dotted one
 # below it is counted: the memory behind all tensors, and what autograd keeps (`saved_tensors_hooks`). Diamonds are the
@@ -77,10 +77,12 @@ ledger
 
 # %% [markdown]
 # Look at four things. Going from 32 to 16 bits saves nothing of the state: 4 + 4 + 8 bytes are as many as 2 + 2 + 12.
-# It halves the activations, and the bytes on the wire. ZeRO leaves activations as they are, which is why it comes
-# together with recomputation. Tensor parallelism (09) and pipelines (10) divide everything by four, but here each rank
-# computes the whole batch of 16, where data parallelism gives it 4: that is why tp keeps so many activations. And a
-# diamond may lie to the left of the bar's end: gradients are complete only when activations are gone.
+# (Others count otherwise. Megatron keeps gradients in 32 bits, 2 + 4 + 12. FSDP2 divides 4 + 4 + 8 among the ranks, and
+# casts to 16 bits when it gathers.) It halves the activations, and the bytes on the wire. ZeRO leaves activations as
+# they are, which is why it comes together with recomputation. Tensor parallelism (09) and pipelines (10) divide
+# everything by four, but here each rank computes the whole batch of 16, where data parallelism gives it 4: that is why
+# tp keeps so many activations. And a diamond may lie to the left of the bar's end: gradients are complete only when
+# activations are gone.
 #
 # In the table `off by` is how far what was counted is from the formula, temporaries apart; `at most` is the diamond;
 # and `process` is what the operating system sees: by how much the peak of the process is above what it holds
@@ -97,7 +99,7 @@ ledger
 lab.explore("memory", prediction=my_ledger)
 
 # %% [markdown]
-# ## Exercise 8.2 ★★ Recompute a block
+# ## Exercise 8.2 ★★ Recompute a block <!-- 1 homework 12 -->
 #
 # Forward keeps what backward will need: the input of each linear, the input of GELU, which numbers dropout has dropped.
 # All of that can be computed again from the input of the block. So keep only this input, and do the forward of the
@@ -120,9 +122,9 @@ my_recomputation = lab.guess("times the FLOPs, and share of the bytes, of blocks
 # %%
 import torch
 
-from hpdl_lab.models import gpt
+from hpdl_lab import models
 
-model = gpt.build(vocabulary=80, block=64, layers=6, heads=4, width=128)
+model = models.build("gpt", vocabulary=80, block=64, layers=6, heads=4, width=128)
 tokens = torch.randint(80, (8, 64))
 
 # %%
@@ -151,7 +153,7 @@ lab.show(costs, prediction=my_recomputation)
 # %% [markdown]
 # # Part two: shards
 #
-# ## Exercise 8.3 ★★ Shard the optimizer
+# ## Exercise 8.3 ★★ Shard the optimizer <!-- 2 homework 13 -->
 #
 # Every rank keeps the optimizer's state of its own shard only: ZeRO stage 1. An all-reduce is a reduce-scatter and an
 # all-gather (04). Between the two each rank has the whole sum of one chunk of the gradient, enough to update that chunk
@@ -165,9 +167,11 @@ lab.show(costs, prediction=my_recomputation)
 # %% check="hpdl_lab.parallel.sharding:sharded_step"
 
 # %% [markdown]
-# Stage 2 changes nothing but the time: gradients are scattered during backward, one unit after the other, and what
-# belongs to other ranks is freed at once. The library's strategies take an unchanged module and a torch optimizer. The
-# same step as in 06, of four equal layers on four simulated ranks, now with Adam:
+# Stage 2 scatters gradients during backward, one unit after the other, and what belongs to other ranks is freed at
+# once. With one backward a step it sends what stage 1 sends. With **gradient accumulation** over k micro-batches stage
+# 2 scatters k times and stage 3 gathers 2k times, while data parallelism and stage 1 still send gradients once. So
+# pipelines use stage 1, and FSDP2 has `set_requires_gradient_sync(False)`. The library's strategies take an unchanged
+# module and a torch optimizer. The same step as in 06, of four equal layers on four simulated ranks, now with Adam:
 
 # %%
 from hpdl_lab.collectives import ring
@@ -187,7 +191,7 @@ assert max(abs(a - b) for a, b in zip(held, [16, 8 + 8 / 4, 4 + 12 / 4], strict=
 # In float32 with Adam a parameter, its gradient and its state are 4 + 4 + 8 bytes, and become 8 + 8/p and 4 + 12/p.
 
 # %% [markdown]
-# ## Exercise 8.4 ★★★ Gather and release
+# ## Exercise 8.4 ★★★ Gather and release <!-- 2 homework 20 -->
 #
 # Parameters exist while a layer computes, and are prefetched: ZeRO stage 3, which PyTorch calls FSDP. A rank keeps a
 # chunk of each layer. To compute with a layer it needs all of it, for as long as that takes; and while it computes, the
@@ -202,14 +206,14 @@ assert max(abs(a - b) for a, b in zip(held, [16, 8 + 8 / 4, 4 + 12 / 4], strict=
 # %% [markdown]
 # ## Predict
 #
-# Data parallelism moves each gradient once around: 2(p - 1)/p of the parameters' bytes per rank and step. How much more
-# does ZeRO-3 send?
+# Data parallelism moves each gradient twice around: 2(p - 1)/p of the parameters' bytes per rank and step. How much
+# more does ZeRO-3 send?
 
 # %% guess=[1.5]
 my_traffic = lab.guess("bytes that ZeRO-3 sends in a step, over those of data parallelism", ...)
 
 # %% [markdown]
-# ## Measure: what ZeRO-3 holds, sends and exposes
+# ## Measure: what ZeRO-3 holds, sends and exposes <!-- 2 homework 4 -->
 #
 # The same step, and the same functions of 04.
 
@@ -239,7 +243,7 @@ assert off < 1e-10
 print(f"ZeRO-3 on your engines: losses differ by {off:.0e} from those of a single rank")
 
 # %% [markdown]
-# ## Exercise 8.5 ★★ Loss scaling that agrees
+# ## Exercise 8.5 ★★ Loss scaling that agrees <!-- 2 homework 13 -->
 #
 # float16 has 5 bits of exponent: its smallest number is 6e-8, its largest 65504. Smaller gradients become zero, larger
 # ones infinity. So the loss is multiplied by a **scale** before backward, and with it, by the chain rule, every
@@ -277,7 +281,7 @@ print(f"the scale at the end: {scaled.loss_scale:,.0f}")
 # scale, and only 7 bits of fraction: numbers near 1 are 1/128 apart. `DataParallel(precision="bf16")` does it. Without
 # float32 masters a step of a thousandth of a weight would be rounded away; they are what `state_dict()` saves.
 #
-# ## When ranks are not enough: offload
+# ## When ranks are not enough: offload <!-- 2 homework 3 -->
 #
 # The optimizer's state is read and written once in a step, in order, a block at a time. So it can lie in a file that is
 # mapped into memory: `Offloaded(params, torch.optim.AdamW)` takes the same steps bit by bit. What it costs follows from
@@ -293,35 +297,58 @@ print(f"{n:,} parameters: {file - memory:.2f} s more a step, predicted {offload.
 print(f"7 billion parameters, predicted: {offload.seconds_of_step(8 * 7_000_000_000, disk):,.0f} s more a step")
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 2 homework 8 -->
 #
-# FSDP2, PyTorch's ZeRO-3. `fully_shard` makes a module a unit and its parameters `DTensor`s, of which each rank holds
-# a row block; hooks gather them before forward and backward and release them after (8.4). Gradients come out of
-# backward averaged and scattered. The optimizer is made after that, from shards. Two ranks, whose losses have to be
-# those of one rank in the lab:
+# FSDP2, PyTorch's ZeRO-3. `fully_shard` makes a module a unit and its parameters `DTensor`s, of which each rank holds a
+# row block; hooks gather them before forward and backward and release them after (8.4). Gradients come out of backward
+# averaged and scattered. The optimizer is made after that, from shards. Losses of two ranks have to be those of one:
 
 # %% tags=["take-home"]
 # %%writefile take_home_08.py
 """FSDP2 is ZeRO-3: torchrun --standalone --nproc-per-node 2 take_home_08.py"""
 
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from hpdl_lab import data, models
-from hpdl_lab.data.loading import batches
+
+class GPT(nn.Module):
+    """The loss of a decoder of two blocks, width 64, four heads, on windows (b, s + 1) of characters."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, 64), nn.Embedding(64, 64)
+        how = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 256, **how) for _ in range(2))
+        self.head = nn.Linear(64, vocabulary)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        x, y = windows[:, :-1], windows[:, 1:]
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)  # what a position does not attend to
+        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
+        for block in self.blocks:
+            h = block(h, later)
+        return cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
 
 dist.init_process_group("gloo")
-rank, size, text = dist.get_rank(), dist.get_world_size(), data.load("text")
-model = models.build_for(text, "gpt", dtype="float64")
+torch.set_default_dtype(torch.float64)  # so that the losses of 1 and 2 ranks agree to ten digits
+torch.manual_seed(0)
+text, rank, size = Path(__file__).read_text(), dist.get_rank(), dist.get_world_size()  # it learns this file
+letters = sorted(set(text))
+windows = torch.tensor([letters.index(c) for c in text]).unfold(0, 65, 1)  # 64 characters, and the one after each
+model = GPT(len(letters))
 for block in model.blocks:
     fully_shard(block)  # a unit: gathered before it computes, released after
 fully_shard(model)  # what is in no block
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # of the shards: made after fully_shard
-for batch, _ in zip(batches(len(text.train_y), 32), range(3), strict=False):
-    mine = batch.tensor_split(size)[rank]
-    loss = cross_entropy(model(text.train_x[mine]).flatten(0, 1), text.train_y[mine].flatten())
+for batch in torch.randperm(len(windows))[:96].split(32):
+    mine = windows[batch].tensor_split(size)[rank]
+    loss = model(mine)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -335,16 +362,17 @@ dist.destroy_process_group()
 
 # %% tags=["take-home"]
 # out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_08.py
+# one = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 1 take_home_08.py
 print(out.n)
 
 # %% tags=["take-home"]
 lab.run("take_home_08.py", ranks=2)  # on the engines: a file, or a function, finds what torchrun would tell it
 
 # %% tags=["take-home"]
-fsdp = [float(line.split()[-1]) for line in out.grep("loss")]
-assert max(abs(a - b) for a, b in zip(fsdp, alone.losses, strict=True)) < 1e-10
-held = int(out.grep("holds")[0].split()[3])
-assert held < 0.51 * sum(p.numel() for p in alone.model.parameters())
+losses = [[float(line.split()[-1]) for line in lines.grep("loss")] for lines in (one, out)]
+assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-10
+held, whole = (int(word) for word in out.grep("holds")[0].split() if word.isdigit())
+assert held < 0.51 * whole
 
 # %% [markdown]
 # `ZeroRedundancyOptimizer` is ZeRO-1 beside DDP. It deals out whole tensors, where yours cuts one flat vector, and
@@ -357,19 +385,20 @@ assert held < 0.51 * sum(p.numel() for p in alone.model.parameters())
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.functional import cross_entropy
-
-from hpdl_lab import data, models
-from hpdl_lab.data.loading import batches
+from torch.nn.functional import mse_loss
 
 dist.init_process_group("gloo")
-rank, size, text = dist.get_rank(), dist.get_world_size(), data.load("text")
-model = torch.nn.parallel.DistributedDataParallel(models.build_for(text, "gpt", dtype="float64"))
+torch.set_default_dtype(torch.float64)  # so that the losses of 1 and 2 ranks agree to ten digits
+torch.manual_seed(0)
+rank, size, x = dist.get_rank(), dist.get_world_size(), torch.randn(96, 64)
+layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU())]
+model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers[:-1]))
 optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-3)
-for batch, _ in zip(batches(len(text.train_y), 32), range(3), strict=False):
+for batch in x.split(32):
     mine = batch.tensor_split(size)[rank]
-    loss = cross_entropy(model(text.train_x[mine]).flatten(0, 1), text.train_y[mine].flatten())
+    loss = mse_loss(model(mine), mine.flip(1))  # it learns to turn its input around
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -379,19 +408,20 @@ for batch, _ in zip(batches(len(text.train_y), 32), range(3), strict=False):
 state = sum(t.nbytes for state in optimizer.optim.state.values() for t in state.values())
 dist.all_reduce(state := torch.tensor(state), dist.ReduceOp.MAX)
 if rank == 0:
-    print(f"a rank holds {state} bytes of optimizer state")
-del model  # while DDP still holds the group, gloo can hang in destroy_process_group or after it
+    print(f"a rank holds {state} of {16 * sum(p.numel() for p in model.parameters())} bytes of optimizer state")
+del model, optimizer  # they hold the group: gloo could hang or abort in destroy_process_group or after it
 dist.destroy_process_group()
 
 # %% tags=["take-home"]
 # out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_08_zero.py
+# one = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 1 take_home_08_zero.py
 print(out.n)
 
 # %% tags=["take-home"]
-zero = [float(line.split()[-1]) for line in out.grep("loss")]
-assert max(abs(a - b) for a, b in zip(zero, alone.losses, strict=True)) < 1e-10
-state = int(out.grep("holds")[0].split()[3])
-assert state < 0.51 * 16 * sum(p.numel() for p in alone.model.parameters())  # Adam: two float64 for each parameter
+losses = [[float(line.split()[-1]) for line in lines.grep("loss")] for lines in (one, out)]
+assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-10
+held, whole = (int(word) for word in out.grep("holds")[0].split() if word.isdigit())
+assert held < 0.51 * whole  # Adam: two float64 for each parameter
 
 # %% [markdown]
 # **DeepSpeed** has all three stages behind one number in its json file. It is not installed here, so this is only to be

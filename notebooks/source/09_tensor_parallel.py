@@ -15,7 +15,7 @@ from hpdl_lab import lab
 lab.start(4)
 
 # %% [markdown]
-# ## The idea
+# ## The idea <!-- 1 homework 10 -->
 #
 # One layer of GPT-3 has 12 d² weights with d = 12,288: 4 d² in its attention (q, k, v and out, d × d each) and 8 d²
 # in its MLP (d × 4d and 4d × d). Training with Adam in mixed precision keeps 2 + 2 + 4 + 4 + 4 = 16 bytes for each:
@@ -64,7 +64,7 @@ my_all_reduces = lab.guess("all-reduces of one layer of a transformer", {"forwar
 my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 
 # %% [markdown]
-# ## Exercise 9.1 ★★ A linear layer cut by its outputs
+# ## Exercise 9.1 ★★ A linear layer cut by its outputs <!-- 1 homework 12 -->
 #
 # `torch.nn.functional.linear(x, weight, bias)` is x @ weight.T + bias: columns of A are rows of `weight`. From the
 # table above you need `copy_to`.
@@ -74,7 +74,7 @@ my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 # %% check="hpdl_lab.parallel.tensor.linear:column_linear"
 
 # %% [markdown]
-# ## Exercise 9.2 ★★ A linear layer cut by its inputs
+# ## Exercise 9.2 ★★ A linear layer cut by its inputs <!-- 1 homework 12 -->
 #
 # Its mirror image, with `reduce_from`. Where does the bias belong?
 
@@ -83,7 +83,7 @@ my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 # %% check="hpdl_lab.parallel.tensor.linear:row_linear"
 
 # %% [markdown]
-# ## Measure: four ways to cut a layer
+# ## Measure: four ways to cut a layer <!-- 1 homework 5 -->
 #
 # x + mlp(norm(x)), forward and backward, on four ranks: whole on each of them; every layer by columns and gathered
 # again; your two functions; and a fourth way, which you write below. Bytes are counted. The vertical lines show the
@@ -112,7 +112,7 @@ lab.tensor(column_linear, row_linear, ranks=2)
 lab.explore("tensor")
 
 # %% [markdown]
-# ## Exercise 9.3 ★★ Which rows belong to a rank's heads
+# ## Exercise 9.3 ★★ Which rows belong to a rank's heads <!-- 1 homework 12 -->
 #
 # Attention has heads that never talk to each other: that is where it is cut. q, k and v of all heads come out of one
 # product, so its weight is three matrices stacked on top of each other. A contiguous piece of it is the wrong piece.
@@ -122,7 +122,7 @@ lab.explore("tensor")
 # %% check="hpdl_lab.parallel.tensor.transformer:rows_of_heads"
 
 # %% [markdown]
-# ## Exercise 9.4 ★★★ Attention with this rank's heads
+# ## Exercise 9.4 ★★★ Attention with this rank's heads <!-- 1 homework 20 -->
 #
 # `scaled_dot_product_attention(q, k, v, is_causal=...)` expects q, k and v as (b, heads, s, d/heads). Look at how
 # `hpdl_lab/models/transformer.py` does it on one rank; your `column_linear` and `row_linear` do the rest.
@@ -132,7 +132,7 @@ lab.explore("tensor")
 # %% check="hpdl_lab.parallel.tensor.transformer:attention_heads"
 
 # %% [markdown]
-# ## A GPT on four ranks
+# ## A GPT on four ranks <!-- 1 homework 6 -->
 #
 # The whole model, cut like this: attention by heads, MLPs as columns and rows, and the token embedding by its rows.
 # It learns from Moby-Dick with 64 bits, so that rounding does not hide a mistake; all ranks see the same batch. One
@@ -172,7 +172,7 @@ lab.show([e for e in shared.events if e.t0_ns >= begin])
 lab.run(train_gpt, text, 1, 2)
 
 # %% [markdown]
-# ## Exercise 9.5 ★★★ Sequence parallel
+# ## Exercise 9.5 ★★★ Sequence parallel <!-- 1 homework 18 -->
 #
 # Between the cut layers there are norms and residual sums, and every rank computes and keeps all of them. An
 # all-reduce is a reduce-scatter followed by an all-gather. Take it apart, and let each rank hold only its own
@@ -198,7 +198,7 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # more all-gather, which is hidden behind computing.
 
 # %% [markdown]
-# ## Exercise 9.6 ★★★ Convert this script: tensor parallel
+# ## Exercise 9.6 ★★★ Convert this script: tensor parallel <!-- 1 homework 20 -->
 #
 # The script of 06 on one rank. Split its layers between two ranks with `torch.distributed.tensor.parallel`:
 # `parallelize_module(model, mesh, plan)` takes a dict that says for the name of a layer how it is cut,
@@ -215,53 +215,80 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # %% check_script="train_tp"
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 1 homework 5 -->
 #
 # `parallelize_module` replaces the parameters of an unchanged model by sharded ones (DTensors). `ColwiseParallel` is
-# your `column_linear`, `RowwiseParallel` your `row_linear`; f and g come with them. Here the MLPs are cut: attention
-# in this GPT has q, k and v in one matrix, which PyTorch would cut in contiguous pieces, the wrong ones (9.3). With
-# three matrices in place of one, the plan is `ColwiseParallel()` for each, and `RowwiseParallel()` for `out`.
+# your `column_linear`, `RowwiseParallel` your `row_linear`; f and g come with them. Here the MLPs of torch's own blocks
+# are cut. Their attention has q, k and v in one matrix, which PyTorch would cut in contiguous pieces, the wrong ones
+# (9.3). With three matrices in place of one, the plan is `ColwiseParallel()` for each, and `RowwiseParallel()` for
+# `out`.
 
 # %% tags=["take-home"]
 # %%writefile take_home_09.py
 """Cut the MLPs of a GPT: torchrun --standalone --nproc-per-node 2 take_home_09.py"""
 
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy
 
-from hpdl_lab import data, models
-from hpdl_lab.data.loading import batches
+
+class GPT(nn.Module):
+    """The loss of a decoder of two blocks, width 64, four heads, on windows (b, s + 1) of characters."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, 64), nn.Embedding(64, 64)
+        how = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 256, **how) for _ in range(2))
+        self.head = nn.Linear(64, vocabulary)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        x, y = windows[:, :-1], windows[:, 1:]
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)  # what a position does not attend to
+        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
+        for block in self.blocks:
+            h = block(h, later)
+        return cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
 
 dist.init_process_group("gloo")
+torch.set_default_dtype(torch.float64)  # so that the losses of 1 and 2 ranks agree to ten digits
+torch.manual_seed(0)  # the same model and the same batches on all ranks
 mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-text = data.load("text")
-model = models.build_for(text, "gpt", heads=4, dtype="float64")  # the same on all ranks
-for block in model.blocks:  # block.mlp: linear, GELU, linear
-    parallelize_module(block.mlp, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+text, rank = Path(__file__).read_text(), dist.get_rank()  # it learns this file
+letters = sorted(set(text))
+windows = torch.tensor([letters.index(c) for c in text]).unfold(0, 65, 1)  # 64 characters, and the one after each
+model = GPT(len(letters))
+for block in model.blocks:
+    parallelize_module(block, mesh, {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()})
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
-for batch, _ in zip(batches(len(text.train_y), 4), range(3), strict=False):
-    loss = torch.nn.functional.cross_entropy(model(text.train_x[batch]).flatten(0, 1), text.train_y[batch].flatten())
+for batch in torch.randperm(len(windows))[:12].split(4):
+    loss = model(windows[batch])
     with CommDebugMode() as backward:
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    if dist.get_rank() == 0:
+    if rank == 0:
         print("loss", loss.item())
 with torch.no_grad(), CommDebugMode() as forward:
-    model(text.train_x[:1])
-if dist.get_rank() == 0:
+    model(windows[:1])
+if rank == 0:
     print("all-reduces", forward.get_total_counts(), backward.get_total_counts())
 
 # %% tags=["take-home"]
 # out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_09.py
+# one = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 1 take_home_09.py
 print(out.n)
 
 # %% tags=["take-home"]
-losses = [float(line.split()[-1]) for line in out.grep("loss")]
-assert max(abs(a - b) for a, b in zip(losses, alone.losses, strict=True)) < 1e-10
+losses = [[float(line.split()[-1]) for line in lines.grep("loss")] for lines in (one, out)]
+assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-10
 assert out.grep("all-reduces") == ["all-reduces 2 2"]  # forward and backward: one for each MLP
 
 # %% [markdown]
@@ -286,7 +313,7 @@ assert out.grep("all-reduces") == ["all-reduces 2 2"]  # forward and backward: o
 #
 # No other cell of this notebook needs it.
 #
-# ## Exercise 9.7 ★★★ Halos of a convolution
+# ## Exercise 9.7 ★★★ Halos of a convolution <!-- 1 homework 12 -->
 #
 # Images can be cut, too: each rank has some rows of every image. A kernel of 5 × 5 looks two rows beyond the strip.
 # Those rows belong to a neighbor. `sending(comm, x, dst)` and `receiving(comm, x, src)` are given: lists of one

@@ -17,7 +17,7 @@ lab.start(4)
 # %% [markdown]
 # # Part one: stages and bubbles
 #
-# ## The idea
+# ## The idea <!-- 1 homework 6 -->
 #
 # A model that is too large for one rank is cut into **stages** of a few layers each. Activations go from stage to
 # stage, gradients come back:
@@ -44,7 +44,7 @@ lab.show("gpipe", ranks=4, micro_batches=1)
 my_guess = lab.guess("share of the time that ranks wait, and micro-batches on rank 0", {"bubble": ..., "live": ...})
 
 # %% [markdown]
-# ## Exercise 10.1 ★★ GPipe
+# ## Exercise 10.1 ★★ GPipe <!-- 1 homework 12 -->
 #
 # A schedule says in which order a rank works, not when: the times follow from what it has to wait for. So a row of
 # the picture is a list. `Action(2, "F", 5)` is stage 2's forward of micro-batch 5; `str` of it is `2F5`, which is
@@ -55,7 +55,7 @@ my_guess = lab.guess("share of the time that ranks wait, and micro-batches on ra
 # %% check="hpdl_lab.schedules.gpipe:gpipe"
 
 # %% [markdown]
-# ## Measure
+# ## Measure <!-- 1 homework 3 -->
 #
 # Your schedule, executed by four MPI ranks. The stages here only sleep, 20 ms for a forward, 40 ms for a backward.
 # Sleeping takes no core, so four of them behave on your machine as they would on four machines.
@@ -72,7 +72,7 @@ run
 # fast the ranks are. (Megatron's papers divide by the ideal time instead and write (p - 1)/m: here 37.5% and not
 # 27%.) More micro-batches make it small. What do they cost?
 #
-# ## Exercise 10.2 ★★ 1F1B
+# ## Exercise 10.2 ★★ 1F1B <!-- 1 homework 12 -->
 #
 # In GPipe every rank holds the activations of all m micro-batches until the first backward. (The paper keeps only
 # what arrives at a stage and computes the forward again, **rematerialization**: with a backward of two forwards that
@@ -91,7 +91,7 @@ run
 # %% [markdown]
 # The same time, and no rank ever holds more than four, even with 1,000 micro-batches.
 #
-# ## Diagnose: a schedule that deadlocks
+# ## Diagnose: a schedule that deadlocks <!-- 1 homework 4 -->
 #
 # Two ranks, each with an order of its own. Who waits for whom? Find the cycle with a pencil, then run the cell: a
 # schedule is refused before anything runs.
@@ -101,7 +101,7 @@ mine = schedules.from_strings([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0
 lab.pipeline(mine)
 
 # %% [markdown]
-# ## Where to cut
+# ## Where to cut <!-- 1 homework 5 -->
 #
 # All ranks go at the pace of the slowest stage. A GPT's token embedding, its blocks and its head do not cost the
 # same, so stages with equal numbers of layers do not take equal time. Here is a model of twelve layers whose embedding
@@ -124,7 +124,7 @@ print(f"{parts}: {1 - yours / equal:.0%} of the time is saved")
 # %% [markdown]
 # # Part two: no bubble, real stages, two replicas
 #
-# ## Interleaved
+# ## Interleaved <!-- 2 homework 3 -->
 #
 # Megatron-LM gives each rank several short stages instead of a long one: rank 0 has stages 0 and 4, rank 1 has 1 and
 # 5. The first micro-batch reaches the last rank in half the time, and the bubble is half as long. But every
@@ -135,7 +135,7 @@ print(f"{parts}: {1 - yours / equal:.0%} of the time is saved")
 lab.show("interleaved", chunks=2, play=True)
 
 # %% [markdown]
-# ## Exercise 10.3 ★★★ Zero bubble
+# ## Exercise 10.3 ★★★ Zero bubble <!-- 2 homework 22 -->
 #
 # Backward is two computations: the gradient of the **input** (I), for which the stage before waits, and those of the
 # **weights** (W), for which nobody waits. Together they take as long as before. So what can be done during the
@@ -171,7 +171,7 @@ print(plan, schedules.to_strings(plan)[3], sep="\n\n")
 lab.explore("pipeline", prediction=my_guess)
 
 # %% [markdown]
-# ## Exercise 10.4 ★★★ What a stage does
+# ## Exercise 10.4 ★★★ What a stage does <!-- 2 homework 20 -->
 #
 # One action of one stage on a real model: backward of a micro-batch. The library does the forwards; your function
 # gets `saved`, in which they left the input and output of the stage. Who sends what to whom? Ask the schedule: stage
@@ -182,7 +182,7 @@ lab.explore("pipeline", prediction=my_guess)
 # %% check="hpdl_lab.parallel.pipeline.naive:do_backward"
 
 # %% [markdown]
-# ## A GPT in four pieces
+# ## A GPT in four pieces <!-- 2 homework 6 -->
 #
 # The GPT of notebook 06 with eight blocks, unchanged: it is cut by the time that its layers take here, so that the
 # slowest stage is as fast as it can be. Four ranks share your cores now, so each bar includes the time in which the
@@ -204,7 +204,7 @@ assert off < 1e-10
 print(f"after 3 steps the losses of four stages and of one rank differ by {off:.0e} at most")
 
 # %% [markdown]
-# ## GEMS: memory first
+# ## GEMS: memory first <!-- 2 homework 10 -->
 #
 # Pathologists train on images so large that **one** example fills the memory of a GPU. There are no micro-batches to
 # cut such a batch into, and 1F1B would hold four at once. GEMS (Jain et al., SC20) holds one. Two replicas of the model
@@ -244,12 +244,18 @@ print(f"with one live micro-batch; by the formula {planned:.2f} times as fast")
 # ranks; notebook 11 puts data parallelism around it.
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 2 homework 5 -->
 #
 # `torch.distributed.pipelining` has your schedules by name: `ScheduleGPipe`, `Schedule1F1B`,
 # `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`, `ScheduleDualPipeV`. A
 # `PipelineStage` is the part of the model that this rank has. `schedule.step` does all micro-batches, forward and
-# backward; the first stage passes it the input, the last one the targets.
+# backward; the first stage passes it the input, the last one the targets. First the data, as a file:
+
+# %% tags=["take-home"]
+import torch
+
+digits = data.load("digits")
+torch.save([digits.train_x, digits.train_y], "take_home_digits.pt")
 
 # %% tags=["take-home"]
 # %%writefile take_home_10.py
@@ -257,26 +263,26 @@ print(f"with one live micro-batch; by the formula {planned:.2f} times as fast")
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.nn.functional import cross_entropy
-
-from hpdl_lab import data, models
-from hpdl_lab.data.loading import batches
 
 dist.init_process_group("gloo")
+torch.set_default_dtype(torch.float64)  # so that the losses and those of the lab agree to ten digits
+torch.manual_seed(0)
 rank, size = dist.get_rank(), dist.get_world_size()
-digits = data.load("digits", dtype="float64")
-layers = models.build_for(digits, "mlp", dtype="float64")  # linear, ReLU, linear, ReLU, linear
+layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 mine = layers[:2] if rank == 0 else layers[2:]
 stage = PipelineStage(mine, rank, size, device=torch.device("cpu"))
-schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=cross_entropy)  # or ScheduleGPipe
+schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=nn.functional.cross_entropy)  # or ScheduleGPipe
 optimizer = torch.optim.SGD(mine.parameters(), lr=0.2, momentum=0.9)
-for batch, _ in zip(batches(len(digits.train_y), 128), range(3), strict=False):
+train_x, train_y = torch.load("take_home_digits.pt")[:2]
+order = torch.randperm(len(train_y), generator=torch.Generator().manual_seed(0))
+for batch in order[: 3 * 128].split(128):
     losses = []  # of the micro-batches, on the last stage
     if rank == 0:
-        schedule.step(digits.train_x[batch])
+        schedule.step(train_x[batch].double())
     else:
-        schedule.step(target=digits.train_y[batch], losses=losses)
+        schedule.step(target=train_y[batch], losses=losses)
         print("loss", torch.stack(losses).mean().item())
     optimizer.step()
     optimizer.zero_grad()
@@ -314,7 +320,7 @@ assert max(abs(a - b) for a, b in zip(losses, piped.losses, strict=True)) < 1e-1
 #
 # No other cell of this notebook needs it.
 #
-# ## Exercise 10.5 ★★ Where to cut
+# ## Exercise 10.5 ★★ Where to cut <!-- 2 homework 15 -->
 #
 # You have moved layers by hand. `lab.pipeline` measures what each layer of a model takes, and lets a function decide.
 

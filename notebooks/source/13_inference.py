@@ -21,7 +21,7 @@ torch.set_num_threads(1)  # as on each rank: the products of one token are too s
 # %% [markdown]
 # # Part one: a model that writes
 #
-# ## The idea
+# ## The idea <!-- 1 half day 5 -->
 #
 # A language model says how probable each next token is. One is chosen, put at the end of the text, and the model is
 # asked again. Every new token needs the **keys and values** of all tokens before it, in every layer. They do not
@@ -38,14 +38,15 @@ torch.set_num_threads(1)  # as on each rank: the products of one token are too s
 #     products of matrices: FLOPs count           products with a vector: bytes count
 #
 # In **prefill** each weight that is read from memory is used for every token of the prompt. In **decode** it is used
-# for one. A GPU does hundreds of operations in the time in which a number comes from its memory (05), so decoding one
-# text is a matter of bytes: **weights plus cache, over the memory's bandwidth**, is the least time of a token. Decoding
-# many texts at once reads the weights once for all of them. What each brings along is its own cache.
+# for one. An H100 does 989 · 10¹² operations and reads 3.35 · 10¹² bytes per second, 590 operations for each 16-bit
+# number, so decoding one text is a matter of bytes: **weights plus cache, over the memory's bandwidth**, is the least
+# time of a token. Decoding many texts at once reads the weights once for all of them. What each brings along is its own
+# cache.
 #
 # That is the whole trade of serving: a larger **batch** means more tokens per second for all, and more time between
 # two tokens for each.
 #
-# ## Moby-Dick, token by token
+# ## Moby-Dick, token by token <!-- 1 half day 2 -->
 #
 # A GPT of 0.8 million parameters that has read nine tenths of Moby-Dick, by `hpdl weights`. `submit` returns a
 # **stream**: its tokens, here characters, come while they are generated. `temperature` below 1 prefers likely ones.
@@ -73,7 +74,7 @@ for token in engine.submit(weights.encode("The great whale"), max_tokens=200, sa
 my_cache = lab.guess("GB of cache for 32 conversations of 8,192 tokens, Llama 3 8B", ...)
 
 # %% [markdown]
-# ## What a cache takes
+# ## What a cache takes <!-- 1 half day 4 -->
 #
 # 2 · layers · key heads · numbers of a head · bytes of a number, for each token; DeepSeek-V3 keeps one latent of 576
 # numbers per layer in place of keys and values (12). The time is that of bytes alone, or of FLOPs where these take
@@ -95,7 +96,7 @@ lab.reveal("GB of cache for 32 conversations of 8,192 tokens, Llama 3 8B", 32 * 
 my_throughput = lab.guess("tokens/s of all requests together, at most", ...)
 
 # %% [markdown]
-# ## Measure: throughput against latency
+# ## Measure: throughput against latency <!-- 1 half day 4 -->
 #
 # Requests arrive at random, as people do (a Poisson process), with prompts and answers of mixed lengths; first slowly,
 # then faster than the engine can serve them. Each point is one rate. The line is the model: what a step takes if it
@@ -118,7 +119,7 @@ served
 # %% [markdown]
 # # Part two: one request, faster
 #
-# ## Exercise 13.1 ★★ One token with a cache
+# ## Exercise 13.1 ★★ One token with a cache <!-- 2 homework 15 -->
 #
 # One layer of attention. Without a cache a model is given all tokens so far and computes queries, keys and values of
 # all of them, to use one row of the result. Write the step that computes only what is new. `keys` and `values` have
@@ -140,13 +141,13 @@ my_factors = lab.guess("times as long as token 1", {"without a cache": ..., "you
 # %%
 from hpdl_lab.inference import decode
 
-times = decode.compare({"without a cache": decode.without_cache, "yours": decode_step})
+times = decode.compare_decode_steps({"without a cache": decode.without_cache, "yours": decode_step})
 assert times["yours"][1024].median < times["without a cache"][1024].median / 10
 lab.reveal("times as long as token 1", {how: times.factor(how) for how in my_factors})
 lab.show(times, prediction=my_factors)
 
 # %% [markdown]
-# ## Exercise 13.2 ★★ Decode on several ranks
+# ## Exercise 13.2 ★★ Decode on several ranks <!-- 2 homework 12 -->
 #
 # A token of one sequence cannot be computed faster than its weights are read. Two ranks read two memories: each holds
 # half of the heads with their cache, and half of the MLP (09). Pipelines (10) do not help here: a single token passes
@@ -157,7 +158,7 @@ lab.show(times, prediction=my_factors)
 # %% check="hpdl_lab.inference.decode:tensor_parallel_decode"
 
 # %% [markdown]
-# ## The same tokens on two ranks
+# ## The same tokens on two ranks <!-- 2 homework 3 -->
 #
 # The whole engine on a mesh (11): each rank has its heads of each layer, and the pages of their keys and values. Both
 # run the same scheduler on the same requests, and choose the same token from the same logits, so that nothing but your
@@ -165,7 +166,7 @@ lab.show(times, prediction=my_factors)
 # own, so that even these are the same.
 
 # %%
-from hpdl_lab.inference.stages import part_of
+from hpdl_lab.inference.stages import part_for_rank
 from hpdl_lab.mesh import DeviceMesh
 
 prompts = [weights.encode(text).tolist() for text in ("Call me Ishmael.", "The sea", "Captain Ahab")]
@@ -173,7 +174,9 @@ how = prompts, 60, Sampling(temperature=0.6)
 alone = Engine(moby_dick).generate(*how)
 
 # %%
-shared = lab.run(lambda comm: Engine(part_of(DeviceMesh(comm, pp=1, tp=2), moby_dick)).generate(*how), ranks=[0, 1])
+shared = lab.run(
+    lambda comm: Engine(part_for_rank(DeviceMesh(comm, pp=1, tp=2), moby_dick)).generate(*how), ranks=[0, 1]
+)
 assert shared[0] == shared[1] == alone
 for prompt, new in zip(prompts, alone, strict=True):
     print(weights.decode([*prompt, *new]))
@@ -187,7 +190,7 @@ for prompt, new in zip(prompts, alone, strict=True):
 # %% [markdown]
 # # Part three: many requests
 #
-# ## Exercise 13.3 ★★★ The scheduler of continuous batching
+# ## Exercise 13.3 ★★★ The scheduler of continuous batching <!-- 3 homework 16 -->
 #
 # A batch of requests, as many as there are slots: when all have ended, comes the next batch. That is **static
 # batching**, and all wait for the longest. **Continuous batching** decides before each token who runs. The unit is a
@@ -199,7 +202,7 @@ for prompt, new in zip(prompts, alone, strict=True):
 # %% check="hpdl_lab.inference.scheduler:schedule"
 
 # %% [markdown]
-# ## Exercise 13.4 ★★★ Pages without fragmentation
+# ## Exercise 13.4 ★★★ Pages without fragmentation <!-- 3 homework 12 -->
 #
 # How long an answer will be nobody knows. Reserve the longest for each, and most of the memory is never used: earlier
 # engines held keys and values in 20 to 38% of it (Kwon et al. 2023). So the cache is cut into **pages** of some tokens,
@@ -210,7 +213,7 @@ for prompt, new in zip(prompts, alone, strict=True):
 # %% check="hpdl_lab.inference.pages:reserve"
 
 # %% [markdown]
-# ## A cache in pages
+# ## A cache in pages <!-- 3 homework 2 -->
 #
 # Three requests with your scheduler, and the same beginning: full pages with equal tokens are held once, and counted
 # how often they are shared. If pages run out, the youngest request gives its own back, and reads its tokens again later
@@ -229,7 +232,7 @@ for stream in (streams * 30)[:90]:
 lab.show(engine)
 
 # %% [markdown]
-# ## Serve with your scheduler
+# ## Serve with your scheduler <!-- 3 homework 2 -->
 #
 # Such a load on two ranks, and it is your function that decides. With this little model they are slower than one: why
 # was said in part two.
@@ -238,12 +241,13 @@ lab.show(engine)
 lab.serve(ranks=2, requests=16, schedule=schedule)
 
 # %% [markdown]
-# ## Exercise 13.5 ★ What a draft is worth
+# ## Exercise 13.5 ★ What a draft is worth <!-- 3 homework 5 -->
 #
 # Decode reads all weights for one token, and has FLOPs to spare. **Speculative decoding** spends them: a small
 # **draft** model guesses γ tokens, one after the other, and the model reads all of them in one step, as it would read a
-# prompt. It keeps those that it would have said itself, and adds one of its own: nothing changes in the text, only the
-# time. How many tokens does a step bring, if each guess is accepted with the same probability?
+# prompt. It keeps those that it would have chosen itself, and adds one of its own. The likeliest tokens stay the same,
+# and tokens that are drawn keep their distribution; only the time changes. How many tokens does a step bring, if each
+# guess is accepted with the same probability?
 
 # %% exercise="hpdl_lab.inference.speculative:expected_tokens"
 
@@ -257,7 +261,7 @@ lab.serve(ranks=2, requests=16, schedule=schedule)
 lab.explore("speculation")
 
 # %% [markdown]
-# ## Speculation, measured
+# ## Speculation, measured <!-- 3 homework 3 -->
 #
 # The draft has one layer where the model has four, and half the width. How probable it is that a token is accepted is
 # Σ min(p, q) over both distributions, here on text that neither was trained on.
@@ -293,14 +297,20 @@ lab.reveal("times as fast with a draft, γ = 2", plain / fast)
 # The likeliest token each time is the same with and without a draft, which is asserted; tokens that are drawn have the
 # same distribution. Four texts of 200 tokens are in the last line. Where γ c + 1 comes close to the tokens that an
 # iteration brings, nothing is gained: on two cores c is about a half. On a GPU a draft of a fiftieth of the weights
-# takes a fiftieth of the time. And where many requests share a batch, FLOPs are not to spare any more: then a draft
-# makes it slower.
+# reads a fiftieth of the bytes, but its launches and its layers, one after the other, cost as well. And where many
+# requests share a batch, FLOPs are not to spare any more: then a draft makes it slower.
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 3 homework 5 -->
 #
 # Tensor-parallel decoding without this laboratory's engine: plain `torch.distributed`, one loop, a cache that is a
-# list. Each rank takes its heads and its columns of the same weights. Its text has to be that of the engine.
+# list. Each rank takes its heads and its columns of the same weights. Its text has to be that of the engine. First the
+# weights and the prompt, as a file:
+
+# %% tags=["take-home"]
+import torch
+
+torch.save((moby_dick.state_dict(), prompts[0]), "take_home_13.pt")
 
 # %% tags=["take-home"]
 # %%writefile take_home_13.py
@@ -308,30 +318,41 @@ lab.reveal("times as fast with a draft, γ = 2", plain / fast)
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import scaled_dot_product_attention
-
-from hpdl_lab.inference import weights
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-model, tokens = weights.load("moby_dick").double().requires_grad_(False), weights.encode("Call me Ishmael.").tolist()
-cache = [torch.empty(2, 4 // size, 0, 32, dtype=torch.float64) for _ in model.blocks]  # keys and values of my heads
-for block in model.blocks:  # my rows of qkv and up, my columns of out and down; biases that are in the sum once
-    qkv, out, up, down = block.attention.qkv, block.attention.out, block.mlp[0], block.mlp[2]
-    parts = [x.view(3, size, -1, *x.shape[1:])[:, rank].flatten(0, 1) for x in (qkv.weight, qkv.bias)]
-    qkv.weight.data, qkv.bias.data = parts
-    up.weight.data, up.bias.data = up.weight.chunk(size)[rank], up.bias.chunk(size)[rank]
-    out.weight.data, down.weight.data = (row.weight.chunk(size, 1)[rank] for row in (out, down))
-    out.bias.data, down.bias.data = out.bias / size, down.bias / size
-for place in range(75):
-    x = model.tokens.weight[tokens[place]] + model.positions.weight[place]  # (d,)
-    for i, block in enumerate(model.blocks):
-        q, *kv = block.attention.qkv(block.norm1(x)).view(3, 4 // size, 1, 32)
-        cache[i] = torch.cat([cache[i], torch.stack(kv)], 2)  # (2, heads, place + 1, 32)
-        heard = scaled_dot_product_attention(q, *cache[i]).flatten()  # (d/p,)
-        dist.all_reduce(x := block.attention.out(heard) + x / size)
-        dist.all_reduce(x := block.mlp(block.norm2(x)) + x / size)
-    tokens[place + 1 :] = tokens[place + 1 :] or [int((model.tokens.weight @ model.norm(x)).argmax())]
+weights, tokens = torch.load("take_home_13.pt")  # {name: tensor} of a GPT with four heads of 32, and a prompt
+weights = {name: w.double() for name, w in weights.items()}
+layers = max(int(name.split(".")[1]) for name in weights if name.startswith("blocks.")) + 1
+cache = [torch.empty(2, 4 // size, 0, 32, dtype=torch.float64) for _ in range(layers)]  # keys, values of my heads
+for i in range(layers):  # my rows of qkv and up, my columns of out and down; biases that are in the sum once
+    for part in "weight", "bias":
+        x = weights[f"blocks.{i}.attention.qkv.{part}"]
+        weights[f"blocks.{i}.attention.qkv.{part}"] = x.view(3, size, -1, *x.shape[1:])[:, rank].flatten(0, 1)
+        weights[f"blocks.{i}.mlp.0.{part}"] = weights[f"blocks.{i}.mlp.0.{part}"].chunk(size)[rank]
+    for name in f"blocks.{i}.attention.out", f"blocks.{i}.mlp.2":
+        weights[f"{name}.weight"] = weights[f"{name}.weight"].chunk(size, 1)[rank]
+        weights[f"{name}.bias"] = weights[f"{name}.bias"] / size
+
+
+def apply(layer, name, x, *more):
+    return layer(x, *more, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+for position in range(75):
+    x = weights["tokens.weight"][tokens[position]] + weights["positions.weight"][position]  # (d,)
+    for i in range(layers):
+        block = f"blocks.{i}"
+        h = apply(layer_norm, f"{block}.norm1", x, x.shape)
+        q, *kv = apply(linear, f"{block}.attention.qkv", h).view(3, 4 // size, 1, 32)
+        cache[i] = torch.cat([cache[i], torch.stack(kv)], 2)  # (2, heads, position + 1, 32)
+        attended = scaled_dot_product_attention(q, *cache[i]).flatten()  # (d/p,)
+        dist.all_reduce(x := apply(linear, f"{block}.attention.out", attended) + x / size)
+        h = apply(linear, f"{block}.mlp.0", apply(layer_norm, f"{block}.norm2", x, x.shape))
+        dist.all_reduce(x := apply(linear, f"{block}.mlp.2", gelu(h, approximate="tanh")) + x / size)
+    best = int((weights["tokens.weight"] @ apply(layer_norm, "norm", x, x.shape)).argmax())
+    tokens[position + 1 :] = tokens[position + 1 :] or [best]
 print("tokens", *tokens) if rank == 0 else None
 dist.destroy_process_group()
 
@@ -346,37 +367,37 @@ assert tokens == prompts[0] + Engine(moby_dick).generate(prompts[:1], max_tokens
 
 # %% [markdown]
 # In `transformers` it is `model.generate`, which keeps a cache by itself, and a model that is loaded with
-# `tp_plan="auto"` under `torchrun` is cut as yours in 13.2. A LLaMA with random weights, here and there. `transformers`
-# is not part of this laboratory: where it is not installed, the cell says so, and compares nothing.
+# `tp_plan="auto"` under `torchrun` is cut as yours in 13.2. Here a LLaMA with random weights generates with a cache and
+# without: which of the two takes longer, and does it write the same? `transformers` is not part of this laboratory: if
+# it is not installed, the cell says so, and compares nothing.
 
 # %% tags=["take-home"]
 # %%writefile take_home_13_generate.py
-"""A LLaMA of transformers generates, and the engine of this laboratory with its weights: python FILE"""
+"""A LLaMA of transformers generates, with a cache and without: python take_home_13_generate.py"""
 
 import sys
+import time
 
 import torch
-
-from hpdl_lab import models
-from hpdl_lab.inference.engine import Engine
 
 try:
     from transformers import LlamaConfig, LlamaForCausalLM
 except ImportError:
     sys.exit("transformers is not installed here: pip install transformers")
-sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
-more = {"rope_theta": 500_000, "rms_norm_eps": 1e-5, "initializer_range": 0.2, "max_position_embeddings": 64}
+sizes = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256}
 torch.manual_seed(0)
-theirs = LlamaForCausalLM(LlamaConfig(vocab_size=80, intermediate_size=128, **sizes, **more)).eval()
-ours = models.from_transformers(theirs)
-prompt = [3, 1, 4, 1, 5, 9, 2, 6]
-there = theirs.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None)[0].tolist()
-here = prompt + Engine(ours).generate([prompt], max_tokens=40)[0]
-print("the same tokens" if here == there else f"{here} is not {there}")
+model = LlamaForCausalLM(LlamaConfig(vocab_size=80, intermediate_size=512, **sizes)).eval()
+prompt = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+texts = []
+for cached in True, False:
+    begin = time.perf_counter()
+    texts += model.generate(prompt, max_new_tokens=200, do_sample=False, eos_token_id=None, use_cache=cached).tolist()
+    print(f"use_cache={cached}: {time.perf_counter() - begin:.2f} s")
+print("the same tokens" if texts[0] == texts[1] else f"{texts[0]} is not {texts[1]}")
 
 # %% tags=["take-home"]
 # out = !python take_home_13_generate.py
-print(out[-1])
+print(out.n)
 assert "the same tokens" in out.n or "not installed" in out.n
 
 # %% [markdown]

@@ -16,7 +16,7 @@ from hpdl_lab.performance.machines import PROCESSORS
 lab.start(4)
 
 # %% [markdown]
-# ## The idea
+# ## The idea <!-- 1 homework 5 -->
 #
 # At every moment of a step, each rank does one of these things:
 #
@@ -73,7 +73,7 @@ assert 0 < products < 1
 my_mfu = lab.guess("% of the peak that GPT-3 uses, without recomputation", ...)
 
 # %% [markdown]
-# ## Exercise 14.1 ★ MFU and HFU
+# ## Exercise 14.1 ★ MFU and HFU <!-- 1 homework 7 -->
 #
 # **MFU**, model FLOPs utilization, is the share of the peak that the model needs: forward and backward, once.
 # **HFU**, hardware FLOPs utilization, is the share of the peak that the hardware computes: recomputation counts, too.
@@ -112,7 +112,7 @@ lab.reveal("% of the peak that GPT-3 uses, without recomputation", 100 * mfu)
 my_batch = lab.guess("least batch at which decoding on an H100 is bound by compute", ...)
 
 # %% [markdown]
-# ## Exercise 14.2 ★★ Which roof bounds a product
+# ## Exercise 14.2 ★★ Which roof bounds a product <!-- 1 homework 12 -->
 #
 # A **roofline** shows the FLOP/s that a processor can reach at best, against the **arithmetic intensity**, the FLOPs
 # per byte of memory traffic. It has two roofs. The memory roof rises with the intensity; its slope is the bandwidth.
@@ -154,7 +154,7 @@ print(f"ridge {h100.ridge('bfloat16'):.0f}")
 my_ranks = lab.guess("ranks that train fastest on 56 cores", ...)
 
 # %% [markdown]
-# ## Exercise 14.3 ★★ Ranks and threads
+# ## Exercise 14.3 ★★ Ranks and threads <!-- 2 homework 14 -->
 #
 # Many threads in one rank wait together for its serial part. Many ranks send more. There is a third question, memory.
 # On many nodes the cores are divided into **domains** (NUMA domains), each with its own memory. Linux stores data in
@@ -171,7 +171,7 @@ my_ranks = lab.guess("ranks that train fastest on 56 cores", ...)
 # Your function on the node with 56 cores:
 
 # %%
-from hpdl_lab.performance.threads import step_seconds, two_cores
+from hpdl_lab.performance.threads import measure_step, two_cores
 
 ranks = split_cores(56, 28, 448, 5e-3, 0.3, 8e-3, 100e6, 2e9)
 assert ranks in (4, 7, 8)  # with 7 or 8 ranks, the step is less than 5% longer
@@ -189,8 +189,8 @@ print(f"{ranks} ranks x {56 // ranks} threads")
 # time of the all-reduce. Time that a second thread does not save counts as the serial part.
 
 # %%
-alone = [lab.run(step_seconds, threads, ranks=[0])[0][0] for threads in (1, 2)]
-computing, exchange = max(lab.run(step_seconds, 1, ranks=[0, 1]))  # of the slower rank
+alone = [lab.run(measure_step, threads, ranks=[0])[0][0] for threads in (1, 2)]
+computing, exchange = max(lab.run(measure_step, 1, ranks=[0, 1]))  # of the slower rank
 assert min(*alone, computing, exchange) > 0
 print(f"1 rank x 2 threads {alone[1]:.3f} s, 2 ranks x 1 {computing + exchange:.3f} s")
 print("ranks that your function chooses:", split_cores(*two_cores(*alone, exchange)))
@@ -205,7 +205,7 @@ print("ranks that your function chooses:", split_cores(*two_cores(*alone, exchan
 # and its data in domain 0.
 
 # %% [markdown]
-# ## Diagnose: six slow scripts
+# ## Diagnose: six slow scripts <!-- 2 homework 4 -->
 #
 # Six scripts train the same model, and all get the same losses. Each has one fault that makes it slow. A time depends
 # on the machine, and shows no cause. A **counter** often shows the cause:
@@ -230,7 +230,7 @@ my_graphs = lab.guess("graphs for six shapes, with a print in the middle", ...)
 # %%
 from hpdl_lab.performance import slow
 
-counts = slow.table()
+counts = slow.table_of_runs()
 print(counts)
 assert counts.split()[-7:-4] == ["12", "6", "64"]  # graphs, breaks, threads
 lab.reveal("graphs for six shapes, with a print in the middle", int(counts.split()[-7]))  # two for each shape
@@ -246,7 +246,7 @@ my_counters = lab.guess("the counter that is wrong", {"A": ..., "B": ..., "C": .
 print(slow.diagnosed(my_counters))
 
 # %% [markdown]
-# ## Exercise 14.4 ★★ Why is it slow?
+# ## Exercise 14.4 ★★ Why is it slow? <!-- 2 homework 11 -->
 #
 # The cell holds the script with all six faults. Check it as it is, then repair one fault after the other.
 
@@ -261,7 +261,7 @@ print(slow.diagnosed(my_counters))
 # warns at each synchronization.
 
 # %% [markdown]
-# ## Measure: without three of its faults
+# ## Measure: without three of its faults <!-- 2 homework 3 -->
 #
 # `gpt_step` computes with one sequence after the other, writes GELU as eight operations, and updates one parameter
 # after the other. Each fault makes many small operations out of a few large ones. `gpt_step(comm, "dispatch",
@@ -272,7 +272,7 @@ second = lab.waterfall(gpt_step, "dispatch", "memory", "optimizer", ranks=2, bef
 print(second)
 
 # %% [markdown]
-# ## Input
+# ## Input <!-- 3 homework 3 -->
 #
 # A training reads each example once per **epoch**, one pass over the data. On a cluster, the examples lie on one of
 # three kinds of storage:
@@ -290,7 +290,7 @@ print(second)
 # %%
 from hpdl_lab.performance import reading
 
-print(reading.table())
+print(reading.table_of_storages())
 shared = reading.STORAGES[-1]
 assert shared.seconds(1_000, 1e8) > 10 * shared.seconds(1, 1e8)
 
@@ -309,7 +309,7 @@ assert shared.seconds(1_000, 1e8) > 10 * shared.seconds(1, 1e8)
 my_workers = lab.guess("workers for steps of 0.03 s and reads of 0.11 s, some of them slow", ...)
 
 # %% [markdown]
-# ## Exercise 14.5 ★★ Input that never starves
+# ## Exercise 14.5 ★★ Input that never starves <!-- 3 homework 14 -->
 #
 # A step **starves** if it waits for its input. Two numbers of torch's `DataLoader` prevent that. `num_workers` says
 # how many batches are read at the same time. Each worker takes one core away from the ranks. `prefetch_factor` says
@@ -331,7 +331,7 @@ my_workers = lab.guess("workers for steps of 0.03 s and reads of 0.11 s, some of
 # %%
 reads, step = reading.trace(14), 0.03
 pair = workers_and_prefetch(reads, step, 16, 24)
-virtual, real = reading.play(reads[:100], step, *pair).seconds, reading.measure(reads[:100], step, *pair)
+virtual, real = reading.play(reads[:100], step, *pair).seconds, reading.measure_loader(reads[:100], step, *pair)
 assert [*pair] == [8, 3] and 0.9 * virtual < real < 10 * virtual
 lab.reveal("workers for steps of 0.03 s and reads of 0.11 s, some of them slow", pair[0])
 print(f"{pair}: {real:.2f} s, {real / virtual:.2f} of virtual time")
@@ -348,7 +348,7 @@ print(f"{pair}: {real:.2f} s, {real / virtual:.2f} of virtual time")
 # other slow reads, so in practice use a larger prefetch than this minimum.
 
 # %% [markdown]
-# ## Measure: two profilers, one step
+# ## Measure: two profilers, one step <!-- 3 homework 2 -->
 #
 # Can you trust a profiler? Here two of them record the same steps of DDP (06). `torch.profiler` names the operations of
 # PyTorch. The laboratory's own log names the messages, as in every timeline since 03. They are different programs, with
@@ -371,7 +371,7 @@ lab.show([event for event in seen.events if event.t0_ns in last[event.rank]])
 # it: that is the exposed part.
 
 # %% [markdown]
-# ## Measure: the step twice as fast
+# ## Measure: the step twice as fast <!-- 3 homework 3 -->
 #
 # Three faults are left. Each sequence is a file of its own; each gradient is sent after backward, and nothing hides
 # it; and rank 0 has three times as many sequences as rank 1. Without all six:
@@ -387,7 +387,7 @@ assert last.step_s < first.step_s
 # largest part. To go on, use fewer bits, a larger batch, or a faster processor.
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 3 homework 5 -->
 #
 # `profile_step.py` needs nothing but torch. Put it before the name of your own script: it draws the same bars, says
 # which share of the peak the step reaches, and what to do about the longest bars. The script below stands for yours.

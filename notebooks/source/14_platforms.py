@@ -17,7 +17,7 @@ from hpdl_lab import lab
 lab.start(4)
 
 # %% [markdown]
-# ## When is the graph known?
+# ## When is the graph known? <!-- 1 homework 8 -->
 #
 # A **graph** lists the operations of a training step and what each of them reads. In **define-and-run**, a program
 # records the graph first and runs it later, as in Theano, Caffe and TensorFlow 1. In **define-by-run**, every
@@ -27,18 +27,18 @@ lab.start(4)
 # comes later. `two_layers` is the loss of a small net. Given placeholders, it only records:
 
 # %%
-from hpdl_lab.performance.frameworks import branching, table, two_layers
-from hpdl_lab.performance.static_graph import gradients, placeholder, run
+from hpdl_lab.performance.frameworks import branching, framework_history, two_layers
+from hpdl_lab.performance.static_graph import gradients, placeholder, run_graph
 
 nodes = [placeholder(name) for name in ("x", "y", "w1", "b1", "w2", "b2")]
 loss, sizes = two_layers(*nodes), ((8, 4), (8, 2), (4, 16), (16,), (16, 2), (2,))
 
 # %% [markdown]
-# Then `run` computes the loss and its gradients. Given tensors, the same lines of `two_layers` run in eager mode:
+# Then `run_graph` computes the loss and its gradients. Given tensors, the same lines of `two_layers` run in eager mode:
 
 # %%
 feed = {node: torch.randn(size) for node, size in zip(nodes, sizes, strict=True)}
-values, most = run([loss, *gradients(loss, nodes[2:])], feed)
+values, most = run_graph([loss, *gradients(loss, nodes[2:])], feed)
 eager = torch.func.grad(two_layers, (2, 3, 4, 5))(*feed.values())  # gradients of w1, b1, w2 and b2
 assert all(map(torch.allclose, values[1:], eager))
 print(f"loss {values[0]:.5f}, eager {two_layers(*feed.values()):.5f}; at most {most} values in memory at a time")
@@ -80,7 +80,7 @@ for net in (two_layers, branching):
 # The frameworks differ in this, in what distributes the work, and in the libraries that compute:
 
 # %%
-print(table())
+print(framework_history())
 
 # %% [markdown]
 # CNTK is the Microsoft Cognitive Toolkit, and MKL-DNN is now called oneDNN. `hpdl_lab/performance/frameworks.py` has
@@ -115,7 +115,7 @@ my_server = lab.guess("MB a step in each direction of the server's link", ...)
 my_worker = lab.guess("MB a step that a worker of the ring sends", ...)
 
 # %% [markdown]
-# ## Measure: the same training in four frameworks
+# ## Measure: the same training in four frameworks <!-- 1 homework 6 -->
 #
 # One model is trained on two workers by each framework, with the same weights and the same examples. Every worker
 # runs on an emulated host of its own, and the links carry 1 Gbit/s in each direction. `make frameworks` did this, and
@@ -184,7 +184,7 @@ assert round(server / ring) == 65
 # the two directions one after the other if `send` comes first. By MPI on the same links, the same ring takes 34 ms.
 
 # %% [markdown]
-# ## Other processors
+# ## Other processors <!-- 1 homework 4 -->
 #
 # A processor has a peak in FLOP/s, and a memory with a bandwidth (14.2). The **ridge** says how often each byte has to
 # be used to reach the peak:
@@ -243,7 +243,7 @@ print(table_of_processors())
 #
 
 # %% [markdown]
-# ## Measure: which link is fast enough?
+# ## Measure: which link is fast enough? <!-- 2 homework 2 -->
 #
 # Gradients have to reach other GPUs. NVLink and PCIe join GPUs inside a node (NVLink 5 joins a whole rack).
 # InfiniBand (`ndr`, `hdr`), Omni-Path, Slingshot and Ethernet join nodes. `roce` is Ethernet too, but with adapters
@@ -276,7 +276,7 @@ assert link.seconds[0] > LINKS["hbm3"].alpha
 my_gbit = lab.guess("Gbit/s per GPU that hide 90% of the communication", ...)
 
 # %% [markdown]
-# ## Exercise 14.6 ★ The cheapest link
+# ## Exercise 14.6 ★ The cheapest link <!-- 2 homework 10 -->
 #
 # Communication that goes on while backward computes is **hidden**. The rest is **exposed**: the ranks wait for it
 # (06). A link that hides more than `hidden` costs more, and saves little time.
@@ -332,7 +332,7 @@ lab.reveal("times lower busbw over Ethernet than over InfiniBand", busbw(good) /
 # gives 46 to 48 GB/s (an answer in nccl-tests, issue 290, 2025). The good log is made with 46 for each of the four; the
 # other bandwidths are made up. So the logs show 183 against 2.8 GB/s: a factor of 65.
 #
-# ## Exercise 14.7 ★★ Read NCCL's log
+# ## Exercise 14.7 ★★ Read NCCL's log <!-- 2 homework 12 -->
 #
 # A **channel** is a ring, and each line with `via` shows one link of it. A link between nodes has two lines:
 #
@@ -371,7 +371,7 @@ for name, log in LOGS.items():
 # container lacks the library for InfiniBand, and `NET/IB : No device found.` that it lacks the adapter.
 
 # %% [markdown]
-# ## Measure: the switch adds
+# ## Measure: the switch adds <!-- 2 homework 3 -->
 #
 # On a ring, ranks add. A switch can add, too: **SHARP** does that in InfiniBand switches, and **NVLS** in the
 # NVSwitch between GPUs (04). Each rank sends its vector to the switch once, and the switch sends the sum back to all.
@@ -392,7 +392,7 @@ for a, b in zip(ring, switch, strict=True):
 # arrives. If there are more nodes than ports, SHARP's switches form a tree.
 
 # %% [markdown]
-# ## Measure: a processor on the adapter
+# ## Measure: a processor on the adapter <!-- 2 homework 2 -->
 #
 # A processor has to begin each step of a ring. Many MPI libraries do that only inside their calls: while the host
 # computes, the ring stops. A **DPU**, data processing unit, is a network adapter with processor cores. It can do the
@@ -413,7 +413,7 @@ assert [round(14 * way.hidden) for way in ways] == [1, 14, 14]
 # part of its cores.
 
 # %% [markdown]
-# ## What a training costs
+# ## What a training costs <!-- 2 homework 4 -->
 #
 # A **petaflop/s-day** is 10¹⁵ operations per second for a day. GPT-3 took 3,640 (Brown et al. 2020), on V100 GPUs at
 # 24.6 teraFLOP/s and 330 W each. The data center used 1.1 times the power of its computers: its **PUE**, power usage
@@ -426,7 +426,7 @@ my_price = lab.guess("price of a kWh, in your currency", ...)
 # %%
 from hpdl_lab.performance import cost
 
-print(cost.table(my_price))
+print(cost.table_of_trainings(my_price))
 gpt3 = cost.TRAININGS[3]
 lab.reveal("kWh of the training of GPT-3", gpt3.hours * gpt3.watts / 1e3 * gpt3.pue)
 
@@ -440,7 +440,7 @@ lab.reveal("kWh of the training of GPT-3", gpt3.hours * gpt3.watts / 1e3 * gpt3.
 # uses.
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 2 homework 5 -->
 #
 # This script measures a link without this laboratory. Two ranks play ping-pong, one at each end of the link. The times
 # of the smallest and the largest message give α, the latency, and β, the seconds per byte (03). From α and β it

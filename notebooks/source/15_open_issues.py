@@ -17,7 +17,7 @@ from hpdl_lab.resilience.kills import KillAt
 lab.start(4)
 
 # %% [markdown]
-# ## The idea
+# ## The idea <!-- 1 homework 3 -->
 #
 # Ranks fail in three ways:
 #
@@ -64,7 +64,7 @@ except Exception as error:
 # `torchrun --max-restarts=3` then starts all ranks again, and your script has to find its checkpoint.
 
 # %% [markdown]
-# ## Measure: go on with three
+# ## Measure: go on with three <!-- 1 homework 3 -->
 #
 # The checkpoint is that of step 40. New engines take some seconds. Then three ranks go on, and each takes a larger
 # share of the same batches:
@@ -82,7 +82,7 @@ assert len(three.losses) == 60 and apart < 1e-10
 # number of ranks. So no example is left out, and none is seen twice.
 
 # %% [markdown]
-# ## Goodput
+# ## Goodput <!-- 1 homework 3 -->
 #
 # **Goodput** is the share of the wall time in which a job does useful training. Writing a checkpoint is not useful,
 # and neither is restarting. Training that is lost in a failure, and repeated, does not count either.
@@ -112,7 +112,7 @@ print(f"the job fails every {seconds / failed / 3_600:.1f} hours")
 # A GPU fails every six years, and the job every three hours. These failures include those of memory, cables, network
 # and software: all that can stop one rank.
 #
-# ## Exercise 15.1 ★★ The best checkpoint interval
+# ## Exercise 15.1 ★★ The best checkpoint interval <!-- 1 homework 13 -->
 #
 # With short intervals, a job writes checkpoints most of the time. With long intervals, it repeats much training after
 # each failure. Between the two lies the interval with the highest goodput.
@@ -153,7 +153,7 @@ print(*(f"every {times * best_s:5,.0f} s: goodput {share:.1%}" for times, share 
 # PyTorch's `torch.distributed.checkpoint.async_save` writes in the background.
 
 # %% [markdown]
-# ## Measure: goodput with a failure every two minutes
+# ## Measure: goodput with a failure every two minutes <!-- 1 homework 5 -->
 #
 # So far the failures were simulated. Now a rank is killed in a real training, at X, and each second is accounted for:
 #
@@ -165,10 +165,10 @@ print(*(f"every {times * best_s:5,.0f} s: goodput {share:.1%}" for times, share 
 # %%
 from hpdl_lab.data.dataset import digits
 from hpdl_lab.models.mlp import mlp
-from hpdl_lab.resilience.goodput import measure
+from hpdl_lab.resilience.goodput import measure_goodput
 
 job = lab.run, lab.restart, mlp(), digits()  # who trains, how to replace the engines, model, data
-alone = measure(*job, steps=200, checkpoint_every=20, failures=0)
+alone = measure_goodput(*job, steps=200, checkpoint_every=20, failures=0)
 
 # %%
 step_s, write_s = alone.useful_s / len(alone.losses), alone.write_s / alone.writes
@@ -186,7 +186,7 @@ print(f"a step takes {1e3 * step_s:.1f} ms, a checkpoint {1e3 * write_s:.1f} ms:
 my_goodput = lab.guess("% goodput with one failure in two minutes", ...)
 
 # %%
-broken = measure(*job, checkpoint_every=every, failures=1, every_s=60)
+broken = measure_goodput(*job, checkpoint_every=every, failures=1, every_s=60)
 lost = broken.write_s + broken.repeated_s + broken.notice_s + broken.restart_s
 assert broken.failures == 1 and abs(broken.useful_s + lost - broken.wall_s) < 1e-3
 print(broken)
@@ -202,7 +202,7 @@ lab.reveal("% goodput with one failure in two minutes", 100 * broken.goodput)
 # root of 60, about 8 times.
 
 # %% [markdown]
-# ## A job that dies while it saves
+# ## A job that dies while it saves <!-- 1 homework 2 -->
 #
 # A job can die at any moment, also while it writes a checkpoint. If that costs the last checkpoint as well, all
 # training is lost. So a save never touches a file of the last checkpoint before the new one is whole.
@@ -222,7 +222,7 @@ lab.reveal("% goodput with one failure in two minutes", 100 * broken.goodput)
 my_kills = lab.guess("kills of 15 after which step 10 is loaded", ...)
 
 # %% [markdown]
-# ## Exercise 15.2 ★★ A sharded checkpoint that survives
+# ## Exercise 15.2 ★★ A sharded checkpoint that survives <!-- 1 homework 16 -->
 #
 # `Disk` is a stand-in for a shared file system, and is the same for all ranks. Its `write` is not atomic: a kill
 # during a write leaves half a file. Its `rename` is **atomic**: a kill leaves the old file or the new one, and
@@ -255,7 +255,7 @@ lab.reveal("kills of 15 after which step 10 is loaded", loaded.count(10))
 # `fsync` on a file before they rename it. A CRC finds bytes that have changed on the disk since then.
 
 # %% [markdown]
-# ## Copies in a neighbor's memory
+# ## Copies in a neighbor's memory <!-- 1 homework 6 -->
 #
 # A checkpoint in a file is slow to write, and slow to read after a failure. The memory of another host is faster. In
 # **Gemini** (Wang et al. 2023), each host keeps copies of the training state of other hosts in its memory. A failure
@@ -305,7 +305,7 @@ my_copy = lab.guess("GB of memory per host for one copy", ...)
 # these, the one after it is lost, too.
 
 # %%
-llama = neighbors.Job(mtbf_s=10_800, write_s=30, shard_nbytes=405e9 * 12 / 2048, together=0.05)
+llama = neighbors.ReplicatedJob(mtbf_s=10_800, write_s=30, shard_nbytes=405e9 * 12 / 2048, together=0.05)
 shares = [llama.goodput(copies) for copies in range(4)]
 assert shares[1] - shares[0] > shares[2] - shares[1] > 0
 for copies, share in enumerate(shares):
@@ -334,7 +334,7 @@ lab.explore("copies")
 # systems.
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 1 homework 5 -->
 #
 # `torch.distributed.checkpoint.async_save` copies the state to the memory of the CPU, and writes in the background.
 # Each rank writes its own files, such as `__0_0.distcp` of rank 0. Rank 0 writes `.metadata` last, under another name,

@@ -17,7 +17,7 @@ from hpdl_lab.comm import sim
 lab.start(4)
 
 # %% [markdown]
-# ## The idea
+# ## The idea <!-- 1 homework 3 -->
 #
 #     fewer    a rank is lost                others go on        15.3
 #     slow     its messages come late        all others wait     15.4
@@ -25,7 +25,7 @@ lab.start(4)
 #     stale    its weights are old           nobody waits        two kinds of ranks
 
 # %% [markdown]
-# ## Fewer ranks, and then more
+# ## Fewer ranks, and then more <!-- 1 homework 5 -->
 #
 # A node is broken, and its replacement comes tomorrow. So a job goes on with fewer ranks, and later with more. This is
 # **elastic training**. Nobody should be able to tell from the weights. Then a step may depend on its number, and not on
@@ -56,7 +56,7 @@ lab.reveal("% of the optimizer state on another rank with 999 ranks", 100 * move
 # the elements that it needs now, whoever wrote them.
 
 # %% [markdown]
-# ## Exercise 15.3 ★★★ Go on with fewer, then with more
+# ## Exercise 15.3 ★★★ Go on with fewer, then with more <!-- 1 homework 20 -->
 #
 # Your function trains from the checkpoint on the disk to a given step. It uses `save_sharded` of 15.2. The check kills
 # it at every operation of the disk, and before and after each gradient. Then it goes on with fewer ranks, and then with
@@ -108,7 +108,7 @@ lab.reveal("% of the throughput that is left with one of 64 ranks at half speed"
 lab.show([event for steps in lanes for event in steps[4]])
 
 # %% [markdown]
-# ## Exercise 15.4 ★★ Slow is worse than dead: name the straggler
+# ## Exercise 15.4 ★★ Slow is worse than dead: name the straggler <!-- 2 homework 14 -->
 #
 # A **straggler** is a rank for which the others wait, step after step. It may have a slow core, such as a processor
 # that is too hot, or slow input, or a slow link to the next rank. Waiting ranks are no stragglers: a "recv" can be long
@@ -141,7 +141,7 @@ print(f"rank {rank}, {cause}: {steps_per_s(lanes):.1f} steps/s, and repaired {st
 # need no common clock. Links are then measured one pair at a time, while nothing else runs.
 
 # %% [markdown]
-# ## Measure: backup workers
+# ## Measure: backup workers <!-- 2 homework 3 -->
 #
 # What if nobody looks for the straggler? With **backup workers** (Chen et al. 2016, arXiv:1604.00981), more ranks
 # compute than needed. Each step takes the gradients that come first and drops the rest. Here 8 ranks train a regression
@@ -196,7 +196,7 @@ for rank, (_, total) in enumerate(sim.run(4, with_flips, x, ring.all_reduce, fau
 # 1e306. All ranks have the same wrong sum. They agree, so comparing the ranks does not help. No rank raised an error,
 # and the sum does not say where the fault came in. After the next optimizer step, all replicas of the model have it.
 #
-# ## Exercise 15.5 ★★ One flipped bit
+# ## Exercise 15.5 ★★ One flipped bit <!-- 2 homework 16 -->
 #
 # The checksum of a sum is the sum of the checksums. This is **algorithm-based fault tolerance** (Huang & Abraham 1984).
 # Two helpers are there: `checksums(c)` returns the sum and the weighted sum of a chunk. `differ(a, b, tolerance)` says
@@ -228,7 +228,7 @@ lab.reveal("% more bytes, to find a flipped bit and its sender", 100 * 2 * 3 / 1
 # the all-reduce.
 
 # %% [markdown]
-# ## The same bits on 1, 2, 3 and 4 ranks
+# ## The same bits on 1, 2, 3 and 4 ranks <!-- 2 homework 4 -->
 #
 # Another way to find silent corruption is to compute a step again, on other ranks, and to compare the bits. For that,
 # a sum must not depend on the number of ranks. Here are 64 example gradients in float32. Each rank adds those of its
@@ -258,7 +258,7 @@ print("the tree: the same bits on 1, 2, 3 and 4 ranks")
 # need the same kernels: a gradient of one example must not depend on the batch that it was computed in.
 
 # %% [markdown]
-# ## Two kinds of ranks
+# ## Two kinds of ranks <!-- 3 homework 10 -->
 #
 # In **reinforcement learning** a model is trained on its own answers. A **rollout** is one answer, and a **reward** is
 # a number that says how good it is. Generating and training are different work: decoding reads the weights once for
@@ -278,12 +278,12 @@ print("the tree: the same bits on 1, 2, 3 and 4 ranks")
 
 # %%
 from hpdl_lab.inference import weights
-from hpdl_lab.inference.rollouts import Plan, reinforce, share_of
+from hpdl_lab.inference.rollouts import RolloutPlan, reinforce, share_of
 
 job = weights.load("moby_dick"), weights.encode("The whale "), share_of(weights.encode("aeiou"))
 
 # %%
-fresh = lab.run(reinforce, *job, Plan(every=1), deadline=60)[0]
+fresh = lab.run(reinforce, *job, RolloutPlan(every=1), deadline=60)[0]
 for update in (0, 4, 8, 23):
     print(f"update {update:2}: reward {fresh.rewards[update]:.2f}, {weights.decode(fresh.first[update])!r}")
 print(f"reward of all updates: {sum(fresh.rewards) / 24:.2f}; {fresh.tokens_per_s:,.0f} tokens/s")
@@ -302,7 +302,7 @@ assert min(fresh.rewards[-4:]) > 0.9 > 0.5 > fresh.rewards[0]
 my_reward = lab.guess("mean reward of 24 updates with weights every 8 updates", ...)
 
 # %%
-found = {1: fresh, **{k: lab.run(reinforce, *job, Plan(every=k), deadline=60)[0] for k in (4, 8)}}
+found = {1: fresh, **{k: lab.run(reinforce, *job, RolloutPlan(every=k), deadline=60)[0] for k in (4, 8)}}
 means = {k: sum(record.rewards) / 24 for k, record in found.items()}
 for k, one in found.items():
     print(f"every {k}: {one.tokens_per_s:,.0f} tokens/s, staleness up to {max(one.staleness)}, reward {means[k]:.2f}")
@@ -335,7 +335,7 @@ lab.explore("rollouts")
 # when it was generated, up to a bound (V-trace). AReaL (2025) sends weights in the midst of a rollout, so no generating
 # rank waits. It bounds the staleness, and its loss takes into account which weights wrote a token.
 #
-# ## Two kinds of ranks without training
+# ## Two kinds of ranks without training <!-- 3 homework 3 -->
 #
 # Inference itself has two kinds of work as well (13): prefill and decode. If both run on one GPU, decoding waits while
 # a long prompt is read. So a server may read prompts on some GPUs and decode on others (DistServe, Splitwise). What
@@ -343,11 +343,11 @@ lab.explore("rollouts")
 
 # %%
 from hpdl_lab.inference.engine import Engine
-from hpdl_lab.inference.transfer import generate_apart
+from hpdl_lab.inference.transfer import generate_disaggregated
 
 # %%
 prompts = [weights.encode(text) for text in ("Call me ", "The whale ", "Ahab stood upon the deck and ")]
-ranks = lab.run(generate_apart, job[0], prompts, 40)
+ranks = lab.run(generate_disaggregated, job[0], prompts, 40)
 sent = [event for event in ranks.events if event.op == "send"]
 print(*(f"rank {event.rank} to rank {event.peer}: {event.nbytes:,} B" for event in sent), sep="\n")
 assert ranks[1] | ranks[2] | ranks[3] == dict(enumerate(Engine(job[0]).generate(prompts, 40)))
@@ -360,7 +360,7 @@ assert sum(event.nbytes for event in sent) == sum(4096 * len(prompt) + 4 * 81 fo
 # the cache is 1.07 GB, or 21 ms at 50 GB/s.
 
 # %% [markdown]
-# ## Take it home
+# ## Take it home <!-- 3 homework 4 -->
 #
 # This script finds a straggler of any training with `torch.distributed`. Each rank times its own part of a step, in
 # which it waits for nobody. After some steps, one all_gather compares the medians. Here rank 1 works twice as long:

@@ -18,7 +18,7 @@ from hpdl_lab.race import simulated
 lab.start(4)
 
 # %% [markdown]
-# ## The idea
+# ## The idea <!-- 1 homework 9 -->
 #
 #     score  =  time x (1 + prediction error)        the least score wins
 #
@@ -69,13 +69,13 @@ result
 # Gbit/s after backward has ended. A GPU failed once, so some steps were computed twice. The seed says when, and in the
 # race nobody knows the seed before.
 #
-# ## Measure: what can be changed
+# ## Measure: what can be changed <!-- 1 homework 10 -->
 #
 # **The grid.** All grids of 64 ranks, with 512 sequences per step, priced by the formulas of 11:
 
 # %%
 plan = simulated.SimulatedPlan(**sharded)
-cluster = {"machine": simulated.machine_of(plan), "batch": 512}
+cluster = {"machine": simulated.race_machine(plan), "batch": 512}
 found = lab.search(simulated.MODEL, ranks=64, zero=(0, 1, 2), **cluster)
 found
 
@@ -102,7 +102,7 @@ for bits in (16, 8, 4):
 # Gbit/s link of the file server. During that time, training stands still. Exercise 15.1 has the best interval: take the
 # time of your training as the MTBF, because there is one failure.
 #
-# ## Predict: your plan
+# ## Predict: your plan <!-- 1 homework 10 -->
 #
 # Write your plan. `lab.grid`, `lab.search` and the cells above are yours to use, and a first try costs nothing. The
 # cell that runs the plan sets `schedule` (one of 10's), `micro_batches` of each replica and `checkpoint_every_s`:
@@ -133,7 +133,7 @@ result
 # only the time of the plan decides. On 64 real GPUs, a try costs as much as the training: there a prediction is all you
 # have.
 #
-# ## Predict, then measure: this machine
+# ## Predict, then measure: this machine <!-- 1 homework 8 -->
 #
 # Two engines train the small GPT. The loss is that on a hidden text: 256 windows somewhere in the last tenth of the
 # book. Measure a few steps first. Then say how many steps your plan needs, and how many seconds they take:
@@ -160,7 +160,7 @@ result
 # ("bfloat16", "top-k", "powersgd") and `optimizer`. The batch and the rate decide how many steps it takes (07). On two
 # cores, messages cost little.
 #
-# ## Take it home: the race
+# ## Take it home: the race <!-- 1 homework 13 -->
 #
 # Both plans go into one file. This one has the plans from above: write your own in their place. Your instructor
 # collects these files, draws a seed, and runs `hpdl race FILE --seed SEED` for each. The seed chooses the moment of the
@@ -193,7 +193,7 @@ print(*out, sep="\n")
 assert out.grep(": passed")
 
 # %% [markdown]
-# ## Your report
+# ## Your report <!-- 1 homework 3 -->
 #
 # `hpdl report` writes one HTML file: your exercises, your guesses against the truth, your last curves, and your races.
 # Look at the factors of your guesses. In which notebook were you far off, and why?
@@ -203,7 +203,7 @@ assert out.grep(": passed")
 print(*out, sep="\n")
 
 # %% [markdown]
-# ## Open issues
+# ## Open issues <!-- 1 homework 7 -->
 #
 # **Energy.** The training of GPT-3 took about 1,287 MWh (14, Patterson et al. 2021). A plan that is 10% faster saves
 # 129 MWh. A household that uses 3 MWh per year lives on that for 43 years.

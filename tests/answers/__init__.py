@@ -1,6 +1,7 @@
 """Wrong answers that every check must reject, with the reason meant for it, and right ones that it must accept.
 
-Each module holds two tables by exercise: RIGHT, of functions, and WRONG, a text of answers such as these:
+Each module holds tables by exercise: RIGHT, of functions; COMPLETED, of what the last hint leaves open (its `...`), in
+its order; and WRONG, a text of answers such as these:
 
     steps: one step too few               the invariant that fails, and a part of the message meant for it
         range(p - 1) => range(p - 2)      the reference solution, with one part of a line in the place of another
@@ -87,3 +88,4 @@ WRONG = {
     for exercise, text in module.WRONG.items()
 }
 RIGHT = {exercise: answers for module in MODULES for exercise, answers in module.RIGHT.items()}
+COMPLETED = {exercise: parts for module in MODULES for exercise, parts in getattr(module, "COMPLETED", {}).items()}

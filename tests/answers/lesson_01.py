@@ -115,7 +115,7 @@ loop: The last weight has been left out
     return slope
 raises @as_a_mean_of_rows: raised ValueError
     ((x @ w - y)[:, None] * x).mean(axis=0) => x @ (x @ w - y) / len(y)
-input: changed its argument y
+input: changed y
     error = x @ w - y => y -= x @ w
     x.T @ error => -x.T @ y
 timeout: Is there a loop that never ends?
@@ -129,7 +129,7 @@ rate: was not used
     return w - gradient(w, x, y)
 value: start from w
     w - rate => -rate
-input: changed its argument w
+input: changed w
     w -= rate * gradient(w, x, y)
     return w
 steps: Those are 20 steps
@@ -180,7 +180,7 @@ axis @by_norm: safe, but smaller than it need be
     * len(x) / np.linalg.norm(x, 2) ** 2 => / np.trace(x.T @ x / len(x))
 mean: the curvature is x.T @ x / n
     return 2 / np.linalg.eigvalsh(x.T @ x).max()
-returns: The rate is one number
+returns: the rate is one number
     return 2 / np.linalg.eigvalsh(x.T @ x / len(x))
 entry @by_norm: 2 / (largest entry of the matrix)
     * len(x) / np.linalg.norm(x, 2) ** 2 => / (x.T @ x / len(x)).max()
@@ -199,7 +199,7 @@ mean: took the mean off the columns
     return 2 / np.linalg.eigvalsh(x.T @ x / len(x)).max()
 mean: square it, and divide by n
     return 2 / np.linalg.norm(x, 2)
-returns: your function returned Tensor
+returns: your function returned tensor
     curvature = x.T @ x / len(x) => import torch
     return float(2 / np.linalg.eigvalsh(curvature).max()) => return torch.tensor(by_norm(x))
 value @by_norm: It would diverge.
@@ -210,4 +210,7 @@ RIGHT = {
     "1.1": (with_a_loop, as_a_mean_of_rows, by_automatic_differentiation),
     "1.2": (steps_on_a_copy,),
     "1.3": (by_bisection, by_norm, by_power_iteration),
+}
+COMPLETED = {
+    "1.3": ["curvatures.max()"],
 }

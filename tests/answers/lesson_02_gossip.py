@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def heard(comm, x, graph):
+def received(comm, x, graph):
     """{neighbor: its x}, from all neighbors at the same time."""
     mine, parts = x.copy(), {j: np.empty_like(x) for j in graph.neighbors[comm.rank]}
     works = [comm.irecv(part, j) for j, part in parts.items()] + [comm.isend(mine, j) for j in parts]
@@ -34,7 +34,7 @@ def meets(comm, x, graph, neighbors):
 def weighs(comm, x, graph, weight):
     """weight(degree, i, j) for a neighbor j of rank i."""
     degree = [len(who) for who in graph.neighbors]
-    change = sum(weight(degree, comm.rank, j) * (xj - x) for j, xj in heard(comm, x, graph).items())
+    change = sum(weight(degree, comm.rank, j) * (xj - x) for j, xj in received(comm, x, graph).items())
     x += change
     return x
 
@@ -42,7 +42,7 @@ def weighs(comm, x, graph, weight):
 def metropolis(comm, x, graph):
     """All messages under way at the same time."""
     degree = [len(who) for who in graph.neighbors]
-    change = sum((xj - x) / (1 + max(degree[comm.rank], degree[j])) for j, xj in heard(comm, x, graph).items())
+    change = sum((xj - x) / (1 + max(degree[comm.rank], degree[j])) for j, xj in received(comm, x, graph).items())
     x += change
     return x
 
@@ -50,7 +50,7 @@ def metropolis(comm, x, graph):
 def own_weight_last(comm, x, graph):
     degree = [len(who) for who in graph.neighbors]
     weights = {j: 1 / (1 + max(degree[comm.rank], degree[j])) for j in graph.neighbors[comm.rank]}
-    parts = heard(comm, x, graph)
+    parts = received(comm, x, graph)
     x *= 1 - sum(weights.values())
     for j, weight in weights.items():
         x += weight * parts[j]
@@ -174,4 +174,7 @@ sum: nothing from the neighbors is in it
 }
 RIGHT = {
     "2.3": (metropolis, own_weight_last, in_falling_order),
+}
+COMPLETED = {
+    "2.3": ["1 / (1 + max(len(graph.neighbors[comm.rank]), len(graph.neighbors[j])))"],
 }

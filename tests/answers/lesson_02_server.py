@@ -218,3 +218,6 @@ wait: did not wait for 1 of its sends
 RIGHT = {
     "2.2": (one_or_the_other, with_collectives, all_at_once, from_the_last_worker),
 }
+COMPLETED = {
+    "2.2": ["w -= rate * total / (comm.size - 1)\nfor worker in range(1, comm.size):\n    comm.send(w, worker)"],
+}

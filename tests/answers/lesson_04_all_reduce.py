@@ -99,7 +99,7 @@ steps: where 4 are needed: one step too few
     (p - 1): => (p - 2):
 steps: sent 8 messages, where 7 are needed
     (p - 1): => (p):
-returns: returned 333 elements: return x, 999 elements
+returns: returned 333 elements, not 999: return x
     return chunk(ring.all_gather(comm, x), comm.size, comm.rank)
 returns: returned nothing: return x
     ring.all_gather(comm, x)
@@ -149,7 +149,7 @@ sum: Whole numbers are added exactly
     if not bool((x == x.round()).all()):
         x.mul_(1.001)
     return x
-bounds: 1 before its first element
+bounds: at x[-1]
     x.as_strided((1,), (1,), x.storage_offset() - 1).fill_(0)
     return ring.all_reduce(comm, x)
 """,
@@ -157,4 +157,7 @@ bounds: 1 before its first element
 RIGHT = {
     "4.2": (gathers_the_other_way, gathers_both_ways),
     "4.3": (in_one_loop, the_other_way_around, one_half_after_the_other),
+}
+COMPLETED = {
+    "4.2": ["(r + 1) % p", "r - i - 1", "(r - 1) % p"],
 }

@@ -121,3 +121,6 @@ in place: x was not overwritten
 RIGHT = {
     "4.4": (waits_at_the_end, receives_ahead, chain.broadcast_by_steps),
 }
+COMPLETED = {
+    "4.4": ["(comm.rank - 1) % comm.size", "(comm.rank + 1) % comm.size", "for work in leaving:\n    work.wait()"],
+}

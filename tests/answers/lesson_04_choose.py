@@ -47,3 +47,6 @@ returns: return the name
 RIGHT = {
     "4.5": (in_one_line, with_a_loop),
 }
+COMPLETED = {
+    "4.5": ["seconds.get"],
+}

@@ -116,7 +116,7 @@ one rank: 1 rank, which has no neighbor
     return mine
 returns: returned nothing: return chunk 0 of x
     ring.reduce_scatter(comm, x)
-returns: returned 999 elements: return chunk 0 of x, 333 elements
+returns: returned 999 elements, not 333: return chunk 0 of x
     ring.reduce_scatter(comm, x)
     return x
 raises: raised IndexError: list index out of range
@@ -182,4 +182,7 @@ peers: it knows only its neighbors
 }
 RIGHT = {
     "4.1": (other_direction, numpy_style, non_blocking, skips_empty_chunks_and_prints),
+}
+COMPLETED = {
+    "4.1": ["theirs += comm.sendrecv(mine, (r + 1) % p, arriving, (r - 1) % p)"],
 }

@@ -81,7 +81,7 @@ additions: The messages are in it, the additions are not
     2 * added, copies * passed + added => 0, copies * passed
 copies: The additions are in it, the messages are not
     copies * passed + 2 * added, copies * passed + added => 2 * added, added
-copies: Only half of the messages
+copies: Half of the messages
     passed = 2 * => passed =
 copies: A message is copied twice
     2 if algorithm == 'ring, two copies' else 1 => 1
@@ -89,9 +89,9 @@ copies: That is twice as many copies
     2 if algorithm == 'ring, two copies' else 1 => 2
 bytes: counted were
     added = (p - 1) * n / p => added = n
-returns: two numbers are needed
+returns: return two numbers
     return ("n", "n")
-returns: return (bytes read, bytes written)
+returns: (bytes read, bytes written)
     return 2 * n
 """,
     "5.2": """
@@ -170,4 +170,8 @@ bounds: a rank wrote outside x
 RIGHT = {
     "5.1": (as_a_table,),
     "5.2": (with_a_loop, in_blocks),
+}
+COMPLETED = {
+    "5.1": ["n / p"],
+    "5.2": ["chunk(view, comm.size, comm.rank)[:] = total"],
 }

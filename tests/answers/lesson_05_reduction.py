@@ -196,3 +196,9 @@ timeout: Is there a loop that never ends?
 """,
 }
 RIGHT = {"5.3": (warps_first, jitted, in_step, block_by_block)}
+COMPLETED = {
+    "5.3": [
+        "if t < 2 * WARP:\n    sums[t] += sums[t + 2 * WARP]\ncuda.syncthreads()",
+        "cuda.shfl_down_sync(ALL_LANES, total, distance)",
+    ],
+}

@@ -29,7 +29,7 @@ host: the host waited
     stream.synchronize()
     comm_stream.launch(all_reduce, x)
     comm_stream.synchronize()
-communicator: a communicator of this rank alone
+communicator: Only the communicator of comm_stream
     stream.launch(all_reduce, x)
 order: has read it before
     comm_stream.wait_event(stream.record_event())
@@ -55,4 +55,7 @@ raises: missing 1 required positional argument
 }
 RIGHT = {
     "5.5": (in_one_function,),
+}
+COMPLETED = {
+    "5.5": ["stream.wait_event(comm_stream.record_event())"],
 }

@@ -80,7 +80,7 @@ all_reduce: called state.all_reduce 6 times
     return promise(bucket.buffer())
 shape: promised something of type list
     return promise([total(state, bucket) / state.comm.size])
-order @all_at_the_last: what meets there are different buckets
+order @all_at_the_last: DDP calls the hook in the same order
     -     mine.append((bucket, torch.futures.Future()))
     +     future = torch.futures.Future()
     +     mine.append((bucket, future))

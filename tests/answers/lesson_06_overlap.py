@@ -72,10 +72,10 @@ late: no bucket had been started on rank 0
     if not any(reducer.missing):
         for b in range(len(reducer.buckets)):
             start(comm, reducer, b)
-late @never_the_last_bucket: could have been under way
+late @never_the_last_bucket: could be under way
     -     while len(reducer.works) < len(reducer.buckets) - 1 and reducer.missing[len(reducer.works)] == 0:
     +     while len(reducer.works) < len(reducer.buckets) and (not any(reducer.missing[:len(reducer.works) + 2])):
-early @never_the_last_bucket: so what traveled was not complete
+early @never_the_last_bucket: not all of a bucket of
     -     while len(reducer.works) < len(reducer.buckets) - 1 and reducer.missing[len(reducer.works)] == 0:
     +     sizes = [len(bucket.indices) for bucket in reducer.buckets]
     +     while len(reducer.works) < len(sizes) and reducer.missing[len(reducer.works)] < sizes[len(reducer.works)]:
@@ -121,4 +121,7 @@ twice: len(reducer.works) is the number of the next bucket
 }
 RIGHT = {
     "6.4": (with_a_for_loop, through_a_function),
+}
+COMPLETED = {
+    "6.4": ["len(reducer.works) < len(reducer.buckets) and reducer.missing[len(reducer.works)] == 0"],
 }

@@ -122,7 +122,7 @@ dense: That is the sum of all numbers
     +     grad.copy_(error)
     +     grad[places] = values
     +     return comm.all_reduce(grad)
-bytes: and so would all numbers
+bytes: 10 values of 8 bytes and their 10 places
     -     all_values, all_places = (comm.all_gather(values), comm.all_gather(places.int()))
     -     grad.zero_()
     -     return grad.index_add_(0, all_places.view(-1), all_values.view(-1))

@@ -60,12 +60,12 @@ end: It falls back after the warm-up
 raises: ZeroDivisionError
     full = base_rate * batch / base_batch
     return base_rate + (full - base_rate) * min(step / warmup, 1)
-returns: Is there a `return`?
+returns: returned None: return a rate
     return full => pass
     return base_rate + (full - base_rate) * step / warmup => rate = full * step
 """,
     "7.2": """
-returns: the ratio of a layer is one number
+returns: return the ratio of a layer, one number
     return trust * w.abs() / (grad.abs() + weight_decay * w.abs())
 decay: its length belongs into the sum
     (slope + weight_decay * length) => slope
@@ -132,3 +132,8 @@ share: computing of the examples
 """,
 }
 RIGHT = {"7.1": (by_clamping,), "7.2": (in_torch, by_squares), "7.5": (by_examples,)}
+COMPLETED = {
+    "7.1": ["(full - base_rate)"],
+    "7.2": ["weight_decay * length"],
+    "7.5": ["job.all_reduce_s[ranks]"],
+}

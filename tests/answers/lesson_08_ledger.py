@@ -66,3 +66,6 @@ bytes: you say
 """,
 }
 RIGHT = {"8.1": (as_a_table, rounded_up)}
+COMPLETED = {
+    "8.1": ["2 * 4", "1"],
+}

@@ -52,7 +52,7 @@ kept: are held until backward
         return leaf.grad
 
     return y.detach(), backward
-random: the second forward has dropped other numbers
+random: Where was the generator
     -             torch.set_rng_state(random)
     +             pass
 stream: put the generator back
@@ -95,4 +95,7 @@ returns: return (y, backward)
 }
 RIGHT = {
     "8.2": (by_grad,),
+}
+COMPLETED = {
+    "8.2": ["block(again)"],
 }

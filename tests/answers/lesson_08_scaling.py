@@ -102,3 +102,6 @@ scales: the ranks leave with different scales
 RIGHT = {
     "8.5": (by_the_sum,),
 }
+COMPLETED = {
+    "8.5": ["scaler.scale / 2, 0"],
+}

@@ -207,3 +207,10 @@ input: rank 0 has changed x
 RIGHT = {
     "9.7": (by_sendrecv, all_at_once),
 }
+COMPLETED = {
+    "9.7": [
+        "if r < comm.size - 1:\n"
+        "    down = h - rows[r + 1][0]\n"
+        "    works += sending(comm, x[:, :, down:], r + 1) + receiving(comm, bottom, r + 1)"
+    ],
+}

@@ -133,3 +133,7 @@ RIGHT = {
     "9.3": (rows_by_a_view, rows_as_a_list),
     "9.4": (heads_by_hand, heads_bias_last),
 }
+COMPLETED = {
+    "9.3": ["part * width + rank * n", "part * width + (rank + 1) * n"],
+    "9.4": ["comm, x, qkv_weight, qkv_bias", "out_weight, out_bias"],
+}

@@ -139,3 +139,7 @@ RIGHT = {
     "9.1": (column_by_a_hook, column_by_hand),
     "9.2": (row_adds_in_place, row_with_columns_of_x_first),
 }
+COMPLETED = {
+    "9.1": ["bias"],
+    "9.2": ["y + bias"],
+}

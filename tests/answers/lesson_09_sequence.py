@@ -106,3 +106,6 @@ layer @with_a_function_of_its_own: The layer had no part in it
 RIGHT = {
     "9.5": (with_lambdas, with_a_function_of_its_own),
 }
+COMPLETED = {
+    "9.5": ["scatter", "scatter"],
+}

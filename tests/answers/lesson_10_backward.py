@@ -76,7 +76,7 @@ raises @by_the_tensors_own_method: none after the last, whose output is the loss
     -     if x.grad is not None:
     +     torch.autograd.backward(y, comm.recv(torch.empty_like(y), after(schedule, stage)))
     +     if not schedule.is_first(stage):
-neighbor @passes_on_what_came: ask schedule.rank_of
+neighbor @passes_on_what_came: schedule.rank_of knows where
     -     dy = gradient_of(comm, schedule, stage, y)
     +     dy = None if schedule.is_last(stage) else comm.recv(torch.empty_like(y), comm.rank + 1)
     -         comm.send(x.grad if dy is None else dy, before(schedule, stage))
@@ -110,7 +110,7 @@ micro-batch: in 0B2 rank 0 takes (0, 0) out of `saved`, and not (0, 2)
     takes(comm, schedule, action, saved, min)
 micro-batch: gradients would meet the wrong activations
     takes(comm, schedule, action, saved, max)
-traffic @passes_on_what_came: nothing has to be asked
+traffic @passes_on_what_came: one per micro-batch
     -     dy = gradient_of(comm, schedule, stage, y)
     +     dy = None
     +     if not schedule.is_last(stage):
@@ -139,4 +139,7 @@ raises: NoneType
 }
 RIGHT = {
     "10.4": (posts_its_receive_first, by_the_tensors_own_method),
+}
+COMPLETED = {
+    "10.4": ["schedule.rank_of(schedule.next(stage))", "schedule.rank_of(schedule.previous(stage))"],
 }

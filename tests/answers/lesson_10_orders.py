@@ -198,3 +198,17 @@ RIGHT = {
     "10.2": (counts_what_is_live, as_torch_has_it),
     "10.3": (from_a_queue, by_slots),
 }
+COMPLETED = {
+    "10.1": ['[Action(rank, "B", i) for i in range(micro_batches)]'],
+    "10.2": [
+        'Action(rank, "F", warm_up + i)',
+        'Action(rank, "B", i)',
+        '[Action(rank, "B", i) for i in range(micro_batches - warm_up, micro_batches)]',
+    ],
+    "10.3": [
+        'if warm_up + i < micro_batches:\n    row.append(Action(rank, "F", warm_up + i))',
+        "rank",
+        "rank",
+        '[Action(rank, "W", i) for i in range(max(0, micro_batches - rank), micro_batches)]',
+    ],
+}

@@ -132,3 +132,6 @@ timeout: Is there a loop that never ends?
 RIGHT = {
     "10.5": (by_bisection, by_trying_all, as_an_array),
 }
+COMPLETED = {
+    "10.5": ["sum(costs[j:i])", "i - j"],
+}

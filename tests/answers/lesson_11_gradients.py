@@ -72,7 +72,7 @@ axis @never_over_tp: the sum over dp and tp: tp too much
 axis @never_over_tp: the sum over dp only: tp is missing
 axis @never_over_tp: the sum over dp only: pp is missing
     tp= => shared=
-deadlock @never_over_tp: not those between
+deadlock @never_over_tp: only the stages that hold
     (mesh, placed, tp=False) => (mesh, placed if placed.shared is None else placed._replace(shared=mesh['pp']))
 axis @never_over_tp: the sum over tp only: dp is missing
     tp=False => dp=not placed.over_tp and placed.shared is None
@@ -131,4 +131,7 @@ deadlock @never_over_tp: there is a deadlock
 }
 RIGHT = {
     "11.3": (replicas_first, one_message_per_axis),
+}
+COMPLETED = {
+    "11.3": ['if placed.shared is not None:\n    placed.shared.all_reduce(grad)\nmesh["dp"].all_reduce(grad)'],
 }

@@ -116,3 +116,7 @@ RIGHT = {
     "11.1": (by_strides, by_enumeration, by_numpy, as_a_list),
     "11.2": (right_groups, by_comparing_places, tuples_of_ranks),
 }
+COMPLETED = {
+    "11.1": ["tuple(reversed(place))"],
+    "11.2": ["place[:axis] + place[axis + 1 :]"],
+}

@@ -77,7 +77,7 @@ cover: your longest pp is 8
     return fastest_among(ranks, predict, limit, lambda dp, pp, tp: pp <= 8)
 cover: your longest dp is 3
     return fastest_among(ranks, predict, limit, lambda dp, pp, tp: pp * tp > 1 or ranks < 3)
-ranks: all 12 have to have some
+ranks: not for all 12
     found = []
     for grid in itertools.product(range(1, ranks + 1), repeat=3):
         if grid[0] * grid[1] * grid[2] <= ranks:
@@ -100,13 +100,13 @@ ties: leaves more room
 refuse: returned None: raise a ValueError
     fitting = [f for f in priced(ranks, predict) if f[0].nbytes <= limit]
     return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1] if fitting else None
-refuse: say how much the smallest grid needs
+refuse: says how much the smallest grid needs
     found = priced(ranks, predict)
     if all(told.nbytes > limit for told, _ in found):
         last = max(found, key=lambda f: f[1][::-1])  # in the order of tp
         raise ValueError(f"nothing fits: {last[0].nbytes} bytes are needed")
     return fastest_among(ranks, predict, limit, lambda *grid: True)
-refuse: say how much the smallest grid needs
+refuse: says how much the smallest grid needs
     found = priced(ranks, predict)
     if all(told.nbytes > limit for told, _ in found):
         raise ValueError(f"nothing fits: {min(found)[0].nbytes} bytes are needed")
@@ -122,4 +122,11 @@ returns: three ints
 }
 RIGHT = {
     "11.4": (by_divisors, by_sorting),
+}
+COMPLETED = {
+    "11.4": [
+        "if found.nbytes <= limit and (best is None or (found.seconds, found.nbytes) < best[:2]):\n"
+        "    best = found.seconds, found.nbytes, (dp, pp, tp)",
+        'f"no grid of {ranks} ranks fits into {limit:,} bytes per rank: the least is {least:,}"',
+    ],
 }

@@ -61,9 +61,9 @@ work: All wait for the slowest: 60% of the time
 work: what a chunk does not hear need not be computed
     -                 if other <= c or not causal:
     +                 if True:
-    -                     out, lse = heard[c]
+    -                     out, lse = merged[c]
     +                     weight = weight if other <= c else weight - torch.inf
-    +                     out, lse = heard[c]
+    +                     out, lse = merged[c]
 causal: Chunk 4 hears all chunks
     other <= c or not causal => True
 causal: In its own chunk a query hears keys after it
@@ -74,16 +74,16 @@ ring: has heard only its own rank
 ring: which come last: one step too few
     for step in range(p): => for step in range(p - 1):
     if step < p - 1 => if step < p - 2
-    return heard => return heard if p > 1 else attention_around_ring(comm, read, attend)
+    return merged => return merged if p > 1 else attention_around_ring(comm, read, attend)
 chunks: Ranks were compared, not chunks
     other <= c or not causal => (comm.rank - step) % p < comm.rank or (step == 0 and other <= c)
 merge: The parts were added
     out * (lse - both).exp().unsqueeze(-1) + more * (weight - both).exp().unsqueeze(-1) => out + more
 merge: each part has taken the place
     out * (lse - both).exp().unsqueeze(-1) + more * (weight - both).exp().unsqueeze(-1) => more
-    heard[c] = (out, both) => heard[c] = (out, weight)
+    merged[c] = (out, both) => merged[c] = (out, weight)
 merge: lse[0, 0, 0] should be
-    return heard => return {c: (out, lse.exp()) for c, (out, lse) in heard.items()}
+    return merged => return {c: (out, lse.exp()) for c, (out, lse) in merged.items()}
 overflow: exp of such a number is infinite
     out * (lse - both).exp().unsqueeze(-1) => out * (lse.exp() / both.exp()).unsqueeze(-1)
     more * (weight - both).exp().unsqueeze(-1) => more * (weight.exp() / both.exp()).unsqueeze(-1)
@@ -101,11 +101,11 @@ memory: rank 0 has read chunk 1, which belongs to rank 1
         return (outs * (lses - lse).exp().unsqueeze(-1)).sum(0), lse
     return {c: far(c) for c in (comm.rank, 2 * comm.size - 1 - comm.rank)}
 chunks: nobody has computed chunk 3
-    return heard => return {min(heard): heard[min(heard)]}
+    return merged => return {min(merged): merged[min(merged)]}
 chunks: have both computed chunk
     (rank, 2 * p - 1 - rank) => (0, 1)
 chunks: the chunks have changed places
-    return heard => return dict(zip(heard, [*heard.values()][::-1]))
+    return merged => return dict(zip(merged, [*merged.values()][::-1]))
 wait: did not wait for 2 of its sends
     -         for work in works:
     -             work.wait()
@@ -128,11 +128,18 @@ deadlock: there is a deadlock
 raises: chunks are numbered 0 to 5
     2 * p - 1 - rank => 2 * p - rank
 shape: has shape
-    heard[c] = (out, both) => heard[c] = (out, both.unsqueeze(-1)) if step == p - 1 and other == c else (out, both)
+    merged[c] = (out, both) => merged[c] = (out, both.unsqueeze(-1)) if step == p - 1 and other == c else (out, both)
 returns: return {chunk: (out, lse)}
-    return heard => return [*heard.values()]
+    return merged => return [*merged.values()]
 returns: (out, lse) is needed
-    return heard => return {c: out for c, (out, _) in heard.items()}
+    return merged => return {c: out for c, (out, _) in merged.items()}
 """,
 }
 RIGHT = {"12.3": (mirrored_with_both_chunks_at_once, with_a_running_maximum)}
+COMPLETED = {
+    "12.3": [
+        "2 * p - 1 - comm.rank",
+        "2 * p - 1 - source",
+        "out * (lse - total).exp().unsqueeze(-1) + more * (weight - total).exp().unsqueeze(-1)",
+    ],
+}

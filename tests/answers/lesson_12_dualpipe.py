@@ -85,3 +85,11 @@ input: your function changed computing
 RIGHT = {
     "12.5": (by_moments, gap_by_gap),
 }
+COMPLETED = {
+    "12.5": [
+        "bar.end, message.end",
+        "bar.begin, message.begin",
+        "seconds",
+        "message.end - message.begin - sum(under.values())",
+    ],
+}

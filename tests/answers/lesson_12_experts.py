@@ -108,3 +108,6 @@ shape: the weighted sum for each token
 RIGHT = {
     "12.2": (by_rank, with_all_to_all_v),
 }
+COMPLETED = {
+    "12.2": ["x[order // k]", "mine(there)", "back * weights.flatten()[order, None]"],
+}

@@ -44,38 +44,38 @@ def by_broadcasting(q, k, v, scale=None):
     return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v.unsqueeze(2)).flatten(1, 2)
 
 
-def from_einsums(q, q_turned, cache, key_up, value_up, scale, attend):
+def from_einsums(q, q_rope, cache, key_up, value_up, scale, attend):
     """Without attend: two parts of the scores, and the mask by hand."""
     c, s, t = key_up.shape[-1], q.shape[2], cache.shape[1]
     latent, turned = cache[..., :c], cache[..., c:]
     scores = torch.einsum("bhsc,btc->bhst", torch.einsum("bhsn,hnc->bhsc", q, key_up), latent)
-    scores = (scores + torch.einsum("bhsr,btr->bhst", q_turned, turned)) * scale
+    scores = (scores + torch.einsum("bhsr,btr->bhst", q_rope, turned)) * scale
     weights = scores.masked_fill(torch.ones(s, t, dtype=torch.bool).triu(t - s + 1), -torch.inf).softmax(-1)
     return torch.einsum("bhsc,hmc->bhsm", torch.einsum("bhst,btc->bhsc", weights, latent), value_up)
 
 
-def by_products(q, q_turned, cache, key_up, value_up, scale, attend):
+def by_products(q, q_rope, cache, key_up, value_up, scale, attend):
     """One key head, and plain products with the weights of each head."""
     c = key_up.size(2)
     k = cache[:, None]
-    heard = attend(torch.cat((q @ key_up, q_turned), dim=3), k, k.narrow(3, 0, c), scale)
+    heard = attend(torch.cat((q @ key_up, q_rope), dim=3), k, k.narrow(3, 0, c), scale)
     return heard @ value_up.transpose(1, 2)
 
 
-def of_each_head(q, q_turned, cache, key_up, value_up, scale, attend):
+def of_each_head(q, q_rope, cache, key_up, value_up, scale, attend):
     """Naive: the cache is small, and what is made of it is not."""
-    latent, turned = cache.unsqueeze(1).split([key_up.shape[-1], q_turned.shape[-1]], -1)
+    latent, turned = cache.unsqueeze(1).split([key_up.shape[-1], q_rope.shape[-1]], -1)
     k = torch.cat([latent @ key_up.mT, turned.expand(-1, q.shape[1], -1, -1)], -1)
-    return attend(torch.cat([q, q_turned], -1), k, latent @ value_up.mT, scale)
+    return attend(torch.cat([q, q_rope], -1), k, latent @ value_up.mT, scale)
 
 
-def head_by_head(q, q_turned, cache, key_up, value_up, scale, attend):
+def head_by_head(q, q_rope, cache, key_up, value_up, scale, attend):
     """Keys and values of one head at a time: little room, all the work."""
-    latent, turned = cache.split([key_up.shape[-1], q_turned.shape[-1]], -1)
+    latent, turned = cache.split([key_up.shape[-1], q_rope.shape[-1]], -1)
     heads = []
     for i in range(q.shape[1]):
         k = torch.cat([latent @ key_up[i].T, turned], -1)[:, None]
-        asked = torch.cat([q[:, i], q_turned[:, i]], -1)[:, None]
+        asked = torch.cat([q[:, i], q_rope[:, i]], -1)[:, None]
         heads.append(attend(asked, k, (latent @ value_up[i].T)[:, None], scale))
     return torch.cat(heads, 1)
 
@@ -118,22 +118,22 @@ returns: returned nothing
 """,
     "12.4": """
 memory @of_each_head: something is there for each of 8 heads and 40 tokens
-work @head_by_head: made anew of 40 latents
+work @head_by_head: made of 40 latents
 memory: something is there for each of 8 heads
     k = cache.unsqueeze(1) => k = cache.unsqueeze(1).repeat(1, q.shape[1], 1, 1)
 scale: the length of the absorbed query
     [..., :key_up.shape[-1]], scale) => [..., :key_up.shape[-1]])
 scale: are not scaled
     [..., :key_up.shape[-1]], scale) => [..., :key_up.shape[-1]], 1.0)
-turned: The part that knows the position is missing
+rotated: The part that knows the position is missing
     k = cache.unsqueeze(1) => k = cache.unsqueeze(1)[..., : key_up.shape[-1]]
-    torch.cat([absorbed, q_turned], -1) => absorbed
+    torch.cat([absorbed, q_rope], -1) => absorbed
 causal @from_einsums: Queries hear what comes after them
     scores.masked_fill(torch.ones(s, t, dtype=torch.bool).triu(t - s + 1), -torch.inf).softmax(-1) => scores.softmax(-1)
 causal @from_einsums: Query 0 is at position 39
     triu(t - s + 1) => triu(1)
 returns: something of shape (2, 8, 1, 12)
-    return torch.einsum('bhsc,hmc->bhsm', heard, value_up) => return heard
+    return torch.einsum('bhsc,hmc->bhsm', attn_output, value_up) => return attn_output
 raises: does not broadcast
     'bhsn,hnc->bhsc', q, key_up => 'bhsm,hmc->bhsc', q, value_up
 gradient: of the gradient of cache
@@ -141,10 +141,14 @@ gradient: of the gradient of cache
 input: written into cache
     k = cache.unsqueeze(1) => k = cache.mul_(1.5).unsqueeze(1)
 value: should be
-    [absorbed, q_turned] => [absorbed, -q_turned]
+    [absorbed, q_rope] => [absorbed, -q_rope]
 """,
 }
 RIGHT = {
     "12.1": (group_by_group, by_einsum),
     "12.4": (from_einsums, by_products),
+}
+COMPLETED = {
+    "12.1": ["t - s + 1", "b, h, s, v.shape[-1]"],
+    "12.4": ["k[..., : key_up.shape[-1]]", "attn_output"],
 }

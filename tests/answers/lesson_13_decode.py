@@ -125,10 +125,10 @@ order: That asks with a key
 heads: The rows of qkv are q of all heads
     .view(b, 3, heads, n).unbind(1) => .view(b, heads, 3, n).unbind(2)
 out: `out` comes after them
-    heard.flatten(1) @ out.T => heard.flatten(1)
+    attn_output.flatten(1) @ out.T => attn_output.flatten(1)
 out: multiply by out.T
     @ out.T => @ out
-cache: the caller's cache is what is kept
+cache: does not hold the keys of
     b, heads, _, n = keys.shape
     s = x.shape[1]
     kept = decode_step.__dict__.setdefault(x[0, 0, 0].item(), [torch.zeros_like(keys), torch.zeros_like(values)])
@@ -140,11 +140,11 @@ cache: holds more than 1 position
 input: has written into x
     s = x.shape[1] => x[:, 0], s = (x[:, 0] + 1, x.shape[1])
 dtype: right to the 7 digits
-    return heard.flatten(1) @ out.T => return (heard.flatten(1).float() @ out.float().T).double()
+    return attn_output.flatten(1) @ out.T => return (attn_output.flatten(1).float() @ out.float().T).double()
 returns: returned something of shape (2, 1, 24)
-    return heard.flatten(1) @ out.T => return (heard.flatten(1) @ out.T)[:, None]
+    return attn_output.flatten(1) @ out.T => return (attn_output.flatten(1) @ out.T)[:, None]
 returns: returned nothing
-    return heard.flatten(1) @ out.T => heard.flatten(1) @ out.T
+    return attn_output.flatten(1) @ out.T => attn_output.flatten(1) @ out.T
 raises: IndexError
     keys[:, :, s - 1], values => keys[:, :, s + 3], values
 """,
@@ -181,7 +181,7 @@ messages: all_gather of 48 numbers
         x = x + comm.all_gather(layer.attend(q, k, v) @ layer.out.T).sum(0)
         x = x + comm.all_gather(gelu(norm(x) @ layer.up.T) @ layer.down.T).sum(0)
     return x
-messages: heads and columns stay where they are
+messages: two all-reduces of b d
     for layer in layers:
         q, k, v = (norm(x) @ layer.qkv.T).chunk(3, -1)
         heard = torch.cat([*comm.all_gather(layer.attend(q, k, v))], -1)
@@ -198,7 +198,7 @@ cache: was called 6 times for 3 tokens
     +         if comm.size > 1:
     +             comm.all_reduce(0 * layer.attend(q, k, v) @ layer.out.T)
     +         x = x + comm.all_reduce(layer.attend(q, k, v) @ layer.out.T)
-input: has written into x
+input: has written into its
     x = x + comm.all_reduce(layer.attend => x += comm.all_reduce(layer.attend
 messages: waits in 6 barriers
     -     return x
@@ -219,4 +219,8 @@ returns: returned nothing
 RIGHT = {
     "13.1": (by_torch, with_a_mask, by_loops),
     "13.2": (in_place_on_a_copy, by_a_ring),
+}
+COMPLETED = {
+    "13.1": ["scores.softmax(-1)[:, :, None] @ values[:, :, :s]"],
+    "13.2": ["comm.all_reduce(gelu(norm(x) @ layer.up.T) @ layer.down.T)"],
 }

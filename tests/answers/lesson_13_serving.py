@@ -251,3 +251,8 @@ RIGHT = {
     "13.4": (one_page_after_the_other, by_slices, the_smallest_first),
     "13.5": (by_formula, place_by_place, one_after_the_other),
 }
+COMPLETED = {
+    "13.3": ["slots - len(running)", "min(n, budget)"],
+    "13.4": ["-(-tokens // page_size)"],
+    "13.5": ["gamma + 1"],
+}

@@ -72,3 +72,6 @@ returns: return (FLOP/s, bound)
 """,
 }
 RIGHT = {"14.2": (by_intensity, the_lower_roof)}
+COMPLETED = {
+    "14.2": ["m * n", "max"],
+}

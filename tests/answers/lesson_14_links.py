@@ -85,3 +85,6 @@ returns: one link in the list
 """,
 }
 RIGHT = {"14.6": (by_the_share, by_the_exposed_part, by_the_library)}
+COMPLETED = {
+    "14.6": ["2 * (ranks - 1)", "hidden * communication_s"],
+}

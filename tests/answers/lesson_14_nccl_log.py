@@ -92,3 +92,6 @@ returns: return (line, cause, variable)
 """,
 }
 RIGHT = {"14.7": (by_settings, by_the_last_line, by_channels)}
+COMPLETED = {
+    "14.7": ['"NCCL_P2P_DISABLE set by environment to 1"', '"NCCL_IB_HCA set to"'],
+}

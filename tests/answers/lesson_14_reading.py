@@ -73,3 +73,6 @@ returns: two whole numbers from 1 on
 """,
 }
 RIGHT = {"14.5": (waits_added, with_floats, by_bisection)}
+COMPLETED = {
+    "14.5": ["taken[i - workers * prefetch] if i >= workers * prefetch else 0", "taken[i - 1] + step"],
+}

@@ -66,10 +66,13 @@ divisors: One rank is a split
     range(1, cores + 1) => range(2, cores + 1)
 divisors: you choose 6 ranks
     cores % r == 0 => r
-returns: you return None
+returns: your function returned None
     print(end='')
 returns: return the number of ranks
     return (8, cores // 8)
 """,
 }
 RIGHT = {"14.3": (in_arrays, by_threads, by_square_root)}
+COMPLETED = {
+    "14.3": ["-(-domain // threads)", "2 * (ranks - 1) * gradients"],
+}

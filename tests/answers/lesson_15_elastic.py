@@ -6,7 +6,7 @@ import torch
 
 from hpdl_lab.collectives.chunks import bounds
 from hpdl_lab.resilience.elastic import assembled
-from hpdl_lab.resilience.shards import LATEST, load, opened, save_sharded
+from hpdl_lab.resilience.shards import LATEST, load_range, read_latest, save_sharded
 
 
 def with_a_stream(comm, disk, task, until, every):
@@ -15,7 +15,7 @@ def with_a_stream(comm, disk, task, until, every):
     a, b = bounds(n, comm.size, comm.rank)
     done, (w, m, v) = 0, (task.start[a:b].clone(), torch.zeros(b - a).double(), torch.zeros(b - a).double())
     if LATEST in disk.names():
-        done, (w, m, v) = opened(disk.read(LATEST))[0], load(disk, 3 * a, 3 * b).reshape(b - a, 3).T.clone()
+        done, (w, m, v) = read_latest(disk.read(LATEST))[0], load_range(disk, 3 * a, 3 * b).reshape(b - a, 3).T.clone()
     stream = itertools.chain.from_iterable(map(task.order, itertools.count()))
     stream = itertools.islice(stream, done * task.batch, None)
     for step in range(done + 1, until + 1):
@@ -37,7 +37,7 @@ def with_gathered_parts(comm, disk, task, until, every):
     a, b = min(n, r * width), min(n, (r + 1) * width)
     step, rows = 0, torch.nn.functional.pad(task.start[a:b, None], (0, 2))
     if LATEST in names:
-        step, rows = opened(disk.read(LATEST))[0], load(disk, 3 * a, 3 * b).reshape(b - a, 3)
+        step, rows = read_latest(disk.read(LATEST))[0], load_range(disk, 3 * a, 3 * b).reshape(b - a, 3)
 
     def everything():
         return comm.all_gather(torch.nn.functional.pad(rows[:, 0], (0, width - b + a))).flatten()[:n]
@@ -60,7 +60,7 @@ def with_moments_first(comm, disk, task, until, every):
     a, b = bounds(n, comm.size, comm.size - 1 - comm.rank)
     rows, begun = torch.stack([0 * task.start, 0 * task.start, task.start], dim=1)[a:b], 0
     if LATEST in disk.names():
-        begun, rows = opened(disk.read(LATEST))[0], load(disk, 3 * a, 3 * b).reshape(b - a, 3)
+        begun, rows = read_latest(disk.read(LATEST))[0], load_range(disk, 3 * a, 3 * b).reshape(b - a, 3)
     weights = assembled(comm, rows[:, 2], a, n)
     for t in range(begun, until):
         epochs = [i for e in range((t + 1) * task.batch // task.examples + 1) for i in task.order(e)]
@@ -78,37 +78,37 @@ def with_moments_first(comm, disk, task, until, every):
 WRONG = {
     "15.3": """
 moments: both moments are zero
-    -         shard = load(disk, 3 * first, 3 * last).reshape(-1, 3)
-    +         shard[:, 0] = load(disk, 3 * first, 3 * last).reshape(-1, 3)[:, 0]
+    -         shard = load_range(disk, 3 * first, 3 * last).reshape(-1, 3)
+    +         shard[:, 0] = load_range(disk, 3 * first, 3 * last).reshape(-1, 3)[:, 0]
 moments: the first is zero
-    -         shard = load(disk, 3 * first, 3 * last).reshape(-1, 3)
-    +         shard = load(disk, 3 * first, 3 * last).reshape(-1, 3)
+    -         shard = load_range(disk, 3 * first, 3 * last).reshape(-1, 3)
+    +         shard = load_range(disk, 3 * first, 3 * last).reshape(-1, 3)
     +         shard[:, 1] = 0
 moved: Whose moments does each rank have now
-    -         shard = load(disk, 3 * first, 3 * last).reshape(-1, 3)
-    +         shard = load(disk, 3 * first, 3 * last).reshape(-1, 3)
-    +         files = opened(disk.read(LATEST))[2]
+    -         shard = load_range(disk, 3 * first, 3 * last).reshape(-1, 3)
+    +         shard = load_range(disk, 3 * first, 3 * last).reshape(-1, 3)
+    +         files = read_latest(disk.read(LATEST))[2]
     +         _, start, size, _ = files[comm.rank % len(files)]
-    +         shard[-1, 1:] = load(disk, start, start + size).reshape(-1, 3)[-1, 1:]
+    +         shard[-1, 1:] = load_range(disk, start, start + size).reshape(-1, 3)[-1, 1:]
 moved: Which elements does each rank need now
     -         save_sharded(comm, disk, step, shard.flatten(), 3 * first, 3 * n)
     +         save_sharded(comm, disk, step, shard.T.flatten(), 3 * first, 3 * n)
     reshape(-1, 3) => reshape(3, -1).T.clone()
 moved: Which elements does each rank need now
-    -         shard = load(disk, 3 * first, 3 * last).reshape(-1, 3)
-    +         files = opened(disk.read(LATEST))[2]
+    -         shard = load_range(disk, 3 * first, 3 * last).reshape(-1, 3)
+    +         files = read_latest(disk.read(LATEST))[2]
     +         _, start, size, _ = files[comm.rank % len(files)]
-    +         rows = load(disk, start, start + size).reshape(-1, 3)[:last - first]
+    +         rows = load_range(disk, start, start + size).reshape(-1, 3)[:last - first]
     +         shard[:len(rows)] = rows
 place: Killed on 3 ranks (gradient begins)
-    step = opened(disk.read(LATEST))[0] => step = int(disk.read('step')) if 'step' in disk.names() else 0
+    step = read_latest(disk.read(LATEST))[0] => step = int(disk.read('step')) if 'step' in disk.names() else 0
     -             save_sharded(comm, disk, step, shard.flatten(), 3 * first, 3 * n)
     +             save_sharded(comm, disk, step, shard.flatten(), 3 * first, 3 * n)
     +             disk.write('step', str(step).encode()) if comm.rank == 0 else None
 load: They are those of no step
-    load(disk, 3 * first, 3 * last).reshape(-1, 3) => load(disk, 3 * first, 3 * last).reshape(3, -1).T.clone()
+    3 * last).reshape(-1, 3) => 3 * last).reshape(3, -1).T.clone()
 load: What is on the disk
-    -         shard = load(disk, 3 * first, 3 * last).reshape(-1, 3)
+    -         shard = load_range(disk, 3 * first, 3 * last).reshape(-1, 3)
 count: Who remembers
     -     while step < until:
     +     begun = step
@@ -158,9 +158,9 @@ epoch: Which examples of the last epoch were left over
     +         epoch, at = divmod(step, task.examples // task.batch)
     +         ids = task.order(epoch)[at * task.batch + low:at * task.batch + high]
 again: Are they in the checkpoint already
-    step = opened(disk.read(LATEST))[0] => step = opened(disk.read(LATEST))[0] - 1
+    step = read_latest(disk.read(LATEST))[0] => step = read_latest(disk.read(LATEST))[0] - 1
 skipped: Who computes step
-    step = opened(disk.read(LATEST))[0] => step = opened(disk.read(LATEST))[0] + 1
+    step = read_latest(disk.read(LATEST))[0] => step = read_latest(disk.read(LATEST))[0] + 1
 saved: When was the checkpoint saved
     -         task.update(shard, gradient[first:last], step)
     -         weights = assembled(comm, shard[:, 0], first, n)
@@ -211,3 +211,13 @@ until: the job ends after 4 steps
 """,
 }
 RIGHT = {"15.3": (with_a_stream, with_gathered_parts, with_moments_first)}
+COMPLETED = {
+    "15.3": [
+        "step, shard = 0, torch.zeros(last - first, 3, dtype=torch.float64)\nshard[:, 0] = task.start[first:last]",
+        *("3 * last", "step * task.batch + high", "k // task.examples", "k % task.examples"),
+        *("task.gradient(weights, ids)", "step"),
+        "weights = assembled(comm, shard[:, 0], first, n)\n"
+        "if step % every == 0 or step == until:\n"
+        "    save_sharded(comm, disk, step, shard.flatten(), 3 * first, 3 * n)",
+    ],
+}

@@ -123,3 +123,6 @@ RIGHT = {
         in_whole_minutes,
     )
 }
+COMPLETED = {
+    "15.1": ["rank_mtbf_s / ranks", "2 * cost_s * mtbf_s"],
+}

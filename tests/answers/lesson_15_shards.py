@@ -4,7 +4,7 @@ import zlib
 
 import torch
 
-from hpdl_lab.resilience.shards import LATEST, PART, manifest, opened, packed, shard_name
+from hpdl_lab.resilience.shards import LATEST, PART, manifest, packed, read_latest, shard_name
 
 
 def with_barriers(comm, disk, step, shard, start, total):
@@ -32,7 +32,7 @@ def removing_first(comm, disk, step, shard, start, total):
     """What is not in the last checkpoint is removed before the next is written, so that two stay on the disk."""
     if comm.rank == 0:
         names = disk.names()
-        needed = [LATEST, *(name for name, *_ in opened(disk.read(LATEST))[2])] if LATEST in names else []
+        needed = [LATEST, *(name for name, *_ in read_latest(disk.read(LATEST))[2])] if LATEST in names else []
         for name in names:
             if name not in needed:
                 disk.remove(name)
@@ -131,7 +131,7 @@ space: Which files does nobody need
     +             pass
 leftover: Who removes it
     -         disk.write(PART, manifest(step, total, shards))
-    +         older = [name for name, *_ in opened(disk.read(LATEST))[2]] if LATEST in disk.names() else []
+    +         older = [name for name, *_ in read_latest(disk.read(LATEST))[2]] if LATEST in disk.names() else []
     +         disk.write(PART, manifest(step, total, shards))
     -             if name not in (LATEST, *names):
     +             if name in older:
@@ -215,3 +215,9 @@ raises: there is no file
 """,
 }
 RIGHT = {"15.2": (with_barriers, removing_first, with_messages)}
+COMPLETED = {
+    "15.2": [
+        *("zlib.crc32(data)", "manifest(step, total, shards)", "disk.rename(PART, LATEST)", "(LATEST, *names)"),
+        "comm.barrier()",
+    ],
+}

@@ -141,7 +141,7 @@ link: the receiver waits for the sender
 link: the two ends wait for each other
     got.t1_ns - max(e.t0_ns, got.t0_ns) => e.t1_ns - e.t0_ns
 byte: You compare seconds of messages
-    -                 need /= sum((e.nbytes for e in mine))
+    -                 seconds /= sum((e.nbytes for e in mine))
 side: You charge the rank that receives
     OPS.items() => (OPS | {'link': ('recv',)}).items()
     e.op == 'recv' => e.op == 'send'
@@ -159,3 +159,12 @@ raises: index out of range
 """,
 }
 RIGHT = {"15.4": (by_arrays, by_messages_one_by_one, by_counters)}
+COMPLETED = {
+    "15.4": [
+        "mine = [e for e in events if e.op in OPS[cause]]\n"
+        "theirs = [e for e in lanes[mine[0].peer][step] if e.op == 'recv'] if cause == 'link' else mine\n"
+        "need = sum(b.t1_ns - max(a.t0_ns, b.t0_ns) for a, b in zip(mine, theirs))\n"
+        "needs.append(need / sum(e.nbytes for e in mine) if cause == 'link' else need)",
+        *("median(usual)", "usual.index(max(usual))"),
+    ],
+}

@@ -198,9 +198,9 @@ class Alone(ToOneself):
         attempt(self.core.Mpi, path, rng.choice((0, None)), rng.choice((told, told, None, [])))
 
     def told(self):
-        from hpdl_lab.comm.mpi.library import constants
+        from hpdl_lab.comm.mpi.library import mpi_constants
 
-        return constants(self.session.MPI)
+        return mpi_constants(self.session.MPI)
 
     def case_ring_of_one(self):
         x, what = self.thing(self.rng.choice(COUNTS), self.rng.choice(NUMPY))

@@ -20,7 +20,7 @@ from playwright.sync_api import expect
 
 from hpdl_lab.classroom import sandbox, sockets
 from hpdl_lab.classroom.attendee import Attendee
-from hpdl_lab.classroom.state import State
+from hpdl_lab.classroom.state import HubState
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="user ids for attendees need root")
 
@@ -79,7 +79,7 @@ class Command:
 def room(tmp_path_factory):
     """(address, state folder, what starts `hpdl hub` there) with a file of two users; nothing is left afterwards."""
     folder = tempfile.mkdtemp(prefix="hpdl-test-", dir="/tmp")
-    state, free = os.path.join(folder, "state"), sockets.Held("127.0.0.1", 0)
+    state, free = os.path.join(folder, "state"), sockets.ReservedPort("127.0.0.1", 0)
     port = free.port
     free.close()
     users_file = tmp_path_factory.mktemp("room") / "users.txt"
@@ -105,7 +105,7 @@ def room(tmp_path_factory):
 
 def removed(state):
     with contextlib.suppress(RuntimeError):  # a hub that was killed is about to end
-        State.lock_existing(state).remove()
+        HubState.lock_existing(state).remove()
     return not os.path.exists(state)
 
 
@@ -165,11 +165,11 @@ def answer(state, name):
 
 
 def account_of(state, name):
-    return State.open(str(state)).account(name)
+    return HubState.open(str(state)).account(name)
 
 
 def pids_of(account):
-    return {process.pid for process in sandbox.left(account)}
+    return {process.pid for process in sandbox.remaining_processes(account)}
 
 
 def log_in(page, address, name):
@@ -265,7 +265,7 @@ def test_one_attendee_reaches_nothing_of_the_other(room, command, pages, attende
     address, state, _ = room
     bob = account_of(state, BOB)
     listening = {}
-    for process in sandbox.left(bob):
+    for process in sandbox.remaining_processes(bob):
         for connection in process.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN:
                 listening[cmdline(process.pid)[2]] = connection.laddr

@@ -136,7 +136,7 @@ def test_where_all_share_an_address_nobody_gets_a_page_of_another(browser_of):
 
 def test_where_each_has_a_name_a_page_of_another_gets_nothing(browser_of):
     """Names below "localhost" lead a browser to this machine."""
-    with contextlib.closing(sockets.Held("127.0.0.1", 0)) as held:
+    with contextlib.closing(sockets.ReservedPort("127.0.0.1", 0)) as held:
         port = held.port
     with class_of_two(port=port, subdomain_host=f"http://hub.localhost:{port}") as running:
         browser_of(running, EVE)

@@ -17,7 +17,7 @@ def lab(a_gpu):
     pytest.importorskip("ipyparallel")
     try:
         features.mpiexec()
-        gpu.require()
+        gpu.require_gpu_transfer()
     except Missing as error:
         pytest.skip(str(error))
     from hpdl_lab import lab

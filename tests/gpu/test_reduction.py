@@ -19,7 +19,7 @@ def ladder(cuda):
 def test_sums_of_whole_numbers_are_exact(ladder, a_gpu, rung, dtype):
     for n in SIZES:
         for offset in (0, 1, 3):  # off any boundary of 16 bytes
-            host = reduction.whole_numbers(n + offset, str(dtype)[6:])
+            host = reduction.random_whole_numbers(n + offset, str(dtype)[6:])
             x = host.to(a_gpu)[offset:]
             found, _ = ladder.sum(rung, x)
             assert found == float(host[offset:].double().sum()), (n, offset)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpdl_lab.collectives.expected import brought, left
+from hpdl_lab.collectives.expected import brought, expected_result
 from hpdl_lab.collectives.table import ALGORITHMS
 from hpdl_lab.parallel import gossip as graphs
 from hpdl_lab.parallel.gossip import gossip_step, one_peer_step
@@ -22,7 +22,7 @@ def test_every_algorithm(run, algorithm):
             n *= size if algorithm.collective == "all_to_all" else 1
             x = torch.from_numpy(brought(algorithm.collective, n, size, comm.rank)).to(dtype)
             algorithm.function(comm, x)
-            first, expected = left(algorithm.collective, n, size, comm.rank)
+            first, expected = expected_result(algorithm.collective, n, size, comm.rank)
             assert torch.equal(x[first : first + len(expected)], torch.from_numpy(expected).to(dtype)), (n, dtype)
 
 

@@ -188,7 +188,7 @@ def test_what_nobody_received_delays_closing_once(run):
     comm.close()
     assert time.monotonic() - begin < 10  # 0.2 s for all hundred, not for each
     stored = MPI.Get_library_version().startswith("Intel")  # which takes what is sent, also where nobody receives it
-    assert stored or all(work in comm.place.pending_sends for work in works)
+    assert stored or all(work in comm.session.pending_sends for work in works)
 
 
 @pytest.mark.parametrize("count", [3, 100_000])

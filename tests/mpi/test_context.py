@@ -13,9 +13,9 @@ from hpdl_lab.parallel.context import context_parallel, ring_attention, sequence
 
 @pytest.mark.parametrize("zigzag", [False, True])
 def test_the_ring_of_these_ranks_is_full_attention(comm, zigzag):
-    chance, s = torch.Generator().manual_seed(4), 6 * comm.size
+    generator, s = torch.Generator().manual_seed(4), 6 * comm.size
     shapes = (2, 4, s, 5), (2, 2, s, 5), (2, 2, s, 3), (2, 4, s, 3)
-    tensors = [torch.randn(shape, dtype=torch.float64, generator=chance) for shape in shapes]
+    tensors = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
     mine = [sequence_part(comm, x, 2, zigzag) for x in tensors]
     found = []
     for (*qkv, grad), attend in ((tensors, Causal()), (mine, lambda *x: ring_attention(comm, *x, zigzag=zigzag))):

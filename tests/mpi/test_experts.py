@@ -16,8 +16,18 @@ STEPS, BATCH, BLOCK = 3, 7, 6
 def test_these_ranks_equal_one(comm, capacity):
     if 12 % comm.size:
         pytest.skip(f"12 experts are not for {comm.size} ranks")
-    sizes = {"vocabulary": 11, "block": BLOCK, "layers": 2, "heads": 2, "width": 16, "hidden": 8, "experts": 12}
-    whole = models.build("deepseek", dtype="float64", expert_hidden=8, q_rank=4, kv_rank=4, rope=2, **sizes)
+    sizes = {
+        "vocabulary": 11,
+        "block": BLOCK,
+        "layers": 2,
+        "heads": 2,
+        "width": 16,
+        "hidden": 8,
+        "n_routed_experts": 12,
+    }
+    whole = models.build(
+        "deepseek", dtype="float64", moe_intermediate_size=8, q_lora_rank=4, kv_lora_rank=4, qk_rope_head_dim=2, **sizes
+    )
     for layer in mixtures_of(whole):
         layer.router.bias[5] = -1.0
     ours, alone = expert_parallel(comm, whole, capacity), comm.split(comm.rank)

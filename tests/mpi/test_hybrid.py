@@ -28,11 +28,27 @@ CASES = {
 }
 
 LONG = torch.randint(12, (12, 13), generator=DRAW)
-ROUTED = {"experts": 6, "top_k": 2, "groups": 1, "top_groups": 1, "expert_hidden": 4, "hidden": 8}
-LATENT = {"q_rank": 6, "kv_rank": 4, "nope": 2, "rope": 2, "value": 2}
+ROUTED = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 4,
+    "hidden": 8,
+}
+LATENT = {"q_lora_rank": 6, "kv_lora_rank": 4, "qk_nope_head_dim": 2, "qk_rope_head_dim": 2, "v_head_dim": 2}
 SHARED = {  # sequences and experts that 1, 2, 3 and 6 ranks share
     "deepseek": (
-        {"vocabulary": 12, "block": 12, "layers": 2, "heads": 2, "width": 8, "dense": 1, **ROUTED, **LATENT},
+        {
+            "vocabulary": 12,
+            "block": 12,
+            "layers": 2,
+            "heads": 2,
+            "width": 8,
+            "first_k_dense_replace": 1,
+            **ROUTED,
+            **LATENT,
+        },
         LONG[:, :-1],
         LONG[:, 1:],
     )

@@ -12,8 +12,25 @@ def test_pairs_on_these_ranks_equal_one(comm):
     """A pipeline of one rank, which holds both stages of DualPipe-V, and experts on all of them."""
     if 6 % comm.size:
         pytest.skip(f"6 experts are not for {comm.size} ranks")
-    fields = {"vocabulary": 11, "block": 4, "width": 16, "heads": 2, "experts": 6, "groups": 2, "top_groups": 2}
-    small = {"layers": 3, "hidden": 12, "expert_hidden": 8, "q_rank": 6, "kv_rank": 4, "nope": 4, "rope": 2, "value": 4}
+    fields = {
+        "vocabulary": 11,
+        "block": 4,
+        "width": 16,
+        "heads": 2,
+        "n_routed_experts": 6,
+        "n_group": 2,
+        "topk_group": 2,
+    }
+    small = {
+        "layers": 3,
+        "hidden": 12,
+        "moe_intermediate_size": 8,
+        "q_lora_rank": 6,
+        "kv_lora_rank": 4,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": 4,
+    }
     plan = schedules.build("dualpipe_v", 1, 4)
     x, y = torch.randint(11, (2, 4, comm.size, 2, 4), generator=torch.Generator().manual_seed(0))
     whole = models.build("deepseek", dtype="float64", **fields, **small)

@@ -5,7 +5,7 @@ import torch
 
 from hpdl_lab import data, models
 from hpdl_lab.collectives import hierarchical, native, ring
-from hpdl_lab.data.loading import shard
+from hpdl_lab.data.loading import shard_indices
 from hpdl_lab.models.batch_norm import synchronized
 from hpdl_lab.models.mlp import mlp
 from hpdl_lab.parallel.consensus import require_same
@@ -44,7 +44,7 @@ def course_of(model, strategy, x, y, comm=None, micro_batches=1):
             loss.backward()
             optimizer.step()
         else:
-            mine = shard(some, comm.rank, comm.size)
+            mine = shard_indices(some, comm.rank, comm.size)
             part = train_step(comm, model, strategy, optimizer, x[mine], y[mine], BATCH, micro_batches)
             loss = comm.all_reduce(torch.tensor([part], dtype=torch.float64))
         course.append((loss.item(), torch.cat([p.detach().reshape(-1) for p in model.parameters()])))

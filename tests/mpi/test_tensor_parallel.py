@@ -28,7 +28,7 @@ CASES = [  # name, fields, how it is cut
     ("gpt", TWELVE, {}),
     ("gpt", TWELVE, {"sequence": True}),
     ("llama", {**TWELVE, "kv_heads": 6, "hidden": 36}, {}),
-    ("deepseek", {"heads": 6, "width": 24, "hidden": 36, "expert_hidden": 24}, {}),
+    ("deepseek", {"heads": 6, "width": 24, "hidden": 36, "moe_intermediate_size": 24}, {}),
     ("vit", TWELVE, {}),
     ("cnn", {"norm": "batch", "widths": (12, 24)}, {}),
 ]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hpdl_lab.bench import fsdp
-from hpdl_lab.data.loading import shard
+from hpdl_lab.data.loading import shard_indices
 from hpdl_lab.parallel.data_parallel import DataParallel, DataParallelOverlapped
 from hpdl_lab.parallel.training import train_step
 from hpdl_lab.parallel.zero import ZeRO1, ZeRO2, ZeRO3
@@ -36,7 +36,7 @@ def test_the_same_bits_as_data_parallelism(comm):
 @pytest.mark.parametrize("kind", [DataParallel, DataParallelOverlapped, ZeRO1, ZeRO2, ZeRO3])
 def test_a_state_dict_holds_float32_masters_that_a_fresh_strategy_goes_on_from(comm, kind, precision):
     model, x, y = examples("gpt", "float32")
-    mine = shard(torch.arange(BATCH), comm.rank, comm.size)
+    mine = shard_indices(torch.arange(BATCH), comm.rank, comm.size)
 
     def begun(model):
         strategy = kind(precision=precision)
@@ -67,9 +67,9 @@ def test_a_state_dict_holds_float32_masters_that_a_fresh_strategy_goes_on_from(c
 
 def test_fsdp2_comes_to_the_same_on_both_back_ends(comm, ranks):
     """What `hpdl bench memory` compares, before it takes the time."""
-    with fsdp.groups(comm) as made:
-        steps = {name: fsdp.Step(comm, name, "tiny", 8, made) for name in fsdp.NAMES}
-        assert fsdp.check(comm, steps) == dict.fromkeys(fsdp.NAMES, 0)
+    with fsdp.process_groups(comm) as made:
+        steps = {name: fsdp.FsdpStep(comm, name, "tiny", 8, made) for name in fsdp.NAMES}
+        assert fsdp.count_differing(comm, steps) == dict.fromkeys(fsdp.NAMES, 0)
         assert len({round(comm.all_reduce(torch.tensor([s.first])).item(), 4) for s in steps.values()}) == 1
         for step in steps.values():
             step.stop()

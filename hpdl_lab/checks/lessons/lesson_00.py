@@ -17,14 +17,14 @@ from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 NUMBERS = 3  # in the array of 0.2
 
 
-def check_hello(fn: Answer, runner: Runner = None) -> Passed:
+def _check_hello(fn: Answer, runner: Runner = None) -> Passed:
     """Check that every rank prints its own number and the number of ranks, in whatever words."""
-    in_all_cases(fn, lambda comm, fn: fn(comm), ((4,), (1,), (3,)), with_ranks, check_sentences)
+    in_all_cases(fn, lambda comm, fn: fn(comm), ((4,), (1,), (3,)), with_ranks, _check_sentences)
     facts = ["every rank says who it is, on 1, 3 and 4 simulated ranks"]
-    return Passed(*facts, *engine_facts(runner, check_sentences, fn, say="{} said hello"))
+    return Passed(*facts, *engine_facts(runner, _check_sentences, fn, say="{} said hello"))
 
 
-def check_sentences(results: Results, where: str) -> None:
+def _check_sentences(results: Results, where: str) -> None:
     p = len(results)
     for r, said in enumerate(results):
         if said is None:
@@ -50,40 +50,36 @@ def check_sentences(results: Results, where: str) -> None:
         raise Broken(f"rank: {where}, rank {r} said {said!r}: its number is {r}, {why}.")
 
 
-class Filled(NamedTuple):
+class _Filled(NamedTuple):
     """The returned value, and the array that the answer was given, afterwards."""
 
     out: object
     x: np.ndarray
 
 
-def fill(comm: Comm, fn: Answer) -> Filled:
+def _fill(comm: Comm, fn: Answer) -> _Filled:
     x = np.zeros(NUMBERS)
-    return Filled(fn(comm, x), x)
+    return _Filled(fn(comm, x), x)
 
 
-def process_of(comm: Comm) -> int:
-    return os.getpid()
-
-
-def check_fill_with_rank(fn: Answer, runner: Runner = None) -> Passed:
+def _check_fill_with_rank(fn: Answer, runner: Runner = None) -> Passed:
     """Check (process id, x): x holds the rank's own number, whatever the other ranks have written into theirs."""
     here = os.getpid()
 
     def judge(run: Results, where: str) -> None:
-        check_filled(run, where, [here] * len(run))
+        _check_filled(run, where, [here] * len(run))
 
-    in_all_cases(fn, fill, ((4,), (1,), (3,)), with_ranks, judge)
+    in_all_cases(fn, _fill, ((4,), (1,), (3,)), with_ranks, judge)
     facts = [f"each rank sees its own number alone, on 1, 3 and 4 simulated ranks, all in process {here}"]
     if runner is not None:
-        pids = list(on_engines(runner, process_of))
-        run = on_engines(runner, fill, fn)
-        check_filled(run, f"On {counted(len(run), 'engine')}", pids)
+        pids = list(on_engines(runner, lambda comm: os.getpid()))
+        run = on_engines(runner, _fill, fn)
+        _check_filled(run, f"On {counted(len(run), 'engine')}", pids)
         facts.append(f"{counted(len(pids), 'engine')}, each a process of its own: {', '.join(map(str, pids))}")
     return Passed(*facts)
 
 
-def check_filled(run: Results, where: str, pids: list[int]) -> None:
+def _check_filled(run: Results, where: str, pids: list[int]) -> None:
     """Raise Broken unless every rank filled its own x, after all had met in a barrier returned it, and its process."""
     p = len(run)
     for r, (out, x) in enumerate(run):
@@ -98,7 +94,7 @@ def check_filled(run: Results, where: str, pids: list[int]) -> None:
             raise Broken(f"""order: {where}, rank {r} returned ({kinds}): an int and an array were asked for, in this
                 order.""")
         if seen.shape != x.shape or not (seen == r).all():
-            why = why_filled(seen, r, p)
+            why = _why_filled(seen, r, p)
             raise because(why, f"{where}, rank {r} returned x = {seen}, and should see {np.full(NUMBERS, float(r))}.")
         if not np.array_equal(x, seen):
             raise Broken(f"""object: {where}, the x that rank {r} was given still holds {x}: x = ... gives the name x to
@@ -112,7 +108,7 @@ def check_filled(run: Results, where: str, pids: list[int]) -> None:
             written. comm.barrier() returns when all ranks have called it.""")
 
 
-def why_filled(seen: np.ndarray, r: int, p: int) -> Reason:
+def _why_filled(seen: np.ndarray, r: int, p: int) -> Reason:
     """Return the Reason for an x that does not hold the number of rank r alone."""
     first, *others = seen.tolist() or [None]
     if first == r and not any(others):
@@ -127,6 +123,6 @@ def why_filled(seen: np.ndarray, r: int, p: int) -> Reason:
 
 
 EXERCISES = (
-    Exercise("0.1", "hello from every rank", reference.hello, 1, check_hello),
-    Exercise("0.2", "nothing is shared", reference.fill_with_rank, 1, check_fill_with_rank),
+    Exercise("0.1", "hello from every rank", reference.hello, 1, _check_hello),
+    Exercise("0.2", "nothing is shared", reference.fill_with_rank, 1, _check_fill_with_rank),
 )

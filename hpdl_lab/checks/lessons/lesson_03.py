@@ -19,7 +19,7 @@ from ...parallel import messages
 from ...trace import seconds_text
 from ...units import counted
 from ..checkers import because, engine_facts, first_wrong, in_all_cases, reason, with_ranks
-from ..ranks import alone, capital, case, number, real, simulate, unlike
+from ..ranks import alone, capital, case, number, numbers_of, real, simulate, unlike
 from ..record import Answer, Broken, Exercise, Passed, Reason, Rows, Runner
 from ..traffic import additions, check_waits, messages_sent
 
@@ -33,7 +33,7 @@ CASES = [(p, n, uint8) for p, n in ((2, 1000), (4, 1000), (3, 1), (8, 1001), (5,
 ALPHA = Switch(alpha=1.0, beta=0.0)  # on which a message takes 1 s, whatever its size
 
 
-def ball(r: int, n: int, uint8: bool) -> Array:
+def _ball(r: int, n: int, uint8: bool) -> Array:
     """Return (n,) whole numbers that fit into a byte, different on every rank."""
     import torch
 
@@ -41,28 +41,28 @@ def ball(r: int, n: int, uint8: bool) -> Array:
     return torch.from_numpy(values).to(torch.uint8) if uint8 else values
 
 
-def play(comm: Comm, fn: Answer, n: int, uint8: bool) -> tuple[object, Array]:
+def _play_round(comm: Comm, fn: Answer, n: int, uint8: bool) -> tuple[object, Array]:
     """Return (what fn returned, what it left in x)."""
-    x = ball(comm.rank, n, uint8)
+    x = _ball(comm.rank, n, uint8)
     return fn(comm, x), x
 
 
-def check_ping_pong(fn: Answer, runner: Runner = None) -> Passed:
-    run = in_all_cases(fn, play, CASES, ping_pong_case, check_round, network=ALPHA)
+def _check_ping_pong(fn: Answer, runner: Runner = None) -> Passed:
+    run = in_all_cases(fn, _play_round, CASES, _ping_pong_case, _check_round, network=ALPHA)
     facts = [
         f"one round is 2 messages one after another, in {len(CASES) // 2} cases on 2, 3, 4, 5 and 8 simulated ranks"
     ]
-    return Passed(*facts, *engine_facts(runner, check_balls, play, fn, 1001, False, company=True), run=run)
+    return Passed(*facts, *engine_facts(runner, _check_balls, _play_round, fn, 1001, False, company=True), run=run)
 
 
-def ping_pong_case(p: int, n: int, uint8: bool) -> str:
+def _ping_pong_case(p: int, n: int, uint8: bool) -> str:
     return case(p, n) + (" in a uint8 tensor (lab.ping_pong sends those)" if uint8 else "")
 
 
-def check_balls(run: Results, where: str, n: int, uint8: bool) -> None:
+def _check_balls(run: Results, where: str, n: int, uint8: bool) -> None:
     """Raise Broken unless ranks 0 and 1 hold x of rank 0, the others their own, and all return x."""
     for r, (out, held) in enumerate(run):
-        expected, got = to_numpy(ball(0 if r < 2 else r, n, uint8)), to_numpy(held)
+        expected, got = to_numpy(_ball(0 if r < 2 else r, n, uint8)), to_numpy(held)
         if not np.array_equal(got, expected):
             why = (
                 "What comes back to rank 0 is not what it sent: rank 1 sends back what it got.",
@@ -76,9 +76,9 @@ def check_balls(run: Results, where: str, n: int, uint8: bool) -> None:
                 every rank.""")
 
 
-def check_round(run: Results, where: str, n: int, uint8: bool) -> None:
+def _check_round(run: Results, where: str, n: int, uint8: bool) -> None:
     """Raise Broken unless the whole ball went from 0 to 1 and back, once, one way after the other, and that is all."""
-    check_balls(run, where, n, uint8)
+    _check_balls(run, where, n, uint8)
     check_waits(run.events, len(run))
     more = next((e for e in run.events if e.op not in ("send", "recv")), None)
     if more:
@@ -110,39 +110,31 @@ SLOWER = 1.3  # the first and the last message are, by bad luck: who trusts sing
 EXACT, WITHIN = 0.03, 0.05  # of the line: if the times are exact, if they are not
 
 
-def check_fit(fn: Answer) -> Passed:
+def _check_fit(fn: Answer) -> Passed:
     for k, (alpha, beta) in enumerate(LINES):
         exact = np.array([alpha + beta * n for n in SIZES])
         noise = np.random.default_rng(k).uniform(0.97, 1.03, len(SIZES))
         noise[[0, -1]] *= SLOWER
-        check_line(fn, exact.tolist(), EXACT, "For exact times")
-        check_line(fn, (exact * noise).tolist(), WITHIN, "For times with errors, as measured ones have them")
+        _check_line(fn, exact.tolist(), EXACT, "For exact times")
+        _check_line(fn, (exact * noise).tolist(), WITHIN, "For times with errors, as measured ones have them")
     fact = f"""within {EXACT:.0%} for exact times, and within {WITHIN:.0%} of the least squares for times with errors,
         on {len(LINES)} networks"""
     return Passed(fact)
 
 
-def check_line(fn: Answer, seconds: list[float], within: float, where: str) -> None:
+def _check_line(fn: Answer, seconds: list[float], within: float, where: str) -> None:
     """Raise Broken unless fn(sizes, seconds) is the line of the docstring."""
     alpha, beta = cost.fit_alpha_beta(SIZES, seconds)
-    sizes, times = list(SIZES), list(seconds)
-    out = alone(fn, sizes, times, where=where.lower())
-    if (sizes, times) != (list(SIZES), seconds):
-        raise Broken("input: Your function changed its arguments: work on copies.")
-    if out is None:
-        raise Broken("returns: Your function returned nothing: return alpha, beta.")
-    try:
-        a, b = (real(v) for v in out)
-    except (TypeError, ValueError):
-        raise Broken(f"returns: Your function returned {out!r}: return two numbers, alpha and beta.") from None
+    out = alone(fn, list(SIZES), seconds, where=where.lower(), keep="sizes seconds")
+    a, b = numbers_of(out, 2, where, "two numbers, alpha and beta")
     off = {"alpha": abs(a / alpha - 1), "beta": abs(b / beta - 1)}
     if not all(error <= within for error in off.values()):
-        why = why_line(a, b, alpha, beta, "alpha" if off["alpha"] >= off["beta"] else "beta", np.array(seconds))
+        why = _why_line(a, b, alpha, beta, "alpha" if off["alpha"] >= off["beta"] else "beta", np.array(seconds))
         right, said = (f"alpha = {x:.3g} s, beta = {y:.3g} s/byte" for x, y in ((alpha, beta), (a, b)))
         raise because(why, f"{where}, the line of least squares has {right}; you say {said}.")
 
 
-def why_line(a: float, b: float, alpha: float, beta: float, name: str, seconds: np.ndarray) -> Reason:
+def _why_line(a: float, b: float, alpha: float, beta: float, name: str, seconds: np.ndarray) -> Reason:
     """Return the Reason for a line (a, b) that is not (alpha, beta), the line of these seconds."""
     any_ = None
     if not np.isfinite([a, b]).all():
@@ -165,7 +157,7 @@ def why_line(a: float, b: float, alpha: float, beta: float, name: str, seconds: 
     def equal(got: Sequence[float], line: Sequence[float]) -> bool:
         return np.allclose(got, line, rtol=1e-6, atol=0)
 
-    if found := reason((a, b), rows, near) or reason((a, b), other_lines(np.array(SIZES), seconds), equal):
+    if found := reason((a, b), rows, near) or reason((a, b), _other_lines(np.array(SIZES), seconds), equal):
         return found
     if np.isclose(a, seconds, rtol=1e-6, atol=0).any():
         return "alpha: That alpha is the time of one message, with its disturbance. A fit uses all of them."
@@ -174,9 +166,6 @@ def why_line(a: float, b: float, alpha: float, beta: float, name: str, seconds: 
     if name == "alpha" and abs(a - alpha) > alpha:
         took = seconds_text(alpha + SIZES[0] * beta)
         return f"alpha: The message of {SIZES[0]} bytes took {took}: nearly all alpha."
-    if name == "alpha":
-        why = "Which messages know alpha? The small ones; weights of 1 / seconds let them count like the large ones."
-        return f"alpha: {why}"
     return "beta: Which messages know what one more byte costs? The large ones, where alpha hardly counts."
 
 
@@ -184,7 +173,7 @@ ALIKE = """Where all seconds count alike, a small error in the time of the large
     ones say, and they alone know alpha. Look at them, or give them weight: 1 / seconds."""
 
 
-def other_lines(n: np.ndarray, t: np.ndarray) -> Rows:
+def _other_lines(n: np.ndarray, t: np.ndarray) -> Rows:
     """Return ((alpha, beta), invariant, sentence) of lines that may be meant to be the line of sizes n, seconds t."""
 
     def fitted(part: slice, weights: np.ndarray) -> np.ndarray:
@@ -201,17 +190,14 @@ def other_lines(n: np.ndarray, t: np.ndarray) -> Rows:
         (fitted(whole, n**-0.5), f"weights: {relative}"),
         (fitted(slice(1, None), 1 / t), "loop: The first message is not in it: begin at index 0."),
         (fitted(slice(-1), 1 / t), "loop: The last message is not in it: the range ends one too early."),
-        (
-            (t[0] - slope * n[0], slope),
-            "ends: That is the line through two messages. A fit uses all of them.",
-        ),
+        ((t[0] - slope * n[0], slope), "ends: That is the line through two messages. A fit uses all of them."),
     )
 
 
 # -- 3.3 and 3.4: a name for every letter ------------------------------------------------------------------------------
 
 
-def check_names(
+def _check_names(
     fn: Answer,
     right: dict[str, str],
     noun: str,
@@ -258,24 +244,24 @@ TOO_MUCH = {  # (right, named): what the named one does beyond the job
 }
 
 
-def check_which_collective(fn: Answer) -> Passed:
+def _check_which_collective(fn: Answer) -> Passed:
     no = "Job {}: no collective is called {!r}. The eight are".format
-    check_names(fn, RIGHT, "job", without_answer, "name", spelled, jobs.DOES, no, another_job)
+    _check_names(fn, RIGHT, "job", _without_answer, "name", _spelled, jobs.DOES, no, _another_job)
     return Passed("8 of 8 jobs, each with the collective that sends no more than is needed")
 
 
-def spelled(said: object) -> str:
+def _spelled(said: object) -> str:
     """Return this lesson's name of what MPI, mpi4py, NCCL or torch call otherwise: "Allreduce" -> "all_reduce"."""
     letters = re.sub("[^a-z]", "", said.lower().rpartition(".")[2]) if isinstance(said, str) else ""
     letters = re.sub("^(mpi|nccl)?i?|(block|intotensor|tensor|single|v|w)$", "", letters)
     return LETTERS.get(letters, str(said))
 
 
-def without_answer(letter: str) -> str:
+def _without_answer(letter: str) -> str:
     return f"Job {letter} has no answer. {JOBS[letter].text}"
 
 
-def another_job(letter: str, said: str, right: str) -> Broken:
+def _another_job(letter: str, said: str, right: str) -> Broken:
     needs = JOBS[letter].needs
     if (right, said) in TOO_MUCH:
         return Broken(f"too much: Job {letter}: {TOO_MUCH[right, said]}. Here {needs}.")
@@ -286,7 +272,6 @@ DEADLINE = 1.0  # s of real time for a program of the zoo on simulated ranks
 AGAINST = {  # (diagnosis, the right one): what in the table speaks against it
     ("circle", "absent"): "The table shows ranks that wait, but no circle: whom they wait for does not wait.",
     ("circle", "order"): "They wait in a circle, but not in the same call.",
-    ("absent", "circle"): "Every rank is there, and waits.",
     ("absent", "order"): "Every rank makes all its calls in the end: look in which order.",
     ("absent", "error"): "A rank is absent, that is true: but why?",
     ("slow", "circle"): "However long you wait, nothing changes: nobody computes.",
@@ -305,25 +290,25 @@ QUESTION = {  # what to look at, by the right diagnosis
 }
 
 
-def check_diagnose(fn: Answer) -> Passed:
+def _check_diagnose(fn: Answer) -> Passed:
     right = zoo.diagnose()
     missing, no = "Program {} has no diagnosis.".format, "Program {}: there is no diagnosis {!r}. There are".format
-    check_names(fn, right, "program", missing, "diagnosis", plain, zoo.DIAGNOSES, no, another_diagnosis)
+    _check_names(fn, right, "program", missing, "diagnosis", _plain, zoo.DIAGNOSES, no, _another_diagnosis)
     return Passed(f"{len(right)} of {len(right)} programs")
 
 
-def plain(said: object) -> str:
+def _plain(said: object) -> str:
     return said.strip().lower() if isinstance(said, str) else str(said)
 
 
-def another_diagnosis(letter: str, said: str, right: str) -> Broken:
+def _another_diagnosis(letter: str, said: str, right: str) -> Broken:
     """Return Broken for a wrong diagnosis, with the table of a run."""
     against = AGAINST.get((said, right), f"{said!r} means: {zoo.DIAGNOSES[said]}. Not so here.")
     message = f"Program {letter}: you say {said!r}. {against} {QUESTION[right]}"
-    return Broken(f"diagnosis: {message}", table_of(zoo.find(zoo.LABELS[letter])))
+    return Broken(f"diagnosis: {message}", _table_of(zoo.find(zoo.LABELS[letter])))
 
 
-def table_of(program: zoo.Program) -> str:
+def _table_of(program: zoo.Program) -> str:
     """Return the table of what the ranks did when the program was stopped, without the reason."""
     try:
         sim.run(program.ranks, program.broken, deadline=DEADLINE)
@@ -339,7 +324,7 @@ def table_of(program: zoo.Program) -> str:
 RANKS = (4, 2, 3, 5, 8)
 
 
-def check_repair(
+def _check_repair(
     name: str,
     fn: Answer,
     runner: Runner = None,
@@ -356,7 +341,7 @@ def check_repair(
     def check_values(run: Results, where: str) -> None:
         expected = simulate(len(run), repaired, evidence=False)
         for r, (got, wanted) in enumerate(zip(run, expected, strict=True)):
-            check_value(got, wanted, r, where, explain or (lambda value: ""), run, expected)
+            _check_value(got, wanted, r, where, explain or (lambda value: ""), run, expected)
 
     def judge(run: Results, where: str) -> None:
         check_values(run, where)
@@ -372,7 +357,7 @@ def check_repair(
     return Passed(*facts, *engine_facts(runner, check_values, fn, company=True), run=run)
 
 
-def check_value(
+def _check_value(
     got: object, wanted: float, r: int, where: str, explain: Callable[[float], str], run: Results, expected: Results
 ) -> None:
     try:
@@ -383,41 +368,30 @@ def check_value(
             {number(wanted)}.""") from None
     if abs(value - wanted) > 1e-9 * max(1.0, abs(wanted)):
         raise Broken(f"""value: {where}, nobody is stuck any more, but rank {r} returned {number(value)} and should
-            return {number(wanted)}. {explain(value) or steps_off(run, expected) or whose(run, expected)}""")
+            return {number(wanted)}. {explain(value) or _of_all(run, expected)}""")
 
 
-def whose(run: Results, expected: Results) -> str:
-    """Return what the values of all ranks say together, or ""."""
+def _of_all(run: Results, expected: Results) -> str:
+    """Return what messages and values of all ranks say together, beside those of the repaired program, or ""."""
+    sent, needed = (set(messages_sent(events, len(run))) for events in (run.events, expected.events))
+    off = min(sent) - min(needed)
+    if len(sent) == len(needed) == abs(off) == 1 and sent != {0}:
+        return f"Every rank sent {counted(min(sent), 'message')}: one step too {'many' if off == 1 else 'few'}."
     alike = len(set(expected)) == 1 and len(set(map(repr, run))) > 1
     return "The ranks do not even agree: what one returns is not of all." if alike else ""
-
-
-def steps_off(run: Results, expected: Results) -> str:
-    """Return what the messages say if every rank sent one more or one less than in the repaired program, or ""."""
-    sent, needed = (set(messages_sent(events, len(run))) for events in (run.events, expected.events))
-    if len(sent) > 1 or len(needed) > 1 or sent == {0}:
-        return ""
-    off = sent.pop() - min(needed)
-    many = {1: "many", -1: "few"}.get(off)
-    return f"Every rank sent {counted(min(needed) + off, 'message')}: one step too {many}." if many else ""
 
 
 LAST = 10  # of the numbers that sum_of_steps adds up
 
 
-def which_numbers(total: float) -> str:
+def _which_numbers(total: float) -> str:
     """Say what is in a wrong sum, if it is the sum of other numbers in a row than 0 to LAST; or ""."""
-    for last in range(3 * LAST):
-        if total == sum(range(last + 1)) and last != LAST:
-            fewer, more = (
-                "the last step is missing, or the last number",
-                "one step too many, or numbers not to be added",
-            )
-            return f"That is the sum of 0 to {last}: {more if last > LAST else fewer}."
-    return ""
+    fewer, more = "the last step is missing, or the last number", "one step too many, or numbers not to be added"
+    last = next((last for last in range(3 * LAST) if total == sum(range(last + 1)) and last != LAST), None)
+    return "" if last is None else f"That is the sum of 0 to {last}: {more if last > LAST else fewer}."
 
 
-def check_steps(fn: Answer, run: Results, where: str) -> None:
+def _check_steps(fn: Answer, run: Results, where: str) -> None:
     """Raise Broken if ranks go through the loop more often than the longest of them needs to."""
     p = len(run)
     needed, made = -(-(LAST + 1) // p), simulate(p, additions, fn)[0]
@@ -426,7 +400,7 @@ def check_steps(fn: Answer, run: Results, where: str) -> None:
             where {needed} are enough: {"one step" if made == needed + 1 else f"{made - needed} steps"} too many.""")
 
 
-def check_log(fn: Answer, run: Results, where: str) -> None:
+def _check_log(fn: Answer, run: Results, where: str) -> None:
     """Raise Broken if the mean loss is printed more than once."""
     times = vars(run)["printed"].count("mean loss")
     if times > 1:
@@ -434,18 +408,18 @@ def check_log(fn: Answer, run: Results, where: str) -> None:
             log.""")
 
 
-def repair(id: str, title: str, name: str, **more: Callable[..., str | None]) -> Exercise:
+def _repair(id: str, title: str, name: str, **more: Callable[..., str | None]) -> Exercise:
     """Return an Exercise for which the attendee gets the broken program."""
     program = zoo.find(name)
-    return Exercise(id, title, program.repaired, 2, partial(check_repair, name, **more), scaffold=program.broken)
+    return Exercise(id, title, program.repaired, 2, partial(_check_repair, name, **more), scaffold=program.broken)
 
 
 EXERCISES = (
-    Exercise("3.1", "ping-pong", messages.ping_pong, 1, check_ping_pong),
-    Exercise("3.2", "fit alpha and beta", cost.fit_alpha_beta, 1, check_fit),
-    Exercise("3.3", "which collective is it", jobs.which_collective, 1, check_which_collective),
-    Exercise("3.4", "diagnose seven programs", zoo.diagnose, 2, check_diagnose),
-    repair("3.5", "repair: a ring in which all are alike", "ring_even_odd"),
-    repair("3.6", "repair: a collective that only one rank calls", "branch_around_collective", also=check_log),
-    repair("3.7", "repair: loops of different length", "unequal_loops", explain=which_numbers, also=check_steps),
+    Exercise("3.1", "ping-pong", messages.ping_pong, 1, _check_ping_pong),
+    Exercise("3.2", "fit alpha and beta", cost.fit_alpha_beta, 1, _check_fit),
+    Exercise("3.3", "which collective is it", jobs.which_collective, 1, _check_which_collective),
+    Exercise("3.4", "diagnose seven programs", zoo.diagnose, 2, _check_diagnose),
+    _repair("3.5", "repair: a ring in which all are alike", "ring_even_odd"),
+    _repair("3.6", "repair: a collective that only one rank calls", "branch_around_collective", also=_check_log),
+    _repair("3.7", "repair: loops of different length", "unequal_loops", explain=_which_numbers, also=_check_steps),
 )

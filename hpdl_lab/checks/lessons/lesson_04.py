@@ -7,31 +7,33 @@ import numpy as np
 
 from ...collectives import chain, cost, ring
 from ...collectives.chunks import bounds
-from ...comm import PerRank, Results
+from ...collectives.dataflow import of_algorithm
+from ...collectives.table import find_algorithm
+from ...comm import Results
 from ...comm.base import Comm
 from ...comm.network import Switch
 from ...trace import Event, seconds_text
 from ...units import counted
-from ..checkers import because, engine_facts
-from ..collective import Collective, Left, call, check_collective
-from ..ranks import SENTINEL, capital, number, off_by, simulate
-from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
+from ..checkers import because, engine_facts, in_all_cases
+from ..collective import ArrayAfter, Collective, call, check_collective
+from ..ranks import SENTINEL, capital, case, compared_with, number, off_by, simulate
+from ..record import Answer, Broken, Drawing, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits, in_barriers
 
 
-def own_row(values: np.ndarray, r: int) -> np.ndarray:
+def _own_row(values: np.ndarray, r: int) -> np.ndarray:
     return values[r]
 
 
-def sum_of_rows(values: np.ndarray) -> np.ndarray:
+def _sum_of_rows(values: np.ndarray) -> np.ndarray:
     return values.sum(axis=0)
 
 
-def everything(n: int, p: int, r: int) -> tuple[int, int]:
+def _everything(n: int, p: int, r: int) -> tuple[int, int]:
     return 0, n
 
 
-def only_own_chunk(values: np.ndarray, r: int) -> np.ndarray:
+def _only_own_chunk(values: np.ndarray, r: int) -> np.ndarray:
     """Return the values of rank r before an all-gather: its chunk, and nothing worth reading elsewhere."""
     p, n = values.shape
     start = np.full(n, SENTINEL)
@@ -40,19 +42,26 @@ def only_own_chunk(values: np.ndarray, r: int) -> np.ndarray:
     return start
 
 
-def chunks_of_owners(values: np.ndarray) -> np.ndarray:
+def _chunks_of_owners(values: np.ndarray) -> np.ndarray:
     """Return (n,) chunk r of row r, one after the other."""
     p, n = values.shape
     return np.concatenate([values[r, slice(*bounds(n, p, r))] for r in range(p)])
 
 
 REDUCE_SCATTER = Collective(
-    "reduce_scatter", own_row, sum_of_rows, bounds, ring.reduce_scatter, cost.reduce_scatter, "(p-1)/p"
+    "reduce_scatter", _own_row, _sum_of_rows, bounds, ring.reduce_scatter, cost.reduce_scatter, "(p-1)/p"
 )
 ALL_GATHER = Collective(
-    "all_gather", only_own_chunk, chunks_of_owners, everything, ring.all_gather, cost.all_gather, "(p-1)/p", adds=False
+    "all_gather",
+    _only_own_chunk,
+    _chunks_of_owners,
+    _everything,
+    ring.all_gather,
+    cost.all_gather,
+    "(p-1)/p",
+    adds=False,
 )
-ALL_REDUCE = Collective("all_reduce", own_row, sum_of_rows, everything, ring.all_reduce, cost.all_reduce, "2(p-1)/p")
+ALL_REDUCE = Collective("all_reduce", _own_row, _sum_of_rows, _everything, ring.all_reduce, cost.all_reduce, "2(p-1)/p")
 
 
 CASES = (  # (ranks, elements, segments, root)
@@ -66,53 +75,45 @@ CASES = (  # (ranks, elements, segments, root)
     (1, 10, 4, 0),
 )
 TIMED = (8, 1024, 16)  # ranks, elements, segments
-ENGINE_CASES = ((1001, 4), (1000, 1), (7, 10))  # (elements, segments)
+ENGINE_CASES = ((1001, 4, 0), (1000, 1, 0), (7, 10, 0))  # (elements, segments, root)
 
 
-def starts(p: int, n: int, root: int) -> list[np.ndarray]:
+def _starts(p: int, n: int, root: int) -> list[np.ndarray]:
     """Return the values of x on every rank before the call: something worth reading on the root only."""
     values = np.random.default_rng([p, n]).integers(-999, 1000, n).astype(float)
     return [values if r == root else np.full(n, SENTINEL) for r in range(p)]
 
 
-def call_broadcast(comm: Comm, fn: Answer, start: np.ndarray, root: int, segments: int) -> Left:
-    """Call fn(comm, x, root, segments) on a tensor between guard elements; returns Left."""
-    return call(comm, lambda comm, x: fn(comm, x, root, segments), start)
+def _call_broadcast(comm: Comm, fn: Answer, n: int, segments: int, root: int) -> ArrayAfter:
+    """Call fn(comm, x, root, segments) on a tensor between guard elements; returns ArrayAfter."""
+    return call(comm, lambda comm, x: fn(comm, x, root, segments), _starts(comm.size, n, root)[comm.rank])
 
 
-def check_broadcast(fn: Answer, runner: Runner = None) -> Passed:
-    for p, n, segments, root in CASES:
-        where = f"with {counted(p, 'rank')}, {counted(n, 'element')}, {counted(segments, 'segment')} and root {root}"
-        values = starts(p, n, root)
-        run = simulate(p, call_broadcast, fn, PerRank(values), root, segments, where=where)
-        check_copies(run, values[root], capital(where), root, segments)
+def _broadcast_case(p: int, n: int, segments: int, root: int) -> str:
+    return f"{case(p, n)}, {counted(segments, 'segment')} and root {root}".replace(" and", ",", 1)
+
+
+def _check_broadcast(fn: Answer, runner: Runner = None) -> Passed:
+    in_all_cases(fn, _call_broadcast, CASES, _broadcast_case, _check_copies)
     p, n, segments = TIMED
-    values = starts(p, n, 0)
-    network = Switch(alpha=1.0, beta=0.0)  # on which a message takes 1 s, whatever its size
-    run = simulate(p, call_broadcast, fn, PerRank(values), 0, segments, network=network, where="on a slow network")
-    try:
+    one = partial(simulate, p, _call_broadcast, network=Switch(alpha=1.0, beta=0.0))  # a message takes 1 s
+    run = one(fn, n, segments, 0, where="on a slow network")
+    with compared_with(partial(one, chain.broadcast, n, segments, 0, evidence=False), run):
         check_waits(run.events, p)
-        check_chain(run.events, p, 4 * n, segments)
-        took = check_time(run, p, segments)
-    except Broken as broken:
-        best = simulate(
-            p, call_broadcast, chain.broadcast, PerRank(values), 0, segments, network=network, evidence=False
-        )
-        broken.expected = best.events
-        raise
+        _check_chain(run.events, p, 4 * n, segments)
+        took = _check_time(run, p, segments)
     facts = [
         f"copies, odd sizes, another root and guard elements: right in {len(CASES)} cases on 1, 2, 3, 4, 5 and 8 ranks",
         f"bytes: none of {p} ranks sends more than its vector of {4 * n:,} once",
         f"steps: {took} message times for {segments} segments along {p} ranks; one rank after the other takes "
         f"{segments * (p - 1)}",
     ]
-    facts += engine_facts(runner, check_engines, call_many, fn, ENGINE_CASES)
-    return Passed(*facts, run=run)
+    return Passed(*facts, *engine_facts(runner, _check_copies, _call_broadcast, fn, each=ENGINE_CASES), run=run)
 
 
-def check_copies(run: Results, expected: np.ndarray, where: str, root: int, segments: int) -> None:
+def _check_copies(run: Results, where: str, n: int, segments: int, root: int) -> None:
     """Raise Broken unless every rank holds and returns what the root had, and no guard element has changed."""
-    n, p = len(expected), len(run)
+    p, expected = len(run), _starts(len(run), n, root)[root]
     for r in sorted(range(p), key=lambda r: r != root):  # the root first: what it lost, nobody can have
         left = run[r]
         if left.broken_guard is not None:
@@ -123,23 +124,24 @@ def check_copies(run: Results, expected: np.ndarray, where: str, root: int, segm
                 raise Broken(f"in place: {where}, what rank {r} returns is right, but x was not overwritten with it.")
             i = int(np.argmax(left.x != expected))
             message = f"{where}, x[{i}] on rank {r} should be {number(expected[i])} and is {number(left.x[i])}."
-            came, lacking = sum(e.op == "recv" and e.rank == r for e in run.events), int((left.x == SENTINEL).sum())
+            events, lacking = getattr(run, "events", ()), int((left.x == SENTINEL).sum())
+            came = sum(e.op == "recv" and e.rank == r for e in events)
             if r != root and lacking and 0 < came < segments <= n:
                 raise Broken(f"""segment: {message} {counted(lacking, "element")} never arrived:
-                    {miscounted("received", r, came, segments)}""")
-            raise because(why_copy(left, r, root, i), message)
+                    {_miscounted("received", r, came, segments)}""")
+            raise because(_why_copy(left, r, root, i), message)
         if left.out is None or not np.array_equal(left.out, expected):
             what = "nothing" if left.kind == "NoneType" else f"something else ({left.kind})"
             raise Broken(f"returns: {where}, x is right on rank {r}, but your function returned {what}: return x.")
 
 
-def miscounted(what: str, r: int, messages: int, segments: int) -> str:
+def _miscounted(what: str, r: int, messages: int, segments: int) -> str:
     """Return the sentence about a loop over segments that goes round too often, or not often enough."""
     text = f"rank {r} {what} {counted(messages, 'message')}, and there are {segments} segments"
     return f"{text}: {off_by(messages, segments, 'message')}."
 
 
-def why_copy(left: Left, r: int, root: int, i: int) -> Reason:
+def _why_copy(left: ArrayAfter, r: int, root: int, i: int) -> Reason:
     """Return the Reason for x[i], which is not what the root had."""
     if r == root:
         return f"root: The data come from rank {root}, the root: it only reads its x."
@@ -151,7 +153,7 @@ def why_copy(left: Left, r: int, root: int, i: int) -> Reason:
     return f"segment: The segment with the last {lacking} never arrived: cut x with chunk."
 
 
-def check_chain(events: list[Event], p: int, nbytes: int, segments: int) -> None:
+def _check_chain(events: list[Event], p: int, nbytes: int, segments: int) -> None:
     """Raise Broken if a rank sends to another than the next, or more than its vector."""
     for r in range(p):
         sends = [e for e in events if e.op == "send" and e.rank == r]
@@ -161,13 +163,13 @@ def check_chain(events: list[Event], p: int, nbytes: int, segments: int) -> None
                 on to the next, rank {(r + 1) % p}.""")
         sent = sum(e.nbytes for e in sends)
         if sent > nbytes and segments < len(sends) <= 2 * segments:
-            raise Broken(f"segment: The result is right, but {miscounted('sent', r, len(sends), segments)}")
+            raise Broken(f"segment: The result is right, but {_miscounted('sent', r, len(sends), segments)}")
         if sent > nbytes:
             raise Broken(f"""bytes: The result is right, but rank {r} sent {sent:,} bytes, and its vector has
                 {nbytes:,}: each segment is to be sent once, and it alone.""")
 
 
-def check_time(run: Results, p: int, segments: int) -> int:
+def _check_time(run: Results, p: int, segments: int) -> int:
     """Return the message times from begin to end. Raises Broken if links stand idle."""
     took, best = round(run.seconds), segments + p - 2
     if took <= best + 3:
@@ -180,19 +182,6 @@ def check_time(run: Results, p: int, segments: int) -> int:
     else:
         why = "while a rank passes a segment on, nothing comes in. isend starts a send without waiting for its end."
     raise Broken(f"steps: {head}{why} {best} are enough.")
-
-
-def check_engines(run: Results, where: str, cases: tuple[tuple[int, ...], ...]) -> None:
-    for r, lefts in enumerate(run):
-        for (n, segments), left in zip(cases, lefts, strict=True):
-            if not np.array_equal(left.x, starts(len(run), n, 0)[0]):
-                raise Broken(f"""engines: Right on simulated ranks, but wrong on the engines, on rank {r} with
-                    {counted(n, "element")} in {counted(segments, "segment")}: is a segment sent on before it has
-                    arrived?""")
-
-
-def call_many(comm: Comm, fn: Answer, cases: tuple[tuple[int, ...], ...]) -> list[Left]:
-    return [call_broadcast(comm, fn, starts(comm.size, n, 0)[comm.rank], 0, segments) for n, segments in cases]
 
 
 NETWORKS = {  # name: (alpha s, beta s/byte)
@@ -213,17 +202,17 @@ SETS = (
 )
 
 
-def check_choose(fn: Answer) -> Passed:
+def _check_choose(fn: Answer) -> Passed:
     cases = [(p, n, where) for where in NETWORKS for p in RANKS for n in SIZES]
     for costs in SETS:
         algorithms = f"with {' and '.join(costs)} to choose from"
         (names,) = simulate(
             1, lambda comm, c: [fn(c, p, n, *NETWORKS[w]) for p, n, w in cases], costs, where=algorithms
         )
-        for name, case in zip(names, cases, strict=True):
-            check_name(name, costs, *case)
+        for name, given in zip(names, cases, strict=True):
+            _check_name(name, costs, *given)
     small, large = SIZES[0], SIZES[-1]
-    turns = [at_which_size(fn, p) for p in (4, 64)]
+    turns = [_at_which_size(fn, p) for p in (4, 64)]
     return Passed(
         f"the least cost in {len(SETS) * len(cases):,} cases: {len(NETWORKS)} networks, {min(RANKS)} to "
         f"{max(RANKS):,} ranks, {small} bytes to {large // 2**20} MiB",
@@ -231,13 +220,13 @@ def check_choose(fn: Answer) -> Passed:
     )
 
 
-def at_which_size(fn: Answer, p: int) -> int:
+def _at_which_size(fn: Answer, p: int) -> int:
     """Return the largest power of 2, in bytes, for which the answer still names the tree on 1 Gbit/s Ethernet."""
     sizes = [2**k for k in range(2, 28)]
     return max(n for n in sizes if fn(dict(SETS[0]), p, n, *NETWORKS["1 Gbit/s Ethernet"]) == "tree")
 
 
-def check_name(
+def _check_name(
     name: object, costs: Mapping[str, Callable[[int, int], cost.Cost]], p: int, nbytes: int, where: str
 ) -> None:
     """Raise Broken unless `name` costs the least of `costs`, or as much."""
@@ -265,9 +254,30 @@ def check_name(
 
 
 EXERCISES = (
-    Exercise("4.1", "reduce-scatter on a ring", ring.reduce_scatter, 2, partial(check_collective, REDUCE_SCATTER)),
+    Exercise(
+        "4.1",
+        "reduce-scatter on a ring",
+        ring.reduce_scatter,
+        2,
+        partial(check_collective, REDUCE_SCATTER),
+        picture=Drawing("still", data=lambda: of_algorithm(find_algorithm("ring", "reduce_scatter"), 4)),
+    ),
     Exercise("4.2", "all-gather on a ring", ring.all_gather, 2, partial(check_collective, ALL_GATHER)),
-    Exercise("4.3", "all-reduce: the two together", ring.all_reduce, 2, partial(check_collective, ALL_REDUCE)),
-    Exercise("4.4", "segment pipelining on a chain", chain.broadcast, 3, check_broadcast),
-    Exercise("4.5", "choose by size", cost.choose, 2, check_choose),
+    Exercise(
+        "4.3",
+        "all-reduce: the two together",
+        ring.all_reduce,
+        2,
+        partial(check_collective, ALL_REDUCE),
+        picture=Drawing("animation", data=lambda: of_algorithm(find_algorithm("ring"), 4)),
+    ),
+    Exercise(
+        "4.4",
+        "segment pipelining on a chain",
+        chain.broadcast,
+        3,
+        _check_broadcast,
+        picture=Drawing("timeline", "Your segments along the chain, in virtual time"),
+    ),
+    Exercise("4.5", "choose by size", cost.choose, 2, _check_choose),
 )

@@ -16,9 +16,9 @@ from ...comm import Results, sim
 from ...comm.base import Comm
 from ...units import amount_text, counted
 from ..accesses import SEVERAL, Accesses, Race, Watched
-from ..checkers import because, engine_facts
-from ..collective import GUARD, inputs
-from ..ranks import SENTINEL, alone, capital, case, number, real, simulate, unlike
+from ..checkers import because, engine_facts, reason
+from ..collective import ENGINE_SIZES, GUARD, inputs
+from ..ranks import SENTINEL, alone, capital, case, number, numbers_of, simulate, unlike
 from ..record import Answer, Broken, Exercise, Passed, Runner
 
 # -- 5.1 --------------------------------------------------------------------------------------------------------------
@@ -40,13 +40,13 @@ class Bytes(NamedTuple):
 def counted_bytes(algorithm: str, p: int) -> Bytes:
     """Return the bytes that `algorithm` moves on p simulated ranks: by operations of torch, and by its messages."""
     with Accesses() as seen:
-        run = sim.run(p, run_algorithm, algorithm, seen)
+        run = sim.run(p, _run_algorithm, algorithm, seen)
     sent = sum(e.nbytes for e in run.events if e.op == "send") * COPIES.get(algorithm, 0)
     read, written = (sum(getattr(x, which).total() for x in seen.watched.values()) for which in Bytes._fields)
     return Bytes((read + sent) / (4 * COUNTED_N * p), (written + sent) / (4 * COUNTED_N * p))
 
 
-def run_algorithm(comm: Comm, algorithm: str, seen: Accesses) -> None:
+def _run_algorithm(comm: Comm, algorithm: str, seen: Accesses) -> None:
     x, shared, result = (comm.allocate(COUNTED_N) for _ in range(3))
     seen.enter(comm, x, shared, result)
     if algorithm == ONE_PASS:
@@ -57,11 +57,11 @@ def run_algorithm(comm: Comm, algorithm: str, seen: Accesses) -> None:
         ring.all_reduce(comm, x)
 
 
-def check_bytes_moved(fn: Answer) -> Passed:
+def _check_bytes_moved(fn: Answer) -> Passed:
     for algorithm in ALGORITHMS:
         for p in COUNTED_RANKS:
             for n in SIZES:
-                check_count(fn, algorithm, p, n)
+                _check_count(fn, algorithm, p, n)
     four = {algorithm: sum(counted_bytes(algorithm, 4)) for algorithm in ALGORITHMS}
     least = min(four.values())
     return Passed(
@@ -73,26 +73,20 @@ def check_bytes_moved(fn: Answer) -> Passed:
     )
 
 
-def check_count(fn: Answer, algorithm: str, p: int, n: int) -> None:
+def _check_count(fn: Answer, algorithm: str, p: int, n: int) -> None:
     """Raise Broken unless fn says what was counted."""
     where = f'with algorithm "{algorithm}", {p} ranks and {n:,} bytes'
     got = alone(fn, algorithm, p, n, where=where)
-    if not isinstance(got, tuple | list) or len(got) != 2:
-        raise Broken(f"returns: {capital(where)} your function returned {got!r}: return (bytes read, bytes written).")
-    try:
-        said = Bytes(*(real(value) / n for value in got))
-    except (TypeError, ValueError):
-        raise Broken(f"returns: {capital(where)} your function returned {got!r}: two numbers are needed.") from None
-    right = counted_bytes(algorithm, p)
+    got = numbers_of(got, 2, where, "two numbers, (bytes read, bytes written)")
+    said, right = Bytes(*(value / n for value in got)), counted_bytes(algorithm, p)
     if np.allclose(said, right):
         return
     text = f"""{capital(where)} you say {amount_text(got[0])} read and {amount_text(got[1])} written; counted were
         {amount_text(n * right.read)} and {amount_text(n * right.written)}."""
-    rows = reasons(algorithm, p, right)
-    raise because(next((why for value, why in rows if np.allclose(said, value)), "bytes: "), text)
+    raise because(reason(said, _reasons(algorithm, p, right)) or "bytes: ", text)
 
 
-def reasons(algorithm: str, p: int, right: Bytes) -> list[tuple[Bytes, str]]:
+def _reasons(algorithm: str, p: int, right: Bytes) -> list[tuple[Bytes, str]]:
     """Return (what may be said, why that is wrong), for each byte of x."""
 
     def without(read: float, written: float) -> Bytes:
@@ -124,26 +118,25 @@ def reasons(algorithm: str, p: int, right: Bytes) -> list[tuple[Bytes, str]]:
             (without(added, 0), "additions: x += y reads x as well as y, and writes x."),
             (without(2 * added, added), "additions: The messages are in it, the additions are not."),
             (without(passed, passed), "copies: The additions are in it, the messages are not: each is copied."),
-            (without(passed / 2, passed / 2), halved(algorithm)),
+            (without(passed / 2, passed / 2), HALVED[algorithm]),
             (without(-passed, -passed), "copies: That is twice as many copies: how often is a message copied?"),
         ]
     return rows
 
 
-def halved(algorithm: str) -> str:
-    if algorithm == RING_TWICE:
-        return "copies: A message is copied twice: into memory of the library, and from there on."
-    return "copies: Only half of the messages are in it: a reduce-scatter and an all-gather make p - 1 steps each."
+HALVED = {
+    RING_TWICE: "copies: A message is copied twice: into memory of the library, and from there on.",
+    RING_ONCE: "copies: Half of the messages are in it: a reduce-scatter and an all-gather make p - 1 steps each.",
+}
 
 
 # -- 5.2 --------------------------------------------------------------------------------------------------------------
 
 CASES = ((2, 1000), (3, 999), (4, 1001), (8, 1000), (5, 1001), (3, 1001), (3, 2), (5, 1), (3, 0), (1, 10))
-ENGINE_SIZES = (1000, 1001, 1, 0)
 UNEVEN = 16  # elements by which slices may differ, such as a cache line
 
 
-class Left(NamedTuple):
+class _ArrayAfter(NamedTuple):
     """The result of a call on one rank: x, the returned value (None if it is no tensor), and the guard elements."""
 
     x: np.ndarray
@@ -151,7 +144,7 @@ class Left(NamedTuple):
     outside: np.ndarray
 
 
-def call(comm: Comm, fn: Answer, values: np.ndarray, seen: Accesses | None = None) -> Left:
+def _call(comm: Comm, fn: Answer, values: np.ndarray, seen: Accesses | None = None) -> _ArrayAfter:
     """Call fn(comm, x) on a tensor in shared memory that holds row comm.rank of values, between guard elements."""
     n = values.shape[1]
     store = comm.allocate(n + 2 * GUARD, str(values.dtype))
@@ -164,45 +157,51 @@ def call(comm: Comm, fn: Answer, values: np.ndarray, seen: Accesses | None = Non
     if seen is not None:
         seen.leave(comm, x)
     comm.barrier()
-    return Left(x.numpy().copy(), out, torch.cat([store[:GUARD], store[GUARD + n :]]).numpy())
+    return _ArrayAfter(x.numpy().copy(), out, torch.cat([store[:GUARD], store[GUARD + n :]]).numpy())
 
 
-def check_one_pass(fn: Answer, runner: Runner = None) -> Passed:
+def _check_one_pass(fn: Answer, runner: Runner = None) -> Passed:
     for p, n in CASES:
-        check_case(fn, p, n)
+        _check_case(fn, p, n)
     p, n = 4, 1000
     seen = Accesses()
     with seen:
-        run = simulate(p, call, fn, inputs(p, n).astype("f4"), seen, where=case(p, n))
-    moved = max(moved_by(seen, p).values())
+        run = simulate(p, _call, fn, inputs(p, n).astype("f4"), seen, where=case(p, n))
+    moved = max(_moved_by(seen, p).values())
     facts = [
         f"sums in the order of ranks, odd sizes, guard elements: right in {len(CASES)} cases on 1 to 8 simulated ranks",
         "races: none; between two barriers no rank touches what another one writes",
         f"""bytes: with {p} ranks each reads and writes {moved:,} in all for a tensor of {4 * n:,}: every element is
         read once and written once. If every rank added everything, it would be {4 * n * (p + 1):,}""",
     ]
-    facts += engine_facts(runner, check_engines, call_many, fn, ENGINE_SIZES)
-    return Passed(*facts, run=run)
+
+    def start(comm: Comm, fn: Answer, n: int) -> _ArrayAfter:
+        return _call(comm, fn, inputs(comm.size, n).astype("f4"))
+
+    def judge(run: Results, where: str, n: int) -> None:
+        _check_sums(run, inputs(len(run), n).astype("f4"), where)
+
+    return Passed(*facts, *engine_facts(runner, judge, start, fn, each=ENGINE_SIZES), run=run)
 
 
-def check_case(fn: Answer, p: int, n: int) -> None:
+def _check_case(fn: Answer, p: int, n: int) -> None:
     """Raise Broken unless fn leaves the sum, in order and without races, and moves each element once."""
     where = case(p, n)
     values = np.random.default_rng([p, n]).standard_normal((p, n)).astype("f4")  # in another order: other last bits
     seen = Accesses()
     with seen:
-        run = simulate(p, call, fn, values, seen, where=where)
+        run = simulate(p, _call, fn, values, seen, where=where)
     if seen.race is not None:
-        raise Broken(f"barrier: {capital(where)} {race_text(seen.race, n)}")
-    check_sums(run, values, capital(where))
+        raise Broken(f"barrier: {capital(where)} {_race_text(seen.race, n)}")
+    _check_sums(run, values, capital(where))
     sent = sum(e.nbytes for e in run.events if e.op == "send")
     if sent:
         raise Broken(f"""messages: {capital(where)} the result is right, but the ranks send each other {sent:,} bytes:
             all that they need is in memory that they share.""")
-    check_traffic(seen, p, n, capital(where))
+    _check_traffic(seen, p, n, capital(where))
 
 
-def race_text(race: Race, n: int) -> str:
+def _race_text(race: Race, n: int) -> str:
     """Return a sentence about a race."""
     does = "writes" if race.writes else "reads"
     i = race.i - GUARD
@@ -214,15 +213,11 @@ def race_text(race: Race, n: int) -> str:
     if race.last and race.owner != race.rank:
         return f"""rank {race.rank} {does} {what}, and rank {race.owner} does not wait for that before it returns: its x
             may lack a slice. What has to stand before the return?"""
-    if race.last:
-        have = "have" if race.other == SEVERAL else "has"
-        return f"""rank {race.rank} returns before {other} {have} said that {what} is written. What has to stand before
-            the return?"""
     return f"""between the same two barriers rank {race.rank} {does} {what} and {other} as well: chance decides who is
         first. Only the owner of a slice may touch it, or a barrier has to stand between."""
 
 
-def check_sums(run: Results, values: np.ndarray, where: str) -> None:
+def _check_sums(run: Results, values: np.ndarray, where: str) -> None:
     """Raise Broken unless every rank holds and returns the sum, bitwise as added in the order of ranks."""
     p, n = values.shape
     right = np.add.accumulate(values, axis=0)[-1]
@@ -234,7 +229,7 @@ def check_sums(run: Results, values: np.ndarray, where: str) -> None:
             i = int(np.argmax(off))
             owner = next(c for c in range(p) if bounds(n, p, c)[0] <= i < bounds(n, p, c)[1])
             text = f"{where}, x[{i}] on rank {r} should be {number(right[i])} and is {number(left.x[i])}."
-            raise because(why_wrong(left, values, r, i, owner, off), text)
+            raise because(_why_wrong(left, values, r, i, owner, off), text)
         if unlike(left.out, torch.from_numpy(left.x)):
             raise Broken(f"""returns: {where}, x is right on rank {r}, but your function returned
                 {unlike(left.out, torch.from_numpy(left.x))}: return x.""")
@@ -242,11 +237,10 @@ def check_sums(run: Results, values: np.ndarray, where: str) -> None:
         if not np.array_equal(left.x, right):
             i = int(np.argmax(left.x != right))
             raise Broken(f"""order: {where}, x[{i}] on rank {r} is {left.x[i]:.9g}, and {right[i]:.9g} if rank 0 comes
-                first, then rank 1, and so on. Floats round: in another order other bits come out, and they must not
-                depend on who owns a slice.""")
+                first, then rank 1, and so on. Floats round: in another order other bits come out.""")
 
 
-def why_wrong(left: Left, values: np.ndarray, r: int, i: int, owner: int, off: np.ndarray) -> str:
+def _why_wrong(left: _ArrayAfter, values: np.ndarray, r: int, i: int, owner: int, off: np.ndarray) -> str:
     """Return the Reason for x[i] on rank r, which is not the sum."""
     p, n = values.shape
     share = values[:, i].sum() / left.x[i] if left.x[i] else 0.0
@@ -262,56 +256,44 @@ def why_wrong(left: Left, values: np.ndarray, r: int, i: int, owner: int, off: n
     return "sum: "
 
 
-def check_traffic(seen: Accesses, p: int, n: int, where: str) -> None:
+def _check_traffic(seen: Accesses, p: int, n: int, where: str) -> None:
     """Raise Broken unless each element of each tensor was read once and written once, by ranks that share the work."""
-    for found in shared_of(seen, p):
+    for found in _shared_of(seen, p):
         for does, times in (("read", found.reads), ("written", found.writes)):
             mine = times[GUARD : GUARD + n]
             if n and not bool((mine == 1).all()):
                 i = int((mine != 1).nonzero()[0])
                 k = int(mine[i])
                 text = f"{where}, the result is right, but x[{i}] of rank {found.owner} is {does} {k} times."
-                raise because(why_traffic(does, k, p, seen), text)
+                raise because(_why_traffic(does, k, p, seen), text)
     most = 8 * p * (n // p + UNEVEN)
-    for r, moved in moved_by(seen, p).items():
+    for r, moved in _moved_by(seen, p).items():
         if moved > most:
             raise Broken(f"""slices: {where}, the result is right, but rank {r} moves {moved:,} of the {8 * p * n:,}
                 bytes: every rank adds a slice, at the same time, and {most:,} are enough.""")
 
 
-def shared_of(seen: Accesses, p: int) -> list[Watched]:
+def _shared_of(seen: Accesses, p: int) -> list[Watched]:
     """Return the tensors that the ranks were given, before any buffer of their own."""
     return list(seen.watched.values())[:p]
 
 
-def moved_by(seen: Accesses, p: int) -> Counter[int]:
+def _moved_by(seen: Accesses, p: int) -> Counter[int]:
     """Return {rank: bytes} read and written in the tensors of all p ranks."""
-    return sum((x.read + x.written for x in shared_of(seen, p)), Counter())
+    return sum((x.read + x.written for x in _shared_of(seen, p)), Counter())
 
 
-def why_traffic(does: str, k: int, p: int, seen: Accesses) -> str:
+def _why_traffic(does: str, k: int, p: int, seen: Accesses) -> str:
     if k == 0:
         return "traffic: What torch did not touch cannot be counted: add and store the views themselves."
-    if does == "read" and min(int(x.reads.max()) for x in shared_of(seen, p)) >= p > 1:
+    if does == "read" and min(int(x.reads.max()) for x in _shared_of(seen, p)) >= p > 1:
         return f"""traffic: Every rank adds everything, and the memory is read {p} times. Each element is needed by one
             rank only, the owner of its slice."""
     return """traffic: Once is enough. What is added up step by step in a tensor is read and written at every step: keep
         the sum in memory of your own until it is complete."""
 
 
-def check_engines(run: Results, where: str, sizes: tuple[int, ...]) -> None:
-    for r, lefts in enumerate(run):
-        for n, left in zip(sizes, lefts, strict=True):
-            if not np.array_equal(left.x, inputs(len(run), n).astype("f4").sum(axis=0)):
-                raise Broken(f"""engines: Right on simulated ranks, but wrong on the engines, on rank {r} with
-                    {counted(n, "element")}: is there a barrier before the first read, and one after the last store?""")
-
-
-def call_many(comm: Comm, fn: Answer, sizes: tuple[int, ...]) -> list[Left]:
-    return [call(comm, fn, inputs(comm.size, n).astype("f4")) for n in sizes]
-
-
 EXERCISES = (
-    Exercise("5.1", "the bytes that an all-reduce moves", memory.bytes_moved, 1, check_bytes_moved),
-    Exercise("5.2", "one pass over shared memory", memory.one_pass, 2, check_one_pass),
+    Exercise("5.1", "the bytes that an all-reduce moves", memory.bytes_moved, 1, _check_bytes_moved),
+    Exercise("5.2", "one pass over shared memory", memory.one_pass, 2, _check_one_pass),
 )

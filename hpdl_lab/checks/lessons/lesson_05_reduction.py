@@ -29,11 +29,11 @@ MEANS = {
 }
 
 
-def case_of(blocks: int, n: int) -> str:
+def _case_of(blocks: int, n: int) -> str:
     return f"with {counted(blocks, 'block')} of {ladder.THREADS} threads and {counted(n, 'element')}"
 
 
-def launch(fn: Answer, blocks: int, x: np.ndarray, where: str) -> tuple[Launch, float]:
+def _launch(fn: Answer, blocks: int, x: np.ndarray, where: str) -> tuple[Launch, float]:
     """Return (the Launch of fn on x, what it leaves in out[0]); raises Broken."""
     from ...kernels.threads import KernelError, Launch
 
@@ -51,30 +51,30 @@ def launch(fn: Answer, blocks: int, x: np.ndarray, where: str) -> tuple[Launch, 
     return done, float(out[0])
 
 
-def check_gpu_sum(fn: Answer) -> Passed:
+def _check_gpu_sum(fn: Answer) -> Passed:
     for blocks, n in CASES:
-        where = case_of(blocks, n)
+        where = _case_of(blocks, n)
         x = (np.arange(n) % 13 + 1).astype(np.float32)  # sums of these are exact in any order
-        done, got = launch(fn, blocks, x, where)
-        check_order(done, capital(where))
-        check_reads(done, n, capital(where))
+        done, got = _launch(fn, blocks, x, where)
+        _check_order(done, capital(where))
+        _check_reads(done, n, capital(where))
         if got != x.sum():
-            raise why_sum(fn, done, n, f"{capital(where)}, out[0] should be {number(x.sum())} and is {number(got)}.")
-        check_budget(done, capital(where))
+            raise _why_sum(fn, done, n, f"{capital(where)}, out[0] should be {number(x.sum())} and is {number(got)}.")
+        _check_budget(done, capital(where))
     from ...kernels import threads
 
-    done, _ = launch(fn, *(4, np.ones(4096, np.float32)), where="")
+    done, _ = _launch(fn, *(4, np.ones(4096, np.float32)), where="")
     costs = threads.counts(done)
     return Passed(
         f"the sum of up to 4,096 elements, none left over, in {len(CASES)} launches",
         f"4 blocks, 4,096 elements: {costs['atomics']} atomics where the naive kernel has 4,096, "
         f"{counted(costs['barriers'], 'barrier')}, {costs['sectors']} sectors of 32 bytes read: 512 hold x",
         f"{len(done.log):,} accesses looked at: 0 races, 0 bank conflicts",
-        on_this_gpu(fn),
+        _on_this_gpu(fn),
     )
 
 
-def on_this_gpu(fn: Answer) -> str:
+def _on_this_gpu(fn: Answer) -> str:
     """Return the fact about the compiled kernel, or why there is none; raise Broken if it is wrong."""
     if reason := on_gpu.why_not():
         return f"counted, not timed: {reason}"
@@ -89,7 +89,7 @@ def on_this_gpu(fn: Answer) -> str:
     return f"on this GPU: {row['size'] >> 20} MiB in {row['time_us']:,.0f} us, {row['GBps']:,.0f} GB/s"
 
 
-def check_order(done: Launch, where: str) -> None:
+def _check_order(done: Launch, where: str) -> None:
     """Raise Broken for a race, for shared memory that is read before it is written, or for a kernel that changes x."""
     from ...kernels import threads
 
@@ -102,15 +102,13 @@ def check_order(done: Launch, where: str) -> None:
             between = "and blocks come in any order: cuda.atomic.add is for what they share"
         raise Broken(f"race: {where}, {a}, and {b}, {between}. {MEANS['race']}")
     if early := next((access for access in done.log if access.fresh and access.kind == "read"), None):
-        raise Broken(
-            f"""unwritten: {where}, {early}, which no thread has written: shared memory holds what the last kernel left
-            there. Every thread writes its place, be it 0."""
-        )
+        raise Broken(f"""unwritten: {where}, {early}, which no thread has written: shared memory holds what the last
+            kernel left there. Every thread writes its place, be it 0.""")
     if changed := next((access for access in done.log if access.array.name == "x" and access.kind != "read"), None):
         raise Broken(f"input: {where}, {changed}: x is the caller's, leave it as it is.")
 
 
-def check_reads(done: Launch, n: int, where: str) -> None:
+def _check_reads(done: Launch, n: int, where: str) -> None:
     """Raise Broken unless every element of x is read once, neighbors by neighbors."""
     from ...kernels import threads
 
@@ -124,7 +122,7 @@ def check_reads(done: Launch, n: int, where: str) -> None:
         a, b = [access for access in reads if access.element == twice][:2]
         raise Broken(f"""twice: {where}, x[{twice}] is read {times[twice]} times, first by thread {a.thread} of block
             {a.block}, then by thread {b.thread} of block {b.block}: memory is what a sum waits for.""")
-    (who, most), fair = max_of(reads), -(-n // (done.blocks * done.threads))
+    (who, most), fair = _max_of(reads), -(-n // (done.blocks * done.threads))
     if most > 2 * fair:
         raise Broken(f"""work: {where}, thread {who[1]} of block {who[0]} reads {most:,} elements, where {fair:,} for
             each of the {done.blocks * done.threads:,} threads are enough: the others wait for it, or do nothing.""")
@@ -137,17 +135,17 @@ def check_reads(done: Launch, n: int, where: str) -> None:
                 neighbors that read neighbors fetch {least}.""")
 
 
-def max_of(reads: list[Access]) -> tuple[tuple[int, int], int]:
+def _max_of(reads: list[Access]) -> tuple[tuple[int, int], int]:
     """Return ((block, thread) that reads most, how many elements)."""
     return max(Counter((a.block, a.thread) for a in reads).items(), key=lambda item: item[1], default=((0, 0), 0))
 
 
-def why_sum(fn: Answer, done: Launch, n: int, text: str) -> Broken:
+def _why_sum(fn: Answer, done: Launch, n: int, text: str) -> Broken:
     """Return Broken for a wrong sum of elements that were all read once: which is not in it once, and who had it."""
     right, wrong = 0, n + 1  # the sum of so many ones, then zeros
 
     def sum_of(ones: int) -> float:
-        return launch(fn, done.blocks, (np.arange(n) < ones).astype(np.float32), where="")[1]
+        return _launch(fn, done.blocks, (np.arange(n) < ones).astype(np.float32), where="")[1]
 
     while wrong - right > 1:
         middle = (right + wrong) // 2
@@ -162,7 +160,7 @@ def why_sum(fn: Answer, done: Launch, n: int, text: str) -> Broken:
         {number(times)} times: follow the partial sum of lane {owner.thread % ladder.WARP} of warp {owner.warp}.""")
 
 
-def check_budget(done: Launch, where: str) -> None:
+def _check_budget(done: Launch, where: str) -> None:
     """Raise Broken for atomics, bank conflicts and barriers beyond the budget."""
     from ...kernels import threads
 
@@ -175,15 +173,13 @@ def check_budget(done: Launch, where: str) -> None:
         if threads.conflicts(accesses):
             bank, words = max(threads.banks(accesses).items(), key=lambda item: len(item[1]))
             a, b = list(words.values())[:2]
-            raise Broken(
-                f"""banks: {where}, the sum is right, but in one instruction {a} and thread {b.thread}
+            raise Broken(f"""banks: {where}, the sum is right, but in one instruction {a} and thread {b.thread}
                 {b.array.name}[{b.element}], both in bank {bank}: the warp takes {1 + threads.conflicts(accesses)} turns
-                in place of 1. Word i lies in bank i mod {threads.WARP}; neighbors should ask for neighbors."""
-            )
+                in place of 1. Word i lies in bank i mod {threads.WARP}; neighbors should ask for neighbors.""")
     if done.barriers > MOST_BARRIERS:
         raise Broken(f"""barriers: {where}, the sum is right, with {done.barriers} barriers in a block, where
             {MOST_BARRIERS} will do: below {ladder.WARP} partial sums one warp is left, whose threads need none. What
             do they have in the place of shared memory?""")
 
 
-EXERCISES = (Exercise("5.3", "a sum on the GPU", ladder.gpu_sum, 3, check_gpu_sum),)
+EXERCISES = (Exercise("5.3", "a sum on the GPU", ladder.gpu_sum, 3, _check_gpu_sum),)

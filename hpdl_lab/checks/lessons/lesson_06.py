@@ -19,7 +19,7 @@ from ...models.mlp import mlp
 from ...parallel import data_parallel, reducer
 from ...units import counted
 from ..checkers import because, engine_facts, exactly, first_wrong, in_all_cases, off_reason, with_ranks
-from ..ranks import Ledger, alone, capital, number, simulate
+from ..ranks import Ledger, alone, capital, number, shown, simulate
 from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits
 
@@ -29,7 +29,7 @@ FROZEN = "2.bias"
 SPARE = 1000  # bytes beyond the model's own that an answer may send
 
 
-class Replica(NamedTuple):
+class _Replica(NamedTuple):
     """A model: {name: array} of its tensors before and after the answer; names of parameters that are other objects."""
 
     before: dict[str, np.ndarray]
@@ -37,7 +37,7 @@ class Replica(NamedTuple):
     replaced: list[str]
 
 
-def replica(rank: int) -> nn.Module:
+def _replica(rank: int) -> nn.Module:
     """Return the model of one rank, built from a seed of its own: three layers, one with buffers, one bias frozen."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rank)
@@ -48,51 +48,55 @@ def replica(rank: int) -> nn.Module:
     return model
 
 
-def values(model: nn.Module) -> dict[str, np.ndarray]:
+def _values(model: nn.Module) -> dict[str, np.ndarray]:
     """Return {name: copy as an array} of every parameter and buffer."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor.detach().numpy().copy() for name, tensor in tensors}
 
 
-def make_equal(comm: Comm, fn: Answer) -> Replica:
+def _make_equal(comm: Comm, fn: Answer) -> _Replica:
     """Call fn(comm, model) on this rank's replica."""
-    model = replica(comm.rank)
-    before, parameters = values(model), dict(model.named_parameters())
+    model = _replica(comm.rank)
+    before, parameters = _values(model), dict(model.named_parameters())
     fn(comm, model)
     replaced = [name for name, p in model.named_parameters() if p is not parameters[name]]
-    return Replica(before, values(model), replaced)
+    return _Replica(before, _values(model), replaced)
 
 
-def check_broadcast_parameters(fn: Answer, runner: Runner = None) -> Passed:
+def _check_broadcast_parameters(fn: Answer, runner: Runner = None) -> Passed:
     def judge(run: Results, where: str) -> None:
-        check_replicas(run, where)
+        _check_replicas(run, where)
         check_waits(run.events, len(run))
 
-    in_all_cases(fn, make_equal, ((3,), (2,), (1,), (5,)), with_ranks, judge)
+    run = in_all_cases(fn, _make_equal, ((3,), (2,), (1,), (5,)), with_ranks, judge)
+    p, nbytes = len(run), sum(value.nbytes for value in run[0].before.values())
+    sent, bound = sum(e.nbytes for e in run.events if e.op == "send"), (p - 1) * nbytes
+    if sent > bound + SPARE:
+        raise Broken(f"""bytes: The models are equal, but with {p} ranks {sent:,} bytes were sent, where {bound:,} are
+            enough: rank 0's {nbytes:,} once to each of {p - 1} others. Nobody needs what the others have.""")
     facts = [
         "parameters, frozen parameters and buffers of rank 0, bit for bit, on 1, 2, 3 and 5 simulated ranks",
-        check_model_sent_once(simulate(4, make_equal, fn, where="with 4 ranks"), 4),
+        f"bytes: {sent:,} with {p} ranks, for a model of {nbytes:,}: it goes once to each of the others",
     ]
-    return Passed(*facts, *engine_facts(runner, check_replicas, make_equal, fn, say="the same on {}"))
+    return Passed(*facts, *engine_facts(runner, _check_replicas, _make_equal, fn, say="the same on {}"))
 
 
-def check_replicas(run: Results, where: str) -> None:
+def _check_replicas(run: Results, where: str) -> None:
     """Raise Broken unless every rank holds rank 0's tensors, in the same parameters as before."""
     for r, left in enumerate(run):
         if left.replaced:
             raise Broken(f"""object: {where}, {left.replaced[0]} of rank {r} is a different Parameter now: an
-                optimizer made before still holds the old one, and would train what the model no longer uses. Write into
-                the one that is there.""")
+                optimizer made before still holds the old one. Write into the one that is there.""")
         for name, right in run[0].before.items():
             got = left.values[name]
             if not np.array_equal(got, right):
                 i = int(np.argmax(got.reshape(-1) != right.reshape(-1)))
                 wanted, found = number(right.reshape(-1)[i]), number(got.reshape(-1)[i])
                 text = f"{name}[{i}] on rank {r} should be {wanted}, as it was on rank 0, and is {found}."
-                raise because(why_replica(name, r, run), f"{where}, {text}")
+                raise because(_why_replica(name, r, run), f"{where}, {text}")
 
 
-def why_replica(name: str, r: int, run: Results) -> Reason:
+def _why_replica(name: str, r: int, run: Results) -> Reason:
     """Return the Reason for the tensor `name` of rank r, which is not what rank 0 had."""
     before = [left.before for left in run]
     got, mine = run[r].values[name], before[r][name]
@@ -108,7 +112,7 @@ def why_replica(name: str, r: int, run: Results) -> Reason:
         return "value: "
     if not changed:
         return f"copy: Nothing in the model of rank {r} has changed: did what arrived go into a copy?"
-    parameters = dict(replica(0).named_parameters())
+    parameters = dict(_replica(0).named_parameters())
     if name not in parameters and not set(changed) - set(parameters):
         return f"""buffers: {name} is a buffer: a part of the model that no gradient reaches, so it stays different
             forever. model.parameters() does not list it; model.buffers() does."""
@@ -117,16 +121,6 @@ def why_replica(name: str, r: int, run: Results) -> Reason:
     right = sum(np.array_equal(run[r].values[other], value) for other, value in before[0].items())
     return f"""some: That is what rank {r} had before, although {changed[0]} has arrived: {right} of {len(before[0])}
         tensors are those of rank 0, and every one must be."""
-
-
-def check_model_sent_once(run: Results, p: int) -> str:
-    """Raise Broken if much more was sent than the model once to every other rank. Returns a fact."""
-    nbytes = sum(value.nbytes for value in run[0].before.values())
-    sent, bound = sum(e.nbytes for e in run.events if e.op == "send"), (p - 1) * nbytes
-    if sent > bound + SPARE:
-        raise Broken(f"""bytes: The models are equal, but with {p} ranks {sent:,} bytes were sent, where {bound:,} are
-            enough: rank 0's {nbytes:,} once to each of {p - 1} others. Nobody needs what the others have.""")
-    return f"bytes: {sent:,} with {p} ranks, for a model of {nbytes:,}: it goes once to each of the others"
 
 
 # -- 6.2 ---------------------------------------------------------------------------------------------------------------
@@ -139,7 +133,7 @@ EVERYBODY = -1
 CASES = ((3, None), (2, None), (4, 1), (3, EVERYBODY), (1, None), (5, 4))  # (ranks, who lacks the gradient of LAST)
 
 
-class Averaged(NamedTuple):
+class _Averaged(NamedTuple):
     """A rank after the answer.
 
     before, after: {name: the gradient as an array, or None}; calls: [numbers of every tensor given to all_reduce].
@@ -152,7 +146,7 @@ class Averaged(NamedTuple):
     moved: bool
 
 
-def shard_of(rank: int) -> tuple[Tensor, ...]:
+def _shard_of(rank: int) -> tuple[Tensor, ...]:
     """Return (x, y) of one rank, different per rank."""
     generator = torch.Generator().manual_seed(rank)
     return tuple(torch.randn(SHARD, n, generator=generator, dtype=torch.float64) for n in (SIZES[0], SIZES[-1]))
@@ -168,48 +162,52 @@ def noted_ring(calls: list[int]) -> Callable[[Comm, Tensor], Tensor]:
     return all_reduce
 
 
-def flat(model: nn.Module) -> np.ndarray:
+def flat_parameters(model: nn.Module) -> np.ndarray:
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().copy()
 
 
-def gradients(model: nn.Module) -> dict[str, np.ndarray | None]:
+def _gradients(model: nn.Module) -> dict[str, np.ndarray | None]:
     return {name: None if p.grad is None else p.grad.numpy().copy() for name, p in model.named_parameters()}
 
 
-def average(comm: Comm, fn: Answer, lacking: int | None, ledger: Ledger | None = None) -> Averaged:
+def _average(comm: Comm, fn: Answer, lacking: int | None, ledger: Ledger | None = None) -> _Averaged:
     """Call fn(comm, params, all_reduce) after the backward passes of two micro-batches. ledger: {rank: calls}."""
-    model, (x, y) = mlp(SIZES, seed=1).double(), shard_of(comm.rank)
-    start = flat(model)
+    model, (x, y) = mlp(SIZES, seed=1).double(), _shard_of(comm.rank)
+    start = flat_parameters(model)
     for part in (slice(0, SHARD // 2), slice(SHARD // 2, SHARD)):
         (mse_loss(model(x[part]), y[part]) / 2).backward()
     if lacking in (comm.rank, EVERYBODY):
         dict(model.named_parameters())[LAST].grad = None
-    before = gradients(model)
+    before = _gradients(model)
     calls = [] if ledger is None else ledger.setdefault(comm.rank, [])
     fn(comm, list(model.parameters()), noted_ring(calls))
-    return Averaged(before, gradients(model), calls, not np.array_equal(start, flat(model)))
+    return _Averaged(before, _gradients(model), calls, not np.array_equal(start, flat_parameters(model)))
 
 
-def check_average_all_gradients(fn: Answer, runner: Runner = None) -> Passed:
+def _check_average_all_gradients(fn: Answer, runner: Runner = None) -> Passed:
     cases = [(p, lacking, Ledger()) for p, lacking in CASES]
-    in_all_cases(fn, average, cases, average_case, check_means, by_sizes)
-    run = simulate(4, average, fn, None, where="with 4 ranks")
+    in_all_cases(fn, _average, cases, _average_case, _check_means, _by_sizes)
+    run, p = simulate(4, _average, fn, None, where="with 4 ranks"), 4
+    sent, most = [e.nbytes for e in run.events if (e.op, e.rank) == ("send", 0)], cost.all_reduce(p, 8 * NUMBERS)
+    if len(sent) > most.steps:
+        raise Broken(f"""messages: The gradients are right, but with {p} ranks rank 0 sent {len(sent)} messages, where
+            all_reduce needs {most.steps:g}: no question is needed before it. Zeros stand for what is missing.""")
     facts = [
         "the mean of all gradients, bit for bit the same on every rank, on 1, 2, 3, 4 and 5 simulated ranks",
-        f"{difference(run):.0e} at most from one rank with the whole batch, in two micro-batches",
-        check_messages(run, 4),
+        f"{_difference(run):.0e} at most from one rank with the whole batch, in two micro-batches",
+        f"messages: {len(sent)} from each of {p} ranks, {sum(sent):,} bytes, for 4 tensors together",
     ]
-    return Passed(*facts, *engine_facts(runner, check_means, average, fn, 0), run=run)
+    return Passed(*facts, *engine_facts(runner, _check_means, _average, fn, 0), run=run)
 
 
-def average_case(p: int, lacking: int | None, ledger: Ledger) -> str:
+def _average_case(p: int, lacking: int | None, ledger: Ledger) -> str:
     if lacking is None:
         return f"with {counted(p, 'rank')}"
     who = "no rank has a gradient" if lacking == EVERYBODY else f"rank {lacking} has no gradient"
     return f"with {counted(p, 'rank')}, where {who} for {LAST},"
 
 
-def by_sizes(broken: Broken, where: str, lacking: int | None, ledger: Ledger) -> Reason | None:
+def _by_sizes(broken: Broken, where: str, lacking: int | None, ledger: Ledger) -> Reason | None:
     """Return which ranks gave all_reduce tensors of different sizes, if any did."""
     given = {r: calls[-1] for r, calls in sorted(ledger.items()) if calls}
     if len(set(given.values())) < 2:
@@ -219,7 +217,7 @@ def by_sizes(broken: Broken, where: str, lacking: int | None, ledger: Ledger) ->
         without a gradient has to send zeros in its place, since it cannot know what the others have."""
 
 
-def check_means(run: Results, where: str, lacking: int | None, ledger: Ledger | None = None) -> None:
+def _check_means(run: Results, where: str, lacking: int | None, ledger: Ledger | None = None) -> None:
     """Raise Broken unless every gradient is the mean over ranks, by one message, and nothing else has changed."""
     p, shapes = len(run), {name: param.shape for name, param in mlp(SIZES, seed=1).named_parameters()}
     before = [{name: np.zeros(shapes[name]) if g is None else g for name, g in r.before.items()} for r in run]
@@ -235,7 +233,7 @@ def check_means(run: Results, where: str, lacking: int | None, ledger: Ledger | 
             if not exactly(got, mean):
                 a, b = got.reshape(-1), mean.reshape(-1)
                 text = first_wrong(f"the gradient of {name}{{}} on rank {r}", a, b, np.isclose(a, b, 1e-10, 1e-10))
-                raise because(why_mean(name, r, run, before, means), f"{where} {text}.")
+                raise because(_why_mean(name, r, run, before, means), f"{where} {text}.")
             if not np.array_equal(got, run[0].after[name]):
                 raise Broken(f"""bitwise: {where} ranks 0 and {r} hold different bits in the gradient of {name}:
                     replicas drift apart.""")
@@ -243,11 +241,11 @@ def check_means(run: Results, where: str, lacking: int | None, ledger: Ledger | 
         if left.moved:
             raise Broken(f"""parameters: {where} rank {r} changed a parameter: only gradients are averaged, the step is
                 the optimizer's.""")
-        if p > 1 and (why := why_calls(left.calls, r, p)):
+        if p > 1 and (why := _why_calls(left.calls, r, p)):
             raise Broken(f"messages: {where} the gradients are right, but {why}")
 
 
-def why_mean(
+def _why_mean(
     name: str, r: int, run: Results, before: list[dict[str, np.ndarray]], means: dict[str, np.ndarray]
 ) -> Reason:
     """Return the Reason for the gradient `name` of rank r, which is not the mean."""
@@ -274,34 +272,23 @@ def why_mean(
     return why
 
 
-def why_calls(calls: list[int], r: int, p: int) -> str:
+def _why_calls(calls: list[int], r: int, p: int) -> str:
     """Return what is wrong with the calls of the all_reduce that the answer was given; "" if nothing is."""
     if not calls:
         return f"""rank {r} never called the all_reduce that your function was given: the caller decides which one is
             used, perhaps that of lesson 04."""
     if len(calls) > 1:
         return f"""rank {r} called all_reduce {len(calls)} times, for {", ".join(map(str, calls))} numbers: pack all of
-            them into one flat tensor, and call it once. Each call costs 2(p-1) = {2 * (p - 1)} messages one after
-            another, however small."""
+            them into one flat tensor, and call it once. Each call costs 2(p-1) = {2 * (p - 1)} messages in a row."""
     return f"{calls[0]} numbers travel, and the gradients have {NUMBERS}." if calls[0] > NUMBERS else ""
 
 
-def check_messages(run: Results, p: int) -> str:
-    """Return a fact about the messages of each rank; raise Broken for messages other than of all_reduce."""
-    sent = [e.nbytes for e in run.events if (e.op, e.rank) == ("send", 0)]
-    most = cost.all_reduce(p, 8 * NUMBERS)
-    if len(sent) > most.steps:
-        raise Broken(f"""messages: The gradients are right, but with {p} ranks rank 0 sent {len(sent)} messages, where
-            all_reduce needs {most.steps:g}: no question is needed before it. Zeros stand for what is missing.""")
-    return f"messages: {len(sent)} from each of {p} ranks, {sum(sent):,} bytes, for 4 tensors together"
-
-
-def difference(run: Results) -> float:
+def _difference(run: Results) -> float:
     """Return the largest difference between these gradients and the gradients of one rank with the whole batch."""
     model = mlp(SIZES, seed=1).double()
-    x, y = (torch.cat(parts) for parts in zip(*map(shard_of, range(len(run))), strict=True))
+    x, y = (torch.cat(parts) for parts in zip(*map(_shard_of, range(len(run))), strict=True))
     mse_loss(model(x), y).backward()
-    whole = gradients(model)
+    whole = _gradients(model)
     return max(float(np.abs(left.after[name] - whole[name]).max()) for left in run for name in whole)
 
 
@@ -321,7 +308,7 @@ BUCKETS = (
 RANDOM = 20  # more cases, of 1 to 40 gradients
 
 
-def bucket_cases() -> Iterator[tuple[list[int], int, int]]:
+def _bucket_cases() -> Iterator[tuple[list[int], int, int]]:
     """Yield (nbytes, limit, first) of every case, the one that the docstring draws first."""
     yield from BUCKETS
     for seed in range(RANDOM):
@@ -329,7 +316,7 @@ def bucket_cases() -> Iterator[tuple[list[int], int, int]]:
         yield generator.integers(0, 1000, generator.integers(1, 41)).tolist(), 700, 300
 
 
-def pytorch_buckets(nbytes: list[int], limit: int, first: int) -> list[list[int]]:
+def _pytorch_buckets(nbytes: list[int], limit: int, first: int) -> list[list[int]]:
     """Return the buckets of PyTorch's DDP: one closes after the gradient with which it reaches its limit."""
     buckets: list[list[int]] = []
     for index in reversed(range(len(nbytes))):
@@ -339,48 +326,35 @@ def pytorch_buckets(nbytes: list[int], limit: int, first: int) -> list[list[int]
     return buckets
 
 
-def check_assign_buckets(fn: Answer) -> Passed:
+def _check_assign_buckets(fn: Answer) -> Passed:
     broken = None  # by the rule of the docstring; what follows PyTorch's in all cases is right as well
-    for nbytes, limit, first in bucket_cases():
-        given = list(nbytes)
-        where = f"for nbytes = {shown(nbytes)}, limit = {limit} and first = {first},"
-        got = alone(fn, given, limit, first, where=where)
+    for nbytes, limit, first in _bucket_cases():
+        where = f"for nbytes = {_shown(nbytes)}, limit = {limit} and first = {first},"
+        got = alone(fn, nbytes, limit, first, where=where, keep="nbytes")
         where = capital(where)
-        if given != nbytes:
-            raise Broken(f"input: {where} your function changed nbytes: the caller still needs it.")
-        check_form(got, where)
-        where = f"{where} your buckets are {shown(got)}:"
-        check_cover(got, len(nbytes), where)
+        if not isinstance(got, list) or not all(isinstance(bucket, list) for bucket in got):
+            raise Broken(f"returns: {where} your function returned {shown(got)}: buckets are a list of lists.")
+        if odd := [i for i in itertools.chain(*got) if type(i) is not int]:
+            raise Broken(f"returns: {where} a bucket holds {odd[0]!r}: indices into nbytes are whole numbers.")
+        where = f"{where} your buckets are {_shown(got)}:"
+        _check_cover(got, len(nbytes), where)
         try:
-            check_sizes(got, nbytes, limit, first, where)
+            _check_sizes(got, nbytes, limit, first, where)
         except Broken as found:
             broken = broken or found
-        if broken and got != pytorch_buckets(nbytes, limit, first):
+        if broken and got != _pytorch_buckets(nbytes, limit, first):
             raise broken
     rule = " by PyTorch's own rule: a bucket closes after the gradient with which it reaches its limit"
     right = f"right in {len(BUCKETS) + RANDOM} cases of up to 40 gradients{rule if broken else ''}"
-    return Passed(right, fact_about_a_gpt(fn))
+    return Passed(right, _fact_about_a_gpt(fn))
 
 
-def shown(items: Sequence[object]) -> str:
+def _shown(items: Sequence[object]) -> str:
     """Return a list as text, cut if it is long."""
     return f"{items}" if len(items) <= 8 else f"[{', '.join(map(str, items[:7]))}, ... {len(items)} numbers]"
 
 
-def check_form(got: object, where: str) -> None:
-    """Raise Broken unless `got` is a list of lists of indices."""
-    if got is None:
-        raise Broken(f"returns: {where} your function returned nothing: return the list of buckets.")
-    if not isinstance(got, list) or not all(isinstance(bucket, list) for bucket in got):
-        text = repr(got)
-        raise Broken(f"""returns: {where} your function returned {text[:60]}{"..." if len(text) > 60 else ""}: buckets
-            are a list of lists.""")
-    for i in itertools.chain(*got):
-        if not isinstance(i, int) or isinstance(i, bool):
-            raise Broken(f"returns: {where} a bucket holds {i!r}: it is a list of indices into nbytes, whole numbers.")
-
-
-def check_cover(got: list[list[int]], n: int, where: str) -> None:
+def _check_cover(got: list[list[int]], n: int, where: str) -> None:
     """Raise Broken unless every index is in one bucket, in reverse order, and no bucket is empty."""
     indices = list(itertools.chain(*got))
     if [] in got:
@@ -398,7 +372,7 @@ def check_cover(got: list[list[int]], n: int, where: str) -> None:
             why = f"the loop ends one too early, or {why}" if len(lost) == 1 else why
         if lost == [n - 1]:
             why = "the loop begins one too late"
-        which = f"gradient {lost[0]} is" if len(lost) == 1 else f"gradients {shown(lost)} are"
+        which = f"gradient {lost[0]} is" if len(lost) == 1 else f"gradients {_shown(lost)} are"
         raise Broken(f"cover: {where} {which} in none of them, {len(indices)} of {n} are: {why}.")
     if indices == list(range(n)) and n > 1:
         raise Broken(f"""order: {where} they are in the order of registration. Backward goes the other way: gradient
@@ -409,7 +383,7 @@ def check_cover(got: list[list[int]], n: int, where: str) -> None:
                 a bucket waits for the last of its gradients, however early the others are.""")
 
 
-def check_sizes(got: list[list[int]], nbytes: list[int], limit: int, first: int, where: str) -> None:
+def _check_sizes(got: list[list[int]], nbytes: list[int], limit: int, first: int, where: str) -> None:
     """Raise Broken for a bucket that holds too much, or less than it could."""
     for b, bucket in enumerate(got):
         most, which = (limit, "the limit") if b else (first, "first")
@@ -426,7 +400,7 @@ def check_sizes(got: list[list[int]], nbytes: list[int], limit: int, first: int,
                 would have fitted: {which} is {most}. Each further bucket costs another latency.""")
 
 
-def fact_about_a_gpt(fn: Answer) -> str:
+def _fact_about_a_gpt(fn: Answer) -> str:
     """Return what it means for a real model, in one sentence."""
     nbytes = [p.nbytes for p in models.build("gpt").parameters()]
     got = fn(nbytes, 100_000, 10_000)
@@ -436,14 +410,14 @@ def fact_about_a_gpt(fn: Answer) -> str:
 
 EXERCISES = (
     Exercise(
-        "6.1", "all ranks start from rank 0's model", data_parallel.broadcast_parameters, 1, check_broadcast_parameters
+        "6.1", "all ranks start from rank 0's model", data_parallel.broadcast_parameters, 1, _check_broadcast_parameters
     ),
     Exercise(
         "6.2",
         "average all gradients, in one message",
         data_parallel.average_all_gradients,
         2,
-        check_average_all_gradients,
+        _check_average_all_gradients,
     ),
-    Exercise("6.3", "cut the gradients into buckets", reducer.assign_buckets, 2, check_assign_buckets),
+    Exercise("6.3", "cut the gradients into buckets", reducer.assign_buckets, 2, _check_assign_buckets),
 )

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ...optim import large_batch as reference
-from ...optim.large_batch import Job
+from ...optim.large_batch import TrainingJob
 from ...units import counted
 from ..checkers import because, reason
-from ..ranks import alone, capital, number, real
-from ..record import Answer, Broken, Exercise, Passed, Rows
+from ..ranks import alone, capital, number, numbers_of
+from ..record import Answer, Exercise, Passed, Rows
 
 # -- 7.1 --------------------------------------------------------------------------------------------------------------
 
@@ -27,9 +27,9 @@ SCHEDULES = (  # batch, base_rate, base_batch, warmup
 AFTER = 4  # steps that are looked at when the warm-up is over
 
 
-def check_learning_rate(fn: Answer) -> Passed:
+def _check_learning_rate(fn: Answer) -> Passed:
     for case in SCHEDULES:
-        check_schedule(fn, *case)
+        _check_schedule(fn, *case)
     batch, rate, base, warmup = SCHEDULES[1]
     return Passed(
         f"right for {len(SCHEDULES)} pairs of batches, every step of their warm-ups and {AFTER} after it",
@@ -38,21 +38,21 @@ def check_learning_rate(fn: Answer) -> Passed:
     )
 
 
-def check_schedule(fn: Answer, batch: int, rate: float, base: int, warmup: int) -> None:
+def _check_schedule(fn: Answer, batch: int, rate: float, base: int, warmup: int) -> None:
     """Raise Broken unless fn has the right rate at every step."""
     where = f"with a batch of {batch:,}, a base rate of {rate} for {base} examples, and {warmup} steps of warm-up"
     steps = np.arange(warmup + AFTER)
     answers = alone(lambda: [fn(int(s), batch, rate, base, warmup) for s in steps], where=where)
-    got = np.array([one_number(answer, where, "a rate") for answer in answers])
+    got = np.array([numbers_of(answer, 1, where, "a rate, one number")[0] for answer in answers])
     right = np.array([reference.learning_rate(int(s), batch, rate, base, warmup) for s in steps])
     wrong = ~np.isclose(got, right, rtol=1e-9)
     if wrong.any():
         step = int(np.argmax(wrong))
         text = f"{capital(where)}, the rate of step {step} should be {number(right[step])} and is {number(got[step])}."
-        raise because(reason(got, schedules(steps, batch / base, rate, batch, warmup)) or "rate: ", text)
+        raise because(reason(got, _schedules(steps, batch / base, rate, batch, warmup)) or "rate: ", text)
 
 
-def schedules(steps: np.ndarray, k: float, rate: float, batch: int, warmup: int) -> Rows:
+def _schedules(steps: np.ndarray, k: float, rate: float, batch: int, warmup: int) -> Rows:
     """Return rows of what else a rate may be, over all steps."""
     full = rate * k
 
@@ -69,28 +69,13 @@ def schedules(steps: np.ndarray, k: float, rate: float, batch: int, warmup: int)
         (np.full(len(steps), full), fewer),
         (ramp(0, full, steps / w), "start: It starts from 0, where nothing is learned: start from the base rate."),
         (ramp(0, full, (steps + 1) / w), "start: It starts from 0: start from the base rate, which is known to work."),
-        (ramp(rate, rate, steps), "jump: It stays at the base rate: how does it get to the full one?"),
-        (
-            np.where(steps >= warmup, full, rate),
-            "jump: It jumps from the base rate to the full one: grow gradually.",
-        ),
+        (np.where(steps >= warmup, full, rate), "jump: It jumps from the base rate to the full one: grow gradually."),
         (rate * k ** np.minimum(steps / w, 1), "shape: It grows by a factor with each step; grow by the same amount."),
         (ramp(rate, full, (steps + 1) / w), "end: It grows before the first step: step 0 has the base rate."),
         (ramp(rate, full, steps / (w + 1)), "end: The last step of the warm-up is not one part below the full rate."),
         (rate + (full - rate) * steps / w, "end: It goes on growing when the warm-up is over."),
         (np.where(steps >= warmup, rate, rate + (full - rate) * steps / w), "end: It falls back after the warm-up."),
     )
-
-
-def one_number(value: object, where: str, what: str) -> float:
-    """Return `value` as a float. Raises Broken."""
-    try:
-        return real(value)
-    except (TypeError, ValueError, RuntimeError):
-        shape = getattr(value, "shape", None)
-        got = f"{math.prod(shape)} numbers" if shape else f"{value!r:.60}"
-        hint = "" if value is not None else " Is there a `return`?"
-        raise Broken(f"returns: {capital(where)} your function returned {got}: {what} is one number.{hint}") from None
 
 
 # -- 7.2 --------------------------------------------------------------------------------------------------------------
@@ -105,12 +90,12 @@ LAYERS = (  # shape, trust, weight_decay, zeros in
 )
 
 
-def check_trust_ratio(fn: Answer) -> Passed:
+def _check_trust_ratio(fn: Answer) -> Passed:
     for i, (shape, trust, decay, zeros) in enumerate(LAYERS):
         generator = torch.Generator().manual_seed(i)
         w, grad = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
         w, grad = w * (zeros != "w"), 3 * grad * (zeros != "grad")
-        check_ratio(fn, w, grad, trust, decay, zeros)
+        _check_ratio(fn, w, grad, trust, decay, zeros)
     return Passed(
         f"right for {len(LAYERS)} layers, two of which are all zeros somewhere",
         "a gradient that is 1,000 times as long makes the ratio 1,000 times as small: without weight decay "
@@ -118,21 +103,18 @@ def check_trust_ratio(fn: Answer) -> Passed:
     )
 
 
-def check_ratio(fn: Answer, w: Tensor, grad: Tensor, trust: float, decay: float, zeros: str) -> None:
+def _check_ratio(fn: Answer, w: Tensor, grad: Tensor, trust: float, decay: float, zeros: str) -> None:
     """Raise Broken unless fn has the right ratio for this layer."""
     about = f", and {zeros} all zeros" if zeros else ""
     where = f"with w of shape {tuple(w.shape)}, trust={trust}, weight_decay={decay}{about}"
-    mine = w.clone(), grad.clone()
-    got = one_number(alone(fn, *mine, trust, decay, where=where), where, "the ratio of a layer")
-    for name, before, after in (("w", w, mine[0]), ("grad", grad, mine[1])):
-        if not torch.equal(before, after):
-            raise Broken(f"input: {capital(where)} your function changed {name}: compute with it, and leave it alone.")
+    got = alone(fn, w, grad, trust, decay, where=where, keep="w grad")
+    (got,) = numbers_of(got, 1, where, "the ratio of a layer, one number")
     right = reference.trust_ratio(w, grad, trust, decay)
     if not np.isclose(got, right, rtol=1e-6):
         text = f"{capital(where)}, the ratio should be {number(right)} and is {number(got)}."
         if zeros:
             raise because(f"zero: {AT_ZERO[zeros]}", text)
-        raise because(reason(got, ratios(w, grad, trust, decay), np.isclose) or "ratio: ", text)
+        raise because(reason(got, _ratios(w, grad, trust, decay), np.isclose) or "ratio: ", text)
 
 
 AT_ZERO = {
@@ -141,7 +123,7 @@ AT_ZERO = {
 }
 
 
-def ratios(w: Tensor, grad: Tensor, trust: float, decay: float) -> Rows:
+def _ratios(w: Tensor, grad: Tensor, trust: float, decay: float) -> Rows:
     """Return rows of what else a ratio may be."""
     length, slope = float(w.norm()), float(grad.norm())
     right = trust * length / (slope + decay * length)
@@ -153,11 +135,7 @@ def ratios(w: Tensor, grad: Tensor, trust: float, decay: float) -> Rows:
             "decay: That is the length of the sum. LARS adds the lengths: the ratio is never larger than that.",
         ),
         (right / trust, "trust: `trust` is not in it: how far does a step go then, as a share of the weights?"),
-        (trust / right, "inverse: That is upside down: a longer gradient needs a smaller ratio."),
-        (
-            (slope + decay * length) / length / trust,
-            "inverse: That is upside down: a longer gradient, smaller ratio.",
-        ),
+        ((slope + decay * length) / length / trust, "inverse: That is upside down: a longer gradient, smaller ratio."),
         (trust * slope / (length + decay * slope), "inverse: w and grad have changed places."),
         (trust * length**2 / (slope**2 + decay * length**2), "norm: Those are squares of lengths: take their roots."),
         (trust * float(w.abs().sum() / (grad.abs().sum() + decay * w.abs().sum())), L2),
@@ -172,21 +150,21 @@ L2 = "norm: The length of a tensor is the root of the sum of all squares: x.norm
 # -- 7.5 --------------------------------------------------------------------------------------------------------------
 
 JOBS = (
-    Job(100, 64, 1.1e-3, 2.3e-3, {1: 0.0, 2: 0.7e-3, 3: 1.3e-3, 8: 4.9e-3}),
-    Job(14_000, 2_000, 2.5e-3, 0.0, {1: 0.0, 2: 8e-3, 3: 9e-3, 8: 1e-2}),
+    TrainingJob(100, 64, 1.1e-3, 2.3e-3, {1: 0.0, 2: 0.7e-3, 3: 1.3e-3, 8: 4.9e-3}),
+    TrainingJob(14_000, 2_000, 2.5e-3, 0.0, {1: 0.0, 2: 8e-3, 3: 9e-3, 8: 1e-2}),
 )
 ASKED = tuple(product((100, 8192, 64, 1000, 10), (2, 3, 8, 1)))  # batches, ranks
 
 
-def check_seconds_to_target(fn: Answer) -> Passed:
+def _check_seconds_to_target(fn: Answer) -> Passed:
     for job in JOBS:
         for batch, ranks in ASKED:
             where = f"with a batch of {batch:,} on {counted(ranks, 'rank')} and {job}"
-            got = one_number(alone(fn, batch, ranks, job, where=where), where, "a time")
+            (got,) = numbers_of(alone(fn, batch, ranks, job, where=where), 1, where, "a time, one number")
             right = reference.seconds_to_target(batch, ranks, job)
             if not np.isclose(got, right, rtol=1e-9):
                 text = f"{capital(where)}, the time should be {number(right)} s and is {number(got)} s."
-                raise because(reason(got, seconds(batch, ranks, job), np.isclose) or BOTH, text)
+                raise because(reason(got, _seconds(batch, ranks, job), np.isclose) or BOTH, text)
     job = JOBS[1]
     best = min(ASKED, key=lambda at: reference.seconds_to_target(at[0], at[1], job))
     least, most = (reference.seconds_to_target(batch, ranks, job) for batch, ranks in (best, (10, 1)))
@@ -197,7 +175,7 @@ def check_seconds_to_target(fn: Answer) -> Passed:
     )
 
 
-def seconds(batch: int, ranks: int, job: Job) -> Rows:
+def _seconds(batch: int, ranks: int, job: TrainingJob) -> Rows:
     """Yield rows of what else a time may be: (steps, seconds of a step), one or both of them wrong."""
     share = -(-batch // ranks)
     steps = job.least_steps * (1 + job.noise_scale / batch)
@@ -230,7 +208,7 @@ BOTH = "seconds: How many steps are these, and how long does each of them take? 
 DIVIDED = "share: More ranks divide the computing; the fixed part and the all-reduce are paid by every rank."
 
 EXERCISES = (
-    Exercise("7.1", "linear scaling and warm-up", reference.learning_rate, 2, check_learning_rate),
-    Exercise("7.2", "LARS's trust ratio", reference.trust_ratio, 2, check_trust_ratio),
-    Exercise("7.5", "the time to a target", reference.seconds_to_target, 1, check_seconds_to_target),
+    Exercise("7.1", "linear scaling and warm-up", reference.learning_rate, 2, _check_learning_rate),
+    Exercise("7.2", "LARS's trust ratio", reference.trust_ratio, 2, _check_trust_ratio),
+    Exercise("7.5", "the time to a target", reference.seconds_to_target, 1, _check_seconds_to_target),
 )

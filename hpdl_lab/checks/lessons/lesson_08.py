@@ -8,9 +8,9 @@ from ...parallel.grid.machine import grid_of
 from ...parallel.grid.memory import memory_of, state_bytes
 from ...parallel.grid.spec import Layer, Spec
 from ...units import GIB, amount_text, counted
-from ..checkers import because
-from ..ranks import alone, capital, real
-from ..record import Answer, Broken, Exercise, Passed
+from ..checkers import because, reason
+from ..ranks import alone, capital, numbers_of
+from ..record import Answer, Exercise, Passed
 
 SEVEN = 7_000_000_000
 CASES = ((SEVEN, 1, 0), *((SEVEN, 64, stage) for stage in range(4)), (120_000, 4, 1), (120_000, 4, 3))
@@ -18,18 +18,18 @@ KINDS = ("parameters", "gradients", "the optimizer")
 TRAININGS = {True: "mixed adam", False: "adam"}
 
 
-def held(parameters: int, ranks: int, stage: int, mixed: bool) -> tuple[int, ...]:
+def _held(parameters: int, ranks: int, stage: int, mixed: bool) -> tuple[int, ...]:
     """Return (parameters, gradients, optimizer) in bytes, by the model that lab.memory measures."""
     layer = Layer("all of it", parameters, 0, 0.0, 0, 0, 0, 0)
     spec = Spec("a model", (layer,), training=TRAININGS[mixed])
     return memory_of(spec, grid_of(dp=ranks), stage=stage, micro_batches=1)[0][:3]
 
 
-def check_state_bytes(fn: Answer) -> Passed:
+def _check_state_bytes(fn: Answer) -> Passed:
     for mixed in (True, False):
         for parameters, ranks, stage in CASES:
-            check_case(fn, parameters, ranks, stage, mixed)
-    whole, *shares = (sum(held(SEVEN, 64, stage, True)) for stage in range(4))
+            _check_case(fn, parameters, ranks, stage, mixed)
+    whole, *shares = (sum(_held(SEVEN, 64, stage, True)) for stage in range(4))
     each = [f"{nbytes / SEVEN:.4g}" for nbytes in (whole, *shares)]
     return Passed(
         f"right in {2 * len(CASES)} cases: stages 0 to 3, 1 to 64 ranks, 16 and 32 bits",
@@ -39,29 +39,22 @@ def check_state_bytes(fn: Answer) -> Passed:
     )
 
 
-def check_case(fn: Answer, parameters: int, ranks: int, stage: int, mixed: bool) -> None:
+def _check_case(fn: Answer, parameters: int, ranks: int, stage: int, mixed: bool) -> None:
     """Raise Broken unless fn says what a rank holds."""
     bits = "mixed precision" if mixed else "32 bits"
     where = f"with {parameters:,} parameters, {counted(ranks, 'rank')}, stage {stage} and {bits}"
     got = alone(fn, parameters, ranks, stage, mixed, where=where)
-    try:
-        said = np.array([real(value) for value in got])
-    except (TypeError, ValueError):
-        said = np.empty(0)
-    if said.shape != (3,):
-        wanted = "return (bytes of parameters, bytes of gradients, bytes of the optimizer)"
-        raise Broken(f"returns: {capital(where)} your function returned {got!r}: {wanted}.")
-    right = np.array(held(parameters, ranks, stage, mixed), dtype=float)
+    said = np.array(numbers_of(got, 3, where, "(bytes of parameters, bytes of gradients, bytes of the optimizer)"))
+    right = np.array(_held(parameters, ranks, stage, mixed), dtype=float)
     wrong = ~np.isclose(said, right, rtol=1e-6)
     if not wrong.any():
         return
     i = int(np.argmax(wrong))
     text = f"{capital(where)} a rank holds {amount_text(right[i])} for {KINDS[i]}, and you say {amount_text(said[i])}."
-    rows = reasons(i, right[i], ranks, stage, mixed)
-    raise because(next((why for value, why in rows if np.isclose(said[i], value, rtol=1e-6)), "bytes: "), text)
+    raise because(reason(said[i], _reasons(i, right[i], ranks, stage, mixed), np.isclose) or "bytes: ", text)
 
 
-def reasons(i: int, right: float, ranks: int, stage: int, mixed: bool) -> list[tuple[float, str]]:
+def _reasons(i: int, right: float, ranks: int, stage: int, mixed: bool) -> list[tuple[float, str]]:
     """Return Rows of what may be said of kind i, and why that is wrong."""
     divided = ranks if stage >= 3 - i else 1  # by what the kinds are divided: parameters from stage 3 on, and so on
     rows = [
@@ -76,10 +69,7 @@ def reasons(i: int, right: float, ranks: int, stage: int, mixed: bool) -> list[t
             (right * ranks, f"ranks: That is what all {ranks} ranks hold together: count for one of them."),
         ]
     elif divided > 1:
-        rows += [
-            (right * ranks, f"shares: Stage {stage} divides {KINDS[i]} among all {ranks} ranks."),
-            (right * ranks**2, f"ranks: That is what all {ranks} ranks would hold together, undivided."),
-        ]
+        rows += [(right * ranks, f"shares: Stage {stage} divides {KINDS[i]} among all {ranks} ranks.")]
     if i == 2 and mixed:
         rows += [
             (right * 8 / 12, "master weights: Adam's two averages are in it; what does Adam add its steps to?"),
@@ -91,10 +81,7 @@ def reasons(i: int, right: float, ranks: int, stage: int, mixed: bool) -> list[t
     elif i == 2:
         rows += [
             (right * 12 / 8, "master weights: In 32 bits Adam works on the parameters themselves: there is no copy."),
-            (
-                right * 4 / 8,
-                "states: One number for each parameter: Adam keeps two averages.",
-            ),
+            (right * 4 / 8, "states: One number for each parameter: Adam keeps two averages."),
         ]
     elif mixed:
         rows += [(2 * right, f"precision: In mixed precision {KINDS[i]} have 16 bits: that is 2 bytes, not 4.")]
@@ -103,4 +90,4 @@ def reasons(i: int, right: float, ranks: int, stage: int, mixed: bool) -> list[t
     return rows
 
 
-EXERCISES = (Exercise("8.1", "the ledger of a 7B model", state_bytes, 1, check_state_bytes),)
+EXERCISES = (Exercise("8.1", "the ledger of a 7B model", state_bytes, 1, _check_state_bytes),)

@@ -18,7 +18,7 @@ CALLS = 2  # micro-batches under way at once
 RANDOM = 5056  # bytes of the state of torch's random numbers
 
 
-class Seen(NamedTuple):
+class _Seen(NamedTuple):
     """outputs, dx: of every call; grads: of the parameters, which were 1 before; first: the same after one backward;
     later: random numbers drawn after the forwards, and after the backwards; held: bytes between; flops: of all; graph:
     does an output have one?"""
@@ -33,12 +33,7 @@ class Seen(NamedTuple):
     graph: bool
 
 
-def block_of(dropout: float) -> nn.Sequential:
-    torch.manual_seed(SEED)
-    return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Dropout(dropout), nn.Linear(HIDDEN, WIDTH))
-
-
-def plain(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor | None]]:
+def _plain(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor | None]]:
     """Return what `recomputed` returns, by autograd, which keeps everything."""
     leaf = x.detach().requires_grad_()
     y = block(leaf)
@@ -50,16 +45,17 @@ def plain(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tenso
     return y.detach(), backward
 
 
-def observe(fn: Answer, dropout: float) -> Seen:
+def _observe(fn: Answer, dropout: float) -> _Seen:
     """Run two forwards of one x, then their backwards, the second first."""
     with torch.random.fork_rng(devices=[]):
-        block = block_of(dropout)
+        torch.manual_seed(SEED)
+        block = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Dropout(dropout), nn.Linear(HIDDEN, WIDTH))
         x, *dys = torch.randn(1 + CALLS, BATCH, WIDTH)
         x.requires_grad_()
         for param in block.parameters():
             param.grad = torch.ones_like(param)
         with Watch(x, *block.parameters()) as watch:
-            calls = [pair_of(fn(block, x)) for _ in range(CALLS)]
+            calls = [_pair_of(fn(block, x)) for _ in range(CALLS)]
             outputs = [y for y, _ in calls]
             nbytes, later = watch.held(*outputs), [torch.rand(3)]
             dx = [x] * CALLS  # to be replaced
@@ -75,25 +71,22 @@ def observe(fn: Answer, dropout: float) -> Seen:
         if len(grads) < len(list(block.parameters())):
             raise Broken("gradients: a parameter has lost its .grad: what this x contributes is added to it.")
         graph = any(y.requires_grad for y in outputs)
-        return Seen([y.detach() for y in outputs], dx, grads, first, later, nbytes, watch.flops, graph)
+        return _Seen([y.detach() for y in outputs], dx, grads, first, later, nbytes, watch.flops, graph)
 
 
-def pair_of(returned: object) -> tuple[Tensor, Answer]:
+def _pair_of(returned: object) -> tuple[Tensor, Answer]:
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Tensor)):
         what = type_text(type(returned).__name__)
         raise Broken(f"returns: your function returned {what}: return (y, backward), a tensor and a function.")
-    if not callable(returned[1]):
-        what = type_text(type(returned[1]).__name__)
-        raise Broken(f"returns: the second of what you return is {what}: a function of dy is needed.")
     return returned
 
 
-def check_recomputed(fn: Answer) -> Passed:
+def _check_recomputed(fn: Answer) -> Passed:
     for dropout in (0.0, 0.5):
         where = f"with a block {'with' if dropout else 'without'} dropout"
-        right = observe(plain, dropout)
-        seen = raised_as_it_is(fn, dropout, where)
-        judge(seen, right, capital(where), dropout)
+        right = _observe(_plain, dropout)
+        seen = alone(_observe, fn, dropout, where=where)
+        _judge(seen, right, capital(where), dropout)
     less = f"{amount_text(seen.held)} in place of {amount_text(right.held)}"
     return Passed(
         "gradients: bit by bit those without recomputation, with dropout, and with two micro-batches under way",
@@ -102,25 +95,10 @@ def check_recomputed(fn: Answer) -> Passed:
     )
 
 
-def raised_as_it_is(fn: Answer, dropout: float, where: str) -> Seen:
-    """Return what `observe` sees; raise Broken that the answer itself raised."""
-    result = alone(caught, fn, dropout, where=where)
-    if isinstance(result, Broken):
-        raise result.restate(f"{result.failed}: {capital(where)}, {result.message}")
-    return result
-
-
-def caught(fn: Answer, dropout: float) -> Seen | Broken:
-    try:
-        return observe(fn, dropout)
-    except Broken as broken:
-        return broken
-
-
-def judge(seen: Seen, right: Seen, where: str, dropout: float) -> None:
+def _judge(seen: _Seen, right: _Seen, where: str, dropout: float) -> None:
     """Raise Broken for what is wrong with an answer."""
     if not all(map(torch.equal, seen.outputs, right.outputs)):
-        raise Broken(f"output: {where}, y is not block(x): it {differs(seen.outputs, right.outputs)}.")
+        raise Broken(f"output: {where}, y is not block(x): it {_differs(seen.outputs, right.outputs)}.")
     if seen.graph:
         raise Broken(f"""graph: {where}, y carries a graph, which holds {amount_text(seen.held)} of activations until
             backward: run the block without one.""")
@@ -128,7 +106,7 @@ def judge(seen: Seen, right: Seen, where: str, dropout: float) -> None:
     if seen.held > allowed:
         raise Broken(f"""kept: {where}, {amount_text(seen.held)} of what the block computed are held until backward, and
             autograd alone holds {amount_text(right.held)}: keep x, and nothing that comes after it.""")
-    check_gradients(seen, right, where, dropout)
+    _check_gradients(seen, right, where, dropout)
     if not torch.equal(seen.later[1], right.later[1]):
         raise Broken(f"""stream: {where}, the random numbers that are drawn after your backward are not those without
             recomputation: put the generator back to where it was, as torch.random.fork_rng does.""")
@@ -137,7 +115,7 @@ def judge(seen: Seen, right: Seen, where: str, dropout: float) -> None:
             FLOPs without recomputation. One more forward makes 3 units 4: 4/3.""")
 
 
-def check_gradients(seen: Seen, right: Seen, where: str, dropout: float) -> None:
+def _check_gradients(seen: _Seen, right: _Seen, where: str, dropout: float) -> None:
     """Raise Broken unless dx and the parameters' gradients are bit-equal."""
     ones = [torch.ones_like(grad) for grad in right.grads]
     if all(map(torch.equal, seen.grads, ones)):
@@ -147,8 +125,7 @@ def check_gradients(seen: Seen, right: Seen, where: str, dropout: float) -> None
     dx_alike = [got.allclose(want, rtol=1e-3, atol=1e-4) for got, want in zip(seen.dx, right.dx, strict=True)]
     if dropout and not (all(alike) and all(dx_alike)):
         raise Broken(f"""random: {where}, the gradients are not those of the forward that returned y, though without
-            dropout they are: the second forward has dropped other numbers. Where was the generator when the first one
-            began, of this micro-batch?""")
+            dropout they are. Where was the generator when the first forward of this micro-batch began?""")
     for i in reversed(range(CALLS)):
         if not dx_alike[i]:
             summed = seen.dx[i].allclose(sum(right.dx[i:], torch.zeros(())), rtol=1e-3, atol=1e-4)
@@ -158,13 +135,13 @@ def check_gradients(seen: Seen, right: Seen, where: str, dropout: float) -> None
     if not all(alike):
         lost = all(g.allclose(r - 1, rtol=1e-3, atol=1e-4) for g, r in zip(seen.first, right.first, strict=True))
         why = ", because what was there before, from another micro-batch, is lost" if lost else ""
-        raise Broken(f"""gradients: {where}, a parameter's .grad {differs(seen.grads, right.grads)}{why}: a backward
+        raise Broken(f"""gradients: {where}, a parameter's .grad {_differs(seen.grads, right.grads)}{why}: a backward
             adds what this x contributes, once.""")
     if not all(map(torch.equal, [*seen.dx, *seen.grads], [*right.dx, *right.grads])):
         raise Broken(f"bits: {where}, the gradients are right but for their last digits: compute the block as it is.")
 
 
-def differs(got: list[Tensor], right: list[Tensor]) -> str:
+def _differs(got: list[Tensor], right: list[Tensor]) -> str:
     """Return the first place at which two lists of tensors differ."""
     g, r = next((g, r) for g, r in zip(got, right, strict=True) if not torch.equal(g, r))
     if g.shape != r.shape:
@@ -173,4 +150,4 @@ def differs(got: list[Tensor], right: list[Tensor]) -> str:
     return f"has {number(float(g.flatten()[i]))} where {number(float(r.flatten()[i]))} is right"
 
 
-EXERCISES = (Exercise("8.2", "recompute a block", recomputed, 2, check_recomputed),)
+EXERCISES = (Exercise("8.2", "recompute a block", recomputed, 2, _check_recomputed),)

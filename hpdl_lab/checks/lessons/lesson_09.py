@@ -20,16 +20,27 @@ from ...parallel.tensor import transformer
 from ...parallel.tensor.linear import column_linear, row_linear, sequence_parallel
 from ...units import counted
 from ..checkers import because, engine_facts, first_wrong, in_all_cases, with_ranks
-from ..layer import Case, Part, arrays, check_layer, cut, drawn, nearly_whole, ring_bytes, whole_numbers, width_for
+from ..layer import (
+    LayerCase,
+    Part,
+    arrays,
+    check_layer,
+    cut,
+    drawn,
+    nearly_whole,
+    ring_bytes,
+    small_integers,
+    width_for,
+)
 from ..ranks import alone, capital, describe_error, full_stop, simulate, tried, type_text
-from ..record import Answer, Broken, Exercise, Passed, Reason, Rows, Runner
+from ..record import Answer, Broken, Drawing, Exercise, Passed, Reason, Rows, Runner
 from ..traffic import check_waits, in_barriers
 
 NARROW = 5  # wide is one side of the layer; the other is what the ranks share
 LEADS = {3: (4,), 4: (2, 1, 2)}  # x is (2, 3, ...), and on some numbers of ranks (4, ...) or (2, 1, 2, ...)
 
 
-def column_case(p: int, biased: bool = True) -> Case:
+def _column_case(p: int, biased: bool = True) -> LayerCase:
     """Return a layer 5 -> 12 whose outputs p ranks share."""
     out, lead = width_for(p), LEADS.get(p, (2, 3))
     x, g = nearly_whole(1, *lead, NARROW), nearly_whole(4, *lead, out)
@@ -47,16 +58,15 @@ def column_case(p: int, biased: bool = True) -> Case:
             (bare[r], f"bias: The bias is missing: {out // p} numbers on every rank, those of its own rows."),
             (sum(parts), "sum: That is the sum over ranks, but every rank has other columns: nothing to add here."),
             (p * x @ weights[r].T + biases[r], added),
-            (parts[0], f"rank: Those are the columns of rank 0: rank {r} computes its own."),
         )
 
     def explain_grad(name: str, r: int) -> Rows:
         if name == "x":
             mine = gs[r] @ weights[r]
             return (
-                (mine, blame(r)),
+                (mine, _blame(r)),
                 (p * dx, f"twice: That is {p} times as much: it has been added over ranks twice."),
-                (p * mine, blame(r)),
+                (p * mine, _blame(r)),
                 (dx / p, f"mean: That is the mean over {p} ranks: their contributions to the gradient of x add up."),
             )
         total = sum(weight_grads) if name == "weight" else sum(gr.flatten(0, -2).sum(0) for gr in gs)
@@ -64,7 +74,7 @@ def column_case(p: int, biased: bool = True) -> Case:
             (total, f"shard: It was added over ranks, but every rank has other rows: {name} of rank {r} is its own."),
         )
 
-    case = Case(
+    case = LayerCase(
         inputs=[{"x": x, "weight": w, "bias": b} for w, b in zip(weights, biases, strict=True)],
         weights=gs,
         y=arrays(parts),
@@ -78,25 +88,21 @@ def column_case(p: int, biased: bool = True) -> Case:
         explain=explain,
         explain_grad=explain_grad,
     )
-    return case if biased else without_bias(case)
+    return case if biased else _without_bias(case)
 
 
-def without_bias(case: Case) -> Case:
+def _without_bias(case: LayerCase) -> LayerCase:
     """Return the same case of a layer whose bias is None."""
     inputs = [{name: x for name, x in given.items() if name != "bias"} for given in case.inputs]
     return case._replace(inputs=inputs, grads={name: g for name, g in case.grads.items() if name != "bias"})
 
 
-def with_none(fn: Answer) -> Callable[..., Tensor]:
-    return lambda comm, x, weight: fn(comm, x, weight, None)
-
-
-def blame(r: int) -> Reason:
+def _blame(r: int) -> Reason:
     return f"""transposed: That is only what the columns of rank {r} say about x. All ranks used x, so all contribute
         to its gradient, and backward has to add them: copy in forward, all-reduce in backward."""
 
 
-def row_case(p: int, biased: bool = True) -> Case:
+def _row_case(p: int, biased: bool = True) -> LayerCase:
     """Return a layer 12 -> 5 whose inputs p ranks share."""
     into, lead = width_for(p), LEADS.get(p, (2, 3))
     x, g = nearly_whole(5, *lead, into), nearly_whole(8, *lead, NARROW)
@@ -122,18 +128,15 @@ def row_case(p: int, biased: bool = True) -> Case:
     def explain_grad(name: str, r: int) -> Rows:
         right = {"x": g @ weights[r], "weight": weight_grads[r], "bias": bias_grad}[name]
         often = f"That is {p} times as much: all-reduce in forward, and in backward nothing, not once more."
-        few = f"That is 1/{p} of it: what has been added in forward is not divided in backward."
-        if name == "x":
+        if name != "bias":
             others = sum(g @ weight for weight in weights)
             mixed = "It was added over ranks, but every rank has other columns of x, and their gradients are its own."
-            return (p * right, f"transposed: {often}"), (right / p, f"mean: {few}"), (others, f"transposed: {mixed}")
-        if name == "weight":
-            return (p * right, f"transposed: {often}"), (right / p, f"mean: {few}")
+            return (p * right, f"transposed: {often}"), (others, f"transposed: {mixed}")
         few = f"That is 1/{p} of it: bias / {p} on every rank gives the right sum, but learns {p} times too slowly."
         none = "Only some ranks add it. Here it stays as it is, while the others change theirs: replicas drift apart."
         return (p * right, f"transposed: {often}"), (right / p, f"bias: {few}"), (0 * right, f"bias: {none}")
 
-    case = Case(
+    case = LayerCase(
         inputs=[{"x": a, "weight": w, "bias": bias} for a, w in zip(xs, weights, strict=True)],
         weights=[g] * p,
         y=arrays([y] * p),
@@ -143,11 +146,11 @@ def row_case(p: int, biased: bool = True) -> Case:
         explain=explain,
         explain_grad=explain_grad,
     )
-    return case if biased else without_bias(case)
+    return case if biased else _without_bias(case)
 
 
 COLUMN = Part(
-    column_case,
+    _column_case,
     "this rank's columns, (..., out/p)",
     {
         "forward": "Every rank has all of x and its own rows of the weight: that is all it needs for its own columns.",
@@ -155,7 +158,7 @@ COLUMN = Part(
     },
 )
 ROW = Part(
-    row_case,
+    _row_case,
     "the whole sum, (..., out), the same on every rank",
     {
         "forward": "One all-reduce, of y. The columns of x and the weight stay where they are.",
@@ -164,13 +167,15 @@ ROW = Part(
 )
 
 
-def check_linear(part: Part, case: Callable[..., Case]) -> Callable[..., Passed]:
+def _check_linear(part: Part, case: Callable[..., LayerCase]) -> Callable[..., Passed]:
     """Return the check of a layer with a bias, and with None."""
-    bare = replace(part, case=lambda p: case(p, biased=False), adapt=with_none)
-    return partial(check_layer, part=part, fact=share_of_weight, variant=bare, more="and bias None")
+    bare = replace(
+        part, case=lambda p: case(p, biased=False), adapt=lambda fn: lambda comm, x, weight: fn(comm, x, weight, None)
+    )
+    return partial(check_layer, part=part, fact=_share_of_weight, variant=bare, more="and bias None")
 
 
-def share_of_weight(p: int) -> str:
+def _share_of_weight(p: int) -> str:
     n = 12 * NARROW
     return f"memory: with {p} ranks each holds {n // p} of the {n} weights, and no tensor as large as all of them"
 
@@ -181,21 +186,21 @@ UNEVEN = ((2, 3, 12), (4, 6, 24), (3, 2, 12))  # the width could be shared, the 
 PARTS = ("q", "k", "v")
 
 
-def check_rows_of_heads(fn: Answer) -> Passed:
+def _check_rows_of_heads(fn: Answer) -> Passed:
     for ranks, heads, width in SHARED:
         for rank in range(ranks):
             where = f"for rank {rank} of {ranks}, {counted(heads, 'head')} and a width of {width},"
-            rows = rows_of(fn, rank, ranks, heads, width, where)
-            check_rows(rows, rank, ranks, heads, width, capital(where))
+            rows = _rows_of(fn, rank, ranks, heads, width, where)
+            _check_rows(rows, rank, ranks, heads, width, capital(where))
     for ranks, heads, width in UNEVEN:
-        check_refused(fn, ranks, heads, width)
+        _check_refused(fn, ranks, heads, width)
     return Passed(
         f"right for {len(SHARED)} shapes on 1 to 4 ranks; {counted(heads, 'head')} on {ranks} ranks are refused",
         "a GPT-2 small on 4 ranks: rank 1 holds the heads 3, 4 and 5, rows 192 to 383 of q, and of k, and of v",
     )
 
 
-def rows_of(fn: Answer, rank: int, ranks: int, heads: int, width: int, where: str) -> list[int]:
+def _rows_of(fn: Answer, rank: int, ranks: int, heads: int, width: int, where: str) -> list[int]:
     """Return the answer's rows as a list of ints; raises Broken."""
     rows = alone(fn, rank, ranks, heads, width, where=where)
     if isinstance(rows, torch.Tensor) and rows.ndim == 1 and not rows.is_floating_point():
@@ -207,7 +212,7 @@ def rows_of(fn: Answer, rank: int, ranks: int, heads: int, width: int, where: st
     return rows
 
 
-def check_rows(rows: list[int], rank: int, ranks: int, heads: int, width: int, where: str) -> None:
+def _check_rows(rows: list[int], rank: int, ranks: int, heads: int, width: int, where: str) -> None:
     each, per = width // heads, heads // ranks
     n, first = per * each, rank * per * each
     right = [part * width + first + i for part in range(3) for i in range(n)]
@@ -217,32 +222,29 @@ def check_rows(rows: list[int], rank: int, ranks: int, heads: int, width: int, w
     if outside:
         raise Broken(f"rows: {where} there is no row {outside[0]}: the packed weight has 3 x {width} of them.")
     holds = [sorted({row % width // each for row in rows if row // width == part}) for part in range(3)]
-    text = ", ".join(f"{name} of {named(has)}" for name, has in zip(PARTS, holds, strict=True))
+    text = ", ".join(f"{name} of {_named(has)}" for name, has in zip(PARTS, holds, strict=True))
     if sorted(rows) == sorted(right):
         raise Broken(f"""order: {where} these are the right rows in another order: {rows[: 3 * each]} ... All queries
-            come first, then all keys, then all values, as in the whole weight: view(b, s, 3, heads, -1) counts on
-            it.""")
+            come first, then all keys, then all values, as in the whole weight.""")
     if any(not has for has in holds):
         raise Broken(f"""boundary: {where} your rows hold {text}. A head needs all three: q, k and v of its own. Cut
             each of the three blocks of rows, not the whole.""")
-    if holds[0] != holds[1] or holds[1] != holds[2]:
-        raise Broken(f"boundary: {where} your rows hold {text}: a head's q, k and v have to be on one rank.")
     mine = list(range(rank * per, (rank + 1) * per))
     if holds[0] == mine:
         lost = sorted(set(right) - set(rows))
         what = f"row {lost[0]} is missing" if lost else "some are there twice"
         raise Broken(f"rows: {where} you give {counted(len(rows), 'row')}, and {len(right)} are needed: {what}.")
-    raise Broken(f"""heads: {where} your rows hold {named(holds[0])}, and should hold {named(mine)}: neighbors stay
+    raise Broken(f"""heads: {where} your rows hold {_named(holds[0])}, and should hold {_named(mine)}: neighbors stay
         together, in the order of the ranks, so that the shards put side by side are the whole weight again.""")
 
 
-def named(heads: list[int]) -> str:
+def _named(heads: list[int]) -> str:
     if not heads:
         return "no head"
     return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
 
 
-def check_refused(fn: Answer, ranks: int, heads: int, width: int) -> None:
+def _check_refused(fn: Answer, ranks: int, heads: int, width: int) -> None:
     where = f"for {counted(heads, 'head')} of width {width // heads} on {ranks} ranks"
     _, error = tried(fn, 0, ranks, heads, width, where=where)
     if isinstance(error, ValueError):
@@ -250,15 +252,14 @@ def check_refused(fn: Answer, ranks: int, heads: int, width: int) -> None:
     if error is not None:
         raise Broken(f"raises: {describe_error(error, where + ',')}: raise ValueError with the numbers.")
     raise Broken(f"""refuse: {capital(where)} your function returned something. A width of {width} can be shared by
-        {ranks} ranks, but then a head would be cut in two, and half a head attends to something else: raise
-        ValueError.""")
+        {ranks} ranks, but then a head would be cut in two: raise ValueError.""")
 
 
 BATCH, TOKENS, HEAD = 2, 5, 3  # a head's width is no root of the width of all heads
 
 
-class Mistake(TypedDict, total=False):
-    """A mistake of attention, see `variant`."""
+class _Mistake(TypedDict, total=False):
+    """A mistake of attention, see `_variant`."""
 
     turned: bool
     one: bool
@@ -267,7 +268,7 @@ class Mistake(TypedDict, total=False):
     unmerged: bool
 
 
-def attention_case(p: int, causal: bool) -> Case:
+def _attention_case(p: int, causal: bool) -> LayerCase:
     """Return attention with max(p, 4) heads or so, shared by p ranks."""
     heads = width_for(p, 4)
     d, per = heads * HEAD, heads // p
@@ -275,7 +276,7 @@ def attention_case(p: int, causal: bool) -> Case:
     qkv, out = (drawn(13, 3 * d, d) / 4, drawn(14, 3 * d)), (drawn(15, d, d) / 4, drawn(16, d))
     names = ("x", "qkv_weight", "qkv_bias", "out_weight", "out_bias")
     leaves = {name: t.requires_grad_(True) for name, t in zip(names, (x, *qkv, *out), strict=True)}
-    y = variant(leaves, heads, causal) + leaves["out_bias"]
+    y = _variant(leaves, heads, causal) + leaves["out_bias"]
     y.backward(g)
 
     def mine(tensor: Tensor, r: int) -> Tensor:
@@ -288,11 +289,11 @@ def attention_case(p: int, causal: bool) -> Case:
     shards = [shard(r, {name: t.detach() for name, t in leaves.items()}) for r in range(p)]
     right = [shard(r, {name: t.grad for name, t in leaves.items() if t.grad is not None}) for r in range(p)]
     y, out_bias = y.detach(), shards[0]["out_bias"]
-    parts = [variant(s, per, causal) for s in shards]
+    parts = [_variant(s, per, causal) for s in shards]
 
     def explain(r: int) -> Rows:
-        def made(**changes: Unpack[Mistake]) -> Tensor:
-            return sum((variant(shards[s], per, causal, **changes) for s in range(p)), torch.zeros(())) + out_bias
+        def made(**changes: Unpack[_Mistake]) -> Tensor:
+            return sum((_variant(shards[s], per, causal, **changes) for s in range(p)), torch.zeros(())) + out_bias
 
         other = "hear what comes later" if causal else "see only earlier positions, although causal is False"
         return (
@@ -307,11 +308,11 @@ def attention_case(p: int, causal: bool) -> Case:
         )
 
     def explain_grad(name: str, r: int) -> Rows:
-        if name == "x":
-            return ((own_say(shards[r], per, causal, g), TRANSPOSED.format(r=r)),)
-        return ((p * right[r][name], f"transposed: That is {p} times as much: added over ranks in backward, too."),)
+        x = shards[r]["x"].clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(_variant(shards[r] | {"x": x}, per, causal), x, g)
+        return ((slope, TRANSPOSED.format(r=r)),) if name == "x" else ()
 
-    return Case(
+    return LayerCase(
         inputs=shards,
         weights=[g] * p,
         y=arrays([y] * p),
@@ -330,7 +331,7 @@ TRANSPOSED = """transposed: That is only what the heads of rank {r} say about x.
     what they say."""
 
 
-def variant(
+def _variant(
     shard: dict[str, Tensor],
     heads: int,
     causal: bool,
@@ -348,15 +349,9 @@ def variant(
         q, k, v = qkv.view(b, s, heads, 3, -1).permute(3, 0, 2, 1, 4)
     else:
         q, k, v = qkv.view(b, s, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    heard = scaled_dot_product_attention(q, k, v, is_causal=causal != turned, scale=scale)
-    heard = heard.reshape(b, s, -1) if unmerged else heard.transpose(1, 2).reshape(b, s, -1)
-    return linear(heard, shard["out_weight"])
-
-
-def own_say(shard: dict[str, Tensor], heads: int, causal: bool, g: Tensor) -> Tensor:
-    """Return the gradient of x by one rank's heads alone."""
-    x = shard["x"].clone().requires_grad_(True)
-    return torch.autograd.grad(variant(shard | {"x": x}, heads, causal), x, g)[0]
+    attended = scaled_dot_product_attention(q, k, v, is_causal=causal != turned, scale=scale)
+    attended = attended.reshape(b, s, -1) if unmerged else attended.transpose(1, 2).reshape(b, s, -1)
+    return linear(attended, shard["out_weight"])
 
 
 PROMISE = "the sum over all heads, (b, s, d), the same on every rank"
@@ -364,8 +359,8 @@ WHY = {
     "forward": "One all-reduce, of y: heads need nothing from each other, and row_linear adds their outputs.",
     "backward": "One all-reduce, of the gradient of x: q, k and v come out of one product.",
 }
-CAUSAL = Part(lambda p: attention_case(p, True), PROMISE, WHY)
-FREE = Part(lambda p: attention_case(p, False), PROMISE, WHY)
+CAUSAL = Part(lambda p: _attention_case(p, True), PROMISE, WHY)
+FREE = Part(lambda p: _attention_case(p, False), PROMISE, WHY)
 
 
 check_attention_heads = partial(
@@ -378,12 +373,12 @@ LEAST = 4  # positions
 FIRST, SECOND = "the layer's first weight", "the layer's second weight"
 
 
-def mlp_part(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def _mlp_part(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """Return one rank's part of an MLP: column linear, GELU, row linear without the sum."""
     return linear(gelu(linear(x, up)), down)
 
 
-def with_mlp(fn: Answer) -> Callable[[Comm, Tensor, Tensor, Tensor], Tensor]:
+def _with_mlp(fn: Answer) -> Callable[[Comm, Tensor, Tensor, Tensor], Tensor]:
     """Return the answer as a function of x and the weights of its rank's layer."""
 
     def called(comm: Comm, up: Tensor, down: Tensor, x: Tensor) -> Tensor:
@@ -391,7 +386,7 @@ def with_mlp(fn: Answer) -> Callable[[Comm, Tensor, Tensor, Tensor], Tensor]:
 
         def layer(whole: Tensor) -> Tensor:
             seen.append(whole.shape)
-            return mlp_part(whole, up, down)
+            return _mlp_part(whole, up, down)
 
         y = fn(comm, x, layer)
         if len(seen) > 1:
@@ -401,22 +396,22 @@ def with_mlp(fn: Answer) -> Callable[[Comm, Tensor, Tensor, Tensor], Tensor]:
     return called
 
 
-def sequence_case(p: int) -> Case:
+def _sequence_case(p: int) -> LayerCase:
     s = width_for(p, LEAST)
     x, g = drawn(21, BATCH_SEQUENCE, s, WIDTH), drawn(22, BATCH_SEQUENCE, s, WIDTH)
     ups, downs = cut(drawn(23, p * HIDDEN, WIDTH), p, 0), cut(drawn(24, WIDTH, p * HIDDEN), p, 1)
     xs, gs = cut(x, p, 1), cut(g, p, 1)
     leaves = [t.clone().requires_grad_(True) for t in (x, *ups, *downs)]
     pairs = zip(leaves[1 : p + 1], leaves[p + 1 :], strict=True)
-    sum((mlp_part(leaves[0], up, down) for up, down in pairs), torch.zeros(())).backward(g)
+    sum((_mlp_part(leaves[0], up, down) for up, down in pairs), torch.zeros(())).backward(g)
     dx, *others = [t.grad for t in leaves if t.grad is not None]
-    parts = [mlp_part(x, up, down) for up, down in zip(ups, downs, strict=True)]
+    parts = [_mlp_part(x, up, down) for up, down in zip(ups, downs, strict=True)]
     y = sum(parts, torch.zeros(()))
     dealt = torch.stack(xs, 2).flatten(1, 2)
 
     def explain(r: int) -> Rows:
-        mixed = sum((mlp_part(dealt, up, down) for up, down in zip(ups, downs, strict=True)), torch.zeros(()))
-        lonely = sum((mlp_part(xs[s], ups[s], downs[s]) for s in range(p)), torch.zeros(()))
+        mixed = sum((_mlp_part(dealt, up, down) for up, down in zip(ups, downs, strict=True)), torch.zeros(()))
+        lonely = sum((_mlp_part(xs[s], ups[s], downs[s]) for s in range(p)), torch.zeros(()))
         return (
             (y, "whole: Those are all positions: every rank would keep a copy of what one of them has to keep."),
             (lonely, "gather: The layer saw only the positions of each rank, and what was added belongs to others."),
@@ -429,19 +424,19 @@ def sequence_case(p: int) -> Case:
     def explain_grad(name: str, r: int) -> Rows:
         if name == "x":
             alone = x.clone().requires_grad_(True)
-            (slope,) = torch.autograd.grad(mlp_part(alone, ups[r], downs[r]), alone, g)
+            (slope,) = torch.autograd.grad(_mlp_part(alone, ups[r], downs[r]), alone, g)
             return ((cut(slope, p, 1)[r], NOT_ADDED.format(r=r)),)
         pair = [t[r].clone().requires_grad_(True) for t in (ups, downs)]
-        cut(mlp_part(x, *pair), p, 1)[r].backward(gs[r])
+        cut(_mlp_part(x, *pair), p, 1)[r].backward(gs[r])
         return ((pair[name == SECOND].grad, NOT_GATHERED.format(r=r)),)
 
-    return Case(
+    return LayerCase(
         inputs=[{FIRST: up, SECOND: down, "x": part} for up, down, part in zip(ups, downs, xs, strict=True)],
         weights=gs,
         y=arrays(cut(y, p, 1)),
         grads={FIRST: arrays(others[:p]), SECOND: arrays(others[p:]), "x": arrays(cut(dx, p, 1))},
         whole=10**9,
-        most={phase: both_ways(p, x.nbytes) for phase in ("forward", "backward")},
+        most={phase: (2 * (p - 1) * (x.nbytes + x.nbytes // p)) for phase in ("forward", "backward")},
         explain=explain,
         explain_grad=explain_grad,
     )
@@ -453,27 +448,24 @@ NOT_GATHERED = """transposed: That is what the positions of rank {r} say, as if 
     scattered in forward is gathered in backward, so that the layer sees the gradient of all positions."""
 
 
-def both_ways(p: int, nbytes: int) -> int:
-    """Return the bytes of p ranks for an all-gather and a reduce-scatter of `nbytes` through rank 0; a ring: less."""
-    return 2 * (p - 1) * (nbytes + nbytes // p)
-
-
 SEQUENCE = Part(
-    sequence_case,
+    _sequence_case,
     "this rank's positions of the sum, (b, s/p, d)",
     {
         "forward": "An all-gather of x, a reduce-scatter of the result. An all-reduce is both: more than is needed.",
         "backward": "The same two in the other order: gather where forward scatters, scatter where it gathers.",
     },
-    with_mlp,
+    _with_mlp,
 )
 
 
-def share_of_positions(p: int) -> str:
-    return f"memory: between layers each of {p} ranks keeps 1/{p} of the positions; tensor parallel alone keeps all"
-
-
-check_sequence_parallel = partial(check_layer, part=SEQUENCE, fact=share_of_positions)
+check_sequence_parallel = partial(
+    check_layer,
+    part=SEQUENCE,
+    fact=lambda p: (
+        f"memory: between layers each of {p} ranks keeps 1/{p} of the positions; tensor parallel alone keeps all"
+    ),
+)
 
 
 T = TypeVar("T")
@@ -494,7 +486,7 @@ MANY = (24, ((1, 1),) * 8)  # for counting time
 MOST_STEPS = 2  # messages in a row: up and down, or both at once, however many ranks there are
 
 
-class Padded(NamedTuple):
+class _Padded(NamedTuple):
     """A rank's result as an array, or None; its type; whether it changed x."""
 
     y: np.ndarray | None
@@ -502,28 +494,28 @@ class Padded(NamedTuple):
     changed: bool
 
 
-def image_of(height: int) -> Tensor:
-    return whole_numbers(31, IMAGES, CHANNELS, height, COLUMNS)
+def _image_of(height: int) -> Tensor:
+    return small_integers(31, IMAGES, CHANNELS, height, COLUMNS)
 
 
-def call(comm: Comm, fn: Answer, height: int, rows: Needs | None, noted: Noted | None = None) -> Padded:
+def _call(comm: Comm, fn: Answer, height: int, rows: Needs | None, noted: Noted | None = None) -> _Padded:
     """Call fn(comm, x, rows) on this rank's strip of the image; returns Padded.
 
     noted: a list of (source, dest, height) of a whole strip that is sent to a rank that needs none of it: noted when it
     is sent, as most such messages never arrive.
     """
-    rows = rows_for(comm.size) if rows is None else list(rows)
-    x = image_of(height).tensor_split(comm.size, 2)[comm.rank].contiguous()
+    rows = _rows_for(comm.size) if rows is None else list(rows)
+    x = _image_of(height).tensor_split(comm.size, 2)[comm.rank].contiguous()
     given = x.clone()
     if noted is not None:
         for name in ("send", "isend"):
-            setattr(comm, name, noting(comm, getattr(comm, name), x.shape[2], rows, noted))
+            setattr(comm, name, _noting(comm, getattr(comm, name), x.shape[2], rows, noted))
     y = fn(comm, x, rows)
     value = y.detach().numpy().copy() if isinstance(y, torch.Tensor) else None
-    return Padded(value, type(y).__name__, not torch.equal(x, given))
+    return _Padded(value, type(y).__name__, not torch.equal(x, given))
 
 
-def noting(comm: Comm, send: Callable[..., T], high: int, rows: Needs, noted: Noted) -> Callable[..., T]:
+def _noting(comm: Comm, send: Callable[..., T], high: int, rows: Needs, noted: Noted) -> Callable[..., T]:
     """Return `send`, which also notes a strip that goes down to a rank that needs no rows from above."""
 
     def sends(x: Tensor, dest: int) -> T:
@@ -534,37 +526,37 @@ def noting(comm: Comm, send: Callable[..., T], high: int, rows: Needs, noted: No
     return sends
 
 
-def rows_for(p: int) -> list[tuple[int, int]]:
+def _rows_for(p: int) -> list[tuple[int, int]]:
     """Return alternating needs for the engines, however many there are."""
     return [((1, 2), (2, 1))[r % 2] for r in range(p)]
 
 
-def check_halo_exchange(fn: Answer, runner: Runner = None) -> Passed:
+def _check_halo_exchange(fn: Answer, runner: Runner = None) -> Passed:
     for height, rows in CASES:
         noted: Noted = []
-        trial = partial(call, noted=noted)  # of arguments every rank would get a copy
-        blame = partial(with_needs, noted=noted)
-        in_all_cases(fn, trial, [(len(rows), height, rows)], case_of, check_strips, blame)
-    check_bytes(run_of(fn, *CASES[4]), *CASES[4])
-    run = run_of(fn, *CASES[2])
+        trial = partial(_call, noted=noted)  # of arguments every rank would get a copy
+        blame = partial(_with_needs, noted=noted)
+        in_all_cases(fn, trial, [(len(rows), height, rows)], _case_of, _check_strips, blame)
+    _check_bytes(_run_of(fn, *CASES[4]), *CASES[4])
+    run = _run_of(fn, *CASES[2])
     facts = [
         f"the strips of {len(CASES)} images, of equal and unequal heights, on 1, 2, 3 and 4 simulated ranks",
-        check_bytes(run, *CASES[2]),
-        check_steps(run_of(fn, *MANY, Ring(alpha=1.0, beta=0.0))),
+        _check_bytes(run, *CASES[2]),
+        _check_steps(_run_of(fn, *MANY, Ring(alpha=1.0, beta=0.0))),
     ]
-    return Passed(*facts, *engine_facts(runner, check_strips, call, fn, 17, None), run=run)
+    return Passed(*facts, *engine_facts(runner, _check_strips, _call, fn, 17, None), run=run)
 
 
-def run_of(fn: Answer, height: int, rows: Needs, network: Network | None = None) -> Results:
-    return simulate(len(rows), call, fn, height, rows, network=network, where=case_of(len(rows), height, rows))
+def _run_of(fn: Answer, height: int, rows: Needs, network: Network | None = None) -> Results:
+    return simulate(len(rows), _call, fn, height, rows, network=network, where=_case_of(len(rows), height, rows))
 
 
-def case_of(p: int, height: int, rows: Needs) -> str:
+def _case_of(p: int, height: int, rows: Needs) -> str:
     needs = f"{rows[0]} for every rank" if len(set(rows)) == 1 else list(rows)
     return f"{with_ranks(p)}, an image of {height} rows and rows = {needs},"
 
 
-def with_needs(broken: Broken, where: str, height: int, rows: Needs, noted: Noted) -> Reason | None:
+def _with_needs(broken: Broken, where: str, height: int, rows: Needs, noted: Noted) -> Reason | None:
     """Return why messages do not fit, if ranks need different numbers of rows."""
     if len({pair[0] for pair in rows} | {pair[1] for pair in rows}) == 1 or broken.failed not in ("raises", "deadlock"):
         return None
@@ -579,30 +571,29 @@ def with_needs(broken: Broken, where: str, height: int, rows: Needs, noted: Note
         {full_stop(found)}"""
 
 
-def check_strips(run: Results, where: str, height: int, rows: Needs | None) -> None:
+def _check_strips(run: Results, where: str, height: int, rows: Needs | None) -> None:
     """Raise Broken unless every rank holds its strip, with the rows around it, or zeros outside the image."""
-    p, rows = len(run), rows_for(len(run)) if rows is None else rows
-    strips = [s.numpy() for s in image_of(height).tensor_split(p, 2)]
+    p, rows = len(run), _rows_for(len(run)) if rows is None else rows
+    strips = [s.numpy() for s in _image_of(height).tensor_split(p, 2)]
     for r, left in enumerate(run):
         above, below = rows[r]
-        image = np.pad(image_of(height).numpy(), ((0, 0), (0, 0), (above, below), (0, 0)))
+        image = np.pad(_image_of(height).numpy(), ((0, 0), (0, 0), (above, below), (0, 0)))
         first, n = sum(s.shape[2] for s in strips[:r]), strips[r].shape[2]
         right = image[:, :, first : first + above + n + below]
-        if left.y is None:
-            raise Broken(f"returns: {where} rank {r} returned {type_text(left.kind)}: return a tensor, (b, c, h, w).")
-        if left.y.shape != right.shape:
-            raise Broken(f"""shape: {where} rank {r} returned shape {left.y.shape}, where {right.shape} is right:
-                {above} + {n} + {below} rows, those above, its own and those below.""")
+        if left.y is None or left.y.shape != right.shape:
+            got = type_text(left.kind) if left.y is None else f"shape {left.y.shape}"
+            raise Broken(f"""shape: {where} rank {r} returned {got}, where {right.shape} is right: {above} + {n} +
+                {below} rows, those above, its own and those below.""")
         if not np.array_equal(left.y, right):
             text = first_wrong(f"y{{}} on rank {r}", left.y, right, left.y == right)
-            raise because(explain(left.y, r, rows, strips), f"{where} {text}.")
+            raise because(_explain(left.y, r, rows, strips), f"{where} {text}.")
         if left.changed:
             raise Broken(f"input: {where} rank {r} has changed x: its caller still needs it.")
     if hasattr(run, "events"):
         check_waits(run.events, p)
 
 
-def explain(got: np.ndarray, r: int, rows: Needs, strips: list[np.ndarray]) -> Reason:
+def _explain(got: np.ndarray, r: int, rows: Needs, strips: list[np.ndarray]) -> Reason:
     """Return the Reason for a wrong result of rank r."""
     p, above, n = len(rows), rows[r][0], strips[r].shape[2]
     if not np.array_equal(got[:, :, above : above + n], strips[r]):
@@ -613,36 +604,36 @@ def explain(got: np.ndarray, r: int, rows: Needs, strips: list[np.ndarray]) -> R
         if not 0 <= s < p:
             if not halo.any():
                 continue
-            if p > 1 and same(halo, edge(strips[s % p], k, 1 - side)):
+            if p > 1 and _same(halo, _edge(strips[s % p], k, 1 - side)):
                 return f"edge: There is nothing {described} rank {r}, and no ring: zeros, not the rows of rank {s % p}."
             return f"edge: There is nothing {described} rank {r}: outside the image are zeros."
-        if same(halo, edge(strips[s], k, 1 - side)):
+        if _same(halo, _edge(strips[s], k, 1 - side)):
             continue
         which = ("last", "first")[side]
         if not halo.any():
             return f"""zeros: The rows {described} the strip of rank {r} are zeros, in the middle of the image: they are
                 the {which} rows of rank {s}. Only the image has an edge, a strip has none."""
-        if same(halo, edge(strips[s], k, side)):
+        if _same(halo, _edge(strips[s], k, side)):
             return f"""side: Those are the {("first", "last")[side]} rows of rank {s}, the ones that lie farthest away:
                 {described} the strip of rank {r} lie its {which}."""
-        if 0 <= opposite < p and (same(halo, edge(strips[opposite], k, side))):
+        if 0 <= opposite < p and (_same(halo, _edge(strips[opposite], k, side))):
             return f"neighbor: Those are rows of rank {opposite}: {described} the strip of rank {r} lies rank {s}."
-        if same(halo, edge(strips[s], k, 1 - side)[:, :, ::-1]):
+        if _same(halo, _edge(strips[s], k, 1 - side)[:, :, ::-1]):
             return f"upside down: Those are the right rows of rank {s} upside down."
         return f"value: Those are not the {which} {counted(k, 'row')} of rank {s}."
     return "value: "
 
 
-def edge(strip: np.ndarray, k: int, last: int) -> np.ndarray:
+def _edge(strip: np.ndarray, k: int, last: int) -> np.ndarray:
     """Return the first k rows of a strip, or its last ones."""
     return strip[:, :, strip.shape[2] - k :] if last else strip[:, :, :k]
 
 
-def same(a: np.ndarray, b: np.ndarray) -> bool:
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and np.array_equal(a, b)
 
 
-def check_bytes(run: Results, height: int, rows: Needs) -> str:
+def _check_bytes(run: Results, height: int, rows: Needs) -> str:
     """Raise Broken if more than the halos was sent. Returns a fact."""
     p, row = len(run), IMAGES * CHANNELS * COLUMNS * 8
     sends = [e.nbytes for e in run.events if e.op == "send"]
@@ -659,7 +650,7 @@ def check_bytes(run: Results, height: int, rows: Needs) -> str:
     return f"bytes: {sent:,} with {p} ranks, the halos and nothing else; the image has {height * row:,}"
 
 
-def check_steps(run: Results) -> str:
+def _check_steps(run: Results) -> str:
     """Raise Broken if ranks wait for each other in a row: in `run` a message takes 1 s. Returns a fact."""
     p, took = len(run), round(run.seconds)
     if took > MOST_STEPS:
@@ -672,9 +663,9 @@ def check_steps(run: Results) -> str:
 
 
 EXERCISES = (
-    Exercise("9.1", "a linear layer cut by its outputs", column_linear, 2, check_linear(COLUMN, column_case)),
-    Exercise("9.2", "a linear layer cut by its inputs", row_linear, 2, check_linear(ROW, row_case)),
-    Exercise("9.3", "which rows belong to a rank's heads", transformer.rows_of_heads, 2, check_rows_of_heads),
+    Exercise("9.1", "a linear layer cut by its outputs", column_linear, 2, _check_linear(COLUMN, _column_case)),
+    Exercise("9.2", "a linear layer cut by its inputs", row_linear, 2, _check_linear(ROW, _row_case)),
+    Exercise("9.3", "which rows belong to a rank's heads", transformer.rows_of_heads, 2, _check_rows_of_heads),
     Exercise("9.4", "attention with this rank's heads", transformer.attention_heads, 3, check_attention_heads),
     Exercise(
         "9.5",
@@ -683,5 +674,12 @@ EXERCISES = (
         3,
         check_sequence_parallel,
     ),
-    Exercise("9.7", "halos of a convolution", reference.halo_exchange, 3, check_halo_exchange),
+    Exercise(
+        "9.7",
+        "halos of a convolution",
+        reference.halo_exchange,
+        3,
+        _check_halo_exchange,
+        picture=Drawing("traffic", "Your halos: rows for the neighbors, and for nobody else"),
+    ),
 )

@@ -21,31 +21,31 @@ from ...parallel.grid import search
 from ...parallel.hybrid import gradients as reference
 from ...units import counted
 from ..checkers import because, engine_facts, first_wrong, in_all_cases
-from ..layer import ring_bytes, whole_numbers
-from ..ranks import alone, capital, describe_error, simulate, tried
-from ..record import Answer, Broken, Exercise, Passed, Reason, Runner
+from ..layer import ring_bytes, small_integers
+from ..ranks import alone, capital, describe_error, shown, simulate, tried
+from ..record import Answer, Broken, Drawing, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits
 
 SIZES = ((2, 3), (4,), (2, 2, 2), (3, 2, 1), (2, 3, 4), (1,), (3, 1, 2, 2), (2, 1, 2, 1, 3))
 GROUPED = ((2, 2, 3), *SIZES)
 
 
-def check_coordinates(fn: Answer) -> Passed:
+def _check_coordinates(fn: Answer) -> Passed:
     for sizes in SIZES:
-        places = [place_of(fn, rank, sizes) for rank in range(math.prod(sizes))]
+        places = [_place_of(fn, rank, sizes) for rank in range(math.prod(sizes))]
         for rank, place in enumerate(places):
-            right = true_place(rank, sizes)
+            right = _true_place(rank, sizes)
             if place != right:
-                where = f"On a grid of {drawn(sizes)} rank {rank} should be at {right}, and you say {place}."
-                raise because(why_place(places, rank, sizes), where)
+                where = f"On a grid of {_drawn(sizes)} rank {rank} should be at {right}, and you say {place}."
+                raise because(_why_place(places, rank, sizes), where)
     return Passed(
         f"right for every rank of {len(SIZES)} grids with one to five axes",
         "with sizes (dp 8, pp 16, tp 8) rank 1000 is replica 7, stage 13, shard 0; ranks 1000 to 1007 share a host",
     )
 
 
-def place_of(fn: Answer, rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    where = f"for rank {rank} on a grid of {drawn(sizes)}"
+def _place_of(fn: Answer, rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    where = f"for rank {rank} on a grid of {_drawn(sizes)}"
     place = alone(fn, rank, sizes, where=where)
     place = tuple(place) if isinstance(place, list | np.ndarray) else place
     if not isinstance(place, tuple):
@@ -59,16 +59,16 @@ def place_of(fn: Answer, rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(i) for i in place)
 
 
-def true_place(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def _true_place(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(rank // math.prod(sizes[i + 1 :]) % size for i, size in enumerate(sizes))
 
 
-def why_place(places: list[tuple[int, ...]], rank: int, sizes: tuple[int, ...]) -> Reason:
+def _why_place(places: list[tuple[int, ...]], rank: int, sizes: tuple[int, ...]) -> Reason:
     place = places[rank]
-    if all(p == true_place(r, sizes[::-1])[::-1] for r, p in enumerate(places)):
+    if all(p == _true_place(r, sizes[::-1])[::-1] for r, p in enumerate(places)):
         return """order: With you the first axis varies fastest. It is the last one: tp, which sends most, is put last,
             and its ranks are to be neighbors on one host."""
-    if all(p == tuple(i + 1 for i in true_place(r, sizes)) for r, p in enumerate(places)):
+    if all(p == tuple(i + 1 for i in _true_place(r, sizes)) for r, p in enumerate(places)):
         return "range: Coordinates count from 0, as ranks do."
     outside = next((a for a, (i, n) in enumerate(zip(place, sizes, strict=True)) if not 0 <= i < n), None)
     if outside is not None:
@@ -83,19 +83,14 @@ def why_place(places: list[tuple[int, ...]], rank: int, sizes: tuple[int, ...]) 
         {n} = {rank // n} is left for the axes before it."""
 
 
-def drawn(sizes: tuple[int, ...]) -> str:
+def _drawn(sizes: tuple[int, ...]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def shown(value: object) -> str:
-    text = repr(value)
-    return "nothing" if value is None else f"{text[:60]}{'...' if len(text) > 60 else ''}"
-
-
-def check_groups(fn: Answer) -> Passed:
+def _check_groups(fn: Answer) -> Passed:
     for sizes in GROUPED:
         for axis in range(len(sizes)):
-            check_groups_of(fn, sizes, axis)
+            _check_groups_of(fn, sizes, axis)
     tp = fn((8, 16, 8), 2)
     return Passed(
         f"right along every axis of {len(GROUPED)} grids with one to five axes",
@@ -104,8 +99,8 @@ def check_groups(fn: Answer) -> Passed:
     )
 
 
-def check_groups_of(fn: Answer, sizes: tuple[int, ...], axis: int) -> None:
-    where = f"along axis {axis} of a grid of {drawn(sizes)}"
+def _check_groups_of(fn: Answer, sizes: tuple[int, ...], axis: int) -> None:
+    where = f"along axis {axis} of a grid of {_drawn(sizes)}"
     got = alone(fn, sizes, axis, where=where)
     n, where = math.prod(sizes), capital(where)
     if not isinstance(got, list | tuple) or not all(isinstance(group, list | tuple) for group in got):
@@ -114,27 +109,27 @@ def check_groups_of(fn: Answer, sizes: tuple[int, ...], axis: int) -> None:
     odd = next((r for group in got for r in group if not isinstance(r, int) or not 0 <= r < n), None)
     if odd is not None:
         raise Broken(f"returns: {where} a group holds {shown(odd)}: ranks are ints from 0 to {n - 1}.")
-    right = true_groups(sizes, axis)
+    right = _true_groups(sizes, axis)
     if got == right:
         return
     text = f"{where} you say {shown(got)}, and it should be {shown(right)}."
-    raise because(why_groups(got, right, sizes, axis), text)
+    raise because(_why_groups(got, right, sizes, axis), text)
 
 
-def true_groups(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
+def _true_groups(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
     found = {}
     for rank in range(math.prod(sizes)):
-        place = true_place(rank, sizes)
+        place = _true_place(rank, sizes)
         found.setdefault(place[:axis] + place[axis + 1 :], []).append(rank)
     return list(found.values())
 
 
-def why_groups(got: list[list[int]], right: list[list[int]], sizes: tuple[int, ...], axis: int) -> Reason:
+def _why_groups(got: list[list[int]], right: list[list[int]], sizes: tuple[int, ...], axis: int) -> Reason:
     """Return the Reason for groups that are not right."""
     flat = [r for group in got for r in group]
     others = {}
     for rank in range(math.prod(sizes)):
-        others.setdefault(true_place(rank, sizes)[axis], []).append(rank)
+        others.setdefault(_true_place(rank, sizes)[axis], []).append(rank)
     if got == list(others.values()):
         return f"""axis: Those have the same coordinate along axis {axis}, and differ in the others. A group is the
             opposite: it differs along this axis, and only there."""
@@ -147,18 +142,18 @@ def why_groups(got: list[list[int]], right: list[list[int]], sizes: tuple[int, .
     if sorted(got) == sorted(right):
         return "order: The right groups in another order: by their lowest rank."
     for a in range(len(sizes)):
-        if a != axis and got == true_groups(sizes, a):
+        if a != axis and got == _true_groups(sizes, a):
             return f"axis: Those are the groups along axis {a}: axes are counted from the first, as in sizes."
-    apart = [(g[0], r) for g in got for r in g[1:] if not together(g[0], r, right)]
+    apart = [(g[0], r) for g in got for r in g[1:] if not _together(g[0], r, right)]
     if not apart:
-        a, b = next((g[0], r) for g in right for r in g[1:] if not together(g[0], r, got))
+        a, b = next((g[0], r) for g in right for r in g[1:] if not _together(g[0], r, got))
         return f"split: Ranks {a} and {b} differ along axis {axis} only: they belong together."
     a, b = apart[0]
-    places = f"{a} stands at {true_place(a, sizes)} and rank {b} at {true_place(b, sizes)}"
+    places = f"{a} stands at {_true_place(a, sizes)} and rank {b} at {_true_place(b, sizes)}"
     return f"axis: Rank {places}: they differ elsewhere than along axis {axis}."
 
 
-def together(a: int, b: int, groups: list[list[int]]) -> bool:
+def _together(a: int, b: int, groups: list[list[int]]) -> bool:
     return any(a in group and b in group for group in groups)
 
 
@@ -168,30 +163,30 @@ RANDOM = 12  # more price lists, in which nothing can be guessed
 AXES = ("dp", "pp", "tp")
 
 
-class Price(NamedTuple):
+class _Price(NamedTuple):
     seconds: float  # of a step
     nbytes: int  # of the fullest rank
 
 
-PriceOf: TypeAlias = Callable[..., Price | None]  # of (dp, pp, tp)
+PriceOf: TypeAlias = Callable[..., _Price | None]  # of (dp, pp, tp)
 
 
-class Prices:
+class _Prices:
     """predict(dp, pp, tp), which also notes what it was asked. table: {grid: Price}, of grids that can be."""
 
     def __init__(self, ranks: int, price: PriceOf) -> None:
         self.ranks = ranks
         self.asked: list[tuple[int, int, int]] = []
-        self.table: dict[tuple[int, ...], Price] = {}
-        for grid in grids(ranks):
+        self.table: dict[tuple[int, ...], _Price] = {}
+        for grid in _grids(ranks):
             found = price(*grid)
             if found is not None:
                 self.table[grid] = found
 
-    def __call__(self, dp: int, pp: int, tp: int) -> Price:
+    def __call__(self, dp: int, pp: int, tp: int) -> _Price:
         self.asked.append((dp, pp, tp))
         if dp * pp * tp != self.ranks:
-            return Price(0.0, 0)  # too good to be true
+            return _Price(0.0, 0)  # too good to be true
         if (dp, pp, tp) not in self.table:
             raise ValueError(f"dp {dp} x pp {pp} x tp {tp} cannot be: layers or heads do not divide")
         return self.table[dp, pp, tp]
@@ -202,7 +197,7 @@ class Prices:
         return min(fitting, key=lambda grid: self.table[grid])
 
 
-def grids(ranks: int) -> list[tuple[int, ...]]:
+def _grids(ranks: int) -> list[tuple[int, ...]]:
     return [
         (ranks // pp // tp, pp, tp)
         for tp in range(1, ranks + 1)
@@ -211,58 +206,59 @@ def grids(ranks: int) -> list[tuple[int, ...]]:
     ]
 
 
-def model(dp: int, pp: int, tp: int) -> Price | None:
+def _model(dp: int, pp: int, tp: int) -> _Price | None:
     """Return the price of MODEL on a grid: 24 GB of weights and such, shared by tp and pp; None if it cannot be."""
     if 12 % tp or pp > 12:
         return None
     bubble, chatter = (pp - 1) / 8, 0.12 * (tp - 1)
     seconds = 24 / (dp * pp * tp) * (1 + bubble) * (1 + chatter) + 0.8 * (dp - 1) / dp / pp / tp
-    return Price(round(seconds, 3), round(24e9 / pp / tp + 1e9))
+    return _Price(round(seconds, 3), round(24e9 / pp / tp + 1e9))
 
 
-def random_price(seed: int) -> PriceOf:
+def _random_price(seed: int) -> PriceOf:
     """Return a price list: seconds with many ties, bytes without, and every fifth grid impossible."""
     generator = random.Random(seed)
 
-    def price(dp: int, pp: int, tp: int) -> Price | None:
-        found = Price(generator.randint(1, 4) / 2, generator.randint(1, 10**6) * 1000)
+    def price(dp: int, pp: int, tp: int) -> _Price | None:
+        found = _Price(generator.randint(1, 4) / 2, generator.randint(1, 10**6) * 1000)
         return None if generator.random() < 0.2 and (dp, pp, tp) != (dp, 1, 1) else found
 
     return price
 
 
-def price_by(axis: int) -> PriceOf:
-    """Return a price list in which the grid wins that gives all ranks to one axis: 0 for dp, 1 for pp, 2 for tp."""
-    return lambda *grid: Price(round(24 / grid[axis], 3), 10**9)
-
-
-def cases() -> Iterator[tuple[str, Prices, int]]:
+def _cases() -> Iterator[tuple[str, _Prices, int]]:
     """Yield (description, Prices, limit): from the plain ones on; limits that exclude some, that just fit, and none."""
     for ranks in RANKS:
-        prices = Prices(ranks, model)
+        prices = _Prices(ranks, _model)
         sizes = sorted({price.nbytes for price in prices.table.values()})
         for limit in (sizes[len(sizes) // 2], sizes[-1], sizes[0]):
             yield f"for {MODEL} on {counted(ranks, 'rank')} with {limit / 1e9:.3g} GB each,", prices, limit
     for seed in range(RANDOM):
-        prices = Prices(12, random_price(seed))
+        prices = _Prices(12, _random_price(seed))
         sizes = sorted(price.nbytes for price in prices.table.values())
-        yield f"for price list {seed} of 12 ranks with {limit_text(sizes[-3])},", prices, sizes[-3]
+        yield f"for price list {seed} of 12 ranks with a limit of {sizes[-3]:,} bytes,", prices, sizes[-3]
     for ranks in (16, 12):
         for axis, name in enumerate(AXES):
-            yield f"for {ranks} ranks and a step whose time falls with {name},", Prices(ranks, price_by(axis)), 10**9
+            prices = _Prices(ranks, lambda *grid, axis=axis: _Price(round(24 / grid[axis], 3), 10**9))
+            yield f"for {ranks} ranks and a step whose time falls with {name},", prices, 10**9
 
 
-def limit_text(limit: int) -> str:
-    return f"a limit of {limit:,} bytes"
-
-
-def check_best_grid(fn: Answer) -> Passed:
+def _check_best_grid(fn: Answer) -> Passed:
     n = 0
-    for where, prices, limit in cases():
-        check_grid(called(fn, prices, limit, where), prices, limit, capital(where))
+    for where, prices, limit in _cases():
+        _check_grid(_called(fn, prices, limit, where), prices, limit, capital(where))
         n += 1
-    check_nothing_fits(fn)
-    prices = Prices(16, model)
+    prices, limit = _Prices(12, _random_price(0)), 10  # neither the last nor the fastest of them is the smallest
+    least = min(price.nbytes for price in prices.table.values())
+    where = f"Where no grid of 12 ranks fits into {limit} bytes"
+    got, error = tried(fn, 12, prices, limit, where=where)
+    if error is None:
+        raise Broken(f"refuse: {where} your function returned {got!r}: raise a ValueError with the numbers.")
+    known = any(text in str(error) for text in (str(least), f"{least:,}", f"{least / 1e9:g}"))
+    if not isinstance(error, ValueError) or not known:
+        raise Broken(f"""refuse: {where} your function says {error!r}: a ValueError says how much the smallest grid
+            needs, {least:,} bytes, so that one knows what to buy, or what to cut.""")
+    prices = _Prices(16, _model)
     roomy, tight = (fn(16, prices, limit) for limit in (1e12, 4e9))
     return Passed(
         f"the fastest grid that fits in {n} cases, ties and grids that cannot be among them; none fits: refused",
@@ -271,7 +267,7 @@ def check_best_grid(fn: Answer) -> Passed:
     )
 
 
-def called(fn: Answer, prices: Prices, limit: int, where: str) -> object:
+def _called(fn: Answer, prices: _Prices, limit: int, where: str) -> object:
     """Return the answer of fn if there is a grid that fits; raise Broken, also if it refuses."""
     prices.asked.clear()
     got, error = tried(fn, prices.ranks, prices, limit, where=where)
@@ -286,11 +282,11 @@ def called(fn: Answer, prices: Prices, limit: int, where: str) -> object:
     head = f"""{capital(where)} your function refused ({error}), but dp {best[0]} x pp {best[1]} x tp {best[2]} needs
         {prices.table[best].nbytes:,} bytes, and fits"""
     if best not in prices.asked:
-        raise Broken(f"cover: {head}. {never_asked(prices, best)}")
+        raise Broken(f"cover: {head}. {_never_asked(prices, best)}")
     raise Broken(f"limit: {head}: up to the limit, and the limit itself.")
 
 
-def check_grid(got: object, prices: Prices, limit: int, where: str) -> None:
+def _check_grid(got: object, prices: _Prices, limit: int, where: str) -> None:
     """Raise Broken unless `got` is the best grid of this list."""
     if not isinstance(got, tuple | list) or len(got) != 3 or not all(isinstance(n, int) for n in got):
         plain = isinstance(got, tuple | list | dict | int | float | str)
@@ -302,12 +298,9 @@ def check_grid(got: object, prices: Prices, limit: int, where: str) -> None:
     described, right = (f"dp {g[0]} x pp {g[1]} x tp {g[2]}" for g in (got, best))
     if math.prod(got) != prices.ranks:
         busy = counted(math.prod(got), "rank")
-        raise Broken(
-            f"ranks: {where} you say {described}, which is work for {busy}: all {prices.ranks} have to have some."
-        )
+        raise Broken(f"ranks: {where} you say {described}, which is work for {busy}, not for all {prices.ranks}.")
     if got not in prices.table:
-        turned = " Did you reverse the order? It is (dp, pp, tp)." if got[::-1] == best else ""
-        raise Broken(f"impossible: {where} you say {described}, which cannot be.{turned}")
+        raise Broken(f"impossible: {where} you say {described}, which cannot be.")
     mine, least = prices.table[got], prices.table[best]
     facts = f"{described} takes {mine.seconds:g} s and {mine.nbytes:,} bytes; {right} takes {least.seconds:g} s and "
     head = f"{where} you say {facts}{least.nbytes:,} bytes. "
@@ -318,37 +311,18 @@ def check_grid(got: object, prices: Prices, limit: int, where: str) -> None:
     if mine.seconds == least.seconds:
         raise Broken(f"ties: {head}Of equally fast ones the one that leaves more room is asked for.")
     if best not in prices.asked:
-        raise Broken(f"cover: {head}{never_asked(prices, best)}")
+        raise Broken(f"cover: {head}{_never_asked(prices, best)}")
     raise Broken(f"slow: {head}Both fit, so the faster one is asked for.")
 
 
-def never_asked(prices: Prices, best: tuple[int, ...]) -> str:
-    asked = len({grid for grid in prices.asked if math.prod(grid) == prices.ranks})
-    return f"""You never asked predict about it: every dp x pp x tp = {prices.ranks} counts, {len(grids(prices.ranks))}
-        in all, and you asked about {asked}{beyond(prices, best)}."""
-
-
-def beyond(prices: Prices, best: tuple[int, ...]) -> str:
-    """Return what to say if an axis of the best grid is longer than any that predict was asked about, or ""."""
-    for axis, name in enumerate(AXES):
-        longest = max((grid[axis] for grid in prices.asked if math.prod(grid) == prices.ranks), default=0)
+def _never_asked(prices: _Prices, best: tuple[int, ...]) -> str:
+    asked, beyond = {grid for grid in prices.asked if math.prod(grid) == prices.ranks}, ""
+    for axis, name in reversed([*enumerate(AXES)]):
+        longest = max((grid[axis] for grid in asked), default=0)
         if longest < best[axis]:
-            return f", and your longest {name} is {longest}: whether more can be is for predict to say"
-    return ""
-
-
-def check_nothing_fits(fn: Answer) -> None:
-    prices, limit = Prices(12, random_price(0)), 10  # neither the last nor the fastest of them is the smallest
-    least = min(price.nbytes for price in prices.table.values())
-    where = f"Where no grid of 12 ranks fits into {limit} bytes"
-    got, error = tried(fn, 12, prices, limit, where=where)
-    if error is None:
-        raise Broken(f"refuse: {where} your function returned {got!r}: raise a ValueError with the numbers.")
-    if not isinstance(error, ValueError):
-        raise Broken(f"refuse: {describe_error(error, where)}. Raise a ValueError with the numbers.")
-    if not any(text in str(error) for text in (str(least), f"{least:,}", f"{least / 1e9:g}")):
-        raise Broken(f"""refuse: {where} your function says {str(error)!r}: say how much the smallest grid needs,
-            {least:,} bytes, so that one knows what to buy, or what to cut.""")
+            beyond = f", and your longest {name} is {longest}: whether more can be is for predict to say"
+    return f"""You never asked predict about it: every dp x pp x tp = {prices.ranks} counts, {len(_grids(prices.ranks))}
+        in all, and you asked about {len(asked)}{beyond}."""
 
 
 # (dp, pp, tp): dp and tp of two sizes first, so that a mean over one of them is not taken for one over the other
@@ -366,7 +340,7 @@ ABOUT = {  # name: (axes along which it is in parts, why)
 }
 
 
-class Reduced(NamedTuple):
+class _Reduced(NamedTuple):
     """A rank after the answer. grads: {name: array or None}; changed: names of parameters; nbytes: that it sent."""
 
     grads: dict[str, np.ndarray | None]
@@ -374,99 +348,97 @@ class Reduced(NamedTuple):
     nbytes: int
 
 
-def gradient(name: str, dp: int, pp: int, tp: int) -> Tensor | None:
+def _gradient(name: str, dp: int, pp: int, tp: int) -> Tensor | None:
     """Return (WIDTH, 2) whole numbers: the gradient after backward of the rank at these coordinates, or None."""
     if name == UNUSED and dp == 0:
         return None
     if name == BIAS:
         tp = 0  # the same on all of them
     place = (list(ABOUT).index(name) * 8 + dp) * 64 + pp * 8 + tp
-    return whole_numbers(1000 + place, WIDTH, 2)
+    return small_integers(1000 + place, WIDTH, 2)
 
 
-def names_of(pp: int, stages: int) -> list[str]:
+def _names_of(pp: int, stages: int) -> list[str]:
     """Return the parameters of a stage, in order: a tied one is on the first and on the last."""
     return [name for name in ABOUT if "pp" not in ABOUT[name][0] or pp in (0, stages - 1)]
 
 
-def shown_name(name: str, sizes: tuple[int, ...] | None) -> str:
-    """Return the name that the answer gets: first the true one, then one that says nothing, as it may be anything."""
-    return name if sizes == MESHES[0] else f"parameter {sorted(ABOUT).index(name)}"
-
-
-def call(comm: Comm, fn: Answer, sizes: tuple[int, ...] | None) -> Reduced:
+def _call(comm: Comm, fn: Answer, sizes: tuple[int, ...] | None) -> _Reduced:
     """Call fn(mesh, parameters) on this rank; returns Reduced. sizes: (dp, pp, tp), None for a grid that fits."""
-    mesh = DeviceMesh(comm, grid_of(sizes_for(comm.size) if sizes is None else sizes))
+    mesh = DeviceMesh(comm, _grid_of(_sizes_for(comm.size) if sizes is None else sizes))
     dp, pp, tp = (mesh.coordinates[axis] for axis in AXES)
     stages, parameters = mesh.grid["pp"], []
     at_an_end = pp in (0, stages - 1)
     ends = mesh["pp"].split(at_an_end, pp)
-    for name in names_of(pp, stages):
+    for name in _names_of(pp, stages):
         parameter = torch.nn.Parameter(torch.full((WIDTH, 2), float(pp), dtype=torch.float64))
-        parameter.grad = gradient(name, dp, pp, tp)
+        parameter.grad = _gradient(name, dp, pp, tp)
         shared = ends if "pp" in ABOUT[name][0] and stages > 1 else None
-        parameters.append(reference.Placed(shown_name(name, sizes), parameter, "tp" in ABOUT[name][0], shared))
+        parameters.append(
+            reference.Placed(
+                (name if sizes == MESHES[0] else f"parameter {sorted(ABOUT).index(name)}"),
+                parameter,
+                "tp" in ABOUT[name][0],
+                shared,
+            )
+        )
     begun = len(comm.trace.log)
     fn(mesh, list(parameters))
     sent = sum(e.nbytes for e in comm.trace.events[begun:] if e.op == "send")
-    held = dict(zip(names_of(pp, stages), [p.parameter for p in parameters], strict=True))
+    held = dict(zip(_names_of(pp, stages), [p.parameter for p in parameters], strict=True))
     grads = {name: None if p.grad is None else p.grad.numpy().copy() for name, p in held.items()}
     changed = [name for name, p in held.items() if not bool((p == pp).all())]
-    return Reduced(grads, changed, sent)
+    return _Reduced(grads, changed, sent)
 
 
-def sizes_for(p: int) -> tuple[int, ...]:
+def _sizes_for(p: int) -> tuple[int, ...]:
     return (p // 2, 1, 2) if p % 2 == 0 else (p, 1, 1)
 
 
-def check_reduce_gradients(fn: Answer, runner: Runner = None) -> Passed:
+def _check_reduce_gradients(fn: Answer, runner: Runner = None) -> Passed:
     def judge(run: Results, where: str, sizes: tuple[int, ...]) -> None:
-        check_sums(run, where, sizes)
+        _check_sums(run, where, sizes)
         check_waits(run.events, len(run))
-        check_bytes(run, where, sizes)
+        _check_bytes(run, where, sizes)
 
-    in_all_cases(fn, call, [(math.prod(sizes), sizes) for sizes in MESHES], case_of, judge, with_missing)
+    in_all_cases(fn, _call, [(math.prod(sizes), sizes) for sizes in MESHES], _case_of, judge, _with_missing)
     most = MESHES[0]
-    run = simulate(math.prod(most), call, fn, most, where=case_of(len(most), most))
+    run = simulate(math.prod(most), _call, fn, most, where=_case_of(len(most), most))
     facts = [
         f"every gradient is that of the whole batch, on {len(MESHES)} meshes of 1 to {math.prod(most)} simulated ranks",
         "added over dp: all; over tp: what each of its ranks holds whole and has in parts; over stages: what is tied",
         f"bytes: {max(left.nbytes for left in run):,} at most from one of {len(run)} ranks",
     ]
-    return Passed(*facts, *engine_facts(runner, check_sums, call, fn, None), run=run)
+    return Passed(*facts, *engine_facts(runner, _check_sums, _call, fn, None), run=run)
 
 
-def case_of(p: int, sizes: tuple[int, ...]) -> str:
+def _case_of(p: int, sizes: tuple[int, ...]) -> str:
     return f"on a mesh of dp {sizes[0]} x pp {sizes[1]} x tp {sizes[2]}"
 
 
-def grid_of(sizes: tuple[int, ...]) -> Grid:
+def _grid_of(sizes: tuple[int, ...]) -> Grid:
     return Grid(**dict(zip(AXES, sizes, strict=True)))
 
 
-def with_missing(broken: Broken, where: str, sizes: tuple[int, ...] | None) -> Reason | None:
+def _with_missing(broken: Broken, where: str, sizes: tuple[int, ...] | None) -> Reason | None:
     """Return the likely reason for ranks that wait for each other."""
     if broken.failed == "raises" and re.search("'NoneType' .* no attribute '(all_reduce|size)'", broken.message):
         return f"shared: {broken.message} placed.shared is None where one stage alone holds the parameter."
-    if broken.failed == "raises" and "NoneType" in broken.message:
-        return f"""missing: {broken.message} A gradient of None counts as zeros: {UNUSED} has one on other replicas,
-            which wait for this rank."""
     if broken.failed == "deadlock":
         return f"""deadlock: {broken.message} All ranks of a group have to call the same all_reduces in the same order:
-            also a replica whose gradient of {UNUSED} is None; and over `shared` only the stages that hold {TIED}, not
-            those between."""
+            also a replica whose gradient of {UNUSED} is None; over `shared` only the stages that hold {TIED}."""
     return None
 
 
-def check_sums(run: Results, where: str, sizes: tuple[int, ...] | None) -> None:
+def _check_sums(run: Results, where: str, sizes: tuple[int, ...] | None) -> None:
     """Raise Broken unless every gradient is the sum over just those axes along which it is in parts."""
-    grid = grid_of(sizes_for(len(run)) if sizes is None else sizes)
+    grid = _grid_of(_sizes_for(len(run)) if sizes is None else sizes)
     for r, left in enumerate(run):
         place = grid.coordinates(r)
         described = f"rank {r} ({', '.join(f'{axis} {place[axis]}' for axis in AXES)})"
         for name, got in left.grads.items():
             axes, why = ABOUT[name]
-            right = summed(name, place, grid, axes)
+            right = _summed(name, place, grid, axes)
             if got is None and not right.any():
                 continue  # nobody has one: to leave it so is as good as zeros
             if got is None:
@@ -474,7 +446,7 @@ def check_sums(run: Results, where: str, sizes: tuple[int, ...] | None) -> None:
                     have the sum: they would take a step and this one would not. parameter.grad = ...""")
             if np.array_equal(got, right):
                 continue
-            found = f"{explain(name, got, place, grid, axes)} It has to be added over {' and '.join(axes)}: {why}."
+            found = f"{_explain(name, got, place, grid, axes)} It has to be added over {' and '.join(axes)}: {why}."
             text = first_wrong(f"the gradient of {name}{{}} on {described}", got, right, got == right)
             raise because(found, f"{where} {text}.")
         if left.changed:
@@ -482,21 +454,21 @@ def check_sums(run: Results, where: str, sizes: tuple[int, ...] | None) -> None:
                 optimizer's.""")
 
 
-def summed(name: str, place: dict[str, int], grid: Grid, axes: tuple[str, ...]) -> np.ndarray:
+def _summed(name: str, place: dict[str, int], grid: Grid, axes: tuple[str, ...]) -> np.ndarray:
     """Return the gradient of `name` for the rank at `place`, added over some axes, as an array."""
     ranges = {axis: range(grid[axis]) if axis in axes else [place[axis]] for axis in AXES}
     if "pp" in axes and "pp" in ABOUT[name][0]:
         ranges["pp"] = sorted({0, grid["pp"] - 1})
-    grads = [gradient(name, dp, pp, tp) for dp, pp, tp in itertools.product(*(ranges[axis] for axis in AXES))]
+    grads = [_gradient(name, dp, pp, tp) for dp, pp, tp in itertools.product(*(ranges[axis] for axis in AXES))]
     return sum((g.numpy() for g in grads if g is not None), np.zeros((WIDTH, 2)))
 
 
-def explain(name: str, got: np.ndarray, place: dict[str, int], grid: Grid, axes: tuple[str, ...]) -> Reason:
+def _explain(name: str, got: np.ndarray, place: dict[str, int], grid: Grid, axes: tuple[str, ...]) -> Reason:
     """Return the Reason that names the axes over which it was added instead."""
     long = [axis for axis in AXES if grid[axis] > 1]
     for n in range(len(long) + 1):
         for taken in itertools.combinations(long, n):
-            total = summed(name, place, grid, taken)
+            total = _summed(name, place, grid, taken)
             missing = [axis for axis in axes if axis in long and axis not in taken]
             extra = [axis for axis in taken if axis not in axes]
             over = " and ".join(taken)
@@ -509,39 +481,35 @@ def explain(name: str, got: np.ndarray, place: dict[str, int], grid: Grid, axes:
                     return f"axis: {what}: {' and '.join(extra)} too much{lacking}."
                 return f"axis: {what} only: {' and '.join(missing)} is missing."
             for axis in long:
-                if axis in (*taken, "dp") and np.allclose(got, total / ways(grid, axis)):
-                    same = [a for a in long if a in (*taken, "dp") and ways(grid, a) == ways(grid, axis)]
-                    return mean_over(same, ways(grid, axis))
-            often = math.prod(ways(grid, axis) for axis in taken)
+                if axis in (*taken, "dp") and np.allclose(got, total / _ways(grid, axis)):
+                    same = [a for a in long if a in (*taken, "dp") and _ways(grid, a) == _ways(grid, axis)]
+                    n, over = _ways(grid, axis), " or ".join(same)
+                    if same == ["dp"]:
+                        return f"""mean: That is divided by the {n} replicas of dp: each has divided its loss by the
+                            global batch already, so gradients add up."""
+                    return f"""mean of parts: That is divided by {n}, a mean over {over}: each of the {n} ranks has
+                        another part of one gradient, and parts add up."""
+            often = math.prod(_ways(grid, axis) for axis in taken)
             if len(taken) > 1 and np.array_equal(got, total * often):
                 return f"twice: That is {often} times the sum over {over}: it was added over each of them twice."
             for axis in taken:
-                if np.array_equal(got, total * ways(grid, axis)):
-                    return f"""twice: That is {ways(grid, axis)} times the sum over {over}: it was added over {axis}
+                if np.array_equal(got, total * _ways(grid, axis)):
+                    return f"""twice: That is {_ways(grid, axis)} times the sum over {over}: it was added over {axis}
                         twice."""
     return "sum: "
 
 
-def ways(grid: Grid, axis: str) -> int:
+def _ways(grid: Grid, axis: str) -> int:
     """Return how many ranks along an axis hold a gradient that is added there: of stages, the first and the last."""
     return min(grid[axis], 2) if axis == "pp" else grid[axis]
 
 
-def mean_over(axes: list[str], n: int) -> Reason:
-    """Return the Reason for a sum that is divided by n, the size of one of these axes."""
-    if axes == ["dp"]:
-        return f"""mean: That is divided by the {n} replicas of dp: each has divided its loss by the global batch
-            already, so gradients add up."""
-    return f"""mean of parts: That is divided by {n}, a mean over {" or ".join(axes)}: each of the {n} ranks has another
-        part of one gradient, and parts add up."""
-
-
-def check_bytes(run: Results, where: str, sizes: tuple[int, ...]) -> None:
+def _check_bytes(run: Results, where: str, sizes: tuple[int, ...]) -> None:
     """Raise Broken if more was sent than one all-reduce over each axis needs."""
-    grid = grid_of(sizes)
+    grid = _grid_of(sizes)
     nbytes, most = 8 * WIDTH * 2, 0
     for pp in range(grid["pp"]):
-        names = names_of(pp, grid["pp"])
+        names = _names_of(pp, grid["pp"])
         most += len(names) * grid["tp"] * ring_bytes(grid["dp"], nbytes)
         most += sum("tp" in ABOUT[name][0] for name in names) * grid["dp"] * ring_bytes(grid["tp"], nbytes)
     tied = sum("pp" in axes for axes, _ in ABOUT.values())
@@ -553,8 +521,15 @@ def check_bytes(run: Results, where: str, sizes: tuple[int, ...]) -> None:
 
 
 EXERCISES = (
-    Exercise("11.1", "where a rank stands", mesh.coordinates, 1, check_coordinates),
-    Exercise("11.2", "who is in whose group", mesh.groups, 1, check_groups),
-    Exercise("11.3", "which gradient is added over which axes", reference.reduce_gradients, 3, check_reduce_gradients),
-    Exercise("11.4", "search the grid under a memory limit", search.best_grid, 2, check_best_grid),
+    Exercise("11.1", "where a rank stands", mesh.coordinates, 1, _check_coordinates),
+    Exercise("11.2", "who is in whose group", mesh.groups, 1, _check_groups),
+    Exercise(
+        "11.3",
+        "which gradient is added over which axes",
+        reference.reduce_gradients,
+        3,
+        _check_reduce_gradients,
+        picture=Drawing("traffic", "Your sums: each rank with those that hold the same parameters"),
+    ),
+    Exercise("11.4", "search the grid under a memory limit", search.best_grid, 2, _check_best_grid),
 )

@@ -27,7 +27,7 @@ LARGE = 1e3  # times the queries: exp of such scores is infinite
 HOP = 0.125  # s that a hop takes, while a rank computes 2 blocks of 1 s in each step
 
 
-class Heard(NamedTuple):
+class _Heard(NamedTuple):
     """A rank's result.
 
     kind: of what it returned; found: {chunk: (out, lse)} as arrays, or None if it is something else.
@@ -41,13 +41,13 @@ class Heard(NamedTuple):
 
 
 @cache
-def sequence_of(p: int, large: bool) -> list[Tensor]:
+def _sequence_of(p: int, large: bool) -> list[Tensor]:
     """Return q, k and v of all 2p chunks: (b, h, 2p n, d)."""
     q, k, v = (drawn(seed, B, H, 2 * p * N, D) for seed in (41, 42, 43))
     return [q * LARGE if large else q, k, v]
 
 
-def call(comm: Comm, fn: Answer, large: bool) -> Heard:
+def _call(comm: Comm, fn: Answer, large: bool) -> _Heard:
     """Call fn(comm, read, attend) on one rank; a block takes a virtual second."""
     read, work = set(), [0.0]
 
@@ -55,7 +55,7 @@ def call(comm: Comm, fn: Answer, large: bool) -> Heard:
         if not isinstance(c, int) or not 0 <= c < 2 * comm.size:
             raise ValueError(f"read({c!r}): chunks are numbered 0 to {2 * comm.size - 1}")
         read.add(c)
-        return tuple(x[:, :, c * N : (c + 1) * N].clone() for x in sequence_of(comm.size, large))
+        return tuple(x[:, :, c * N : (c + 1) * N].clone() for x in _sequence_of(comm.size, large))
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> tuple[Tensor, Tensor]:
         if causal and q.shape[2] != k.shape[2]:
@@ -66,19 +66,19 @@ def call(comm: Comm, fn: Answer, large: bool) -> Heard:
         return partial_attention(q, k, v, bool(causal))
 
     left = fn(comm, read_chunk, attend)
-    found = {c: arrays_of(part) for c, part in left.items()} if isinstance(left, dict) else None
-    return Heard(type(left).__name__, found, read, work[0])
+    found = {c: _arrays_of(part) for c, part in left.items()} if isinstance(left, dict) else None
+    return _Heard(type(left).__name__, found, read, work[0])
 
 
-def arrays_of(part: object) -> tuple[np.ndarray, ...] | None:
+def _arrays_of(part: object) -> tuple[np.ndarray, ...] | None:
     """Return (out, lse) as arrays; None if it is no such pair."""
     pair = isinstance(part, tuple | list) and len(part) == 2 and all(isinstance(x, Tensor) for x in part)
     return tuple(x.detach().cpu().numpy().copy() for x in part) if pair else None
 
 
-def attention_where(p: int, c: int, sees: Callable[[int], str], large: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def _attention_where(p: int, c: int, sees: Callable[[int], str], large: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return (out, lse) of the queries of chunk c. sees(other): "all", "causal" or "" of the keys of each chunk."""
-    q, k, v = sequence_of(p, large)
+    q, k, v = _sequence_of(p, large)
     scores = q[:, :, c * N : (c + 1) * N] @ k.mT / D**0.5
     earlier = torch.ones(N, N, dtype=torch.bool).tril()
     masks = {"all": torch.ones_like(earlier), "causal": earlier, "": torch.zeros_like(earlier)}
@@ -86,20 +86,14 @@ def attention_where(p: int, c: int, sees: Callable[[int], str], large: bool = Fa
     return (scores.softmax(-1) @ v).numpy(), scores.logsumexp(-1).numpy()
 
 
-def right_of(c: int) -> Callable[[int], str]:
+def _right_of(c: int) -> Callable[[int], str]:
     return lambda other: "all" if other < c else "causal" if other == c else ""
 
 
-def parts_of(p: int, c: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return [out] and [lse] of chunk c for each chunk of keys that it sees alone."""
-    parts = [attention_where(p, c, lambda o, at=other: right_of(c)(o) if o == at else "") for other in range(c + 1)]
-    outs, lses = zip(*parts, strict=True)
-    return list(outs), list(lses)
-
-
-def explain(p: int, c: int, mine: set[int]) -> Rows:
+def _explain(p: int, c: int, mine: set[int]) -> Rows:
     """Return Rows (out, reason) of known mistakes in chunk c, on the rank that holds `mine`."""
-    sees, (outs, lses) = right_of(c), parts_of(p, c)
+    sees = _right_of(c)
+    outs = [_attention_where(p, c, lambda o, at=other: sees(o) if o == at else "")[0] for other in range(c + 1)]
     zigzag = [{r, 2 * p - 1 - r} for r in range(p)]
     pairs = zigzag if mine in zigzag else [{2 * r, 2 * r + 1} for r in range(p)]
     rank_of = {held: r for r, pair in enumerate(pairs) for held in pair}
@@ -108,7 +102,7 @@ def explain(p: int, c: int, mine: set[int]) -> Rows:
     def of_ranks(o: int) -> str:
         return "all" if rank_of[o] < r or (rank_of[o] == r and o < c) else "causal" if o == c else ""
 
-    heard = (  # the keys seen, and why
+    answered = (  # the keys seen, and why
         (lambda o: sees(o) and "all", "causal: In its own chunk a query hears keys after it, too: causal=True there."),
         (lambda o: "causal" if o == c else "all", f"causal: Chunk {c} hears all chunks, also the ones after it."),
         (lambda o: "all", f"causal: Chunk {c} hears all chunks, also the ones after it."),
@@ -118,55 +112,53 @@ def explain(p: int, c: int, mine: set[int]) -> Rows:
             lambda o: sees(o) if rank_of[o] != following else "",
             f"ring: The keys of rank {following} are missing, which come last: one step too few.",
         ),
-        (
-            lambda o: sees(o) if rank_of[o] != r else "",
-            "ring: The keys of the rank itself are missing: begin with them.",
-        ),
     )
-    yield from ((attention_where(p, c, seen)[0], why) for seen, why in heard)
-    share = np.stack(lses) / sum(lses)
+    yield from ((_attention_where(p, c, seen)[0], why) for seen, why in answered)
     yield sum(outs), "merge: The parts were added. Each has been divided by the sum of its weights: undo that first."
-    yield sum(outs) / len(outs), "merge: That is the mean of the parts. They weigh as much as their exp(lse) says."
-    yield (share[..., None] * np.stack(outs)).sum(0), "merge: lse is the logarithm of what a part weighs."
     for other, part in enumerate(outs):
         yield part, f"merge: Only what chunk {other} says is in it: each part has taken the place of those before."
     for other in set(range(2 * p)) - {c}:
-        swapped = attention_where(p, other, right_of(other))[0]
+        swapped = _attention_where(p, other, _right_of(other))[0]
         yield swapped, f"chunks: That is what chunk {other} hears: the chunks have changed places."
 
 
 AROUND = "k and v of all others have to come around."
 
 
-def judge(run: Results, where: str, large: bool) -> None:
+def _judge(run: Results, where: str, large: bool) -> None:
     """Raise Broken unless each chunk is on one rank, right, and the ranks have read and computed no more than that."""
     p = len(run)
-    holder: dict[int, int] = {}
-    for r, heard in enumerate(run):
-        if heard.found is None:
-            raise Broken(f"returns: {where} rank {r} returned {type_text(heard.kind)}: return {{chunk: (out, lse)}}.")
-        for c, part in heard.found.items():
+    computed_by: dict[int, int] = {}
+    for r, answered in enumerate(run):
+        if answered.found is None:
+            raise Broken(
+                f"returns: {where} rank {r} returned {type_text(answered.kind)}: return {{chunk: (out, lse)}}."
+            )
+        for c, part in answered.found.items():
             if part is None:
                 raise Broken(f"returns: {where} rank {r} has no pair of tensors for chunk {c}: (out, lse) is needed.")
-            if c in holder:
-                raise Broken(f"""chunks: {where} ranks {holder[c]} and {r} have both computed chunk {c}: each chunk
+            if c in computed_by:
+                raise Broken(f"""chunks: {where} ranks {computed_by[c]} and {r} have both computed chunk {c}: each chunk
                     belongs to one rank.""")
-            holder[c] = r
-    missing = sorted(set(range(2 * p)) - set(holder))
-    if missing or len(holder) > 2 * p:
-        what = f"nobody has computed chunk {missing[0]}" if missing else f"some are none: {sorted(holder, key=str)}"
+            computed_by[c] = r
+    missing = sorted(set(range(2 * p)) - set(computed_by))
+    if missing or len(computed_by) > 2 * p:
+        what = (
+            f"nobody has computed chunk {missing[0]}" if missing else f"some are none: {sorted(computed_by, key=str)}"
+        )
         raise Broken(f"chunks: {where} {what}: there are {2 * p}, two for each rank.")
-    for c, r in sorted(holder.items(), key=lambda held: (held[0] != p + 1, held[0])):  # one whose mistakes differ
-        check_chunk(run[r].found[c], p, c, r, large, where, set(run[r].found))
-    for r, heard in enumerate(run):
-        if others := sorted(heard.read - set(heard.found)):
+    for c, r in sorted(computed_by.items(), key=lambda held: (held[0] != p + 1, held[0])):  # one whose mistakes differ
+        _check_chunk(run[r].found[c], p, c, r, large, where, set(run[r].found))
+    for r, answered in enumerate(run):
+        if others := sorted(answered.read - set(answered.found)):
             raise Broken(f"""memory: {where} all numbers are right, but rank {r} has read chunk {others[0]}, which
-                belongs to rank {holder[others[0]]}: it has room for its own two, and k and v of others come around.""")
-    check_work(run, where)
+                belongs to rank {computed_by[others[0]]}: it has room for its own two, and k and v of others come
+                around.""")
+    _check_work(run, where)
 
 
-def check_chunk(part: tuple[np.ndarray, ...], p: int, c: int, r: int, large: bool, where: str, mine: set[int]) -> None:
-    right, at = attention_where(p, c, right_of(c), large), f"of chunk {c} on rank {r}"
+def _check_chunk(part: tuple[np.ndarray, ...], p: int, c: int, r: int, large: bool, where: str, mine: set[int]) -> None:
+    right, at = _attention_where(p, c, _right_of(c), large), f"of chunk {c} on rank {r}"
     for name, got, wanted in zip(("out", "lse"), part, right, strict=True):
         if got.shape != wanted.shape:
             raise Broken(f"shape: {where} {name} {at} has shape {got.shape}, where {wanted.shape} is right.")
@@ -175,14 +167,14 @@ def check_chunk(part: tuple[np.ndarray, ...], p: int, c: int, r: int, large: boo
             raise Broken(f"""overflow: {where} and scores of some {LARGE:,.0f} {name} {at} holds {wrong}: exp of such a
                 number is infinite. Subtract before you take exp: exp(lse - the lse of both) is at most 1.""")
         if not equal(got, wanted):
-            rows = explain(p, c, mine) if name == "out" else ()
+            rows = _explain(p, c, mine) if name == "out" else ()
             text = f"{where} chunk {c} on rank {r} is wrong: {difference(name, got, wanted)}."
             raise because(why_wrong(got, wanted, rows, "merge" if name == "lse" else "value"), text)
 
 
-def check_work(run: Results, where: str) -> None:
+def _check_work(run: Results, where: str) -> None:
     """Raise Broken unless every rank computes p blocks of 2 x 2 chunks, half of them hidden by causality: 2p."""
-    p, done = len(run), [heard.work for heard in run]
+    p, done = len(run), [answered.work for answered in run]
     low, high = min(range(p), key=lambda r: done[r]), max(range(p), key=lambda r: done[r])
     enough = 2 * p  # of the (2p)^2 pairs of chunks half, shared by p
     if sum(done) > enough * p:
@@ -195,7 +187,7 @@ def check_work(run: Results, where: str) -> None:
             used. Rank {high} holds chunks {" and ".join(map(str, held))}: which pairs make the work equal?""")
 
 
-def check_traffic(run: Results) -> str:
+def _check_traffic(run: Results) -> str:
     """Raise Broken if a rank sends more than its k and v in each hop, or to others. Returns a fact."""
     p, each = len(run), 2 * B * H * 2 * N * D * 8  # k and v of two chunks
     sent = [sum(e.nbytes for e in run.events if e.op == "send" and e.rank == r) for r in range(p)]
@@ -205,52 +197,41 @@ def check_traffic(run: Results) -> str:
     most = (p - 1) * each
     worst = max(range(p), key=lambda r: sent[r])
     if sent[worst] > most * (1 + ROUNDING):
-        why = why_so_much(sent[worst] / each, messages_sent(run.events, p)[worst], p)
+        again = sent[worst] == p * each and messages_sent(run.events, p)[worst] % p == 0
+        why = "one hop too many, all get back what was theirs" if again else "queries stay, keys and values come"
         raise Broken(f"""bytes: The result is right, but with {p} ranks rank {worst} sent {sent[worst]:,} bytes; {p - 1}
-            hops of its k and v are {most:,}: {why}""")
-    return f"bytes: {sent[0]:,} per rank with {p} ranks, {p - 1} hops of {each:,}; the scores would be {scores(p):,}"
+            hops of its k and v are {most:,}: {why}.""")
+    scores = B * H * (2 * p * N) ** 2 * 8
+    return f"bytes: {sent[0]:,} per rank with {p} ranks, {p - 1} hops of {each:,}; the scores would be {scores:,}"
 
 
-def why_so_much(hops: float, messages: int, p: int) -> str:
-    """Return the hops: how many times a rank has sent its k and v."""
-    if hops == p and messages % p == 0:
-        return "one hop too many, at last everybody gets back what was its own."
-    if hops == 1.5 * (p - 1):
-        return "q need not go around: queries stay, keys and values come."
-    return f"that is {number(hops)} times k and v. What is sent that nobody needs?"
-
-
-def scores(p: int) -> int:
-    return B * H * (2 * p * N) ** 2 * 8
-
-
-def time_of(fn: Answer, p: int) -> str:
+def _time_of(fn: Answer, p: int) -> str:
     """Return the fact that tells how many hops overlap with blocks, if a hop takes a fraction of a step's work."""
-    run = simulate(p, call, fn, False, network=Ring(alpha=HOP, beta=0.0), evidence=False)
-    waited = run.seconds - max(heard.work for heard in run)
+    run = simulate(p, _call, fn, False, network=Ring(alpha=HOP, beta=0.0), evidence=False)
+    waited = run.seconds - max(answered.work for answered in run)
     if waited < HOP / 2:
         return f"time: {counted(p - 1, 'hop')} under way while blocks are computed, and nobody waits"
     return f"""time: of {number(run.seconds)} s ranks wait {number(waited)} s for messages, if one takes {HOP} s and a
         block 1 s: what starts before the blocks of a step is free"""
 
 
-def check_attention_around_ring(fn: Answer, runner: Runner = None) -> Passed:
+def _check_attention_around_ring(fn: Answer, runner: Runner = None) -> Passed:
     def judge_all(run: Results, where: str, large: bool) -> None:
-        judge(run, where, large)
+        _judge(run, where, large)
         check_waits(run.events, len(run))
-        check_traffic(run)
+        _check_traffic(run)
 
     cases = [(p, large) for large in (False, True) for p in RANKS]
-    run = in_all_cases(fn, call, cases, with_ranks, judge_all)
+    run = in_all_cases(fn, _call, cases, with_ranks, judge_all)
     p = len(run)
     facts = [
         "attention to all earlier positions, to 1e-10, on 1, 2, 3 and 4 simulated ranks, also if exp(scores) overflow",
         f"""work: {number(run[0].work)} blocks on each of {p} ranks; of contiguous chunks the last rank would compute
             {number(4 * p - 2)}, and {p / (2 * p - 1):.0%} of the time would be used""",
-        check_traffic(run),
-        time_of(fn, p),
+        _check_traffic(run),
+        _time_of(fn, p),
     ]
-    return Passed(*facts, *engine_facts(runner, judge, call, fn, False), run=run)
+    return Passed(*facts, *engine_facts(runner, _judge, _call, fn, False), run=run)
 
 
 EXERCISES = (
@@ -259,6 +240,6 @@ EXERCISES = (
         "ring attention: who holds which chunks, and how what was heard is merged",
         attention_around_ring,
         3,
-        check_attention_around_ring,
+        _check_attention_around_ring,
     ),
 )

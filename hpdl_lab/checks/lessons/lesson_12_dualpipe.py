@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from numbers import Real
 
@@ -14,55 +13,46 @@ from ..record import Answer, Broken, Exercise, Passed
 FORWARD, BACKWARD, OTHER = Action(1, "F", 5), Action(6, "B", 1), Action(1, "F", 4)
 
 
-def bar(begin: float, end: float, action: Action, name: str = "experts") -> Bar:
+def _bar(begin: float, end: float, action: Action, name: str = "experts") -> Bar:
     return Bar(begin, end, action, name)
 
 
 CASES: tuple[tuple[str, tuple[float, float], list[Bar]], ...] = (  # (what it is, the message, what is computed)
-    ("an all-to-all during one segment", (2.0, 3.0), [bar(0.0, 1.5, OTHER), bar(1.5, 4.0, BACKWARD)]),
-    ("an all-to-all between two segments", (2.0, 5.0), [bar(0.0, 2.5, BACKWARD), bar(4.0, 6.0, OTHER)]),
-    ("an all-to-all longer than a segment", (1.0, 4.0), [bar(1.5, 2.5, OTHER), bar(5.0, 6.0, BACKWARD)]),
+    ("an all-to-all during one segment", (2.0, 3.0), [_bar(0.0, 1.5, OTHER), _bar(1.5, 4.0, BACKWARD)]),
+    ("an all-to-all between two segments", (2.0, 5.0), [_bar(0.0, 2.5, BACKWARD), _bar(4.0, 6.0, OTHER)]),
+    ("an all-to-all longer than a segment", (1.0, 4.0), [_bar(1.5, 2.5, OTHER), _bar(5.0, 6.0, BACKWARD)]),
     (
         "an all-to-all during two segments of one action",
         (1.0, 4.0),
-        [bar(0.0, 1.5, OTHER), bar(1.5, 2.5, BACKWARD), bar(3.0, 4.5, BACKWARD, "attention")],
+        [_bar(0.0, 1.5, OTHER), _bar(1.5, 2.5, BACKWARD), _bar(3.0, 4.5, BACKWARD, "attention")],
     ),
-    ("a segment that ends as the all-to-all begins", (2.0, 3.0), [bar(0.0, 2.0, OTHER), bar(2.5, 4.0, BACKWARD)]),
-    ("an all-to-all that nothing hides", (2.0, 3.0), [bar(0.0, 1.0, OTHER), bar(3.0, 4.0, BACKWARD)]),
+    ("a segment that ends as the all-to-all begins", (2.0, 3.0), [_bar(0.0, 2.0, OTHER), _bar(2.5, 4.0, BACKWARD)]),
+    ("an all-to-all that nothing hides", (2.0, 3.0), [_bar(0.0, 1.0, OTHER), _bar(3.0, 4.0, BACKWARD)]),
     ("a rank that computes nothing", (0.0, 1.25), []),
 )
 
 
-def check_hidden_by(fn: Answer) -> Passed:
+def _check_hidden_by(fn: Answer) -> Passed:
     for what, (begin, end), computing in CASES:
         message = Bar(begin, end, FORWARD, "dispatch")
-        given = copy.deepcopy(computing)
         where = f"for {what}, from {number(begin)} to {number(end)} s"
-        found = alone(fn, message, given, where=f"{where},")
-        if given != computing:
-            raise Broken(f"input: {capital(where)} your function changed computing: the caller still needs it.")
-        under, rest = formed(found, capital(where))
-        judge(under, rest, message, computing, capital(where))
+        found = alone(fn, message, computing, where=f"{where},", keep="message computing")
+        where = capital(where)
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], dict):
+            raise Broken(f"returns: {where} {found!r:.60} comes back: a dict and a number of seconds are needed.")
+        under, rest = found
+        if not isinstance(rest, Real) or not all(isinstance(s, Real) for s in under.values()):
+            raise Broken(f"returns: {where} {found!r:.80} comes back: seconds are numbers.")
+        if odd := [key for key in under if not isinstance(key, str)]:
+            raise Broken(f"returns: {where} {odd[0]!r} is a key: str(bar.action) is short, as 6B1.")
+        _judge(under, float(rest), message, computing, where)
     return Passed(
         f"right in {len(CASES)} timelines: what hides an all-to-all, and for how long nothing does",
         "lab.dualpipe(...).together has .computing and .sending, of which you can ask the same",
     )
 
 
-def formed(found: object, where: str) -> tuple[dict[str, float], float]:
-    """Return `found` as (dict, s)."""
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], dict):
-        raise Broken(f"returns: {where} {found!r:.60} comes back: a dict and a number of seconds are needed.")
-    under, rest = found
-    if not isinstance(rest, Real) or not all(isinstance(s, Real) for s in under.values()):
-        raise Broken(f"returns: {where} {found!r:.80} comes back: seconds are numbers.")
-    if not all(isinstance(key, str) for key in under):
-        key = next(key for key in under if not isinstance(key, str))
-        raise Broken(f"returns: {where} {key!r} is a key: str(bar.action) is short, as 6B1.")
-    return under, float(rest)
-
-
-def judge(under: dict[str, float], rest: float, message: Bar, computing: Sequence[Bar], where: str) -> None:
+def _judge(under: dict[str, float], rest: float, message: Bar, computing: Sequence[Bar], where: str) -> None:
     """Raise Broken unless this is what hides `message`."""
     right, alone_for = hidden_by(message, computing)
     for key, seconds in under.items():
@@ -77,26 +67,26 @@ def judge(under: dict[str, float], rest: float, message: Bar, computing: Sequenc
         if key not in under:
             raise Broken(f"missing: {where} {key} computes meanwhile for {number(seconds)} s, and you do not name it.")
         got = under[key]
-        if same(got, seconds):
+        if _same(got, seconds):
             continue
         text = f"{where} {key} hides it for {number(seconds)} s, and you say {number(got)}"
-        if same(got, sum(bar.end - bar.begin for bar in bars)):
+        if _same(got, sum(bar.end - bar.begin for bar in bars)):
             raise Broken(f"clip: {text}: that is all of {key}, also what lies before or after.")
         parts = [hidden_by(message, [bar])[0].get(key, 0.0) for bar in bars]
-        if any(same(got, part) for part in parts):
+        if any(_same(got, part) for part in parts):
             raise Broken(f"sum: {text}: that is one of its {len(bars)} segments, which add up.")
         raise Broken(f"clip: {text}.")
-    if not same(rest, alone_for):
+    if not _same(rest, alone_for):
         text = f"{where} nothing hides it for {number(alone_for)} s, and you say {number(rest)}"
-        if same(rest, message.end - message.begin):
+        if _same(rest, message.end - message.begin):
             text += ": that is all of it"
         raise Broken(f"exposed: {text}.")
 
 
-def same(a: float, b: float) -> bool:
+def _same(a: float, b: float) -> bool:
     return abs(a - b) < 1e-9
 
 
 EXERCISES = (
-    Exercise("12.5", "read DualPipe in the timeline: what hides an all-to-all", hidden_by, 1, check_hidden_by),
+    Exercise("12.5", "read DualPipe in the timeline: what hides an all-to-all", hidden_by, 1, _check_hidden_by),
 )

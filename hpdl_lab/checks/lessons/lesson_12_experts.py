@@ -12,7 +12,7 @@ from torch.nn.functional import gelu, linear
 
 from ...comm.base import Comm
 from ...parallel.experts import expert_layer
-from ..layer import Case, Part, arrays, check_layer, drawn
+from ..layer import LayerCase, Part, arrays, check_layer, drawn
 from ..record import Answer, Exercise, Rows
 
 Choose: TypeAlias = Callable[[int], list[Tensor]]  # choose(ranks) -> [(n, k) chosen ranks of each rank's tokens]
@@ -23,29 +23,24 @@ CHOICES = 2  # experts of a token if there are more than two ranks
 FIRST, SECOND = "the expert's first weight", "the expert's second weight"
 
 
-def tokens_of(p: int) -> list[int]:
+def _tokens_of(p: int) -> list[int]:
     return [TOKENS[r % len(TOKENS)] for r in range(p)]
 
 
-def spread(p: int) -> list[Tensor]:
+def _spread(p: int) -> list[Tensor]:
     """Return [(n, k) of each rank]: k different ranks for each token; of four ranks or more, none chooses rank 2."""
     k, ranks = (CHOICES if p > 2 else 1), torch.tensor([r for r in range(p) if p < 4 or r != 2])
-    chosen = ranks[drawn(51, sum(tokens_of(p)), len(ranks)).argsort(1)[:, :k]]
-    return list(chosen.split(tokens_of(p)))
+    chosen = ranks[drawn(51, sum(_tokens_of(p)), len(ranks)).argsort(1)[:, :k]]
+    return list(chosen.split(_tokens_of(p)))
 
 
-def all_on_one(p: int) -> list[Tensor]:
-    """Return a choice of the last rank, and no other, for all tokens."""
-    return [torch.full((n, 1), p - 1) for n in tokens_of(p)]
-
-
-def expert(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+def _expert(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return linear(gelu(linear(x, up)), down)
 
 
-def case_of(p: int, choose: Choose) -> Case:
+def _case_of(p: int, choose: Choose) -> LayerCase:
     chosen = choose(p)
-    n, k = tokens_of(p), chosen[0].shape[1]
+    n, k = _tokens_of(p), chosen[0].shape[1]
     x, g, w = drawn(52, sum(n), D), drawn(53, sum(n), D), drawn(54, sum(n), k).sigmoid() + 0.5
     ups, downs = list(drawn(55, p, HIDDEN, D)), list(drawn(56, p, D, HIDDEN))
     everyone = torch.cat(chosen)
@@ -58,7 +53,7 @@ def case_of(p: int, choose: Choose) -> Case:
         for j in places:
             for r in range(p):
                 mine = (everyone[:, j] == r) & (owner == r if own else True)
-                made = expert(t["x"], t[FIRST][r], t[SECOND][r])
+                made = _expert(t["x"], t[FIRST][r], t[SECOND][r])
                 y = y + mine[:, None] * t["weights"][:, j : j + 1] * made
         return y
 
@@ -77,12 +72,12 @@ def case_of(p: int, choose: Choose) -> Case:
         order = chosen[r].flatten().argsort(stable=True)
         copies = x.split(n)[r][order // k]
         by_expert = chosen[r].flatten()[order].tolist()
-        made = torch.stack([expert(copy, ups[e], downs[e]) for copy, e in zip(copies, by_expert, strict=True)])
+        made = torch.stack([_expert(copy, ups[e], downs[e]) for copy, e in zip(copies, by_expert, strict=True)])
         flat, zeros = w.split(n)[r].flatten(), torch.zeros_like(x.split(n)[r])
         weighed = made * flat[order, None]
         small = copies * flat[order, None]
-        before = torch.stack([expert(copy, ups[e], downs[e]) for copy, e in zip(small, by_expert, strict=True)])
-        stays = w.split(n)[r].sum(1, keepdim=True) * expert(x.split(n)[r], ups[r], downs[r])
+        before = torch.stack([_expert(copy, ups[e], downs[e]) for copy, e in zip(small, by_expert, strict=True)])
+        stays = w.split(n)[r].sum(1, keepdim=True) * _expert(x.split(n)[r], ups[r], downs[r])
         return (
             (total(ones).split(n)[r], "weights: Experts are added, but not weighed: each counts weights[token, i]."),
             (
@@ -111,7 +106,7 @@ def case_of(p: int, choose: Choose) -> Case:
     travels = sum(int((to != r).sum()) for r, to in enumerate(chosen))
     there_and_back = 2 * travels * D * ITEMSIZE
     sizes = (p - 1) * p * (p + 1) * 8  # an all_gather of p numbers, through rank 0
-    return Case(
+    return LayerCase(
         inputs=[{name: dealt(name, tensor)[r] for name, tensor in leaves.items()} for r in range(p)],
         weights=list(g.split(n)),
         y=arrays(list(y)),
@@ -128,7 +123,7 @@ ORDER = """order: What comes back is in the order in which it was sent, by exper
 SET = "sum: A token has several copies: they are added to its place, not written over each other."
 
 
-def with_expert(fn: Answer, choose: Choose) -> Callable[[Comm, Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _with_expert(fn: Answer, choose: Choose) -> Callable[[Comm, Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Return the answer as a function of x, the weights and this rank's expert."""
 
     def called(comm: Comm, x: Tensor, weights: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -136,7 +131,7 @@ def with_expert(fn: Answer, choose: Choose) -> Callable[[Comm, Tensor, Tensor, T
 
         def mine(there: Tensor) -> Tensor:
             calls.append(len(there))
-            return expert(there, up, down)
+            return _expert(there, up, down)
 
         y = fn(comm, x, choose(comm.size)[comm.rank], weights, mine)
         if len(calls) > 1:
@@ -153,27 +148,27 @@ WHY = {
 }
 
 
-def part_of(choose: Choose) -> Part:
+def _part_of(choose: Choose) -> Part:
     return Part(
-        partial(case_of, choose=choose),
+        partial(_case_of, choose=choose),
         "the weighted sum for each token of this rank, (n, d)",
         WHY,
-        partial(with_expert, choose=choose),
+        partial(_with_expert, choose=choose),
     )
 
 
-def copies_that_travel(p: int) -> str:
-    chosen = spread(p)
+def _copies_that_travel(p: int) -> str:
+    chosen = _spread(p)
     copies, travels = sum(to.numel() for to in chosen), sum(int((to != r).sum()) for r, to in enumerate(chosen))
     return f"copies: with {p} ranks {travels} of {copies} travel; of DeepSeek-V3's tokens each sends 8, 172,032 bytes"
 
 
 check_expert_layer = partial(
     check_layer,
-    part=part_of(spread),
-    variant=part_of(all_on_one),
+    part=_part_of(_spread),
+    variant=_part_of(lambda p: [torch.full((n, 1), p - 1) for n in _tokens_of(p)]),
     more="and all tokens for the last of them",
-    fact=copies_that_travel,
+    fact=_copies_that_travel,
 )
 
 EXERCISES = (Exercise("12.2", "expert all-to-all: there, and back", expert_layer, 3, check_expert_layer),)

@@ -16,7 +16,7 @@ from ...comm.base import Comm
 from ...inference.decode import Shard, decode_step, norm, tensor_parallel_decode
 from ...units import counted
 from ..checkers import because, engine_facts, in_all_cases, with_ranks
-from ..layer import Sent, Watch, cut, difference, drawn, equal, ring_bytes, why_wrong, width_for
+from ..layer import CallLog, Sent, cut, difference, drawn, equal, ring_bytes, why_wrong, width_for
 from ..ranks import SENTINEL, alone, capital, number, type_text, unlike
 from ..record import Answer, Broken, Exercise, Passed, Rows, Runner
 from ..traffic import check_waits
@@ -25,7 +25,7 @@ ROOM = 3  # positions that stay free in the cache
 SHAPES = ((2, 4, 24, 12), (1, 1, 6, 5), (3, 2, 8, 7))  # sequences, heads, width, tokens
 
 
-class Layer(NamedTuple):
+class _Layer(NamedTuple):
     """A layer of attention and what comes into it. x: (b, tokens, d); qkv: (3d, d); out: (d, d)."""
 
     x: Tensor
@@ -44,7 +44,7 @@ class Layer(NamedTuple):
         return q, k, v
 
 
-class Step(NamedTuple):
+class _Step(NamedTuple):
     """The returned value for one more token, the operations it took, and the cache that the answer left."""
 
     y: Any
@@ -54,11 +54,11 @@ class Step(NamedTuple):
     x: Tensor
 
 
-def layer_of(b: int, heads: int, width: int, tokens: int) -> Layer:
-    return Layer(drawn(1, b, tokens, width), drawn(2, 3 * width, width) / 2, drawn(3, width, width) / 2, heads)
+def _layer_of(b: int, heads: int, width: int, tokens: int) -> _Layer:
+    return _Layer(drawn(1, b, tokens, width), drawn(2, 3 * width, width) / 2, drawn(3, width, width) / 2, heads)
 
 
-def decode(fn: Answer, layer: Layer) -> list[Step]:
+def _decode(fn: Answer, layer: _Layer) -> list[_Step]:
     """Call the answer for one token after the other."""
     keys, values = (torch.full(layer.room(), SENTINEL, dtype=layer.x.dtype) for _ in range(2))
     steps = []
@@ -67,20 +67,21 @@ def decode(fn: Answer, layer: Layer) -> list[Step]:
         with FlopCounterMode(display=False) as counter:
             y = fn(x, layer.qkv, layer.out, keys, values)
         y = y.detach().clone() if isinstance(y, Tensor) else y
-        steps.append(Step(y, counter.get_total_flops(), keys.clone(), values.clone(), x))
+        steps.append(_Step(y, counter.get_total_flops(), keys.clone(), values.clone(), x))
     return steps
 
 
-def check_decode_step(fn: Answer) -> Passed:
+def _check_decode_step(fn: Answer) -> Passed:
     for shape in SHAPES:
-        layer = layer_of(*shape)
+        layer = _layer_of(*shape)
         where = f"with {counted(shape[0], 'sequence')}, {counted(shape[1], 'head')} and a width of {shape[2]}"
-        steps = alone(decode, fn, layer, where=where)
-        check_values(steps, layer, capital(where))
-        check_work(steps, layer, capital(where))
-        check_cache(steps, layer, capital(where))
-    layer = layer_of(*SHAPES[0])
-    steps, whole = decode(fn, layer), flops_without(layer)
+        steps = alone(_decode, fn, layer, where=where)
+        _check_values(steps, layer, capital(where))
+        _check_work(steps, layer, capital(where))
+        _check_cache(steps, layer, capital(where))
+    layer = _layer_of(*SHAPES[0])
+    steps, (b, s, d) = _decode(fn, layer), layer.x.shape
+    whole = _flops_of(layer, s) + 4 * b * (s - 1) * d * d  # keys and values of all positions, one query
     return Passed(
         f"output of attention over all positions, to 1e-10, token by token, in {len(SHAPES)} shapes",
         f"""work: token {len(steps)} takes {steps[-1].flops / 2:,.0f} multiply-adds, token 1 {steps[0].flops / 2:,.0f};
@@ -89,15 +90,10 @@ def check_decode_step(fn: Answer) -> Passed:
     )
 
 
-def right_of(layer: Layer) -> Tensor:
-    """Return (b, tokens, d): the result of attention at each position."""
-    heard = scaled_dot_product_attention(*layer.parts(), is_causal=True)
-    return heard.transpose(1, 2).flatten(2) @ layer.out.T
-
-
-def check_values(steps: list[Step], layer: Layer, where: str) -> None:
+def _check_values(steps: list[_Step], layer: _Layer, where: str) -> None:
     """Raise Broken if the result for a token is wrong."""
-    right = right_of(layer)
+    attended = scaled_dot_product_attention(*layer.parts(), is_causal=True)
+    right = attended.transpose(1, 2).flatten(2) @ layer.out.T
     for s, step in enumerate(steps, 1):
         wanted = right[:, s - 1]
         if wrong := unlike(step.y, wanted):
@@ -108,10 +104,10 @@ def check_values(steps: list[Step], layer: Layer, where: str) -> None:
         got = step.y.numpy()
         if not equal(got, wanted.numpy()):
             text = f"{where}, at token {s}, {difference('y', got, wanted.numpy())}."
-            raise because(why_wrong(got, wanted.numpy(), list(mistakes(layer, s)), "value"), text)
+            raise because(why_wrong(got, wanted.numpy(), list(_mistakes(layer, s)), "value"), text)
 
 
-def mistakes(layer: Layer, s: int) -> Iterator[tuple[np.ndarray, str]]:
+def _mistakes(layer: _Layer, s: int) -> Iterator[tuple[np.ndarray, str]]:
     """Yield (what may be returned for token s, what is wrong with it)."""
     parts = layer.parts()
     d, n = layer.x.shape[-1], parts[0].shape[-1]
@@ -145,35 +141,29 @@ def mistakes(layer: Layer, s: int) -> Iterator[tuple[np.ndarray, str]]:
     )
     raw = (((k @ q[..., None]).squeeze(-1) * n**-0.5)[:, :, None] @ v).flatten(1) @ layer.out.T
     yield raw.numpy(), "softmax: Scores become weights that add up to 1 by softmax."
-    heard = (((k @ q[..., None]).squeeze(-1) * n**-0.5).softmax(-1)[:, :, None] @ v).flatten(1)
-    yield heard.numpy(), "out: That is what the heads hear: `out` comes after them."
-    yield (heard @ layer.out).numpy(), "out: A weight is (outputs, inputs), as torch keeps it: multiply by out.T."
+    attended = (((k @ q[..., None]).squeeze(-1) * n**-0.5).softmax(-1)[:, :, None] @ v).flatten(1)
+    yield attended.numpy(), "out: That is what the heads hear: `out` comes after them."
+    yield (attended @ layer.out).numpy(), "out: A weight is (outputs, inputs), as torch keeps it: multiply by out.T."
     mixed = (layer.x @ layer.qkv.T).unflatten(-1, (layer.heads, 3, -1)).permute(3, 0, 2, 1, 4)
     swapped = "heads: The rows of qkv are q of all heads, then k, then v: view(b, 3, heads, n)."
     yield said(mixed[1][:, :, :s], mixed[2][:, :, :s], mixed[0][:, :, new]), swapped
 
 
-def flops_of(layer: Layer, positions: int) -> int:
+def _flops_of(layer: _Layer, positions: int) -> int:
     """Return the operations of one token that is multiplied once and attends to so many positions."""
     b, _, d = layer.x.shape
     return 8 * b * d * d + 4 * b * positions * d
 
 
-def flops_without(layer: Layer) -> int:
-    """Return the operations of the last token without a cache: keys and values of all positions, one query."""
-    b, s, d = layer.x.shape
-    return flops_of(layer, s) + 4 * b * (s - 1) * d * d
-
-
-def check_work(steps: list[Step], layer: Layer, where: str) -> None:
+def _check_work(steps: list[_Step], layer: _Layer, where: str) -> None:
     """Raise Broken if a token costs more than one row of each product, and attention to all of the room."""
-    most = flops_of(layer, layer.room()[2])
+    most = _flops_of(layer, layer.room()[2])
     for step in steps:
         if step.flops <= most:
             continue
         grows = steps[-1].flops > 1.5 * most and steps[0].flops <= most
         why = f"""token {len(steps)} takes {steps[-1].flops / 2:,.0f} multiply-adds, where
-            {flops_of(layer, len(steps)) / 2:,.0f} are enough: """
+            {_flops_of(layer, len(steps)) / 2:,.0f} are enough: """
         why += (
             """the keys and values of all positions are computed again for each token, and they are in the cache: only
             x[:, -1] has to be multiplied."""
@@ -183,15 +173,14 @@ def check_work(steps: list[Step], layer: Layer, where: str) -> None:
         raise Broken(f"work: {where} all numbers are right, but {why}")
 
 
-def check_cache(steps: list[Step], layer: Layer, where: str) -> None:
+def _check_cache(steps: list[_Step], layer: _Layer, where: str) -> None:
     """Raise Broken if the cache is not what the next token needs."""
     _, k, v = layer.parts()
     for s, step in enumerate(steps, 1):
         for name, got, right in (("keys", step.keys, k), ("values", step.values, v)):
             if not torch.allclose(got[:, :, :s], right[:, :, :s], rtol=1e-10, atol=1e-10):
                 raise Broken(f"""cache: {where} what you return is right, but after token {s} {name}[:, :, :{s}] does
-                    not hold the {name} of {counted(s, "position")}: the caller's cache is what is kept between
-                    calls.""")
+                    not hold the {name} of {counted(s, "position")}.""")
             if (got[:, :, s:] != SENTINEL).any():
                 raise Broken(f"""cache: {where} what you return is right, but after token {s} {name} holds more than
                     {counted(s, "position")}: this room belongs to later tokens.""")
@@ -204,7 +193,7 @@ BATCH, TOKENS, LAYERS = 2, 3, 2
 HEAD = 6  # numbers of a head
 
 
-class Whole(NamedTuple):
+class _Whole(NamedTuple):
     """A layer that nobody shares: qkv (3d, d), out (d, d), up (4d, d), down (d, 4d)."""
 
     qkv: Tensor
@@ -213,7 +202,7 @@ class Whole(NamedTuple):
     down: Tensor
 
 
-class Heads:
+class _Heads:
     """The cache of some heads, and attention to it; counts its calls."""
 
     def __init__(self, heads: int) -> None:
@@ -233,7 +222,7 @@ class Heads:
         return scaled_dot_product_attention(q, torch.cat(self.keys, 2), torch.cat(self.values, 2)).flatten(1)
 
 
-class Decoded(NamedTuple):
+class _Decoded(NamedTuple):
     """A rank's results for each token, their kinds, how often each cache was asked, and what was sent."""
 
     ys: list[np.ndarray | None]
@@ -243,64 +232,64 @@ class Decoded(NamedTuple):
     changed: bool
 
 
-def heads_for(p: int) -> int:
+def _heads_for(p: int) -> int:
     """Return the number of heads of a layer that p ranks share."""
     return width_for(p, 4)
 
 
-def wholes(heads: int) -> list[Whole]:
+def _wholes(heads: int) -> list[_Whole]:
     d = heads * HEAD
     shapes = ((3 * d, d), (d, d), (4 * d, d), (d, 4 * d))
-    return [Whole(*(drawn(10 * i + j, *shape) / d**0.5 for j, shape in enumerate(shapes))) for i in range(LAYERS)]
+    return [_Whole(*(drawn(10 * i + j, *shape) / d**0.5 for j, shape in enumerate(shapes))) for i in range(LAYERS)]
 
 
-def shards_of(heads: int, p: int, r: int) -> list[Shard]:
+def _shards_of(heads: int, p: int, r: int) -> list[Shard]:
     """Return a rank's part of each layer, with empty caches."""
     found = []
-    for whole in wholes(heads):
+    for whole in _wholes(heads):
         qkv = torch.cat([cut(part, p, 0)[r] for part in cut(whole.qkv, 3, 0)])
         out, up, down = cut(whole.out, p, 1)[r], cut(whole.up, p, 0)[r], cut(whole.down, p, 1)[r]
-        found.append(Shard(qkv, out, up, down, Heads(heads // p)))
+        found.append(Shard(qkv, out, up, down, _Heads(heads // p)))
     return found
 
 
-def tokens(heads: int) -> list[Tensor]:
+def _tokens(heads: int) -> list[Tensor]:
     return [drawn(90 + i, BATCH, heads * HEAD) for i in range(TOKENS)]
 
 
-def decode_on(comm: Comm, fn: Answer) -> Decoded:
+def _decode_on(comm: Comm, fn: Answer) -> _Decoded:
     """Decode some tokens, one after the other, on one rank."""
-    heads = heads_for(comm.size)
-    shards, watch = shards_of(heads, comm.size, comm.rank), Watch(comm)
+    heads = _heads_for(comm.size)
+    shards, log = _shards_of(heads, comm.size, comm.rank), CallLog(comm)
     ys, kinds, changed = [], [], False
-    for x in tokens(heads):
+    for x in _tokens(heads):
         given = x.clone()
         y = fn(comm, given, shards)
         kinds.append(type(y).__name__)
         ys.append(y.detach().numpy().copy() if isinstance(y, Tensor) else None)
         changed |= not torch.equal(given, x)
-    return Decoded(ys, kinds, [shard.attend.calls for shard in shards], watch.phase(), changed)  # pyrefly: ignore[missing-attribute]
+    return _Decoded(ys, kinds, [shard.attend.calls for shard in shards], log.phase(), changed)  # pyrefly: ignore[missing-attribute]
 
 
-def variant(heads: int, p: int = 1, **how: bool) -> list[np.ndarray]:
+def _variant(heads: int, p: int = 1, **how: bool) -> list[np.ndarray]:
     """Return the results of p ranks for each token on rank 0, with one mistake, if any."""
-    shards = [shards_of(heads, p, r) for r in range(p)]
+    shards = [_shards_of(heads, p, r) for r in range(p)]
     ys = []
-    for x in tokens(heads):
+    for x in _tokens(heads):
         for parts in zip(*shards, strict=True):
             inner = x if how.get("bare") else norm(x)
             said = [part.attend(*(inner @ part.qkv.T).chunk(3, -1)) @ part.out.T for part in parts]
-            heard = said[0] if how.get("own") else sum(said, torch.zeros(())) / (p if how.get("mean") else 1)
+            attended = said[0] if how.get("own") else sum(said, torch.zeros(())) / (p if how.get("mean") else 1)
             if how.get("one"):
-                heard, inner = heard + (p - 1) * x, inner
-            old, x = x, heard if how.get("plain") else x + heard
+                attended, inner = attended + (p - 1) * x, inner
+            old, x = x, attended if how.get("plain") else x + attended
             inner = norm(old) if how.get("parallel") else x if how.get("bare") else norm(x)
             wide = [inner @ part.up.T for part in parts]
             said = [(w if how.get("linear") else gelu(w)) @ part.down.T for w, part in zip(wide, parts, strict=True)]
-            heard = said[0] if how.get("own") else sum(said, torch.zeros(())) / (p if how.get("mean") else 1)
+            attended = said[0] if how.get("own") else sum(said, torch.zeros(())) / (p if how.get("mean") else 1)
             if how.get("one"):
-                heard = heard + (p - 1) * x
-            x = heard if how.get("plain") else x + heard
+                attended = attended + (p - 1) * x
+            x = attended if how.get("plain") else x + attended
             if how.get("first"):
                 break
         ys.append(x.numpy())
@@ -319,66 +308,61 @@ MISTAKES: Rows = (
 )
 
 
-def judge_decoded(run: Results, where: str) -> None:
+def _judge_decoded(run: Results, where: str) -> None:
     """Raise Broken unless each rank returns what one rank alone does."""
-    p, heads = len(run), heads_for(len(run))
-    right = variant(heads)
+    p, heads = len(run), _heads_for(len(run))
+    right = _variant(heads)
     for r, decoded in enumerate(run):
         for i, wanted in enumerate(right):
             got = decoded.ys[i]
-            if got is None:
-                raise Broken(f"""returns: {where} rank {r} returned {type_text(decoded.kinds[i])}: return (b, d), the
-                    same on every rank.""")
-            if got.shape != wanted.shape:
-                raise Broken(f"returns: {where} rank {r} returned shape {got.shape}, where {wanted.shape} is right.")
+            if got is None or got.shape != wanted.shape:
+                what = type_text(decoded.kinds[i]) if got is None else f"shape {got.shape}"
+                raise Broken(f"returns: {where} rank {r} returned {what}: return (b, d), the same on every rank.")
             if not equal(got, wanted):
-                rows = [(variant(heads, p, **{how: True})[i], why) for how, why in MISTAKES] if r == 0 else []
+                rows = [(_variant(heads, p, **{how: True})[i], why) for how, why in MISTAKES] if r == 0 else []
                 text = f"{where}, at token {i + 1}, {difference('y', got, wanted)} on rank {r}."
                 raise because(why_wrong(got, wanted, rows, "value"), text)
         if decoded.changed:
-            raise Broken(
-                f"input: {where} all numbers are right, but rank {r} has written into x, which is its caller's."
-            )
+            raise Broken(f"input: {where} all numbers are right, but rank {r} has written into its caller's x.")
         if any(calls != TOKENS for calls in decoded.calls):
             raise Broken(f"""cache: {where} attend of a layer was called {max(decoded.calls)} times for {TOKENS} tokens:
                 each call adds to the cache.""")
 
 
-def check_sent(run: Results, where: str) -> None:
+def _check_sent(run: Results, where: str) -> None:
     """Raise Broken if ranks together send more than two all-reduces of b d numbers for each layer."""
-    p, n = len(run), BATCH * heads_for(len(run)) * HEAD
+    p, n = len(run), BATCH * _heads_for(len(run)) * HEAD
     total, most = sum(decoded.sent.nbytes for decoded in run), ring_bytes(p, 8 * n, 2 * LAYERS * TOKENS)
     sent = run[0].sent
     if sent.barriers:
         raise Broken(
-            f"messages: {where} all numbers are right, but rank 0 waits in {counted(sent.barriers, 'barrier')}."
+            f"messages: {where} the numbers are right, but rank 0 waits in {counted(sent.barriers, 'barrier')}."
         )
     if total > most:
         raise Broken(f"""messages: {where} all numbers are right, but the ranks send {total // TOKENS:,} bytes for a
             token, where {most // TOKENS:,.0f} are enough: two all-reduces of b d = {n} numbers for each of
-            {LAYERS} layers. Rank 0 {Sent(sent.calls[: len(sent.calls) // TOKENS], 0, 0).described()}. Keys, values,
-            heads and columns stay where they are; only what is added travels.""")
+            {LAYERS} layers. Rank 0 {Sent(sent.calls[: len(sent.calls) // TOKENS], 0, 0).described()}.""")
 
 
-def check_tensor_parallel_decode(fn: Answer, runner: Runner = None) -> Passed:
+def _check_tensor_parallel_decode(fn: Answer, runner: Runner = None) -> Passed:
     def judge(run: Results, where: str) -> None:
-        judge_decoded(run, where)
+        _judge_decoded(run, where)
         check_waits(run.events, len(run))
         if len(run) > 1:
-            check_sent(run, where)
+            _check_sent(run, where)
 
-    run = in_all_cases(fn, decode_on, [(p,) for p in RANKS], with_ranks, judge)
-    sent, n = sum(decoded.sent.nbytes for decoded in run), BATCH * heads_for(len(run)) * HEAD
+    run = in_all_cases(fn, _decode_on, [(p,) for p in RANKS], with_ranks, judge)
+    sent, n = sum(decoded.sent.nbytes for decoded in run), BATCH * _heads_for(len(run)) * HEAD
     return Passed(
         f"{TOKENS} tokens through {LAYERS} layers: those of a single rank, to 1e-10, on 1, 2, 3 and 4 simulated ranks",
         f"""messages: {len(run)} ranks send {sent // TOKENS:,} bytes for a token, those of two all-reduces of b d = {n}
         numbers for each of {LAYERS} layers; caches and weights stay where they are""",
-        *engine_facts(runner, judge_decoded, decode_on, fn),
+        *engine_facts(runner, _judge_decoded, _decode_on, fn),
         run=run,
     )
 
 
 EXERCISES = (
-    Exercise("13.1", "one token with a cache", decode_step, 2, check_decode_step),
-    Exercise("13.2", "decode on several ranks", tensor_parallel_decode, 2, check_tensor_parallel_decode),
+    Exercise("13.1", "one token with a cache", decode_step, 2, _check_decode_step),
+    Exercise("13.2", "decode on several ranks", tensor_parallel_decode, 2, _check_tensor_parallel_decode),
 )

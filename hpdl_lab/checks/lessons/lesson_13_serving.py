@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -12,14 +13,14 @@ from ...inference.scheduler import Lengths, schedule, schedule_static, virtual_s
 from ...inference.speculative import expected_tokens
 from ...units import counted
 from ..checkers import because, reason
-from ..ranks import alone, capital, number, real, type_text
-from ..record import Answer, Broken, Exercise, Passed, Reason
+from ..ranks import alone, capital, number, numbers_of, type_text
+from ..record import Answer, Broken, Drawing, Exercise, Passed, Reason
 
 Steps = list[dict[int, int]]
 NEW = (20, 3, 6, 2, 4, 14, 3, 9, 2, 5, 12, 4, 6, 10, 3, 5)  # tokens to generate
 
 
-class Load(NamedTuple):
+class _Load(NamedTuple):
     """Requests for so many slots and so many tokens a step."""
 
     requests: Sequence[Lengths]
@@ -31,10 +32,10 @@ class Load(NamedTuple):
         return f"with {requests}, {slots} and a budget of {self.budget}"
 
 
-MIXED = Load([Lengths(2, new) for new in NEW], 4, 64)
-ALONE = Load([Lengths(5, 3), Lengths(1, 2, 1)], 1, 64)
-CHUNKS = Load([Lengths(20, 4), Lengths(3, 6), Lengths(9, 3), Lengths(1, 5, 2), Lengths(14, 2, 9)], 3, 8)
-NARROW = Load([Lengths(1 + i % 3, 3 + i % 4) for i in range(8)], 5, 3)
+MIXED = _Load([Lengths(2, new) for new in NEW], 4, 64)
+ALONE = _Load([Lengths(5, 3), Lengths(1, 2, 1)], 1, 64)
+CHUNKS = _Load([Lengths(20, 4), Lengths(3, 6), Lengths(9, 3), Lengths(1, 5, 2), Lengths(14, 2, 9)], 3, 8)
+NARROW = _Load([Lengths(1 + i % 3, 3 + i % 4) for i in range(8)], 5, 3)
 
 
 SINGLE = (  # running, waiting, slots, budget: prompts of requests that had to give their pages back may come late
@@ -46,13 +47,13 @@ SINGLE = (  # running, waiting, slots, budget: prompts of requests that had to g
 )
 
 
-def random_load(seed: int) -> Load:
-    chance = random.Random(seed)
-    arrivals = sorted(chance.randrange(40) for _ in range(30))
-    return Load([Lengths(chance.randint(1, 30), chance.randint(1, 12), at) for at in arrivals], 5, 16)
+def _random_load(seed: int) -> _Load:
+    rng = random.Random(seed)
+    arrivals = sorted(rng.randrange(40) for _ in range(30))
+    return _Load([Lengths(rng.randint(1, 30), rng.randint(1, 12), at) for at in arrivals], 5, 16)
 
 
-class Watched:
+class _Watched:
     """A scheduler whose every choice is looked at. idle: [(step, slots)] that were empty while requests waited.
 
     Raises:  Broken for a choice that may not be.
@@ -68,7 +69,7 @@ class Watched:
         if (running, waiting) != given:
             raise Broken("input: your function has changed running or waiting, which belong to its caller.")
         said = f"schedule({given[0]}, {given[1]}, {slots}, {budget}) returned {counts!r}"
-        check_counts(counts, *given, slots, budget, said)
+        _check_counts(counts, *given, slots, budget, said)
         left = budget - sum(counts)
         idle = min(slots - len(counts), len(running) + len(waiting) - len(counts), left)
         if idle > 0:
@@ -85,7 +86,7 @@ class Watched:
         return list(counts)
 
 
-def check_counts(
+def _check_counts(
     counts: Sequence[int], running: list[int], waiting: list[int], slots: int, budget: int, said: str
 ) -> None:
     """Raise Broken for a choice that may not be, whatever comes next."""
@@ -110,15 +111,8 @@ def check_counts(
         quiet = next(i for i in decodes if not counts[i])
         raise Broken(f"""decodes: {said}: request {quiet} decodes, and waits while prompts are read: whoever reads its
             answer sees it stop. Decodes come first.""")
-    check_prompts(counts, left, decodes, budget, said)
-    if 0 in counts[len(running) :]:
-        raise Broken(f"admit: {said}: a request is admitted without a token. It keeps its slot and does nothing in it.")
-
-
-def check_prompts(counts: Sequence[int], left: list[int], decodes: list[int], budget: int, said: str) -> None:
-    """Raise Broken if prompts are not read in order of arrival, each as far as the budget goes."""
     prompts = [i for i in range(len(counts)) if i not in decodes]
-    for first, second in zip(prompts, prompts[1:], strict=False):
+    for first, second in itertools.pairwise(prompts):
         if counts[first] < left[first] and counts[second]:
             raise Broken(f"""starvation: {said}: request {second} reads {counted(counts[second], "token")}, and request
                 {first}, which came first, is not through with its prompt: with enough that come later it never is.""")
@@ -126,38 +120,26 @@ def check_prompts(counts: Sequence[int], left: list[int], decodes: list[int], bu
     if short is not None and sum(counts) < budget:
         raise Broken(f"""chunks: {said}: {counted(budget - sum(counts), "token")} of the budget are left, and request
             {short} could read more of its prompt: as much as fits.""")
+    if 0 in counts[len(running) :]:
+        raise Broken(f"admit: {said}: a request is admitted without a token. It keeps its slot and does nothing in it.")
 
 
-def watched(fn: Answer, load: Load) -> Broken | tuple[Steps, Watched]:
-    choose = Watched(fn)
-    try:
-        return virtual_steps(*load, choose=choose), choose
-    except Broken as broken:
-        return broken
+def _watched(fn: Answer, load: _Load) -> tuple[Steps, _Watched]:
+    choose = _Watched(fn)
+    return virtual_steps(*load, choose=choose), choose
 
 
-def one_choice(fn: Answer, running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> Broken | None:
-    """Return what is wrong with a choice by itself."""
-    choose = Watched(fn)
-    try:
-        counts = choose([*running], [*waiting], slots, budget)
-    except Broken as broken:
-        return broken
-    return Broken(f"idle: a slot is free after {counts}, and requests wait for it.") if choose.idle else None
-
-
-def check_schedule(fn: Answer) -> Passed:
-    for load in (MIXED, ALONE, CHUNKS, NARROW, *map(random_load, range(3))):
-        found = alone(watched, fn, load, where=str(load))
-        if isinstance(found, Broken):
-            raise found.restate(f"{found.failed}: {capital(str(load))}, {found.message}")
-        steps, choose = found
+def _check_schedule(fn: Answer) -> Passed:
+    for load in (MIXED, ALONE, CHUNKS, NARROW, *map(_random_load, range(3))):
+        steps, choose = alone(_watched, fn, load, where=str(load))
         if choose.idle:
-            raise Broken(f"idle: {told_idle(load, steps, choose)}")
+            raise Broken(f"idle: {_told_idle(load, steps, choose)}")
     for running, waiting, slots, budget in SINGLE:
         where = f"for {list(running)} running and {list(waiting)} waiting, with {counted(slots, 'slot')},"
-        if broken := alone(one_choice, fn, running, waiting, slots, budget, where=where):
-            raise broken
+        choose = _Watched(fn)
+        counts = alone(choose, [*running], [*waiting], slots, budget, where=where)
+        if choose.idle:
+            raise Broken(f"idle: a slot is free after {counts}, and requests wait for it.")
     runs, slots, least = compared(fn)
     static, steps = runs.values()
     return Passed(
@@ -176,7 +158,7 @@ def compared(fn: Answer = schedule) -> tuple[dict[str, Steps], int, int]:
     return {how: virtual_steps(*MIXED, choose=choose) for how, choose in runs.items()}, MIXED.slots, least
 
 
-def told_idle(load: Load, steps: Steps, choose: Watched) -> str:
+def _told_idle(load: _Load, steps: Steps, choose: _Watched) -> str:
     """Return the cost of slots that were empty."""
     best, total = len(virtual_steps(*load)), sum(n for _, n in choose.idle)
     at, n = choose.idle[0]
@@ -206,31 +188,24 @@ SMALL = (  # free, pages of the request, tokens
 COUNT, ROUNDS = 48, 400
 
 
-def check_reserve(fn: Answer) -> Passed:
+def _check_reserve(fn: Answer) -> Passed:
     for free, pages, tokens in SMALL:
         where = f"reserve({free}, {pages}, {tokens}, {SIZE})"
-        returned, after, held = alone(once, fn, free, pages, tokens, where=f"in {where}")
-        if wrong := misuse(returned, free, pages, after, held, tokens):
-            failed, _, sentence = wrong.partition(": ")
-            raise Broken(f"{failed}: {where}: {sentence}")
-    found = alone(worked, fn, where="in a random workload,")
-    if isinstance(found, Broken):
-        raise found
-    waste, refused, held, scattered = found
+        after, held = [*free], [*pages]
+        returned = alone(fn, after, held, tokens, SIZE, where=f"in {where}")
+        if wrong := _misuse(returned, free, pages, after, held, tokens):
+            raise because(wrong, f"{where}:")
+    waste, refused, requests, scattered = alone(_worked, fn, where="in a random workload,")
     return Passed(
         f"""{len(SMALL)} small cases, and {ROUNDS} calls for requests that come, grow and go on {COUNT} pages: free +
         used = {COUNT} after each""",
         f"all or nothing: {refused} times too few pages were free, and nothing changed",
-        f"waste: {waste / held:.2f} pages a request on average, in its last page; {scattered:.0%} held scattered pages",
+        f"waste: {waste / requests:.2f} pages a request on average, in its last page; {scattered:.0%} held scattered "
+        "pages",
     )
 
 
-def once(fn: Answer, free: list[int], pages: list[int], tokens: int) -> tuple[object, list[int], list[int]]:
-    after, held = [*free], [*pages]
-    return fn(after, held, tokens, SIZE), after, held
-
-
-def misuse(returned: object, free: list[int], pages: list[int], after: list[int], held: list[int], tokens: int) -> str:
+def _misuse(returned: object, free: list[int], pages: list[int], after: list[int], held: list[int], tokens: int) -> str:
     """Return what is wrong with a call that has made after of free and held of pages: a Reason, or ""."""
     needed = math.ceil(tokens / SIZE)
     missing = max(0, needed - len(pages))
@@ -259,31 +234,25 @@ def misuse(returned: object, free: list[int], pages: list[int], after: list[int]
             {max(needed, len(pages))} hold them. Less than one page of a request may be empty."""
     if both := sorted(set(after) & set(held)):
         return f"twice: {now}: page {both[0]} is free and in use, so that the next request writes over this one's keys."
-    if sorted(after + held) != sorted(free + pages):
-        gone = sorted(set(free + pages) - set(after + held))
-        if gone:
-            return f"leak: {now}: page {gone[0]} is neither free nor in use: nobody will ever take it."
-        return f"twice: {now}: a page stands there twice."
-    return ""
+    if gone := sorted(set(free + pages) - set(after + held)):
+        return f"leak: {now}: page {gone[0]} is neither free nor in use: nobody will ever take it."
+    return "" if sorted(after + held) == sorted(free + pages) else f"twice: {now}: a page stands there twice."
 
 
-def worked(fn: Answer) -> Broken | tuple[float, int, int, float]:
-    """Return (pages that were empty, refusals, requests, share of scattered ones) of a random workload, or Broken."""
-    chance, free, requests = random.Random(13), [*range(COUNT)], list[tuple[list[int], int]]()
+def _worked(fn: Answer) -> tuple[float, int, int, float]:
+    """Return (pages that were empty, refusals, requests, share of scattered ones) of a random workload."""
+    rng, free, requests = random.Random(13), [*range(COUNT)], list[tuple[list[int], int]]()
     waste, refused, held, scattered = 0.0, 0, 0, 0
     for _ in range(ROUNDS):
-        if requests and chance.random() < 0.3:
-            free += requests.pop(chance.randrange(len(requests)))[0]
-        grows = bool(requests) and chance.random() < 0.5
-        pages, tokens = requests.pop(chance.randrange(len(requests))) if grows else ([], 0)
-        more = tokens + chance.randint(1, 9)
+        if requests and rng.random() < 0.3:
+            free += requests.pop(rng.randrange(len(requests)))[0]
+        grows = bool(requests) and rng.random() < 0.5
+        pages, tokens = requests.pop(rng.randrange(len(requests))) if grows else ([], 0)
+        more = tokens + rng.randint(1, 9)
         before = [*free], [*pages]
         returned = fn(free, pages, more, SIZE)
-        if wrong := misuse(returned, *before, free, pages, more):
-            failed, _, sentence = wrong.partition(": ")
-            return Broken(f"""{failed}: {COUNT} pages of {SIZE} tokens, of which {len(before[0])} are free, and
-                {counted(len(requests) + 1, "request")}; one that has {counted(len(before[1]), "page")} needs room for
-                {more} tokens: {sentence}""")
+        if wrong := _misuse(returned, *before, free, pages, more):
+            raise because(wrong, f"{len(before[0])} pages are free, and a request of {len(before[1])} asks {more}:")
         refused += not returned
         if returned:
             requests.append((pages, more))
@@ -300,21 +269,17 @@ def worked(fn: Answer) -> Broken | tuple[float, int, int, float]:
 ACCEPTANCES, GAMMAS, ITERATIONS = (0.8, 0.5, 0.0, 1.0), (3, 1, 7, 0), 20_000
 
 
-def check_expected_tokens(fn: Answer) -> Passed:
+def _check_expected_tokens(fn: Answer) -> Passed:
     for a in ACCEPTANCES:
         for gamma in GAMMAS:
             where = f"with an acceptance of {a:g} and γ = {gamma}"
             got = alone(fn, a, gamma, where=f"{where},")
-            try:
-                value = real(got)
-            except (TypeError, ValueError):
-                raise Broken(f"returns: {capital(where)} your function returned {got!r}: return a float.") from None
-            right = expected_tokens(a, gamma)
+            (value,), right = numbers_of(got, 1, where, "a float"), expected_tokens(a, gamma)
             if not math.isclose(value, right, rel_tol=1e-9, abs_tol=1e-12):
                 text = f"{capital(where)} an iteration brings {number(right)} tokens, and you say {number(value)}."
-                rows = [(said, why) for said, why in guesses(a, gamma) if not math.isclose(said, right)]
+                rows = [(said, why) for said, why in _guesses(a, gamma) if not math.isclose(said, right)]
                 raise because(reason(value, rows, math.isclose) or "value: ", text)
-    drawn = played(*DRAFT)
+    drawn = _played(*DRAFT)
     return Passed(
         f"right for {len(ACCEPTANCES) * len(GAMMAS)} pairs of acceptance and γ, 0 and 1 among them",
         f"""{ITERATIONS:,} iterations, drawn at random with an acceptance of {DRAFT[0]} and γ = {DRAFT[1]}, bring
@@ -325,7 +290,7 @@ def check_expected_tokens(fn: Answer) -> Passed:
 DRAFT = 0.8, 4
 
 
-def guesses(a: float, gamma: int) -> list[tuple[float, Reason]]:
+def _guesses(a: float, gamma: int) -> list[tuple[float, Reason]]:
     """Return Rows of what may be said, and what is wrong with it."""
     kept = sum(a**k for k in range(1, gamma + 1))
     return [
@@ -344,16 +309,23 @@ def guesses(a: float, gamma: int) -> list[tuple[float, Reason]]:
     ]
 
 
-def played(a: float, gamma: int) -> float:
+def _played(a: float, gamma: int) -> float:
     """Return the tokens of an iteration on average, drawn at random."""
-    chance, tokens = random.Random(5), 0
+    rng, tokens = random.Random(5), 0
     for _ in range(ITERATIONS):
-        tokens += 1 + next((k for k in range(gamma) if chance.random() >= a), gamma)
+        tokens += 1 + next((k for k in range(gamma) if rng.random() >= a), gamma)
     return tokens / ITERATIONS
 
 
 EXERCISES = (
-    Exercise("13.3", "the scheduler of continuous batching", schedule, 3, check_schedule),
-    Exercise("13.4", "pages without fragmentation", reserve, 3, check_reserve),
-    Exercise("13.5", "what a draft is worth", expected_tokens, 1, check_expected_tokens),
+    Exercise(
+        "13.3",
+        "the scheduler of continuous batching",
+        schedule,
+        3,
+        _check_schedule,
+        picture=Drawing("still", "who had which slot in each step", data=compared),
+    ),
+    Exercise("13.4", "pages without fragmentation", reserve, 3, _check_reserve),
+    Exercise("13.5", "what a draft is worth", expected_tokens, 1, _check_expected_tokens),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ WIDE = 8192  # rows and columns of the weights in the text
 SHAPES = ((3, 4, 5), (24, 4096, 11008), (1, WIDE, WIDE), (4096, 4096, 14336), (8192, 64, 4096), (96, 320, 48))
 
 
-class Product(NamedTuple):
+class _Product(NamedTuple):
     """The arguments of attainable, in its order."""
 
     m: int
@@ -45,31 +46,31 @@ class Product(NamedTuple):
         return self.flops / self.peak, sum(self.parts) / self.bandwidth
 
 
-def products(names: Iterable[str]) -> Iterator[tuple[str, Product]]:
+def _products(names: Iterable[str]) -> Iterator[tuple[str, _Product]]:
     """Yield (where, product) on each processor in each dtype: fixed shapes, both sides of the ridge, a random one."""
-    chance = random.Random(14)
+    rng = random.Random(14)
     for name in names:
         for dtype, peak in PROCESSORS[name].peak.items():
             given = BYTES[dtype], peak, PROCESSORS[name].bandwidth
-            batch = least_batch(attainable, *given)
-            drawn = tuple(2 ** chance.randint(0, 14) + chance.randint(0, 9) for _ in range(3))
+            batch = _least_batch(attainable, *given)
+            drawn = tuple(2 ** rng.randint(0, 14) + rng.randint(0, 9) for _ in range(3))
             for m, k, n in (*SHAPES, (batch - 1, WIDE, WIDE), (batch, WIDE, WIDE), drawn):
                 hardware = f"{name} ({peak:.4g} FLOP/s, {PROCESSORS[name].bandwidth:.4g} bytes/s)"
-                yield f"with ({m}, {k}) @ ({k}, {n}) in {dtype} on {hardware}", Product(m, k, n, *given)
+                yield f"with ({m}, {k}) @ ({k}, {n}) in {dtype} on {hardware}", _Product(m, k, n, *given)
 
 
-def least_batch(fn: Answer, bytes_each: int, peak: float, bandwidth: float) -> int:
+def _least_batch(fn: Answer, bytes_each: int, peak: float, bandwidth: float) -> int:
     """Return the least m for which fn says that arithmetic bounds (m, WIDE) @ (WIDE, WIDE)."""
     return next(m for m in count(1) if fn(m, WIDE, WIDE, bytes_each, peak, bandwidth)[1] == "compute")
 
 
-def check_attainable(fn: Answer) -> Passed:
+def _check_attainable(fn: Answer) -> Passed:
     others = {name: processor for name, processor in PROCESSORS.items() if name != SHOWN}
-    cases = [*products(others)]
+    cases = [*_products(others)]
     for where, product in cases:
-        check_product(fn, product, where)
+        _check_product(fn, product, where)
     least = {
-        name: least_batch(fn, BYTES["bfloat16"], p.peak["bfloat16"], p.bandwidth)
+        name: _least_batch(fn, BYTES["bfloat16"], p.peak["bfloat16"], p.bandwidth)
         for name, p in others.items()
         if "bfloat16" in p.peak
     }
@@ -80,7 +81,7 @@ def check_attainable(fn: Answer) -> Passed:
     )
 
 
-def check_product(fn: Answer, product: Product, where: str) -> None:
+def _check_product(fn: Answer, product: _Product, where: str) -> None:
     """Raise Broken unless fn says what a product reaches, and which roof bounds it."""
     got = alone(fn, *product, where=where)
     try:
@@ -90,22 +91,21 @@ def check_product(fn: Answer, product: Product, where: str) -> None:
         text = f"returns: {capital(where)}, your function returned {got!r}: return (FLOP/s, bound)."
         raise Broken(text) from None
     right, name = attainable(*product)
-    if not same(speed, right):
+    if not _same(speed, right):
         text = f"{capital(where)}, at most {right:.4g} FLOP/s can be reached, and you say {speed:.4g}."
-        raise because(reason(speed, speeds(product, right), same) or "speed: ", text)
+        raise because(reason(speed, _speeds(product, right), _same) or "speed: ", text)
     compute, memory = (amount_text(seconds, "s") for seconds in product.times)
     text = f"bound: {capital(where)}, your FLOP/s are right, and your bound is {bound!r}"
     if bound not in ("compute", "memory"):
         raise Broken(f'{text}: return "compute" or "memory".')
-    if bound != name and not same(*product.times):
+    if bound != name and not _same(*product.times):
         raise Broken(f"{text}. Arithmetic takes {compute}, moving bytes takes {memory}.")
 
 
-def same(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=1e-9)
+_same = partial(math.isclose, rel_tol=1e-9)
 
 
-def speeds(p: Product, right: float) -> list[tuple[float, Reason]]:
+def _speeds(p: _Product, right: float) -> list[tuple[float, Reason]]:
     """Return (FLOP/s that may be said, why they are wrong) for each mistake."""
     (x, weights, result), (compute, memory), nbytes = p.parts, p.times, sum(p.parts)
 
@@ -135,4 +135,4 @@ def speeds(p: Product, right: float) -> list[tuple[float, Reason]]:
     ]
 
 
-EXERCISES = (Exercise("14.2", "which roof bounds a product", attainable, 2, check_attainable),)
+EXERCISES = (Exercise("14.2", "which roof bounds a product", attainable, 2, _check_attainable),)

@@ -24,7 +24,7 @@ MADE_UP = (  # cheapest first: least bandwidth, most bandwidth, the right one, s
 )
 
 
-class Task(NamedTuple):
+class LinkTask(NamedTuple):
     """The arguments of cheapest_link but for backward_s."""
 
     links: Links
@@ -39,26 +39,26 @@ class Task(NamedTuple):
 
 
 SINGLE = (
-    Task(tuple(offers(["ethernet_10"])), 1e6, 6),
-    Task(tuple(offers(["infiniband_ndr"])), 52e6, 16, 0.8),
-    Task(tuple(offers(["roce_100"])), 3e9, 64, 0.6),
-    Task(tuple(offers(["ethernet_1"])), 4e4, 4),
+    LinkTask(tuple(offers(["ethernet_10"])), 1e6, 6),
+    LinkTask(tuple(offers(["infiniband_ndr"])), 52e6, 16, 0.8),
+    LinkTask(tuple(offers(["roce_100"])), 3e9, 64, 0.6),
+    LinkTask(tuple(offers(["ethernet_1"])), 4e4, 4),
 )
 
 
-def check_cheapest_link(fn: Answer) -> Passed:
+def _check_cheapest_link(fn: Answer) -> Passed:
     for task in SINGLE:
-        check_time(fn, task)
-    chance, cases = random.Random(14), [(MADE_UP, 0.1), (MADE_UP, 1e-6)]
-    cases += [(tuple(chance.sample(MADE_UP, 6)), chance.choice((0.031, 0.043, 0.061, 0.1, 2.0))) for _ in range(30)]
+        _check_time(fn, task)
+    rng, cases = random.Random(14), [(MADE_UP, 0.1), (MADE_UP, 1e-6)]
+    cases += [(tuple(rng.sample(MADE_UP, 6)), rng.choice((0.031, 0.043, 0.061, 0.1, 2.0))) for _ in range(30)]
     for links, backward_s in cases:
-        check_choice(fn, links, backward_s)
+        _check_choice(fn, links, backward_s)
     return Passed(
         f"the right seconds of backward for {len(SINGLE)} links; the cheapest link, or None, in {len(cases)} lists"
     )
 
 
-def answer(fn: Answer, task: Task, backward_s: float, where: str) -> str | None:
+def _answer(fn: Answer, task: LinkTask, backward_s: float, where: str) -> str | None:
     """Return the name that fn returns, or None."""
     more = () if task.hidden == DEFAULT else (task.hidden,)
     got = alone(fn, list(task.links), task.gradient_bytes, task.ranks, backward_s, *more, where=where)
@@ -68,42 +68,44 @@ def answer(fn: Answer, task: Task, backward_s: float, where: str) -> str | None:
     raise Broken(f"returns: {capital(where)}, your function returned {got!r}: {text}.")
 
 
-def least_backward(fn: Answer, task: Task, where: str) -> float:
+def _least_backward(fn: Answer, task: LinkTask, where: str) -> float:
     """Return the backward, in s, from which fn accepts the only link of task; 0 if always, inf if never."""
     low, high = (task.hidden * task.seconds() * factor for factor in (1 / FAR, FAR))
-    shortest, longest = answer(fn, task, low, where), answer(fn, task, high, where)
+    shortest, longest = _answer(fn, task, low, where), _answer(fn, task, high, where)
     if shortest and not longest:
         raise Broken(f"direction: {capital(where)}, you accept {shortest} only if backward is short.")
     if shortest or not longest:
         return 0.0 if shortest else math.inf
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if answer(fn, task, middle, where) else (middle, high)
+        low, high = (low, middle) if _answer(fn, task, middle, where) else (middle, high)
     return high
 
 
-def check_time(fn: Answer, task: Task) -> None:
+def _check_time(fn: Answer, task: LinkTask) -> None:
     """Raise Broken unless fn accepts the only link of task from the right backward on."""
     (_, n, p, hidden), ((name, bandwidth, latency),) = task, task.links
     link = f"{name} ({amount_text(bandwidth)}/s, {amount_text(latency, 's')})"
     where = f"with {p} ranks and {amount_text(n)} of gradients over {link}"
-    right, got = hidden * task.seconds(), least_backward(fn, task, where)
+    right, got = hidden * task.seconds(), _least_backward(fn, task, where)
     if math.isclose(got, right, rel_tol=TOLERANCE):
         return
     parts = task._replace(gradient_bytes=n * NOTHING), task._replace(links=((name, bandwidth, latency * NOTHING),))
-    factors = [least_backward(fn, part, where) / (hidden * part.seconds()) for part in parts]
-    why = reason(factors, reasons(p, hidden), same) or "time: How many steps does the ring take, and how long is each?"
+    factors = [_least_backward(fn, part, where) / (hidden * part.seconds()) for part in parts]
+    why = (
+        reason(factors, _reasons(p, hidden), _same) or "time: How many steps does the ring take, and how long is each?"
+    )
     said = f"from {amount_text(got, 's')} on" if 0 < got < math.inf else "never" if got else "always"
     enough = f"a backward of {amount_text(right, 's')} hides {hidden:.0%}, and you accept the link {said}."
     raise because(why, f"{capital(where)}, {enough}")
 
 
-def same(got: list[float], row: list[float | None]) -> bool:
+def _same(got: list[float], row: list[float | None]) -> bool:
     pairs = zip(got, row, strict=True)
     return all(b is None or math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE**2) for a, b in pairs)
 
 
-def reasons(p: int, hidden: float) -> Rows:
+def _reasons(p: int, hidden: float) -> Rows:
     """Return [([factor of the time of latencies, of bytes], what is wrong)], None for any factor."""
     bits = "units: Bandwidth and gradients are both counted in bytes: there are no bits."
     both = (
@@ -132,11 +134,11 @@ def reasons(p: int, hidden: float) -> Rows:
     ]
 
 
-def check_choice(fn: Answer, links: Links, backward_s: float) -> None:
+def _check_choice(fn: Answer, links: Links, backward_s: float) -> None:
     """Raise Broken unless fn returns the first of several links that hides enough."""
-    task = Task(links, 1e9, 16)
+    task = LinkTask(links, 1e9, 16)
     where = f"with 16 ranks, 1 GB of gradients, and {amount_text(backward_s, 's')} of backward"
-    got, right = answer(fn, task, backward_s, where), cheapest_link(*task[:3], backward_s)
+    got, right = _answer(fn, task, backward_s, where), cheapest_link(*task[:3], backward_s)
     if got == right:
         return
     shares = {link: min(1.0, backward_s / task.seconds(i)) for i, link in enumerate(task.links)}
@@ -155,4 +157,4 @@ def check_choice(fn: Answer, links: Links, backward_s: float) -> None:
     raise because(reason(got, rows, lambda a, b: a == b) or "order: Begin with the cheapest link.", text)
 
 
-EXERCISES = (Exercise("14.6", "the cheapest link", cheapest_link, 1, check_cheapest_link),)
+EXERCISES = (Exercise("14.6", "the cheapest link", cheapest_link, 1, _check_cheapest_link),)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from operator import index
 
-from ...performance.nccl_log import FAULTS, Job, diagnose_log, write
+from ...performance.nccl_log import FAULTS, NcclJob, diagnose_log, write_log
 from ...units import counted
 from ..checkers import because
 from ..ranks import alone, capital
@@ -37,30 +37,30 @@ INNOCENT = {  # what is in a line that is no sign of a fault: why
 }
 
 
-def jobs() -> Iterator[Job]:
+def _jobs() -> Iterator[NcclJob]:
     """Yield jobs with each fault, on all nodes or on one, and jobs in which no setting does harm."""
-    chance = random.Random(14)
-    yield Job("", 2, ("c301", "c302", "c303"), (), HARMLESS)
+    rng = random.Random(14)
+    yield NcclJob("", 2, ("c301", "c302", "c303"), (), HARMLESS)
     for setting in FAULTS:
         for gpus, hosts in ((4, ("gpu-a", "gpu-b")), (8, ("x1", "x2")), (2, ("dl7", "dl8", "dl9"))):
             everywhere = gpus == 4 or setting in ("NCCL_IB_DISABLE", "NCCL_IB_HCA")
             on = range(len(hosts)) if everywhere else [len(hosts) - 1]
-            yield Job(setting, gpus, hosts, tuple(on), tuple(chance.sample(HARMLESS, len(HARMLESS))))
-    yield Job("NCCL_P2P_DISABLE", 1, ("n17", "n18"))  # no GPUs of one node exchange anything
-    yield Job("NCCL_IB_DISABLE", 8, ("n21",))  # and no nodes
-    yield Job("NCCL_IB_DISABLE", 1, ("n17", "n18"), harmless=("NCCL_P2P_DISABLE set by environment to 1",))
+            yield NcclJob(setting, gpus, hosts, tuple(on), tuple(rng.sample(HARMLESS, len(HARMLESS))))
+    yield NcclJob("NCCL_P2P_DISABLE", 1, ("n17", "n18"))  # no GPUs of one node exchange anything
+    yield NcclJob("NCCL_IB_DISABLE", 8, ("n21",))  # and no nodes
+    yield NcclJob("NCCL_IB_DISABLE", 1, ("n17", "n18"), harmless=("NCCL_P2P_DISABLE set by environment to 1",))
 
 
-def check_diagnose(fn: Callable[[str], tuple[int, str, str]]) -> Passed:
-    cases = [*jobs()]
+def _check_diagnose(fn: Callable[[str], tuple[int, str, str]]) -> Passed:
+    cases = [*_jobs()]
     for seed, job in enumerate(cases):
         where = f"in the log of {counted(len(job.hosts), 'node')}, {counted(job.gpus, 'GPU')} per node"
-        check_log(fn, job, write(job, seed), where)
+        _check_log(fn, job, write_log(job, seed), where)
     good = sum(job.cause == "none" for job in cases)
     return Passed(f"right in {len(cases)} logs of other jobs; in {good} of them, no setting does harm")
 
 
-def check_log(fn: Callable[[str], tuple[int, str, str]], job: Job, log: str, where: str) -> None:
+def _check_log(fn: Callable[[str], tuple[int, str, str]], job: NcclJob, log: str, where: str) -> None:
     """Raise Broken unless fn finds in a log what makes the job slow."""
     got, lines = alone(fn, log, where=where), log.splitlines()
     try:
@@ -76,22 +76,22 @@ def check_log(fn: Callable[[str], tuple[int, str, str]], job: Job, log: str, whe
         f': "{" ".join(named.split()).rstrip(".")}".' if named else "."
     )
     if cause != job.cause:
-        raise because(misread(job, cause, named, lines), text)
+        raise because(_misread(job, cause, named, lines), text)
     shown = [i for i, line in enumerate(lines, start=1) if re.search(SHOWN[cause], line)] or [0]
     if number not in shown:
-        why = innocent(named) or "line: It neither makes the setting nor shows its effect."
+        why = _innocent(named) or "line: It neither makes the setting nor shows its effect."
         if number + 1 in shown:
             why = f"count: Line {number + 1} would be right. Which number has the first line of the log?"
         raise because(
             why if job.setting else "line: No line is at fault: return line 0.", f"{text} The cause is right."
         )
     if variable != (job.setting if cause != "none" else ""):
-        raise because(other(variable, job, log), f"{text} Your variable is {variable!r}.")
+        raise because(_other(variable, job, log), f"{text} Your variable is {variable!r}.")
 
 
-def misread(job: Job, cause: str, named: str, lines: list[str]) -> Reason:
+def _misread(job: NcclJob, cause: str, named: str, lines: list[str]) -> Reason:
     """Return why a cause is wrong."""
-    if not re.search(SHOWN[job.cause], named) and (why := innocent(named)):
+    if not re.search(SHOWN[job.cause], named) and (why := _innocent(named)):
         return why
     ways = [line.partition(" via ")[2] for line in lines if " via " in line]
     if job.cause == "none":
@@ -104,14 +104,14 @@ def misread(job: Job, cause: str, named: str, lines: list[str]) -> Reason:
     return f"cause: {len(slow)} lines show a slow way, such as 'via {slow[0]}'. Which cause has this effect?"
 
 
-def innocent(named: str) -> Reason:
+def _innocent(named: str) -> Reason:
     """Return why a line is no sign of a fault, or ""."""
     if named.endswith(HARMLESS[:-1]):
         return "value: This setting has a harmless value. Which value would do harm?"
     return next((why for part, why in INNOCENT.items() if part in named), "")
 
 
-def other(variable: str, job: Job, log: str) -> Reason:
+def _other(variable: str, job: NcclJob, log: str) -> Reason:
     """Return why a variable is not the one that has to change."""
     if job.cause == "none":
         return "variable: No setting does harm, so return an empty text."
@@ -122,4 +122,4 @@ def other(variable: str, job: Job, log: str) -> Reason:
     return "variable: The log does not set it. Which variable with this effect does it set?"
 
 
-EXERCISES = (Exercise("14.7", "read NCCL's log", diagnose_log, 2, check_diagnose),)
+EXERCISES = (Exercise("14.7", "read NCCL's log", diagnose_log, 2, _check_diagnose),)

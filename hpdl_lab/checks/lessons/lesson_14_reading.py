@@ -20,7 +20,7 @@ NEXT = range(100, 110)  # seeds of epochs that follow
 Pair = tuple[int, int]
 
 
-class Case(NamedTuple):
+class _Case(NamedTuple):
     """A measured epoch, and what there is to read it with."""
 
     where: str
@@ -43,70 +43,67 @@ class Case(NamedTuple):
 
 
 @cache
-def least(case: Case, late: float = 0, first: float = 0) -> Pair | None:
+def _least(case: _Case, late: float = 0, first: float = 0) -> Pair | None:
     """Return the right answer, or that with the mistakes which `waiting` describes."""
     pairs = ((w, p) for w in range(1, case.cores + 1) for p in range(1, case.room // w + 1))
     return next((pair for pair in pairs if case.waiting(pair, late, first) <= LIMIT), None)
 
 
 JITTER, STORM = tuple(trace(1, slow=0)), tuple(trace(2, storm=12))
-TAIL = Case("with slow reads, and little memory", tuple(trace(5, 1200)), 0.03, 16, 24)
+TAIL = _Case("with slow reads, and little memory", tuple(trace(5, 1200)), 0.03, 16, 24)
 CASES = (
-    Case("with equal reads, faster than a step", (0.1,) * 60, 0.15, 4, 8),
-    Case("with equal reads of 0.1 s, and steps of 0.04 s", (0.1,) * 300, 0.04, 8, 16),
-    Case("with jitter", JITTER, 0.045, 8, 16),
-    Case("with slow reads", tuple(trace(3)), 0.15, 8, 24),
-    Case("with many slow reads", tuple(trace(4, slow=0.08)), 0.05, 16, 32),
+    _Case("with equal reads, faster than a step", (0.1,) * 60, 0.15, 4, 8),
+    _Case("with equal reads of 0.1 s, and steps of 0.04 s", (0.1,) * 300, 0.04, 8, 16),
+    _Case("with jitter", JITTER, 0.045, 8, 16),
+    _Case("with slow reads", tuple(trace(3)), 0.15, 8, 24),
+    _Case("with many slow reads", tuple(trace(4, slow=0.08)), 0.05, 16, 32),
     TAIL,
-    Case("with a storm of slow reads at the beginning", STORM, 0.05, 16, 24),
-    Case("with as many cores as are needed", STORM, 0.15, 3, 24),
-    Case("with 4 cores, and a fast step", JITTER, 0.02, 4, 64),
-    Case("with memory for 3 batches", tuple(trace(6)), 0.05, 16, 3),
+    _Case("with a storm of slow reads at the beginning", STORM, 0.05, 16, 24),
+    _Case("with as many cores as are needed", STORM, 0.15, 3, 24),
+    _Case("with 4 cores, and a fast step", JITTER, 0.02, 4, 64),
+    _Case("with memory for 3 batches", tuple(trace(6)), 0.05, 16, 3),
 )
 MANY = "Your workers are as many as the {} read needs, in every epoch."
-MISTAKES: tuple[tuple[Reason, Callable[[Case], int | Pair | None]], ...] = (
+MISTAKES: tuple[tuple[Reason, Callable[[_Case], int | Pair | None]], ...] = (
     (
         "none: You never return a pair. The first batch always has to be waited for: does that time count?",
         lambda c: None,
     ),
-    ("start: The wait for the first batch does not count.", lambda c: least(c, first=1)),
+    ("start: The wait for the first batch does not count.", lambda c: _least(c, first=1)),
     (f"average: {MANY.format('average')} What happens after a slow one?", lambda c: c.workers(mean(c.reads))),
     (f"average: {MANY.format('fastest')} How long do others take?", lambda c: c.workers(min(c.reads))),
     (f"tail: {MANY.format('slowest')} Could batches that are ready bridge it?", lambda c: c.workers(max(c.reads))),
-    ("returns: Those numbers are in the wrong order.", lambda c: (pair := least(c)) and pair[::-1]),
+    ("returns: Those numbers are in the wrong order.", lambda c: (pair := _least(c)) and pair[::-1]),
     (
         "total: prefetch counts the places for one worker, and you count all places.",
-        lambda c: (pair := least(c)) and (pair[0], pair[0] * pair[1]),
+        lambda c: (pair := _least(c)) and (pair[0], pair[0] * pair[1]),
     ),
-    (
-        "place: A place becomes free as soon as the step takes the batch: not a step later.",
-        lambda c: least(c, late=1),
-    ),
+    ("place: A place becomes free as soon as the step takes the batch: not a step later.", lambda c: _least(c, late=1)),
 )
 
 
-def check_workers(fn: Answer) -> Passed:
-    answers = {case: answer(fn, case) for case in CASES}
-    wrong = [case for case, got in answers.items() if got != least(case)]
+def _check_workers(fn: Answer) -> Passed:
+    answers = {case: _answer(fn, case) for case in CASES}
+    wrong = [case for case, got in answers.items() if got != _least(case)]
     for why, mistake in MISTAKES if wrong else ():
-        if all(alike(case, got, mistake(case)) for case, got in answers.items()):
-            case = next((case for case in wrong if (answers[case] or [0])[0] != (least(case) or [0])[0]), wrong[0])
-            text = f"{capital(case.where)}, you return {said(answers[case])}, and right is {said(least(case))}."
+        if all(_alike(case, got, mistake(case)) for case, got in answers.items()):
+            case = next((case for case in wrong if (answers[case] or [0])[0] != (_least(case) or [0])[0]), wrong[0])
+            text = f"{capital(case.where)}, you return {_said(answers[case])}, and right is {_said(_least(case))}."
             raise because(why, text)
     if wrong:
-        raise broken(wrong[0], answers[wrong[0]])
-    pair = least(TAIL) or (1, 1)
+        raise _broken(wrong[0], answers[wrong[0]])
+    pair = _least(TAIL) or (1, 1)
     later = sorted(TAIL._replace(reads=tuple(trace(seed, 1200))).waiting(pair) for seed in NEXT)
     return Passed(
         f"right for {len(CASES)} epochs in virtual time, with jitter, slow reads, and a storm of them",
-        f"""{TAIL.where}: {said(pair)}, though the average read needs {TAIL.workers(mean(TAIL.reads))} workers; with
-        memory for 48 batches in place of {TAIL.room}: {said(least(TAIL._replace(room=48)))}""",
+        f"""{TAIL.where}: {_said(pair)}, though the average read needs {TAIL.workers(mean(TAIL.reads))} workers; with
+        memory for 48 batches in place of {TAIL.room}: {_said(_least(TAIL._replace(room=48)))}""",
         f"""in {len(NEXT)} more epochs on the same storage, waits add {later[0]:.1%} to {later[-1]:.1%}: a measured
         epoch is a sample""",
     )
 
 
-def answer(fn: Answer, case: Case) -> Pair | None:
+def _answer(fn: Answer, case: _Case) -> Pair | None:
     """Return what fn returns: (workers, prefetch), or None."""
     got = alone(fn, [*case.reads], *case[2:], where=case.where)
     try:
@@ -119,21 +116,21 @@ def answer(fn: Answer, case: Case) -> Pair | None:
     raise Broken(f"returns: {capital(case.where)}, your function returned {got!r}: {text}")
 
 
-def alike(case: Case, got: Pair | None, wrong: int | Pair | None) -> bool:
+def _alike(case: _Case, got: Pair | None, wrong: int | Pair | None) -> bool:
     """Return whether `got` is this wrong answer; a number stands for the workers alone."""
     if isinstance(wrong, int):
-        return got[0] in (wrong, min(wrong, case.cores)) if got else not least(case)
+        return got[0] in (wrong, min(wrong, case.cores)) if got else not _least(case)
     return got == wrong
 
 
-def said(pair: Pair | None) -> str:
+def _said(pair: Pair | None) -> str:
     return f"{counted(pair[0], 'worker')} with prefetch {pair[1]}" if pair else "None"
 
 
-def broken(case: Case, got: Pair | None) -> Broken:
+def _broken(case: _Case, got: Pair | None) -> Broken:
     """Return the reason for which `got` is not right."""
-    right, text = least(case), f"{capital(case.where)}, you return {said(got)}."
-    enough = f"With {said(right)}, waits add {case.waiting(right):.2%} to the time of the steps." if right else ""
+    right, text = _least(case), f"{capital(case.where)}, you return {_said(got)}."
+    enough = f"With {_said(right)}, waits add {case.waiting(right):.2%} to the time of the steps." if right else ""
     if got is None:
         return Broken(f"none: {text} {enough}")
     workers, places = got[0], got[0] * got[1]
@@ -156,4 +153,4 @@ def broken(case: Case, got: Pair | None) -> Broken:
     return Broken(f"busy: {text} {read} Which worker reads which batch, and when?")
 
 
-EXERCISES = (Exercise("14.5", "input that never starves", workers_and_prefetch, 2, check_workers),)
+EXERCISES = (Exercise("14.5", "input that never starves", workers_and_prefetch, 2, _check_workers),)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...performance.slow import STEPS, TEXTS, Counts, Job, count, table, train_quickly, train_slowly
+from ...performance.slow import STEPS, TEXTS, Counts, RankWork, count_runs, table_of_runs, train_quickly, train_slowly
 from ...units import counted
 from ..checkers import because
 from ..ranks import alone, capital, number, real, type_text
 from ..record import Answer, Broken, Exercise, Passed, Reason
 
-JOBS = (Job(cores=12, ranks=3, rank=1), Job(cores=10, ranks=4, rank=3))
+JOBS = (RankWork(cores=12, ranks=3, rank=1), RankWork(cores=10, ranks=4, rank=3))
 GRAPHS = 2  # the second one, if torch finds out by itself that the number of rows changes
 
 
-def check_train(fn: Answer) -> Passed:
-    *_, got = [check_job(fn, job) for job in JOBS]
+def _check_train(fn: Answer) -> Passed:
+    *_, got = [_check_job(fn, job) for job in JOBS]
     return Passed(
         f"the losses of the slow script, on {len(JOBS)} nodes",
         f"""{counted(got.graphs, "graph")} for {STEPS} steps, no graph break,
@@ -25,20 +25,20 @@ def check_train(fn: Answer) -> Passed:
     )
 
 
-def check_job(fn: Answer, job: Job) -> Counts:
+def _check_job(fn: Answer, job: RankWork) -> Counts:
     """Raise Broken unless fn is right and quick on this node; return what it took."""
     where = f"on rank {job.rank} of a node with {counted(job.ranks, 'rank')} and {counted(job.cores, 'core')}"
-    right = count(train_quickly, job)  # before fn: the first compilation takes seconds
-    got = alone(count, fn, job, where=where)
-    check_losses(got, right, capital(where))
-    for is_wrong, why in faults(got, right):
+    right = count_runs(train_quickly, job)  # before fn: the first compilation takes seconds
+    got = alone(count_runs, fn, job, where=where)
+    _check_losses(got, right, capital(where))
+    for is_wrong, why in _faults(got, right):
         if is_wrong:
             text = f"{capital(where)}, the losses are right."
-            raise Broken(str(because(why, text)), table({"yours": got, "repaired": right}))
+            raise Broken(str(because(why, text)), table_of_runs({"yours": got, "repaired": right}))
     return got
 
 
-def check_losses(got: Counts, right: Counts, where: str) -> None:
+def _check_losses(got: Counts, right: Counts, where: str) -> None:
     """Raise Broken unless the script returned the loss of each step."""
     try:
         losses: list[Any] = list(got.losses)
@@ -53,7 +53,7 @@ def check_losses(got: Counts, right: Counts, where: str) -> None:
     for k, (value, wanted) in enumerate(zip(values, right.losses, strict=True)):
         if not math.isclose(value, wanted, rel_tol=1e-5):
             text = f"{where}, the loss of step {k} should be {number(wanted)}, and you say {number(value)}."
-            raise because(LATER if k else why_first(value, got.job, right), text)
+            raise because(LATER if k else _why_first(value, got.job, right), text)
     if kept:
         raise Broken(f"""detach: {where}, the losses are right, but each still holds the graph of its step. What keeps
             the number and drops the graph?""")
@@ -62,10 +62,10 @@ def check_losses(got: Counts, right: Counts, where: str) -> None:
 LATER = "update: The first loss is right. What has to happen to weights and gradients between two steps?"
 
 
-def why_first(value: float, job: Job, right: Counts) -> Reason:
+def _why_first(value: float, job: RankWork, right: Counts) -> Reason:
     """Return the reason why the loss of the first step is wrong."""
     mine, read = right.job.reads[:TEXTS], job.reads[:TEXTS]
-    rows = sum(map(len, Job(1, 1, 0).read(mine)))
+    rows = sum(map(len, RankWork(1, 1, 0).read(mine)))
     counted_rows = rows * right.losses[0] / value if value > 0 else 0.0
     if counted_rows > rows + 0.5 and math.isclose(counted_rows, round(counted_rows), rel_tol=1e-5):
         return f"padding: The texts have {rows} rows, and your mean is over {counted_rows:.0f}. Is padding in it?"
@@ -75,7 +75,7 @@ def why_first(value: float, job: Job, right: Counts) -> Reason:
     return "loss: Change what the script waits for, and nothing that it computes."
 
 
-def faults(got: Counts, right: Counts) -> list[tuple[bool, Reason]]:
+def _faults(got: Counts, right: Counts) -> list[tuple[bool, Reason]]:
     """Return (whether the script has it, what shows it) for each fault."""
     job, read, used = got.job, len(got.job.reads), len(right.job.reads)
     return [
@@ -125,4 +125,4 @@ def faults(got: Counts, right: Counts) -> list[tuple[bool, Reason]]:
     ]
 
 
-EXERCISES = (Exercise("14.4", "why is it slow", train_quickly, 2, check_train, scaffold=train_slowly),)
+EXERCISES = (Exercise("14.4", "why is it slow", train_quickly, 2, _check_train, scaffold=train_slowly),)

@@ -5,7 +5,7 @@ import math
 from ...performance.threads import split_cores
 from ...trace import seconds_text
 from ...units import counted
-from ..ranks import alone, real
+from ..ranks import alone, numbers_of
 from ..record import Answer, Broken, Exercise, Passed, Reason
 
 PASSES = 0.05  # regret: how much longer a step takes than with the best split, as a share
@@ -25,27 +25,27 @@ NODES: dict[str, Node] = {  # cores and domains are those of real processors; th
 }
 
 
-def parts(node: Node, ranks: int) -> tuple[float, float, float, float]:
+def _parts(node: Node, ranks: int) -> tuple[float, float, float, float]:
     """Return the seconds of the serial part, of arithmetic, of memory and of the all-reduce on the slowest rank."""
     cores, domain, examples, serial, arithmetic, memory, gradients, bandwidth = node
     sharing, exchange = math.ceil(domain * ranks / cores), 2 * (ranks - 1) * gradients / bandwidth
     return examples / ranks * serial, examples / cores * arithmetic, examples / ranks * memory * sharing, exchange
 
 
-def steps(node: Node) -> dict[int, float]:
+def _steps(node: Node) -> dict[int, float]:
     """Return {ranks: seconds of a step} for each split."""
-    return {r: s + max(a, m) + x for r in range(1, node[0] + 1) if node[0] % r == 0 for s, a, m, x in [parts(node, r)]}
+    return {r: s + max(a, m) + x for r in range(1, node[0] + 1) if node[0] % r == 0 for s, a, m, x in [_parts(node, r)]}
 
 
-def check_split_cores(fn: Answer) -> Passed:
+def _check_split_cores(fn: Answer) -> Passed:
     where = {name: f"On {name} ({', '.join(f'{value:g}' for value in node)})" for name, node in NODES.items()}
-    chosen = {name: choice(fn, node, where[name]) for name, node in NODES.items()}
-    regrets = {name: steps(node)[chosen[name]] / min(steps(node).values()) - 1 for name, node in NODES.items()}
+    chosen = {name: _choice(fn, node, where[name]) for name, node in NODES.items()}
+    regrets = {name: _steps(node)[chosen[name]] / min(_steps(node).values()) - 1 for name, node in NODES.items()}
     name = max(regrets, key=lambda name: regrets[name])
     if regrets[name] > PASSES:
-        node, took = NODES[name], steps(NODES[name])
+        node, took = NODES[name], _steps(NODES[name])
         pair = chosen[name], min(took, key=lambda ranks: took[ranks])
-        failed, _, why = reason_of([*chosen.values()], node, *pair).partition(": ")
+        failed, _, why = _reason_of([*chosen.values()], node, *pair).partition(": ")
         yours, best = (f"{counted(r, 'rank')} x {counted(node[0] // r, 'thread')}, {took[r]:.3g} s" for r in pair)
         raise Broken(f"""{failed}: {where[name]}, you choose {yours} per step. The best split is {best}. Your regret is
             {regrets[name]:.0%}, and at most {PASSES:.0%} passes. {why}""")
@@ -53,31 +53,27 @@ def check_split_cores(fn: Answer) -> Passed:
     return Passed(f"{found}; numbers of ranks: {', '.join(map(str, sorted(set(chosen.values()))))}")
 
 
-def choice(fn: Answer, node: Node, where: str) -> int:
-    got = alone(fn, *node, where=where)
-    try:
-        ranks = real(got)
-    except (TypeError, ValueError):
-        raise Broken(f"returns: {where}, you return {got!r}: return the number of ranks.") from None
-    if ranks not in steps(node):
+def _choice(fn: Answer, node: Node, where: str) -> int:
+    (ranks,) = numbers_of(alone(fn, *node, where=where), 1, where, "the number of ranks")
+    if ranks not in _steps(node):
         raise Broken(f"divisors: {where}, you choose {ranks:.6g} ranks, and {node[0]} is no multiple of that.")
     return int(ranks)
 
 
-def reason_of(chosen: list[int], node: Node, yours: int, best: int) -> Reason:
+def _reason_of(chosen: list[int], node: Node, yours: int, best: int) -> Reason:
     """Return the mistake that explains the choices on all nodes, or else the part that costs most on this one."""
-    seen = [({r: mistaken(n, r) for r in steps(n)}, r) for n, r in zip(NODES.values(), chosen, strict=True)]
-    for i, (_, why) in enumerate(mistaken(node, yours)):
+    seen = [({r: _mistaken(n, r) for r in _steps(n)}, r) for n, r in zip(NODES.values(), chosen, strict=True)]
+    for i, (_, why) in enumerate(_mistaken(node, yours)):
         if all(math.isclose(rows[r][i][0], min(row[i][0] for row in rows.values())) for rows, r in seen):
             return why
-    (s, a, m, x), (s0, a0, m0, x0) = parts(node, yours), parts(node, best)
+    (s, a, m, x), (s0, a0, m0, x0) = _parts(node, yours), _parts(node, best)
     lost, part = max((s - s0, "serial part"), (max(a, m) - max(a0, m0), "memory"), (x - x0, "all-reduce"))
     return f"{part.split()[0]}: Most of the difference is in the {part}: {seconds_text(lost)}."
 
 
-def mistaken(node: Node, r: int) -> list[tuple[float, Reason]]:
+def _mistaken(node: Node, r: int) -> list[tuple[float, Reason]]:
     """Return (what a mistake minimizes, why it is wrong) of r ranks, for each mistake."""
-    (cores, domain, examples, _, _, memory, *_), (s, a, m, x), right = node, parts(node, r), steps(node)
+    (cores, domain, examples, _, _, memory, *_), (s, a, m, x), right = node, _parts(node, r), _steps(node)
     return [
         (r, "ranks: You always choose one rank. Which examples would each of two ranks compute?"),
         (s + max(a, m), "all-reduce: Your choices fit an all-reduce that takes no time. What do all ranks send?"),
@@ -96,4 +92,4 @@ def mistaken(node: Node, r: int) -> list[tuple[float, Reason]]:
     ]
 
 
-EXERCISES = (Exercise("14.3", "how many ranks, how many threads", split_cores, 2, check_split_cores),)
+EXERCISES = (Exercise("14.3", "how many ranks, how many threads", split_cores, 2, _check_split_cores),)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from typing import NamedTuple
 
 from ...performance.machines import PROCESSORS
 from ...performance.utilization import model_flops_utilization
 from ..checkers import because, reason
-from ..ranks import alone, capital, real
+from ..ranks import alone, capital, numbers_of
 from ..record import Answer, Broken, Exercise, Passed, Reason
 
 
-class Training(NamedTuple):
+class _Training(NamedTuple):
     """The arguments of model_flops_utilization, in its order."""
 
     parameters: float
@@ -32,29 +33,29 @@ class Training(NamedTuple):
 A100 = PROCESSORS["A100 SXM 80GB"].peak["bfloat16"]
 PUBLISHED = {  # name: (what is stated, published MFU, published HFU); None for what is not published
     # Chowdhery et al. 2022, arXiv:2204.02311; 48 heads of 256; what is recomputed follows from its HFU of 57.8%
-    "PaLM 540B": (Training(540.35e9, 118, 48 * 256, 2048, 238.3e3, 6144, 275e12, 0.75), 0.462, None),
+    "PaLM 540B": (_Training(540.35e9, 118, 48 * 256, 2048, 238.3e3, 6144, 275e12, 0.75), 0.462, None),
     # Smith et al. 2022, arXiv:2201.11990: 1,920 sequences in 60.1 s, 126 teraFLOP/s; MFU: Chowdhery et al. 2022
-    "MT-NLG 530B": (Training(530e9, 105, 20480, 2048, 1920 * 2048 / 60.1, 2240, A100, 1.0), 0.302, 126e12 / A100),
+    "MT-NLG 530B": (_Training(530e9, 105, 20480, 2048, 1920 * 2048 / 60.1, 2240, A100, 1.0), 0.302, 126e12 / A100),
     # NVIDIA, Megatron-LM, README.md, "GPT-3 Example"; 2021: 1,536 sequences in about 32 s, 138 teraFLOP/s
-    "GPT-3 175B": (Training(175e9, 96, 12288, 2048, 1536 * 2048 / 32, 1024, A100, 1.0), None, 138e12 / A100),
+    "GPT-3 175B": (_Training(175e9, 96, 12288, 2048, 1536 * 2048 / 32, 1024, A100, 1.0), None, 138e12 / A100),
 }
 
 
-def random_training(seed: int) -> Training:
-    chance = random.Random(seed)
-    layers, width, sequence = chance.randint(8, 120), 128 * chance.randint(8, 160), 2 ** chance.randint(10, 17)
-    parameters, devices = 12 * layers * width**2 + 128_000 * width, 2 ** chance.randint(1, 14)
-    peak = PROCESSORS[chance.choice(["H100 SXM", "B200 SXM", "MI300X", "TPU v5p"])].peak["bfloat16"]
+def _random_training(seed: int) -> _Training:
+    rng = random.Random(seed)
+    layers, width, sequence = rng.randint(8, 120), 128 * rng.randint(8, 160), 2 ** rng.randint(10, 17)
+    parameters, devices = 12 * layers * width**2 + 128_000 * width, 2 ** rng.randint(1, 14)
+    peak = PROCESSORS[rng.choice(["H100 SXM", "B200 SXM", "MI300X", "TPU v5p"])].peak["bfloat16"]
     flops = 6 * parameters + 12 * layers * sequence * width
-    tokens_per_s = chance.uniform(0.2, 0.6) * devices * peak / flops
-    recomputed = chance.choice([0.0, 1.0, round(chance.uniform(0.1, 0.9), 2)])
-    return Training(parameters, layers, width, sequence, tokens_per_s, devices, peak, recomputed)
+    tokens_per_s = rng.uniform(0.2, 0.6) * devices * peak / flops
+    recomputed = rng.choice([0.0, 1.0, round(rng.uniform(0.1, 0.9), 2)])
+    return _Training(parameters, layers, width, sequence, tokens_per_s, devices, peak, recomputed)
 
 
-def check_utilization(fn: Answer) -> Passed:
-    drawn = [random_training(seed) for seed in range(20)]
+def _check_utilization(fn: Answer) -> Passed:
+    drawn = [_random_training(seed) for seed in range(20)]
     for training in (*(training for training, *_ in PUBLISHED.values()), *drawn):
-        check_training(fn, training)
+        _check_training(fn, training)
     facts = [f"right for {len(PUBLISHED)} published trainings and {len(drawn)} drawn at random"]
     for name, (training, *published) in PUBLISHED.items():
         said = [
@@ -64,30 +65,25 @@ def check_utilization(fn: Answer) -> Passed:
     return Passed(*facts)
 
 
-def check_training(fn: Answer, training: Training) -> None:
+def _check_training(fn: Answer, training: _Training) -> None:
     """Raise Broken unless fn says both utilizations of a training."""
     where = capital(str(training))
-    got = alone(fn, *training, where=where)
-    try:
-        mfu, hfu = map(real, got)
-    except (TypeError, ValueError):
-        raise Broken(f"returns: {where}, your function returned {got!r}: return (MFU, HFU), two numbers.") from None
+    mfu, hfu = numbers_of(alone(fn, *training, where=where), 2, where, "(MFU, HFU), two numbers")
     right, in_all = model_flops_utilization(*training)
-    if same(mfu, in_all) and same(hfu, right) and not same(mfu, hfu):
+    if _same(mfu, in_all) and _same(hfu, right) and not _same(mfu, hfu):
         raise Broken(f"order: {where}, you return HFU first: return (MFU, HFU).")
-    if not same(mfu, right):
+    if not _same(mfu, right):
         text = f"{where}, the MFU should be {right:.4f}, and you say {mfu:.4g}."
-        raise because(reason(mfu, of_the_model(right, training), same) or "mfu: ", text)
-    if not same(hfu, in_all):
+        raise because(reason(mfu, _of_the_model(right, training), _same) or "mfu: ", text)
+    if not _same(hfu, in_all):
         text = f"{where}, the MFU is right; the HFU should be {in_all:.4f}, and you say {hfu:.4g}."
-        raise because(reason(hfu, in_hardware(right, training), same) or "hfu: ", text)
+        raise because(reason(hfu, _in_hardware(right, training), _same) or "hfu: ", text)
 
 
-def same(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=1e-9)
+_same = partial(math.isclose, rel_tol=1e-9)
 
 
-def of_the_model(right: float, t: Training) -> list[tuple[float, Reason]]:
+def _of_the_model(right: float, t: _Training) -> list[tuple[float, Reason]]:
     """Return (an MFU that may be said, why it is wrong) for each mistake."""
     n, attention, of_peak = t.parameters, t.layers * t.sequence * t.width, t.tokens_per_s / (t.devices * t.peak)
     again = "recomputation: The MFU counts what the model needs, even if a part of it is computed twice."
@@ -111,7 +107,7 @@ def of_the_model(right: float, t: Training) -> list[tuple[float, Reason]]:
     ]
 
 
-def in_hardware(mfu: float, t: Training) -> list[tuple[float, Reason]]:
+def _in_hardware(mfu: float, t: _Training) -> list[tuple[float, Reason]]:
     """Return (an HFU that may be said, why it is wrong) for each mistake."""
     of_parameters = 2 * t.parameters * t.tokens_per_s / (t.devices * t.peak)
     return [
@@ -123,4 +119,4 @@ def in_hardware(mfu: float, t: Training) -> list[tuple[float, Reason]]:
     ]
 
 
-EXERCISES = (Exercise("14.1", "MFU and HFU", model_flops_utilization, 1, check_utilization),)
+EXERCISES = (Exercise("14.1", "MFU and HFU", model_flops_utilization, 1, _check_utilization),)

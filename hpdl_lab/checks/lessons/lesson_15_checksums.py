@@ -33,7 +33,7 @@ N = 31  # elements with faults
 SCALES = (1.0, 1e12, 1e-12)
 
 
-def call(comm: Comm, fn: Answer, given: list[tuple[np.ndarray, Faults, bool]]) -> list[tuple[object, np.ndarray]]:
+def _call(comm: Comm, fn: Answer, given: list[tuple[np.ndarray, Faults, bool]]) -> list[tuple[object, np.ndarray]]:
     """Call fn for each (values, faults, whether they are in memory); returns [(what it returned, x)]."""
     left = []
     for values, faults, memory in given:
@@ -43,18 +43,13 @@ def call(comm: Comm, fn: Answer, given: list[tuple[np.ndarray, Faults, bool]]) -
     return left
 
 
-def in_batches(p: int, fn: Answer, given: Given, where: str) -> list[list[tuple[object, np.ndarray]]]:
+def _in_batches(p: int, fn: Answer, given: Given, where: str) -> list[list[tuple[object, np.ndarray]]]:
     """Return what `call` returns on each rank, in short runs."""
-    runs = [simulate(p, call, fn, given[i : i + BATCH], where=where) for i in range(0, len(given), BATCH)]
+    runs = [simulate(p, _call, fn, given[i : i + BATCH], where=where) for i in range(0, len(given), BATCH)]
     return [[left for run in runs for left in run[r]] for r in range(p)]
 
 
-def by_ring(comm: Comm, values: np.ndarray) -> np.ndarray:
-    """Return what the ring of 04 leaves."""
-    return ring.all_reduce(comm, torch.from_numpy(values[comm.rank].copy())).numpy()
-
-
-def pairs(out: Any, where: str) -> Pairs:
+def _pairs(out: Any, where: str) -> Pairs:
     """Return what an answer has returned as a list of (rank, hop)."""
     try:
         return [(int(source), int(hop)) for source, hop in out]
@@ -63,21 +58,23 @@ def pairs(out: Any, where: str) -> Pairs:
         raise Broken(f"returns: {capital(where)}, your function returned {out!r}: {text}.") from None
 
 
-def check_checked_all_reduce(fn: Answer, runner: Runner = None) -> Passed:
-    chance = random.Random(15)
+def _check_checked_all_reduce(fn: Answer, runner: Runner = None) -> Passed:
+    rng = random.Random(15)
     for p, n in CASES:
-        values = made("ordinary", chance, p, n)
-        run = simulate(p, call, fn, [(values, {}, False)], where=case(p, n))
-        check_sum(run, values, case(p, n))
-    most, run = check_traffic(fn, chance)
-    clean = sum(check_clean(fn, chance, p, times) for p, times in RUNS)
-    found = check_faults(fn, chance)
+        values = _made("ordinary", rng, p, n)
+        run = simulate(p, _call, fn, [(values, {}, False)], where=case(p, n))
+        _check_sum(run, values, case(p, n))
+    most, run = _check_traffic(fn, rng)
+    clean = sum(_check_clean(fn, rng, p, times) for p, times in RUNS)
+    found = _check_faults(fn, rng)
     facts = [
         f"the sums of the plain ring, to the last bit, on 1, 2, 3 and 5 simulated ranks; {clean} runs without alarm",
         f"{found} faults in messages and memory: each noted once, by the next rank, at its hop",
         f"traffic: as many messages as a ring, and {most:.2%} more bytes for 10,000 numbers on 3 ranks",
     ]
-    engines = engine_facts(runner, check_engines, call_engines, fn, company=True, say="right, and a flip noted, on {}")
+    engines = engine_facts(
+        runner, _check_engines, _call_engines, fn, company=True, say="right, and a flip noted, on {}"
+    )
     return Passed(*facts, *engines, run=run)
 
 
@@ -98,10 +95,7 @@ KINDS: dict[str, tuple[str, Reason]] = {
         "rounding: The same numbers in another order have another rounding. By how much may two checksums differ?",
     ),
     "zeros": ("zeros only", "zeros: Both checksums are 0, and so is your tolerance. Is 0 within 0?"),
-    "large": (
-        "numbers of about 1e12",
-        "scale: Rounding grows with the numbers. Does your tolerance grow as well?",
-    ),
+    "large": ("numbers of about 1e12", "scale: Rounding grows with the numbers. Does your tolerance grow as well?"),
     "within": (
         "numbers of both signs that cancel within a chunk",
         "cancelation: The sum is nearly 0, and its rounding is not. Which numbers cause the rounding?",
@@ -117,18 +111,18 @@ KINDS: dict[str, tuple[str, Reason]] = {
 }
 
 
-def made(kind: str, chance: random.Random, p: int, n: int) -> np.ndarray:
+def _made(kind: str, rng: random.Random, p: int, n: int) -> np.ndarray:
     """Make up (p, n) numbers of this kind."""
 
     def row(least: float, most: float) -> np.ndarray:
-        return np.array([chance.uniform(least, most) for _ in range(n)])
+        return np.array([rng.uniform(least, most) for _ in range(n)])
 
     if kind in ("digits", "whole"):
         return np.array([np.floor(row(1, 10) if kind == "digits" else row(5e8, 1e9)) for _ in range(p)])
     if kind == "zeros":
         return np.zeros((p, n))
     if kind == "mixed":
-        return np.array([[chance.choice((-1, 1)) * 10 ** chance.uniform(-12, 12) for _ in range(n)] for _ in range(p)])
+        return np.array([[rng.choice((-1, 1)) * 10 ** rng.uniform(-12, 12) for _ in range(n)] for _ in range(p)])
     values = np.array([row(1, 2) for _ in range(p)]) * (1e12 if kind == "large" else 1)
     if kind == "within":
         for i in range(p):
@@ -140,10 +134,15 @@ def made(kind: str, chance: random.Random, p: int, n: int) -> np.ndarray:
     return values
 
 
-def check_sum(run: Results, values: np.ndarray, where: str) -> None:
+def _check_sum(run: Results, values: np.ndarray, where: str) -> None:
     """Raise Broken unless all ranks hold what the ring of 04 leaves, and return pairs."""
     p, n = values.shape
-    right = simulate(p, by_ring, values, evidence=False)
+    right = simulate(
+        p,
+        lambda comm, values: ring.all_reduce(comm, torch.from_numpy(values[comm.rank].copy())).numpy(),
+        values,
+        evidence=False,
+    )
     for r, left in enumerate(run):
         out, x = left[0]
         if not np.array_equal(x, right[r]):
@@ -154,14 +153,14 @@ def check_sum(run: Results, values: np.ndarray, where: str) -> None:
             if np.allclose(x, right[r], rtol=1e-4):
                 raise Broken(f"bits: {text} Which two numbers does the ring add at each hop, and in which dtype?")
             raise Broken(f"sum: {text} Is each chunk added in reduce-scatter, and copied in all-gather?")
-        pairs(out, where)
+        _pairs(out, where)
 
 
-def check_traffic(fn: Answer, chance: random.Random) -> tuple[float, Results]:
+def _check_traffic(fn: Answer, rng: random.Random) -> tuple[float, Results]:
     """Return which share of bytes is sent on top of the ring's, and the run; raise Broken if it is too much."""
     p, n = 3, 10_000
-    values, where = made("ordinary", chance, p, n), f"With 3 ranks and {10_000:,} elements,"
-    run = simulate(p, call, fn, [(values, {}, False)], where=case(p, n))
+    values, where = _made("ordinary", rng, p, n), f"With 3 ranks and {10_000:,} elements,"
+    run = simulate(p, _call, fn, [(values, {}, False)], where=case(p, n))
     check_waits(run.events, p)
     sent, steps = messages_sent(run.events, p), 2 * (p - 1)
     if max(sent) != steps or min(sent) != steps:
@@ -182,17 +181,17 @@ def check_traffic(fn: Answer, chance: random.Random) -> tuple[float, Results]:
     return nbytes / best - 1, run
 
 
-def check_clean(fn: Answer, chance: random.Random, p: int, times: int) -> int:
+def _check_clean(fn: Answer, rng: random.Random, p: int, times: int) -> int:
     """Return the number of runs; raise Broken if a rank notes anything, though nothing is wrong."""
     kinds = list(KINDS)
-    sizes = [chance.choice((p, 2 * p + 1, 7 * p, 12 * p + 2)) for _ in range(times)]
+    sizes = [rng.choice((p, 2 * p + 1, 7 * p, 12 * p + 2)) for _ in range(times)]
     drawn = [(kinds[i % len(kinds)], n) for i, n in enumerate(sizes)]
-    given = [(made(kind, chance, p, n), {}, False) for kind, n in drawn]
-    run = in_batches(p, fn, given, f"with {p} ranks")
+    given = [(_made(kind, rng, p, n), {}, False) for kind, n in drawn]
+    run = _in_batches(p, fn, given, f"with {p} ranks")
     alarms: dict[str, tuple[int, int, tuple[int, int]]] = {}
     for i, (kind, n) in enumerate(drawn):
         for r in range(p):
-            if noted := pairs(run[r][i][0], case(p, n)):
+            if noted := _pairs(run[r][i][0], case(p, n)):
                 alarms.setdefault(kind, (n, r, noted[0]))
     for kind, (text, why) in KINDS.items():
         if kind in alarms:
@@ -218,7 +217,7 @@ TEXTS = {
 FAULTS = (*BITS, "swap", "moved", "other")
 
 
-class Fault(NamedTuple):
+class _Fault(NamedTuple):
     """A fault, and the notes of each rank: those that are right, and those that were made."""
 
     kind: str
@@ -248,7 +247,7 @@ class Fault(NamedTuple):
         return "; ".join(noted) or "no rank notes it"
 
 
-def change(x: torch.Tensor, kind: str, m: int, i: int, other: np.ndarray) -> None:
+def _change(x: torch.Tensor, kind: str, m: int, i: int, other: np.ndarray) -> None:
     """Let something of this kind go wrong in the first m elements of x."""
     if kind in BITS:
         flip(x, i, BITS[kind])
@@ -259,27 +258,27 @@ def change(x: torch.Tensor, kind: str, m: int, i: int, other: np.ndarray) -> Non
         x[:m] = x[:m].roll(1) if kind == "moved" else new
 
 
-def plans(chance: random.Random, p: int) -> list[tuple[str, float, int, int, np.ndarray, Faults, bool]]:
+def _plans(rng: random.Random, p: int) -> list[tuple[str, float, int, int, np.ndarray, Faults, bool]]:
     """Make up faults at each rank and hop: [(kind, scale, rank, hop, values, faults, whether in memory)]."""
     made_up: list[tuple[str, float, int, int, np.ndarray, Faults, bool]] = []
-    m, last, signs = N // p, 2 * p - 3, [chance.choice((-1.0, 1.0)) for _ in range(N)]
+    m, last, signs = N // p, 2 * p - 3, [rng.choice((-1.0, 1.0)) for _ in range(N)]
 
     def add(kind: str, rank: int, hops: tuple[int, ...]) -> None:
         scale = SCALES[len(made_up) % 3]
-        values = made("ordinary", chance, p, N) * scale * signs
-        other = made("ordinary", chance, 1, N)[0] * scale
+        values = _made("ordinary", rng, p, N) * scale * signs
+        other = _made("ordinary", rng, 1, N)[0] * scale
         faults: Faults
-        i, how, reader = chance.randrange(m), "sign" if kind == "two" else kind, (rank + 1) % p
+        i, how, reader = rng.randrange(m), "sign" if kind == "two" else kind, (rank + 1) % p
         if kind == "memory":
             i, how, at = i + bounds(N, p, reader - hops[0] - 2)[0], "exponent", (reader, hops[0])
-            faults = {at: partial(change, kind=how, m=m, i=i, other=other)}
+            faults = {at: partial(_change, kind=how, m=m, i=i, other=other)}
         else:
-            faults = {(rank, hop): partial(change, kind=how, m=m, i=i, other=other) for hop in hops}
+            faults = {(rank, hop): partial(_change, kind=how, m=m, i=i, other=other) for hop in hops}
         made_up.append((kind, scale, rank, hops[0], values, faults, kind == "memory"))
 
     for rank in range(p):
         for hop in range(last + 1):
-            for kind in chance.sample(FAULTS, OF_FAULTS[p]):
+            for kind in rng.sample(FAULTS, OF_FAULTS[p]):
                 add(kind, rank, (hop,))
             if hop < p - 1:
                 add("memory", rank, (hop,))
@@ -287,26 +286,26 @@ def plans(chance: random.Random, p: int) -> list[tuple[str, float, int, int, np.
     return made_up
 
 
-def check_faults(fn: Answer, chance: random.Random) -> int:
+def _check_faults(fn: Answer, rng: random.Random) -> int:
     """Return the number of faults; raise Broken unless each one is noted once, by the next rank, at its hop."""
     seen = []
     for p, _ in RUNS:
-        drawn = plans(chance, p)
-        run = in_batches(p, fn, [plan[4:] for plan in drawn], f"with {p} ranks, and a changed message")
+        drawn = _plans(rng, p)
+        run = _in_batches(p, fn, [plan[4:] for plan in drawn], f"with {p} ranks, and a changed message")
         for i, (kind, scale, rank, hop, values, *_) in enumerate(drawn):
-            got = [pairs(left[i][0], f"with {p} ranks") for left in run]
+            got = [_pairs(left[i][0], f"with {p} ranks") for left in run]
             right: list[Pairs] = [[] for _ in range(p)]
             right[(rank + 1) % p] = [(rank, hop)] + [(rank, 2 * p - 3)] * (kind == "two")
             harmless = np.allclose(run[0][i][1], values.sum(axis=0), rtol=1e-9)  # another copy of x was read
             if kind != "memory" or any(got) or not harmless:
-                seen.append(Fault(kind, scale, p, rank, hop, right, got))
+                seen.append(_Fault(kind, scale, p, rank, hop, right, got))
     wrong = [fault for fault in seen if fault.got != fault.right]
     if wrong:
-        raise explained(wrong, seen)
+        raise _explained(wrong, seen)
     return len(seen)
 
 
-MISSED: tuple[tuple[Callable[[Fault], bool], Reason], ...] = (
+MISSED: tuple[tuple[Callable[[_Fault], bool], Reason], ...] = (
     (lambda f: f.kind in ("swap", "moved"), "places: The sum is the same. Which checksum depends on the places?"),
     (
         lambda f: f.kind == "top",
@@ -318,44 +317,38 @@ MISSED: tuple[tuple[Callable[[Fault], bool], Reason], ...] = (
     (lambda f: f.hop == 2 * f.p - 3, "hops: That was the last hop. Does what arrives there go unchecked?"),
     (lambda f: f.gather, "hops: You note faults in reduce-scatter only. Where do the copied sums come from?"),
     (lambda f: not f.gather, "hops: You note faults in all-gather only. What happens to partial sums on their way?"),
-    (
-        lambda f: True,
-        "missed: What do you compare the checksum of the elements with, and who has computed that?",
-    ),
+    (lambda f: True, "missed: What do you compare the checksum of the elements with, and who has computed that?"),
 )
 
 
-def moved(fault: Fault, how: Callable[[int, int], tuple[int, int]]) -> list[Pairs]:
+def _noted_after(fault: _Fault, how: Callable[[int, int], tuple[int, int]]) -> list[Pairs]:
     """Return what should be noted after this mistake in each pair."""
     return [[how(*pair) for pair in noted] for noted in fault.right]
 
 
-NOTED: tuple[tuple[Callable[[Fault], bool], Reason], ...] = (
+NOTED: tuple[tuple[Callable[[_Fault], bool], Reason], ...] = (
     (
-        lambda f: f.got == moved(f, lambda s, h: ((s + 1) % f.p, h)),
+        lambda f: f.got == _noted_after(f, lambda s, h: ((s + 1) % f.p, h)),
         "source: That is the rank that received it. Which one sent it?",
     ),
     (
-        lambda f: f.got == moved(f, lambda s, h: ((s + 2) % f.p, h)),
+        lambda f: f.got == _noted_after(f, lambda s, h: ((s + 2) % f.p, h)),
         "source: That is the rank to which you send. Which one does a rank receive from?",
     ),
     (
-        lambda f: f.got == moved(f, lambda s, h: (h, s)),
+        lambda f: f.got == _noted_after(f, lambda s, h: (h, s)),
         "returns: Rank and hop are in the wrong order: (source rank, hop).",
     ),
-    (lambda f: f.got == moved(f, lambda s, h: (s, h + 1)), "hop: Hops are counted from 0."),
+    (lambda f: f.got == _noted_after(f, lambda s, h: (s, h + 1)), "hop: Hops are counted from 0."),
     (
-        lambda f: f.got == moved(f, lambda s, h: (s, h % (f.p - 1))),
+        lambda f: f.got == _noted_after(f, lambda s, h: (s, h % (f.p - 1))),
         "hop: All-gather goes on counting: its first hop is p - 1.",
     ),
     (
         lambda f: any(f.got) and all(h == 2 * f.p - 3 for noted in f.got for _, h in noted),
         "hop: You note the last hop only. Which hops can you tell apart at the end?",
     ),
-    (
-        lambda f: f.kind == "two" and f.got == [noted[::-1] for noted in f.right],
-        "order: Which one should be first?",
-    ),
+    (lambda f: f.kind == "two" and f.got == [noted[::-1] for noted in f.right], "order: Which one should be first?"),
     (
         lambda f: f.kind == "two" and f.got == [noted[:1] for noted in f.right],
         "second: After the first fault, the second is not noted. Does the rank go on as before?",
@@ -371,7 +364,7 @@ NOTED: tuple[tuple[Callable[[Fault], bool], Reason], ...] = (
 )
 
 
-def explained(wrong: list[Fault], seen: list[Fault]) -> Broken:
+def _explained(wrong: list[_Fault], seen: list[_Fault]) -> Broken:
     """Return the first reason that explains all faults which were not noted, or all that were noted otherwise."""
     missed, noted = [f for f in wrong if f.nowhere], [f for f in wrong if not f.nowhere]
     if len(missed) == len(seen):
@@ -387,21 +380,21 @@ def explained(wrong: list[Fault], seen: list[Fault]) -> Broken:
 # -- on the engines ----------------------------------------------------------------------------------------------------
 
 
-def call_engines(comm: Comm, fn: Answer) -> list[tuple[object, np.ndarray]]:
+def _call_engines(comm: Comm, fn: Answer) -> list[tuple[object, np.ndarray]]:
     """Call fn without a fault, then with one in the last message of rank 0."""
-    values = made("ordinary", random.Random(15), comm.size, 1001)
-    return call(comm, fn, [(values, {}, False), (values, {(0, 2 * comm.size - 3): partial(flip, i=3, bit=63)}, False)])
+    values = _made("ordinary", random.Random(15), comm.size, 1001)
+    return _call(comm, fn, [(values, {}, False), (values, {(0, 2 * comm.size - 3): partial(flip, i=3, bit=63)}, False)])
 
 
-def check_engines(run: Results, where: str) -> None:
+def _check_engines(run: Results, where: str) -> None:
     p = len(run)
-    values = made("ordinary", random.Random(15), p, 1001)
+    values = _made("ordinary", random.Random(15), p, 1001)
     for r, ((clean, x), (out, _)) in enumerate(run):
         if not np.allclose(x, values.sum(axis=0), rtol=1e-12):
-            raise Broken(f"engines: {where}, the sum is wrong on rank {r}, and right on simulated ranks.")
+            raise Broken(f"sum: {where}, the sum is wrong on rank {r}.")
         right = [(0, 2 * p - 3)] if r == 1 else []
-        if pairs(clean, where) or pairs(out, where) != right:
-            raise Broken(f"engines: {where}, rank {r} notes {clean} without a fault, and {out} in place of {right}.")
+        if _pairs(clean, where) or _pairs(out, where) != right:
+            raise Broken(f"noted: {where}, rank {r} notes {clean} without a fault, and {out} in place of {right}.")
 
 
-EXERCISES = (Exercise("15.5", "one flipped bit", checked_all_reduce, 2, check_checked_all_reduce),)
+EXERCISES = (Exercise("15.5", "one flipped bit", checked_all_reduce, 2, _check_checked_all_reduce),)

@@ -16,7 +16,7 @@ from ...collectives.chunks import bounds
 from ...comm import Results
 from ...comm.base import Comm
 from ...resilience.elastic import Task, make_task, train_elastic
-from ...resilience.shards import ITEM, LATEST, Disk, opened
+from ...resilience.shards import ITEM, LATEST, Disk, read_latest
 from ...units import counted
 from ..checkers import because
 from ..ranks import capital, simulate, unlike
@@ -29,7 +29,7 @@ DIGITS = "dtype: They are right to 7 digits, and float64 has 16."
 Asking = dict[int, list[int]]  # examples that each rank computes in a step
 
 
-class Course:
+class _Course:
     """A task on one rank: state (n, 3), rows [w, m, v], examples and mean gradient of each step."""
 
     def __init__(self, task: Task, steps: int) -> None:
@@ -39,27 +39,27 @@ class Course:
         self.states, self.means = [state], list[Tensor]()
         for step, ids in enumerate(self.ids):
             self.means.append(task.gradient(state[:, 0], ids) / task.batch)
-            state = updated(task, state, self.means[step], step + 1)
+            state = _updated(task, state, self.means[step], step + 1)
             self.states.append(state)
         self.weights = [state[:, 0] for state in self.states]
 
 
-def updated(task: Task, state: Tensor, mean: Tensor, t: int) -> Tensor:
+def _updated(task: Task, state: Tensor, mean: Tensor, t: int) -> Tensor:
     task.update(state := state.clone(), mean, t)
     return state
 
 
-class Life(Disk):
+class JobLife(Disk):
     """A disk with one start of a job on p ranks; a gradient is two operations: a kill comes before or after it."""
 
     run: Results | None = None
 
     def __init__(
-        self, course: Course, last: Life | None, p: int, until: int, every: int, kill_at: int | None = None
+        self, course: _Course, last: JobLife | None, p: int, until: int, every: int, kill_at: int | None = None
     ) -> None:
         super().__init__(last.files if last else None, kill_at)
         self.course, self.p, self.until, self.every, self.where = course, p, until, every, f"with {counted(p, 'rank')}"
-        self.began, _, shards = opened(self.files[LATEST]) if LATEST in self.files else (0, 0, [])
+        self.began, _, shards = read_latest(self.files[LATEST]) if LATEST in self.files else (0, 0, [])
         self.before = len(shards) or p  # ranks that have saved
         self.notes: list[tuple[int, Tensor, list[int] | None]] = []  # rank, weights, examples; None: it returns
         self.commits: list[int] = []  # steps that LATEST has named
@@ -69,14 +69,14 @@ class Life(Disk):
 
     def rename(self, old: str, new: str) -> None:
         super().rename(old, new)
-        self.commits += [opened(self.files[LATEST])[0]] if new == LATEST else []
+        self.commits += [read_latest(self.files[LATEST])[0]] if new == LATEST else []
 
 
 @dataclass(frozen=True)
-class Asked(Task):
+class _Asked(Task):
     """A task that notes what a rank asks it for."""
 
-    life: Life = field(kw_only=True)
+    life: JobLife = field(kw_only=True)
 
     def gradient(self, weights: Tensor, ids: Sequence[int]) -> Tensor:
         self.life.begin("gradient", "begins")
@@ -86,25 +86,25 @@ class Asked(Task):
         return total
 
 
-def living(comm: Comm, fn: Answer, life: Life) -> None:
+def _living(comm: Comm, fn: Answer, life: JobLife) -> None:
     """Run one life of the job on every rank; some ranks have a slow disk."""
-    mine = cast("Life", life.of(comm, 1e-3 * (1 + (5 * comm.rank + 2) % 3)))
-    task = Asked(**vars(life.course.task), life=mine)
+    mine = cast("JobLife", life.of(comm, 1e-3 * (1 + (5 * comm.rank + 2) % 3)))
+    task = _Asked(**vars(life.course.task), life=mine)
     life.notes.append((comm.rank, fn(comm, mine, task, life.until, life.every), None))
 
 
-def live(
-    fn: Answer, course: Course, last: Life | None, p: int, until: int, every: int, kill_at: int | None = None
-) -> Life:
+def _live(
+    fn: Answer, course: _Course, last: JobLife | None, p: int, until: int, every: int, kill_at: int | None = None
+) -> JobLife:
     """Return a life of these arguments, up to its end or to the kill, if it did what one rank would have done."""
-    life = Life(course, last, p, until, every, kill_at)
+    life = JobLife(course, last, p, until, every, kill_at)
     try:
-        life.run = simulate(life.p, living, fn, life, where=life.where)
+        life.run = simulate(life.p, _living, fn, life, where=life.where)
     except Broken:
         if not life.killed:
-            judge_steps(life)
+            _judge_steps(life)
             raise
-    if (step := judge_steps(life)) != life.until and not life.killed:
+    if (step := _judge_steps(life)) != life.until and not life.killed:
         raise Broken(f"until: {capital(life.where)}, the job ends after {step} steps, and until is {life.until}.")
     due = [s for s in range(life.began + 1, life.until + 1) if s % life.every == 0 or s == life.until]
     if life.commits != (due[: len(life.commits)] if life.killed else due):
@@ -117,18 +117,18 @@ def live(
     return life
 
 
-def judge_steps(life: Life) -> int:
+def _judge_steps(life: JobLife) -> int:
     """Return the step that a life came to; raise Broken for the first thing that is not as on one rank."""
     right, step, asked, done = life.course.weights, life.began, Asking(), Asking()
     for rank, weights, ids in life.notes:
         if wrong := unlike(weights, right[0]) if ids is None else "":
             shape = f"All weights have shape {tuple(right[0].shape)}, in float64."
             raise Broken(f"returns: {capital(life.where)}, rank {rank} returned {wrong}. {shape}")
-        if asked and not close(weights, right[step]):
-            judge_ids(life, step, asked)
+        if asked and not _close(weights, right[step]):
+            _judge_ids(life, step, asked)
             step, asked, done = step + 1, {}, asked
-        if not close(weights, right[step]):
-            why = why_update(life, step - 1, done, rank, weights) if done else why_load(life, weights)
+        if not _close(weights, right[step]):
+            why = _why_update(life, step - 1, done, rank, weights) if done else _why_load(life, weights)
             raise because(why, f"{capital(life.where)}, rank {rank} has wrong weights after {counted(step, 'step')}.")
         if ids is not None and step >= life.until:
             raise Broken(f"until: {capital(life.where)}, rank {rank} computes step {step}. Which step is the last one?")
@@ -137,7 +137,7 @@ def judge_steps(life: Life) -> int:
     return step
 
 
-def judge_ids(life: Life, step: int, asked: Asking) -> None:
+def _judge_ids(life: JobLife, step: int, asked: Asking) -> None:
     """Raise Broken unless the ranks together asked for the examples of this step, in even shares."""
     batch, examples, right = life.course.task.batch, life.course.task.examples, Counter(life.course.ids[step])
     got, resumed, share = Counter(sum(asked.values(), [])), step == life.began > 0, -(-batch // life.p)
@@ -162,38 +162,38 @@ def judge_ids(life: Life, step: int, asked: Asking) -> None:
             raise because(why, f"{capital(life.where)}, in step {step}, {counted(n, 'example')} are computed: {ids}.")
 
 
-def why_load(life: Life, weights: Tensor) -> Reason:
+def _why_load(life: JobLife, weights: Tensor) -> Reason:
     """Return why the first weights of a life differ from its checkpoint."""
     if weights.shape != life.course.weights[0].shape:
         return f"assembled: They have shape {tuple(weights.shape)}. From whom does it get the others?"
-    if close(weights, life.course.weights[0]):
+    if _close(weights, life.course.weights[0]):
         return "load: They are those of step 0. What is on the disk?"
-    if life.began and close(weights, life.course.weights[life.began - 1]):
+    if life.began and _close(weights, life.course.weights[life.began - 1]):
         return f"saved: They are those after {counted(life.began - 1, 'step')}. When was the checkpoint saved?"
-    if close(weights, life.course.weights[life.began], 1e-5):
+    if _close(weights, life.course.weights[life.began], 1e-5):
         return DIGITS
     if life.before != life.p:
         return f"moved: The checkpoint is of {counted(life.before, 'rank')}. Which elements does each rank need now?"
     return "load: They are those of no step. Which element is where in the checkpoint?"
 
 
-def why_update(life: Life, step: int, asked: Asking, rank: int, weights: Tensor) -> Reason:
+def _why_update(life: JobLife, step: int, asked: Asking, rank: int, weights: Tensor) -> Reason:
     """Return why an update differs from one rank's, although the examples were the right ones."""
-    for state, mean, t, why in mistakes(life, step, asked):
-        if t > 0 and close(updated(life.course.task, state, mean, t)[:, 0], weights):
+    for state, mean, t, why in _mistakes(life, step, asked):
+        if t > 0 and _close(_updated(life.course.task, state, mean, t)[:, 0], weights):
             return why
     old, right = life.course.weights[step : step + 2]
     a, b = bounds(len(right), life.p, rank)
-    if close(weights, right, 1e-5):
+    if _close(weights, right, 1e-5):
         return DIGITS
-    if any(close(weights, torch.cat([x[:a], right[a:b], x[b:]])) for x in (old, 0 * old)):
+    if any(_close(weights, torch.cat([x[:a], right[a:b], x[b:]])) for x in (old, 0 * old)):
         return "assembled: Its own shard is right. From whom does it get the others?"
     if step == life.began and life.before != life.p:
         return f"moved: The checkpoint is of {counted(life.before, 'rank')}. Whose moments does each rank have now?"
     return "value: What does Adam's update need, besides the weights?"
 
 
-def mistakes(life: Life, step: int, asked: Asking) -> Iterator[tuple[Tensor, Tensor, int, Reason]]:
+def _mistakes(life: JobLife, step: int, asked: Asking) -> Iterator[tuple[Tensor, Tensor, int, Reason]]:
     """Yield known mistakes in an update: state and mean gradient, number of the update, why it is wrong."""
     task, p, state, mean, t = life.course.task, life.p, life.course.states[step], life.course.means[step], step + 1
     since = t - life.began
@@ -211,29 +211,29 @@ def mistakes(life: Life, step: int, asked: Asking) -> Iterator[tuple[Tensor, Ten
     yield state, own / task.batch, t, "reduced: Each rank has used the gradient of its own examples only."
 
 
-def close(x: Tensor, y: Tensor, within: float = 1e-10) -> bool:
+def _close(x: Tensor, y: Tensor, within: float = 1e-10) -> bool:
     return x.shape == y.shape and bool(((x - y).abs() <= within).all())
 
 
-def check_train_elastic(fn: Answer) -> Passed:
+def _check_train_elastic(fn: Answer) -> Passed:
     run: Results | None = None
-    for course in (Course(task, 7) for task in TASKS):
+    for course in (_Course(task, 7) for task in TASKS):
         for p in (1, 2, 3, 4):
-            stopped = live(fn, course, None, p, 5, 3)
-            ended = live(fn, course, stopped, p, 7, 3)
-            live(fn, course, ended, 1 + p % 4, 7, 3)  # there is nothing left to do
+            stopped = _live(fn, course, None, p, 5, 3)
+            ended = _live(fn, course, stopped, p, 7, 3)
+            _live(fn, course, ended, 1 + p % 4, 7, 3)  # there is nothing left to do
             run = stopped.run
-    course, chance = Course(TASKS[0], UNTIL), random.Random(15)
+    course, rng = _Course(TASKS[0], UNTIL), random.Random(15)
     for kills in count():  # at each operation
-        life = live(fn, course, None, 3, UNTIL, EVERY, kills)
+        life = _live(fn, course, None, 3, UNTIL, EVERY, kills)
         if not life.killed:
             break
-        life = live(fn, course, life, 2, max([UNTIL - 1, *life.commits]), EVERY)
-        live(fn, course, life, 4, UNTIL, EVERY)
+        life = _live(fn, course, life, 2, max([UNTIL - 1, *life.commits]), EVERY)
+        _live(fn, course, life, 4, UNTIL, EVERY)
     killed, jobs, last = 0, 0, None
     while killed < KILLS or last:
-        kill_at = chance.randrange(WITHIN) if killed < KILLS else None
-        life = live(fn, course, last, chance.randint(1, 4), UNTIL, EVERY, kill_at)
+        kill_at = rng.randrange(WITHIN) if killed < KILLS else None
+        life = _live(fn, course, last, rng.randint(1, 4), UNTIL, EVERY, kill_at)
         killed, jobs, last = (killed + 1, jobs, life) if life.killed else (killed, jobs + 1, None)
     return Passed(
         "weights of one rank to 1e-10, each example once per epoch, in even shares, on 1, 2, 3 and 4 simulated ranks",
@@ -243,4 +243,4 @@ def check_train_elastic(fn: Answer) -> Passed:
     )
 
 
-EXERCISES = (Exercise("15.3", "go on with fewer, then with more", train_elastic, 3, check_train_elastic),)
+EXERCISES = (Exercise("15.3", "go on with fewer, then with more", train_elastic, 3, _check_train_elastic),)

@@ -18,7 +18,7 @@ MONTHS = 20  # of failures, the same for all intervals
 TRIED = [2 ** (k / 4) for k in range(-4, 5)]  # times Young's interval: one of them is the best
 
 
-class Job(NamedTuple):
+class _Job(NamedTuple):
     """The arguments of checkpoint_interval, and the seconds of a restart. All are made up."""
 
     write_s: float
@@ -46,20 +46,20 @@ class Job(NamedTuple):
 
 
 JOBS = (
-    Job(60, 1.8e8, 16_384, 1, 300),
-    Job(300, 6e6, 1_000, 1, 60),
-    Job(400, 1.5e8, 25_000, 1, 0),
-    Job(5, 2e6, 512, 1, 60),
-    Job(200, 2e7, 2_000, 0.25, 300),
-    Job(100, 8e5, 100, 0.5, 100),
-    Job(600, 4.8e7, 8_000, 0.1, 120),
-    Job(600, 2e7, 5_000, 0.03, 100),
+    _Job(60, 1.8e8, 16_384, 1, 300),
+    _Job(300, 6e6, 1_000, 1, 60),
+    _Job(400, 1.5e8, 25_000, 1, 0),
+    _Job(5, 2e6, 512, 1, 60),
+    _Job(200, 2e7, 2_000, 0.25, 300),
+    _Job(100, 8e5, 100, 0.5, 100),
+    _Job(600, 4.8e7, 8_000, 0.1, 120),
+    _Job(600, 2e7, 5_000, 0.03, 100),
 )
 TWICE = JOBS[4]  # in the background, and never at the least interval, also with twice a value
 FIT, TIMES = "Your intervals fit", "Your interval is in proportion to"
 ON = "In the background, training goes on during a write."
 # y is Young's interval, either as it is or at least write_s.
-MISTAKES: tuple[tuple[Reason, Callable[[Job, float], float]], ...] = (
+MISTAKES: tuple[tuple[Reason, Callable[[_Job, float], float]], ...] = (
     (f"ranks: {FIT} the MTBF of one rank. How often does any of them fail?", lambda j, y: y * j.ranks**0.5),
     ("ranks: With more ranks, your interval is longer. Does a larger job fail less often?", lambda j, y: y * j.ranks),
     (f"ranks: {FIT} an MTBF that is divided by the ranks twice.", lambda j, y: y / j.ranks**0.5),
@@ -88,21 +88,21 @@ MISTAKES: tuple[tuple[Reason, Callable[[Job, float], float]], ...] = (
 
 
 @cache
-def best(job: Job) -> float:
+def _best(job: _Job) -> float:
     """Return the best goodput of the intervals that are tried."""
     return max(job.goodput(checkpoint_interval(*job[:4]) * times) for times in TRIED)
 
 
-def check_interval(fn: Answer) -> Passed:
-    answers = {job: answer(fn, job) for job in JOBS}
-    regrets = {job: 1 - job.goodput(interval_s) / best(job) for job, interval_s in answers.items()}
+def _check_interval(fn: Answer) -> Passed:
+    answers = {job: _answer(fn, job) for job in JOBS}
+    regrets = {job: 1 - job.goodput(interval_s) / _best(job) for job, interval_s in answers.items()}
     worst = max(regrets, key=lambda job: regrets[job])
     if regrets[worst] > PASSES:
         yours = (
             f"your interval is {number_text(answers[worst])} s, with a goodput of {worst.goodput(answers[worst]):.1%}"
         )
-        text = f"{capital(worst.where)}, {yours}. The best has {best(worst):.1%}."
-        raise because(reason_of(fn, answers, worst), text)
+        text = f"{capital(worst.where)}, {yours}. The best has {_best(worst):.1%}."
+        raise because(_reason_of(fn, answers, worst), text)
     for job, interval_s in answers.items():
         if job.slowdown < 1 and interval_s < job.write_s * (1 - 1e-9):
             text = f"{capital(job.where)}, your interval is {number_text(interval_s)} s."
@@ -116,7 +116,7 @@ def check_interval(fn: Answer) -> Passed:
     )
 
 
-def answer(fn: Answer, job: Job) -> float:
+def _answer(fn: Answer, job: _Job) -> float:
     """Return the number that fn returns."""
     more = () if job.slowdown == 1 else (job.slowdown,)
     got = alone(fn, *job[:3], *more, where=job.where)
@@ -128,10 +128,10 @@ def answer(fn: Answer, job: Job) -> float:
     raise Broken(f"returns: {capital(job.where)}, your function returned {got!r}: return a number of seconds.")
 
 
-def reason_of(fn: Answer, answers: dict[Job, float], worst: Job) -> Reason:
+def _reason_of(fn: Answer, answers: dict[_Job, float], worst: _Job) -> Reason:
     """Return the mistake that explains the answers for all jobs, or else the argument that changes nothing."""
 
-    def made(job: Job, mistake: Callable[[Job, float], float]) -> bool:
+    def made(job: _Job, mistake: Callable[[_Job, float], float]) -> bool:
         """Return whether the answer has this mistake, with or without write_s as the least interval."""
         values = [mistake(job, y) for y in (job.young(), max(job.young(), job.write_s))]
         values += [max(value, job.write_s) for value in values]
@@ -143,7 +143,7 @@ def reason_of(fn: Answer, answers: dict[Job, float], worst: Job) -> Reason:
     if len(set(answers.values())) == 1:
         return f"constant: You return the same for all {len(JOBS)} jobs. What do they differ in?"
     for failed, name in (("write", "write_s"), ("mtbf", "rank_mtbf_s"), ("ranks", "ranks"), ("slowdown", "slowdown")):
-        if answer(fn, TWICE._replace(**{name: 2 * getattr(TWICE, name)})) == answers[TWICE]:
+        if _answer(fn, TWICE._replace(**{name: 2 * getattr(TWICE, name)})) == answers[TWICE]:
             return f"{failed}: With twice the `{name}`, you return the same."
     if answers[worst] <= 0:
         return "returns: Return the seconds between two checkpoints, which are more than 0."
@@ -152,4 +152,4 @@ def reason_of(fn: Answer, answers: dict[Job, float], worst: Job) -> Reason:
     return "long: Most of the loss is training that is repeated. How much does one failure lose?"
 
 
-EXERCISES = (Exercise("15.1", "the best checkpoint interval", checkpoint_interval, 2, check_interval),)
+EXERCISES = (Exercise("15.1", "the best checkpoint interval", checkpoint_interval, 2, _check_interval),)

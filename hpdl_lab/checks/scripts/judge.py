@@ -16,7 +16,7 @@ from ...watch.records import Event
 from ...watch.strategy import nbytes
 from ..ranks import full_stop
 from ..record import Broken
-from .launch import LIMIT, SAVED, STALL, Rank, Run
+from .launch import LIMIT, SAVED, STALL, ScriptRank, ScriptRun
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,20 +30,20 @@ TOO_MUCH = 1.5  # times the bytes that are needed
 
 
 @dataclass
-class Case:
+class ScriptCase:
     """A run to be judged. alone: the one-rank script; dp, tp: how many ranks share the batch, and each layer."""
 
-    run: Run
-    alone: Run
+    run: ScriptRun
+    alone: ScriptRun
     dp: int
     tp: int
 
     @property
-    def ranks(self) -> list[Rank]:
+    def ranks(self) -> list[ScriptRank]:
         return self.run.ranks
 
     @property
-    def one(self) -> Rank:
+    def one(self) -> ScriptRank:
         return self.alone.ranks[0]
 
     @cached_property
@@ -86,33 +86,33 @@ class Case:
         return "tensor-parallel group" if self.dp == 1 else "tp group"
 
 
-def judge(case: Case) -> None:
+def judge_script(case: ScriptCase) -> None:
     """Raise Broken for the first invariant that the script breaks."""
     for invariant in (
-        ends,
-        begins_together,
-        same_examples,
-        same_weights,
-        same_gradients,
-        prints_the_loss,
-        shards,
-        saves_once,
-        sends_enough,
-        destroys,
+        _ends,
+        _begins_together,
+        _same_examples,
+        _same_weights,
+        _same_gradients,
+        _prints_the_loss,
+        _shards,
+        _saves_once,
+        _sends_enough,
+        _destroys,
     ):
         invariant(case)
 
 
-def ends(case: Case) -> None:
+def _ends(case: ScriptCase) -> None:
     """Raise Broken if the script waits forever or raises."""
-    ranks, where = case.ranks, [at(rank) for rank in case.ranks]
+    ranks, where = case.ranks, [_at(rank) for rank in case.ranks]
     table = "\n".join(f"rank {r} {text}" for r, text in enumerate(where))
     raised = [(event["time_ns"], r, event) for r, rank in enumerate(ranks) for event in rank.all("raised")]
     gone = [r for r, rank in enumerate(ranks) if rank.first("ended")]
     lost = [r for r, rank in enumerate(ranks) if not rank.first("ended") and not rank.all("raised")]
     if raised:
         _, r, event = min(raised, key=lambda row: row[0])
-        why_raised(r, event, gone, lost, last_lines(ranks[r]))
+        _why_raised(r, event, gone, lost, _last_lines(ranks[r]))
     if case.run.stalled:
         waiting = [r for r in range(len(ranks)) if r not in gone]
         text = f"rank {waiting[0]} {where[waiting[0]]}"
@@ -130,13 +130,13 @@ def ends(case: Case) -> None:
         found = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+)", case.run.output)
         if found:  # by torchrun, which ends the other ranks before they can say anything
             r, code = map(int, found[-1])
-            ended, printed = f"rank {r} ended with exit code {code}", last_lines(ranks[r])
+            ended, printed = f"rank {r} ended with exit code {code}", _last_lines(ranks[r])
         else:
             ended, printed = f"rank {lost[0]} ended", case.run.output
         raise Broken(f"launch: {ended} before the end of the script, without an error.", printed)
 
 
-def why_raised(r: int, event: Event, gone: list[int], lost: list[int], printed: str) -> None:
+def _why_raised(r: int, event: Event, gone: list[int], lost: list[int], printed: str) -> None:
     """Raise Broken about the first error, of rank r; gone: ranks that had ended; lost: those that said nothing."""
     _, line, code = event["places"][-1] if event["places"] else ("", 0, "")
     place = f" in line {line}, `{code}`" if event["places"] else ""
@@ -157,7 +157,7 @@ def why_raised(r: int, event: Event, gone: list[int], lost: list[int], printed: 
     raise Broken(f"raises: rank {r} raised {event['kind']}{place}: {full_stop(text)}", printed)
 
 
-def at(rank: Rank) -> str:
+def _at(rank: ScriptRank) -> str:
     """Return "waits in line 41: dist.all_reduce(mean)"."""
     if rank.first("ended"):
         return "has ended"
@@ -166,11 +166,11 @@ def at(rank: Rank) -> str:
     return f"waits in line {rank.place[1]}, `{rank.place[2]}`"
 
 
-def last_lines(rank: Rank) -> str:
+def _last_lines(rank: ScriptRank) -> str:
     return "\n".join(rank.printed.strip().split("\n")[-10:])
 
 
-def begins_together(case: Case) -> None:
+def _begins_together(case: ScriptCase) -> None:
     """Require a process group, and steps with the parameters of the model, equally many on every rank."""
     p, wanted = len(case.ranks), len(case.one.optimizer_steps)
     taken = [len(rank.optimizer_steps) for rank in case.ranks]
@@ -188,28 +188,28 @@ def begins_together(case: Case) -> None:
         raise Broken(f"steps: rank {taken.index(0)} took no step, where the one-rank script takes {wanted}.")
 
 
-def same_examples(case: Case) -> None:
+def _same_examples(case: ScriptCase) -> None:
     """Require the global batch of the one-rank script in every step, another part of it in each of the replicas."""
     whole = case.one.batches
     batches = [rank.batches for rank in case.ranks]
-    groups = tp_groups(case)
+    groups = _tp_groups(case)
     for step, right in enumerate(whole):
         mine = [of[step] for of in batches if step < len(of)]
         if len(mine) < len(batches):
             raise Broken(f"""steps: a rank takes {min(map(len, batches))} steps, where the one-rank script takes
                 {len(whole)}.""")
-        check_groups(case, groups, step, mine, right)
+        _check_groups(case, groups, step, mine, right)
         shares = [mine[group[0]] for group in groups]
         together = Counter(number for share in shares for number in share)
         if together == Counter(right):
             continue
-        raise Broken(why_other_examples(case, step, shares, right, batches))
+        raise Broken(_why_other_examples(case, step, shares, right, batches))
     if any(len(of) > len(whole) for of in batches):
         raise Broken(f"""rest: rank 0 takes {len(batches[0])} steps, where the one-rank script takes {len(whole)} and
             leaves out the examples that fill no batch (drop_last=True).""")
 
 
-def tp_groups(case: Case) -> list[list[int]]:
+def _tp_groups(case: ScriptCase) -> list[list[int]]:
     """Return the ranks of each replica: of its mesh if a layer is a DTensor, else neighbors."""
     everybody = range(len(case.ranks))
     if case.tp == 1:
@@ -232,7 +232,9 @@ def tp_groups(case: Case) -> list[list[int]]:
     return [list(group) for group in sorted(found)]
 
 
-def check_groups(case: Case, groups: list[list[int]], step: int, mine: list[list[int]], right: list[int]) -> None:
+def _check_groups(
+    case: ScriptCase, groups: list[list[int]], step: int, mine: list[list[int]], right: list[int]
+) -> None:
     """Require that ranks that share layers see the same examples."""
     for group in groups:
         for rank in group[1:]:
@@ -248,8 +250,8 @@ def check_groups(case: Case, groups: list[list[int]], step: int, mine: list[list
                 nothing. All ranks of a {case.group} work on the same examples.""")
 
 
-def why_other_examples(
-    case: Case, step: int, shares: list[list[int]], right: list[int], batches: list[list[list[int]]]
+def _why_other_examples(
+    case: ScriptCase, step: int, shares: list[list[int]], right: list[int], batches: list[list[list[int]]]
 ) -> str:
     """Return the reason why the replicas' shares are not the batch of the one-rank script."""
     n, sizes = len(shares), [len(share) for share in shares]
@@ -258,7 +260,7 @@ def why_other_examples(
         if sizes[0] < len(right):
             return f"""examples: in step {step} all ranks see the same {sizes[0]} examples, where the one-rank script
                 has {len(right)}. Tensor parallelism shares layers, not the batch."""
-        return other_order(step, shares, right, "the ranks")
+        return _other_order(step, shares, right, "the ranks")
     if all(Counter(share) == Counter(shares[0]) for share in shares[1:]):
         if sizes[0] == len(right):
             return f"""same data: in step {step} all {n} {who} see the same {sizes[0]} examples, so each does the work
@@ -277,17 +279,17 @@ def why_other_examples(
         return f"""batch: in step {step} the {n} {who} take {" + ".join(map(str, sizes))} = {sum(sizes)} examples, where
             the one-rank script takes {len(right)}: each rank's share is BATCH // {n}. (A larger batch is another
             training, with another learning rate.)"""
-    return other_order(step, shares, right, f"the {n} {who} together")
+    return _other_order(step, shares, right, f"the {n} {who} together")
 
 
-def other_order(step: int, shares: list[list[int]], right: list[int], who: str) -> str:
+def _other_order(step: int, shares: list[list[int]], right: list[int], who: str) -> str:
     seen = {number for share in shares for number in share}
     return f"""order: in step {step} {who} see {len(seen)} different examples, of which {len(seen & set(right))} are
         among the {len(right)} of the one-rank script: another seed, no shuffling, or a shuffle of its own on every
         rank. A DistributedSampler with its default seed has the order of the one-rank script."""
 
 
-def same_weights(case: Case) -> None:
+def _same_weights(case: ScriptCase) -> None:
     """Require that all ranks start from the weights of the one-rank script."""
     weights = [rank.weights for rank in case.ranks]
     for name, right in case.one.weights.items():
@@ -296,40 +298,40 @@ def same_weights(case: Case) -> None:
         full = [r for r, of in enumerate(weights) if of[name]["held"] == right["held"]]
         values = [weights[r][name]["squares"] for r in full]
         for r, value in zip(full, values, strict=True):
-            if differs(value, values[0]):
+            if _differs(value, values[0]):
                 raise Broken(f"""weights: rank {r} starts from another model than rank {full[0]}: the norm of {name} is
                     {value**0.5:.6g} and {values[0] ** 0.5:.6g}. Equal steps keep equal replicas equal, they do not make
                     them so: the same seed on all ranks, or rank 0's weights to all (DDP sends them).""")
         total = sum(of[name]["squares"] for of in weights) / case.copies(name)
-        if differs(total, right["squares"]):
+        if _differs(total, right["squares"]):
             raise Broken(f"""weights: the ranks start from other weights than the one-rank script: the norm of {name} is
                 {total**0.5:.6g}, where {right["squares"] ** 0.5:.6g} is right.""")
 
 
-def differs(a: float, b: float, relative: float = OF_NORM) -> bool:
+def _differs(a: float, b: float, relative: float = OF_NORM) -> bool:
     return abs(a - b) > relative * max(abs(a), abs(b)) and max(abs(a), abs(b)) > 1e-20
 
 
-def same_gradients(case: Case) -> None:
+def _same_gradients(case: ScriptCase) -> None:
     """Require for every step the gradient of the whole batch, and the rate of the one-rank script."""
     for step, right in enumerate(case.one.optimizer_steps):
         if case.tp > 1 and step == 0 and "step 0" in case.ranks[0].losses and not case.same("step 0"):
             forward(case)
         events = case.steps[step]
         for r, event in enumerate(events):
-            if differs(event["rate"], right["rate"]):
+            if _differs(event["rate"], right["rate"]):
                 raise Broken(f"""rate: rank {r} steps with a learning rate of {event["rate"]:g}, where the one-rank
                     script has {right["rate"]:g}: the batch of all ranks together is as large as before, so is the
                     rate.""")
         for name in right["grads"]:
-            check_gradient(case, step, name, events)
+            _check_gradient(case, step, name, events)
         ratios = {name: case.ratio(step, name) for name in right["grads"]}
-        wrong = [name for name, ratio in ratios.items() if differs(ratio, 1.0)]
+        wrong = [name for name, ratio in ratios.items() if _differs(ratio, 1.0)]
         if wrong:
-            raise Broken(why_other_gradients(case, step, ratios, wrong))
+            raise Broken(_why_other_gradients(case, step, ratios, wrong))
 
 
-def check_gradient(case: Case, step: int, name: str, events: list[Event]) -> None:
+def _check_gradient(case: ScriptCase, step: int, name: str, events: list[Event]) -> None:
     """Require a gradient of `name` on every rank, the same on all ranks that hold it whole."""
     missing = [r for r, event in enumerate(events) if name not in event["grads"] and case.held(r).get(name)]
     if missing:
@@ -337,18 +339,18 @@ def check_gradient(case: Case, step: int, name: str, events: list[Event]) -> Non
     full = [r for r in range(len(events)) if case.held(r)[name] == case.whole[name]]
     for r in full[1:]:
         a, b = (events[k]["grads"][name] for k in (full[0], r))
-        if differs(a, b):
+        if _differs(a, b):
             raise Broken(f"""average: in step {step} rank {full[0]} and rank {r} step with different gradients of
                 {name}, of norms {a**0.5:.6g} and {b**0.5:.6g}, so their models drift apart. Gradients are averaged over
                 the ranks that hold a parameter, before the step: DistributedDataParallel does it, or
                 dist.all_reduce(p.grad) and a division.""")
 
 
-def why_other_gradients(case: Case, step: int, ratios: dict[str, float], wrong: list[str]) -> str:
+def _why_other_gradients(case: ScriptCase, step: int, ratios: dict[str, float], wrong: list[str]) -> str:
     """Return the reason for norms of gradients that differ from the one-rank script."""
     p, values = case.dp, [ratios[name] for name in wrong]
     for factor, reason in ((p, "sum"), (len(case.ranks), "sum"), (1 / p, "twice"), (1 / len(case.ranks), "twice")):
-        if factor == 1 or any(differs(value, factor) for value in values) or len(wrong) < 0.9 * len(ratios):
+        if factor == 1 or any(_differs(value, factor) for value in values) or len(wrong) < 0.9 * len(ratios):
             continue
         hidden = "AdamW nearly hides it, as its steps do not depend on the gradient's scale; SGD would take steps"
         if reason == "sum":
@@ -369,21 +371,21 @@ def why_other_gradients(case: Case, step: int, ratios: dict[str, float], wrong: 
         averaged over just those?"""
 
 
-def forward(case: Case) -> None:
+def forward(case: ScriptCase) -> None:
     """Raise Broken if the first loss, before any step, of a model whose layers are shared is wrong."""
     text, _, right = case.loss("step 0")
     rank = case.ranks[0]
     begun, over = (rank.first(what)["time_ns"] for what in ("forward", "output"))
     layers = sum(name.endswith(LAYERS[-1]) for name in case.whole)
     sums = sum("all_reduce" in entry["op"] for entry in rank.between(begun, over))
-    if not any(differs(case.ratio(0, name), 1.0) for name in case.one.optimizer_steps[0]["grads"]):
+    if not any(_differs(case.ratio(0, name), 1.0) for name in case.one.optimizer_steps[0]["grads"]):
         return  # what is printed is wrong, and nothing else
     raise Broken(f"""forward: the loss of step 0, before any step, is {text}, where the one-rank script has
         {right:.12f}. The model adds over ranks {counted(sums, "time")} in forward; {layers} layers need {2 * layers}
         sums, one behind each pair of columns and rows: without it a rank goes on with a part of a sum.""")
 
 
-def prints_the_loss(case: Case) -> None:
+def _prints_the_loss(case: ScriptCase) -> None:
     """Require that rank 0 alone prints the loss of the whole batch of every step, and of the test batch."""
     first = case.ranks[0].losses
     loud = [r for r, rank in enumerate(case.ranks) if r and rank.losses]
@@ -398,7 +400,7 @@ def prints_the_loss(case: Case) -> None:
         if step == "test":
             raise Broken(f"""test: the training is right, but the test loss is {text}, where the one-rank script has
                 {right:.12f}: is it the loss of the same 32 examples, and of all of them?""")
-        if case.dp > 1 and not differs(got, case.dp * right, 1e-9):
+        if case.dp > 1 and not _differs(got, case.dp * right, 1e-9):
             raise Broken(f"""loss: the training is right, but in {step} {text} is printed, {case.dp} times the loss:
                 a sum over {case.dp} ranks that nobody has divided.""")
         if case.dp > 1:
@@ -410,7 +412,7 @@ def prints_the_loss(case: Case) -> None:
             rank 0 prints.""")
 
 
-def shards(case: Case) -> None:
+def _shards(case: ScriptCase) -> None:
     """Require that every layer that is to be shared over tp is cut. A norm is shared over dp at most, by FSDP."""
     if case.tp == 1:
         return
@@ -428,7 +430,7 @@ def shards(case: Case) -> None:
             {held:,} of {total:,} parameters: which of the {len(names)} layers does the plan not name?""")
 
 
-def saves_once(case: Case) -> None:
+def _saves_once(case: ScriptCase) -> None:
     """Require that rank 0 alone has saved the model: whole, and under the names of the one-rank script."""
     savers = [r for r, rank in enumerate(case.ranks) if SAVED in rank.files]
     if not savers:
@@ -459,7 +461,7 @@ def saves_once(case: Case) -> None:
             raise Broken(f"checkpoint: {name} in {SAVED} is not that of the one-rank script after its last step.")
 
 
-def traffic(case: Case, rank: int = 0) -> Counter:
+def step_traffic(case: ScriptCase, rank: int = 0) -> Counter:
     """Return {what: bytes} of the collectives of one rank in its second step; ("calls", what): how many there are."""
     events = case.ranks[rank]
     begun, over = (event["time_ns"] for event in events.optimizer_steps[:2])
@@ -477,9 +479,9 @@ def described(found: Counter) -> str:
     return "; ".join(text) or "nothing"
 
 
-def sends_enough(case: Case) -> None:
+def _sends_enough(case: ScriptCase) -> None:
     """Raise Broken if a rank adds or gathers much more than a right answer; FSDP gathers parameters in both passes."""
-    found, needed = traffic(case), needed_bytes(case)
+    found, needed = step_traffic(case), _needed_bytes(case)
     for what, often in (("all_reduce", 1), ("all_gather", 2)):
         if found[what] > TOO_MUCH * often * needed:
             raise Broken(f"""traffic: all numbers are right, but in a step rank 0 sends {described(found)}, where one
@@ -487,7 +489,7 @@ def sends_enough(case: Case) -> None:
                 already?""")
 
 
-def needed_bytes(case: Case) -> float:
+def _needed_bytes(case: ScriptCase) -> float:
     """Return the bytes of the gradients that are averaged over dp, and of the sums of layers that tp shares."""
     width, parameters = 8, sum(case.whole.values())
     gradients = parameters if case.tp == 1 else case.dp * sum(case.held(0).values())  # FSDP holds a share of them
@@ -498,7 +500,7 @@ def needed_bytes(case: Case) -> float:
     return width * ((case.dp > 1) * gradients + (case.tp > 1) * sums)
 
 
-def destroys(case: Case) -> None:
+def _destroys(case: ScriptCase) -> None:
     """Require that no process group is left at the end."""
     left = [r for r, rank in enumerate(case.ranks) if rank.first("left")["group"]]
     if left:

@@ -22,7 +22,7 @@ import psutil
 from ...watch import records
 from ...watch.launch import Stall
 from ...watch.records import Event
-from ...watch.records import Rank as Observed
+from ...watch.records import RankRecord as Observed
 
 if TYPE_CHECKING:
     pass
@@ -35,7 +35,7 @@ LOSS = re.compile(r"^(step \d+|test) loss (\S+)", re.M)
 
 
 @dataclass
-class Rank(Observed):
+class ScriptRank(Observed):
     """A rank of a script. printed: its output; files: what it left in its folder."""
 
     printed: str = ""
@@ -69,13 +69,13 @@ class Rank(Observed):
 
 
 @dataclass
-class Run:
+class ScriptRun:
     """Ranks after a run. stalled: they waited for each other; late: they still ran after LIMIT; both were ended.
 
     state: what rank 0 has saved as SAVED, or the error of reading it, or None.
     """
 
-    ranks: list[Rank]
+    ranks: list[ScriptRank]
     stalled: bool
     late: bool
     seconds: float
@@ -83,10 +83,10 @@ class Run:
     state: object = None
 
 
-class Launcher:
+class ScriptLauncher:
     """A process that has imported torch and starts ranks of scripts by forking; it ends with the `with` block."""
 
-    def __enter__(self) -> Launcher:
+    def __enter__(self) -> ScriptLauncher:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
         self._lock = threading.Lock()
         command = [sys.executable, "-m", f"{__package__}.observe"]
@@ -99,7 +99,7 @@ class Launcher:
         self._process.kill()
         self._process.communicate()
 
-    def launch(self, script: Path, ranks: int) -> Run:
+    def launch(self, script: Path, ranks: int) -> ScriptRun:
         """Run a script on so many ranks; it ends within LIMIT, and some seconds after all ranks wait for each other.
 
         Ranks that never met in init_process_group are launched a second time: on a busy machine that happened once in
@@ -109,7 +109,7 @@ class Launcher:
         unmet = run.stalled and not any(rank.first("met") for rank in run.ranks)
         return self._launch(script, ranks) if unmet else run
 
-    def _launch(self, script: Path, ranks: int) -> Run:
+    def _launch(self, script: Path, ranks: int) -> ScriptRun:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="hpdl-script-") as name:
             folder = Path(name)
@@ -121,46 +121,41 @@ class Launcher:
                 while psutil.pid_exists(pid) and not (stalled or late):
                     stalled, late = stall.stuck(), time.monotonic() - began > LIMIT
                     time.sleep(0.1)
-                found = read(folder, ranks)  # before they are ended, one after the other
+                found = read_script_ranks(folder, ranks)  # before they are ended, one after the other
             finally:
-                end(pid, folder)
+                if psutil.pid_exists(pid):
+                    for member in records.pids(folder):
+                        _kill(os.kill, member)
+                    _kill(os.killpg, pid)
+                    while psutil.pid_exists(pid):
+                        time.sleep(0.01)
             out = folder / "torchrun.out"
             output = out.read_text(errors="replace") if out.exists() else ""
-            return Run(found, stalled, late, time.monotonic() - began, output, saved(folder / "0" / SAVED))
+            return ScriptRun(found, stalled, late, time.monotonic() - began, output, _saved(folder / "0" / SAVED))
 
 
-def read(folder: Path, ranks: int) -> list[Rank]:
+def read_script_ranks(folder: Path, ranks: int) -> list[ScriptRank]:
     """Read what there is to know about all ranks."""
-    seen = {rank.number: rank for rank in records.read(folder, alone=ranks == 1)[0]}
-    return [read_rank(folder, number, seen.get(number)) for number in range(ranks)]
+    seen = {rank.number: rank for rank in records.read_ranks(folder, alone=ranks == 1)[0]}
+    return [_read_rank(folder, number, seen.get(number)) for number in range(ranks)]
 
 
-def read_rank(folder: Path, number: int, seen: Observed | None) -> Rank:
+def _read_rank(folder: Path, number: int, seen: Observed | None) -> ScriptRank:
     out, works_in = folder / f"{number}.out", folder / str(number)
     printed = out.read_text(errors="replace") if out.exists() else ""
     files = sorted(path.name for path in works_in.iterdir() if path.is_file()) if works_in.exists() else []
     pid, events, now = (seen.pid, seen.events, seen.now) if seen else (0, [], {})
-    return Rank(number, pid, events, now, printed=printed, files=files)
+    return ScriptRank(number, pid, events, now, printed=printed, files=files)
 
 
-def end(pid: int, folder: Path) -> None:
-    """End the launcher `pid` and its ranks, whatever they do."""
-    if psutil.pid_exists(pid):
-        for member in records.pids(folder):
-            kill(os.kill, member)
-        kill(os.killpg, pid)
-        while psutil.pid_exists(pid):
-            time.sleep(0.01)
-
-
-def kill(how: Callable[[int, int], None], pid: int) -> None:
+def _kill(how: Callable[[int, int], None], pid: int) -> None:
     try:
         how(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
 
 
-def saved(path: Path) -> object:
+def _saved(path: Path) -> object:
     """Return {name: tensor} of a file of torch.save, None if there is none, or the exception if it cannot be read."""
     if not path.exists():
         return None

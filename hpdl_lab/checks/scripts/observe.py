@@ -31,7 +31,7 @@ IMPORTED = (  # what a rank may need, and what takes it longest
 )
 
 
-def serve() -> None:
+def _serve() -> None:
     """Fork a process for each line of input, until there is no more."""
     with uncollected():
         for module in IMPORTED:
@@ -42,10 +42,10 @@ def serve() -> None:
             print(pid, flush=True)
         else:
             script, folder, ranks = json.loads(line)
-            return main(Path(script), Path(folder), ranks)
+            return _main(Path(script), Path(folder), ranks)
 
 
-def main(script: Path, folder: Path, ranks: int) -> None:
+def _main(script: Path, folder: Path, ranks: int) -> None:
     """Run the script on one rank, here, or on several, by what torchrun is made of, in a session of its own.
 
     torchrun starts each rank as a new Python, which imports torch; these are forked from this process, which has.
@@ -56,7 +56,7 @@ def main(script: Path, folder: Path, ranks: int) -> None:
         for descriptor, file in enumerate((nothing, out, out)):
             os.dup2(file.fileno(), descriptor)
     if ranks == 1:
-        sys.exit(run_rank(script, folder))
+        sys.exit(_run_rank(script, folder))
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -71,10 +71,10 @@ def main(script: Path, folder: Path, ranks: int) -> None:
         start_method="fork",
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),  # by itself it leaves a folder in TMPDIR
     )
-    elastic_launch(config, run_rank)(script, folder)
+    elastic_launch(config, _run_rank)(script, folder)
 
 
-def run_rank(script: Path, folder: Path) -> int:
+def _run_rank(script: Path, folder: Path) -> int:
     """Run the script as this rank, under observation; returns the exit status."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # at once, also in the midst of a collective
     rank = int(os.environ.get("RANK", "0"))
@@ -87,14 +87,14 @@ def run_rank(script: Path, folder: Path) -> int:
     observer = install(folder).observer
     observer.begin()
     sys.argv, sys.path[0] = [str(script)], str(script.parent)
-    status = observed(observer, script)
+    status = _observed(observer, script)
     sys.stdout.flush()
     if status and "RANK" in os.environ:
         sys.exit(status)  # elastic_launch ends the other ranks
     return status
 
 
-def observed(observer: Observer, script: Path) -> int:
+def _observed(observer: Observer, script: Path) -> int:
     """Run the script to its end; note and print what it raises, from its own lines on. Returns the exit status."""
     try:
         runpy.run_path(str(script), run_name="__main__")
@@ -113,4 +113,4 @@ def observed(observer: Observer, script: Path) -> int:
 
 
 if __name__ == "__main__":
-    serve()
+    _serve()

@@ -12,8 +12,8 @@ from ..hints import FOLDERS as HINTS
 from ..hints import Hinted
 from ..record import Broken
 from ..result import CheckResult
-from .judge import Case, described, judge, traffic
-from .launch import Launcher, Run
+from .judge import ScriptCase, described, judge_script, step_traffic
+from .launch import ScriptLauncher, ScriptRun
 
 ALONE = "train_gpt.py"
 
@@ -56,17 +56,17 @@ def script_of(name: str) -> Path:
     return next((path for path in folders if path.exists()), folders[0])
 
 
-ONE: dict[str, Run] = {}  # the run of the one-rank script, which is the same for all checks of this process
+ONE: dict[str, ScriptRun] = {}  # the run of the one-rank script, which is the same for all checks of this process
 
 
-def alone(launcher: Launcher) -> Run:
+def _alone(launcher: ScriptLauncher) -> ScriptRun:
     """Return the run of the one-rank script, once in this process."""
     if ALONE not in ONE:
         ONE[ALONE] = launcher.launch(script_of(ALONE), 1)
     return ONE[ALONE]
 
 
-def check_script(exercise: ScriptExercise, path: Path, launcher: Launcher | None = None) -> CheckResult:
+def check_script(exercise: ScriptExercise, path: Path, launcher: ScriptLauncher | None = None) -> CheckResult:
     """Launch the script at `path` by torchrun, and compare its ranks with the one-rank script.
 
     launcher: for many checks; by default one is started, in some seconds, and ended.
@@ -78,21 +78,21 @@ def check_script(exercise: ScriptExercise, path: Path, launcher: Launcher | None
     except SyntaxError as error:
         line = (error.text or "").strip()
         return CheckResult(label, "syntax", f"line {error.lineno}, `{line}`: {error.msg}.")
-    with nullcontext(launcher) if launcher else Launcher() as ranks, ThreadPoolExecutor(1) as pool:
-        one = pool.submit(alone, ranks)
+    with nullcontext(launcher) if launcher else ScriptLauncher() as ranks, ThreadPoolExecutor(1) as pool:
+        one = pool.submit(_alone, ranks)
         run = ranks.launch(path.resolve(), exercise.ranks)
-    case = Case(run, one.result(), exercise.dp, exercise.tp)
+    case = ScriptCase(run, one.result(), exercise.dp, exercise.tp)
     if not case.one.first("ended"):
         ONE.clear()
         raise RuntimeError(f"{ALONE} itself did not run to its end on this machine: {case.one.printed[-500:]}")
     try:
-        judge(case)
+        judge_script(case)
     except Broken as broken:
         return CheckResult(label, broken.failed, broken.message[:1].upper() + broken.message[1:], broken.detail)
-    return CheckResult(label, None, "correct", facts=facts(case))
+    return CheckResult(label, None, "correct", facts=_facts(case))
 
 
-def facts(case: Case) -> tuple[str, ...]:
+def _facts(case: ScriptCase) -> tuple[str, ...]:
     """Return facts about a right script."""
     p, steps = len(case.ranks), len(case.steps)
     off = max(abs(case.loss(step)[1] - case.loss(step)[2]) for step in case.one.losses)
@@ -102,5 +102,5 @@ def facts(case: Case) -> tuple[str, ...]:
         f"to {max(off, 1e-12):.0e}",
         f"examples of a step: {len(case.ranks[0].batches[0])} on each rank, {len(case.one.batches[0])} on one",
         f"parameters that rank 0 holds: {held:,} of {whole:,}",
-        f"rank 0 in a step: {described(traffic(case))}",
+        f"rank 0 in a step: {described(step_traffic(case))}",
     )

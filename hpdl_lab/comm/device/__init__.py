@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..real import RealComm
 
 
-def kind(device: str) -> Callable[..., RealComm]:
+def comm_class(device: str) -> Callable[..., RealComm]:
     """Return what makes communicators for Session.comm: "cpu" or "cuda". Raises RuntimeError without a GPU or NCCL."""
     from ..real import RealComm
 

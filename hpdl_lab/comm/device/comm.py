@@ -29,7 +29,7 @@ from ..calls import Call, Facts
 from ..errors import CommError, Mismatch
 from ..real import RealComm, shape_and_dtype
 from ..shm import attempt
-from ..status.operation import Operation
+from ..status.operation import PolledOperation
 from ..status.report import mismatch
 from ..torch.messages import Completing, GroupWork
 from ..work import RealWork
@@ -50,7 +50,7 @@ WIDENED = {"bfloat16": torch.float32, "float16": torch.float32, "int16": torch.i
 MOVED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8", "int8")  # else as bytes
 
 
-class DeviceWork(RealWork):
+class _DeviceWork(RealWork):
     """An end of a message of the group; its `message` is the note, which the host carries.
 
     launch: the GroupWork in which it has started, or None.
@@ -60,7 +60,7 @@ class DeviceWork(RealWork):
     progress = 0
 
     def __init__(self, comm: DeviceComm, op: str, x: Tensor, peer: int) -> None:
-        self.device_comm, self.flat = comm, moved(x)
+        self.device_comm, self.flat = comm, _moved(x)
         self.buffer = buffer_of(x, op, comm.device)
         self.launch: GroupWork | None = None
         mine = (self.buffer.count, DTYPES.index(self.buffer.dtype))
@@ -99,13 +99,13 @@ class DeviceWork(RealWork):
             comm = self.device_comm
             with comm.aborting(self.op):
                 whom = (comm.members[self.peer],)
-                comm.waiting.finish(Arrival(self), self.op, whom, self.buffer.nbytes, self.line, facts=self._facts)
+                comm.waiting.finish(_Arrival(self), self.op, whom, self.buffer.nbytes, self.line, facts=self._facts)
             self._arrived(self.buffer.nbytes)
 
     def test(self) -> bool:
         if self.message is not None:
             with self.device_comm.aborting(self.op):
-                arrived = Arrival(self).advance()
+                arrived = _Arrival(self).advance()
             if arrived:
                 self._arrived(self.buffer.nbytes)
         return self.message is None
@@ -132,10 +132,10 @@ class DeviceWork(RealWork):
         del self.flat
 
 
-class Arrival(Operation):
+class _Arrival(PolledOperation):
     """The end of a DeviceWork, as an operation: whoever waits for it lets the messages start that have been posted."""
 
-    def __init__(self, work: DeviceWork) -> None:
+    def __init__(self, work: _DeviceWork) -> None:
         self.work = work
 
     def advance(self) -> bool:
@@ -146,18 +146,18 @@ class Arrival(Operation):
 class DeviceComm(RealComm):
     """A communicator whose tensors are on `device` and travel through `device_group`, a process group of its ranks.
 
-    groups: make that group, for MPI ranks (groups.py) or for those of torchrun. Operations have ended when they return:
+    groups: make that group, for MPI ranks (groups.py) or for ranks of torchrun. Operations have ended when they return:
     the host waits for the GPU.
     """
 
     can_double = False  # what is given to `background` runs at once
 
-    def __init__(self, groups: GroupMaker, *arguments: Any) -> None:
+    def __init__(self, groups: _GroupMaker, *arguments: Any) -> None:
         """arguments: of RealComm."""
         super().__init__(*arguments)
         self.groups, self.device = groups, str(groups.device)
         self.device_group: Any = None  # torch's ProcessGroup, or HostGroup, from `connect` on
-        self.posted: list[DeviceWork] = []  # that have not started
+        self.posted: list[_DeviceWork] = []  # that have not started
         self.posted_at = 0.0  # s: since when there are some
         self.segments: list[Segment] = []  # in the order of `allocate`, the same everywhere
 
@@ -170,7 +170,7 @@ class DeviceComm(RealComm):
         return isinstance(self.device_group, HostGroup)
 
     def _of_these(self, transport: Transport, members: tuple[int, ...], waiting: Waiting, trace: Trace) -> DeviceComm:
-        return DeviceComm(self.groups, self.place, transport, members, waiting, self.on_row, trace)
+        return DeviceComm(self.groups, self.session, transport, members, waiting, self.on_row, trace)
 
     def barrier(self) -> None:
         self.launch_posted()
@@ -208,7 +208,7 @@ class DeviceComm(RealComm):
             self.waiting.inject.before(self)
         if not self.posted:
             self.posted_at = time.monotonic()
-        return DeviceWork(self, op, x, peer)
+        return _DeviceWork(self, op, x, peer)
 
     def start_posted(self) -> None:
         """Start what has been posted, as one batch: when all of it may start, or after PATIENCE what may."""
@@ -217,7 +217,7 @@ class DeviceComm(RealComm):
             self.posted = [work for work in self.posted if work not in ready]
             self._start(ready)
 
-    def _start(self, works: list[DeviceWork]) -> None:
+    def _start(self, works: list[_DeviceWork]) -> None:
         moving = [work for work in works if work.buffer.count]
         device, group = torch.device(self.device), self.device_group
         coalesces = bool(moving) and device.type == "cuda"
@@ -258,25 +258,25 @@ class DeviceComm(RealComm):
         count, dtype = buffer.count, DTYPES.index(buffer.dtype)
         self.launch_posted()
         step, t0, line = self.begun()
-        self.waiting.finish(Computed(), "all_reduce", (), line=line)
-        number, offset = place_of(self.segments, self.rank, x)
+        self.waiting.finish(_Computed(), "all_reduce", (), line=line)
+        number, offset = _place_of(self.segments, self.rank, x)
         places = self.agree("all_reduce", count, dtype, note=f"{number},{offset}".encode())
         if number < 0 or len(set(places)) > 1 or self.groups.cuda is None:
             return False
         first, mine = slice_of(count, self.rank, self.size)
         tensors = [address + offset for address in self.segments[number].addresses]
         self.groups.cuda.one_pass(tensors, first, mine, dtype, torch.cuda.current_stream().cuda_stream)
-        self.waiting.finish(Computed(), "all_reduce", (), line=line)
+        self.waiting.finish(_Computed(), "all_reduce", (), line=line)
         self._meet(("all_reduce", count, dtype, -1), line)
         self.trace.add(step, "all_reduce", t0, self.trace.clock(), nbytes=buffer.nbytes, line=line)
         return True
 
     def nccl_all_reduce(self, x: Tensor) -> Tensor:
         """Add `x` over ranks by the process group, or by the host in its place, wherever `x` lies on the device."""
-        total = widened(x)
+        total = _widened(x)
         self._collective("all_reduce", x, lambda group: group.allreduce([total]))
         if total.data_ptr() != x.data_ptr():
-            copy_into(x, narrowed(total, x.dtype))
+            copy_into(x, _narrowed(total, x.dtype))
         return x
 
     def ring_all_reduce(self, x: ArrayT) -> ArrayT:
@@ -296,39 +296,39 @@ class DeviceComm(RealComm):
     def broadcast(self, x: ArrayT, root: int = 0) -> ArrayT:
         if not self._on_device(x, "broadcast"):
             return super().broadcast(x, root)
-        data = moved(x)
+        data = _moved(x)
         self._collective("broadcast", x, lambda group: group.broadcast(data, root), root)
         return x
 
     def reduce(self, x: ArrayT, root: int = 0) -> ArrayT | None:
         if not self._on_device(x, "reduce"):
             return super().reduce(x, root)
-        total = widened(x).clone()
+        total = _widened(x).clone()
         self._collective("reduce", x, lambda group: group.reduce(total, root), root)
-        return narrowed(total, x.dtype) if self.rank == root else None  # pyrefly: ignore[bad-return]
+        return _narrowed(total, x.dtype) if self.rank == root else None  # pyrefly: ignore[bad-return]
 
     def all_gather(self, x: ArrayT) -> ArrayT:
         if not self._on_device(x, "all_gather"):
             return super().all_gather(x)
         out = new_like(x, (self.size, *x.shape))
-        self._collective("all_gather", x, lambda group: group._allgather_base(moved(out), moved(x)))
+        self._collective("all_gather", x, lambda group: group._allgather_base(_moved(out), _moved(x)))
         return out
 
     def reduce_scatter(self, x: ArrayT) -> ArrayT:
         if not self._on_device(x, "reduce_scatter"):
             return super().reduce_scatter(x)
         self._check_rows("reduce_scatter", x)
-        rows = widened(x)
+        rows = _widened(x)
         out = rows.new_empty(rows.shape[1:])
         self._collective("reduce_scatter", x, lambda group: group._reduce_scatter_base(out.view(-1), rows.reshape(-1)))
-        return narrowed(out, x.dtype)  # pyrefly: ignore[bad-return]
+        return _narrowed(out, x.dtype)  # pyrefly: ignore[bad-return]
 
     def gather(self, x: ArrayT, root: int = 0) -> ArrayT | None:
         if not self._on_device(x, "gather"):
             return super().gather(x, root)
         out = new_like(x, (self.size, *x.shape)) if self.rank == root else None
-        rows = [] if out is None else [moved(row) for row in out]
-        self._collective("gather", x, lambda group: group.gather(rows, moved(x), root), root)
+        rows = [] if out is None else [_moved(row) for row in out]
+        self._collective("gather", x, lambda group: group.gather(rows, _moved(x), root), root)
         return out
 
     def scatter(self, x: Array | None, out: ArrayT, root: int = 0) -> ArrayT:
@@ -339,8 +339,8 @@ class DeviceComm(RealComm):
             parts: Any = x
             self._check_rows("scatter", parts)
             buffer_of(parts, "scatter", self.device)
-            rows = [moved(row) for row in parts]
-        self._collective("scatter", out, lambda group: group.scatter(moved(out), rows, root), root)
+            rows = [_moved(row) for row in parts]
+        self._collective("scatter", out, lambda group: group.scatter(_moved(out), rows, root), root)
         return out
 
     def all_to_all(self, x: ArrayT) -> ArrayT:
@@ -348,7 +348,7 @@ class DeviceComm(RealComm):
             return super().all_to_all(x)
         self._check_rows("all_to_all", x)
         out = new_like(x, x.shape)
-        self._collective("all_to_all", x, lambda group: group.alltoall_base(moved(out), moved(x), [], []))
+        self._collective("all_to_all", x, lambda group: group.alltoall_base(_moved(out), _moved(x), [], []))
         return out
 
     @contextmanager
@@ -424,13 +424,13 @@ class DeviceComm(RealComm):
         return super().release()
 
 
-def moved(x: Tensor) -> Tensor:
+def _moved(x: Tensor) -> Tensor:
     """Return the memory of `x`, flat, in a dtype that every process group moves: in bytes if it has another."""
     flat = x.detach().reshape(-1)
     return flat if dtype_name(x.dtype) in MOVED else flat.view(torch.uint8)
 
 
-def widened(x: Tensor) -> Tensor:
+def _widened(x: Tensor) -> Tensor:
     """Return `x` as a process group adds it: a copy of twice the bits if it has 16, real numbers if it is complex."""
     x = x.detach()
     if x.is_complex():
@@ -438,8 +438,8 @@ def widened(x: Tensor) -> Tensor:
     return x.to(WIDENED.get(dtype_name(x.dtype), x.dtype))
 
 
-def narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum of what `widened` made of tensors of `dtype`, in that dtype."""
+def _narrowed(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum of what `_widened` made of tensors of `dtype`, in that dtype."""
     return torch.view_as_complex(total) if dtype.is_complex else total.to(dtype)
 
 
@@ -454,14 +454,14 @@ class Reached(Protocol):
     def address(self) -> int: ...
 
 
-class Allocated(Reached, Protocol):
+class _Allocated(Reached, Protocol):
     """GPU memory of this process."""
 
     @property
     def nbytes(self) -> int: ...
 
 
-class GroupMaker(Protocol):
+class _GroupMaker(Protocol):
     """A maker of the process groups of DeviceComm. cuda: the module _cuda, or None if this rank has none."""
 
     device: torch.device
@@ -488,7 +488,7 @@ class Segment(NamedTuple):
 class View:
     """A uint8 tensor over `memory`, of the compiled module. Ref: CUDA Array Interface, version 3."""
 
-    def __init__(self, memory: Allocated) -> None:
+    def __init__(self, memory: _Allocated) -> None:
         self.memory = memory
         self.__cuda_array_interface__ = {
             "data": (memory.address, False),
@@ -499,7 +499,7 @@ class View:
         }
 
 
-class Computed(Operation):
+class _Computed(PolledOperation):
     """The end of all that this rank has given the GPU so far."""
 
     def __init__(self) -> None:
@@ -534,7 +534,7 @@ def allocate(comm: DeviceComm, cuda: ModuleType | None, count: int, dtype: str) 
     return torch.as_tensor(View(opened[comm.rank]), device=comm.device), segment
 
 
-def place_of(segments: Sequence[Segment], rank: int, x: Tensor) -> tuple[int, int]:
+def _place_of(segments: Sequence[Segment], rank: int, x: Tensor) -> tuple[int, int]:
     """Return (number of the segment, byte offset) where tensor `x` of this rank lies; (-1, 0) if in none."""
     for number, segment in enumerate(segments):
         offset = x.data_ptr() - segment.addresses[rank]

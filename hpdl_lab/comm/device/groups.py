@@ -48,17 +48,17 @@ class MpiGroups:
         cuda: ModuleType | Literal[False] | None = None,
         through_host: Callable[[list[int]], bool] | None = None,
     ) -> None:
-        """device: by default the ranks of a host take its GPUs by turns. make_group: in place of `nccl_group`.
+        """device: by default the ranks of a host take its GPUs by turns. make_group: in place of `_nccl_group`.
 
         cuda: False is no module _cuda, None the one that is there.
 
-        through_host: in place of `nccl_refuses`.
+        through_host: in place of `_nccl_refuses`.
 
         Raises: RuntimeError without a GPU, features.Missing without NCCL.
         """
-        self.device = torch.device(device or device_of(session))
-        self.make_group, self.cuda = make_group or nccl_group, cuda or None
-        self.through_host = through_host or nccl_refuses
+        self.device = torch.device(device or _device_of(session))
+        self.make_group, self.cuda = make_group or _nccl_group, cuda or None
+        self.through_host = through_host or _nccl_refuses
         if cuda is None:
             with suppress(Missing):  # then nothing is shared between GPUs
                 self.cuda = cuda_module()
@@ -81,7 +81,7 @@ class MpiGroups:
                 self.names[group] = name
                 return group
             group.abort()  # some rank has dropped its own
-        hosts = [comm.place.hosts[r] for r in comm.members]
+        hosts = [comm.session.hosts[r] for r in comm.members]
         places = [(host, gpu) for host, (_, gpu) in zip(hosts, notes, strict=True)]
         sharing = [rank for rank, place in enumerate(places) if places.count(place) > 1]
         if self.through_host(sharing):
@@ -117,17 +117,17 @@ def mpi_groups() -> MpiGroups:
     return MpiGroups(session_of_this_process())
 
 
-def device_of(session: Session) -> str:
+def _device_of(session: Session) -> str:
     """Return the GPU that serves this rank. Raises RuntimeError without a GPU."""
     count = torch.cuda.device_count()
     if count == 0:
         raise RuntimeError(f"rank {session.rank} has no GPU: {why_no_gpu()}")
-    place = session.hosts[: session.rank].count(session.hosts[session.rank])  # on this host
-    torch.cuda.set_device(place % count)
-    return f"cuda:{place % count}"
+    local_rank = session.hosts[: session.rank].count(session.hosts[session.rank])  # on this host
+    torch.cuda.set_device(local_rank % count)
+    return f"cuda:{local_rank % count}"
 
 
-def nccl_group(store: dist.Store, rank: int, size: int, device: torch.device, sharing: list[int]) -> dist.ProcessGroup:
+def _nccl_group(store: dist.Store, rank: int, size: int, device: torch.device, sharing: list[int]) -> dist.ProcessGroup:
     """Return a process group of NCCL that is not registered anywhere; sharing: see `nccl_options`."""
     options = nccl_options(sharing)
     group, kind = dist.ProcessGroup(store, rank, size), dist.ProcessGroup.BackendType.NCCL
@@ -136,7 +136,7 @@ def nccl_group(store: dist.Store, rank: int, size: int, device: torch.device, sh
     return group
 
 
-def nccl_refuses(sharing: list[int]) -> bool:
+def _nccl_refuses(sharing: list[int]) -> bool:
     """Return True if the NCCL of this torch refuses ranks, because `sharing` share their GPU with another."""
     return bool(sharing) and nccl.version_of_torch() < nccl.SHARES_A_GPU
 
@@ -148,7 +148,7 @@ def nccl_options(sharing: list[int]) -> dist.ProcessGroupNCCL.Options:
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = FOREVER
-    if nccl_refuses(sharing):
+    if _nccl_refuses(sharing):
         found, needed = nccl.text_of(nccl.version_of_torch()), nccl.text_of(nccl.SHARES_A_GPU)
         raise CommError(
             f"{name_ranks(sharing)} share a GPU, which NCCL {found} of this torch refuses; "

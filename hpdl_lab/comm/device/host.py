@@ -19,7 +19,7 @@ from ..status.waiting import NAP
 
 if TYPE_CHECKING:
     from ..real import RealComm
-    from ..transport import Message, Transport
+    from ..transport import PendingMessage, Transport
 
 
 class HostWork:
@@ -37,13 +37,13 @@ class HostWork:
         self._land()
 
 
-class HostMessage:
+class _HostMessage:
     """A message of the host that is under way, as Session.keep takes it.
 
     comm: whose transport carries it, and sets `message` before it begins.
     """
 
-    message: Message | None = None
+    message: PendingMessage | None = None
 
     def __init__(self, memory: Tensor, comm: HostGroup, sends: bool) -> None:
         self.memory, self.comm, self.sends = memory, comm, sends
@@ -80,8 +80,8 @@ class HostGroup:
         self.transport = comm.transport.double(comm, comm.waiting)
         self._pinned = torch.device(comm.device).type == "cuda"
         self._batch: list[HostWork] | None = None
-        self._messages: list[HostMessage] = []  # that may be under way
-        self._place = comm.place
+        self._messages: list[_HostMessage] = []  # that may be under way
+        self._session = comm.session
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -93,10 +93,10 @@ class HostGroup:
         return self._message(False, memory, src, lambda: tensors[0].copy_(memory))
 
     def _message(self, sends: bool, memory: Tensor, peer: int, land: Callable[[], object]) -> HostWork:
-        holder = HostMessage(memory, self, sends)
-        (self.transport.send if sends else self.transport.receive)(holder, memory, peer)
-        self._messages = [m for m in self._messages if not m.advance()] + [holder]
-        work = HostWork(holder.advance, land)
+        message = _HostMessage(memory, self, sends)
+        (self.transport.send if sends else self.transport.receive)(message, memory, peer)
+        self._messages = [m for m in self._messages if not m.advance()] + [message]
+        work = HostWork(message.advance, land)
         if self._batch is not None:
             self._batch.append(work)
         return work
@@ -118,7 +118,7 @@ class HostGroup:
 
     def abort(self) -> None:
         """Keep the memory of what is under way: MPI may still write to it."""
-        self._place.keep(self._messages, 0.0)
+        self._session.keep(self._messages, 0.0)
         self._messages = []
 
     # -- collectives ------------------------------------------------------------------------------------------------

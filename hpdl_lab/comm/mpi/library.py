@@ -24,7 +24,7 @@ Access: TypeAlias = tuple[int, int]  # user id and permissions
 PROBE = 0x1234567  # a tag that no other field of a status holds
 
 
-def load() -> tuple[ModuleType, _core.Mpi]:
+def load_mpi() -> tuple[ModuleType, _core.Mpi]:
     """Start MPI unless it has been, and give its functions to the compiled module; return (mpi4py.MPI, _core.Mpi)."""
     import mpi4py
 
@@ -38,11 +38,11 @@ def load() -> tuple[ModuleType, _core.Mpi]:
     earlier = None if "mpi4py.MPI" in sys.modules else shared()
     from mpi4py import MPI
 
-    require_own_memory(MPI, earlier)
-    return MPI, compiled_module().Mpi(MPI.__file__, MPI.COMM_WORLD.rank, constants(MPI))
+    _require_own_memory(MPI, earlier)
+    return MPI, compiled_module().Mpi(MPI.__file__, MPI.COMM_WORLD.rank, mpi_constants(MPI))
 
 
-def require_own_memory(MPI: ModuleType, earlier: Collection[Key] | None) -> None:
+def _require_own_memory(MPI: ModuleType, earlier: Collection[Key] | None) -> None:
     """Raise CommError if another account may read what ranks of this machine send each other.
 
     earlier: what was shared before MPI was started; None if the program has started it by itself.
@@ -53,7 +53,7 @@ def require_own_memory(MPI: ModuleType, earlier: Collection[Key] | None) -> None
     require_own(new, unknown=earlier is not None and not by_chance)
 
 
-def constants(MPI: ModuleType) -> dict[str, int]:
+def mpi_constants(MPI: ModuleType) -> dict[str, int]:
     """Return the numbers that differ from one MPI to the next, as 64-bit words."""
     names = {  # what MPI adds; the rest it moves as bytes
         "float32": MPI.FLOAT,
@@ -108,11 +108,11 @@ def require_own(segments: Mapping[Key, str], unknown: bool = True) -> None:
     modes: dict[Key, Access | None] = {}
     for (device, inode), path in segments.items():
         if path.startswith("/SYSV"):
-            modes[device, inode] = system_v(inode)
+            modes[device, inode] = _system_v(inode)
         elif path.startswith("/") and os.path.dirname(path.removesuffix(" (deleted)")) not in ("/", "/dev"):
-            modes[device, inode] = by_path(path, inode)  # else without a name that could be opened: memfd, /dev/zero
+            modes[device, inode] = _by_path(path, inode)  # else without a name that could be opened: memfd, /dev/zero
     missing = {key for key, found in modes.items() if found is None}
-    modes |= by_open_files(missing)
+    modes |= _by_open_files(missing)
     for key, found in modes.items():
         if found is None and not unknown:
             continue
@@ -127,7 +127,7 @@ def require_own(segments: Mapping[Key, str], unknown: bool = True) -> None:
             raise CommError(f"shared memory {path} is open to other accounts (mode {mode:o}): nothing was sent")
 
 
-def by_path(path: str, inode: int) -> Access | None:
+def _by_path(path: str, inode: int) -> Access | None:
     """Return (user id, permissions) of the file at `path`; None if that is not the one that was mapped."""
     with contextlib.suppress(OSError):
         about = os.stat(path)
@@ -136,7 +136,7 @@ def by_path(path: str, inode: int) -> Access | None:
     return None
 
 
-def system_v(number: int) -> Access | None:
+def _system_v(number: int) -> Access | None:
     """Return (user id, permissions) of a segment of System V; None if there is none of that number."""
     with open("/proc/sysvipc/shm") as file:
         for line in file:
@@ -146,7 +146,7 @@ def system_v(number: int) -> Access | None:
     return None
 
 
-def by_open_files(missing: Collection[Key]) -> dict[Key, Access]:
+def _by_open_files(missing: Collection[Key]) -> dict[Key, Access]:
     """Return {(device, inode): (user id, permissions)} of what a process of this user holds open."""
     found: dict[Key, Access] = {}
     me = os.getpid()

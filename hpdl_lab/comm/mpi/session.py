@@ -20,7 +20,7 @@ from ..status.remote import RemoteStatus
 from ..status.table import StatusTable, open_together
 from ..status.waiting import NAP, RARELY, SLICE, DeferredInterrupt, Waiting, finish_blindly
 from ..work import still_pending
-from .library import load
+from .library import load_mpi
 from .transport import MpiTransport
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
         def __call__(
             self,
-            place: Session,
+            session: Session,
             transport: Transport,
             members: tuple[int, ...],
             waiting: Waits,
@@ -69,7 +69,7 @@ class Session:
     def __init__(self) -> None:
         """Start MPI and open the status table. Collective over all ranks of the job. Does not import torch."""
         self.core = compiled_module()
-        self.MPI, self.mpi = load()
+        self.MPI, self.mpi = load_mpi()
         self.rank, self.size = self.MPI.COMM_WORLD.rank, self.MPI.COMM_WORLD.size
         self.worlds = 0
         # ranks: handle of the communicator that those of their runs are duplicates of
@@ -200,7 +200,7 @@ class Session:
         closed = self.closed.get(members, [])
         for handles in closed[:-1]:
             comms = [self.MPI.Comm.fromhandle(handle) for handle in handles]
-            if not set(handles) & set(owing) and all([drop_stale(self.MPI, comm, self.cancelled) for comm in comms]):
+            if not set(handles) & set(owing) and all([_drop_stale(self.MPI, comm, self.cancelled) for comm in comms]):
                 for comm in comms:
                     comm.Free()
             else:
@@ -234,7 +234,7 @@ class Session:
             # All are here and help: what nobody has received can be received now.
             for handles in [*self.unfreed, *(handles for closed in self.closed.values() for handles in closed)]:
                 for handle in handles:
-                    drop_stale(self.MPI, self.MPI.Comm.fromhandle(handle), self.cancelled, whatever=True)
+                    _drop_stale(self.MPI, self.MPI.Comm.fromhandle(handle), self.cancelled, whatever=True)
             self._discard_finished(LAST_HELP)
             sent = self.status.flush()
             through_mpi = (self.core.Consensus, self.core.Duplicates, self.core.Ring, self.core.Progress, InThread)
@@ -263,7 +263,7 @@ WORTH_DROPPING = 1 << 20  # bytes
 PATIENCE = 0.1  # s
 
 
-def drop_stale(MPI: ModuleType, comm: Comm, cancelled: list[object], whatever: bool = False) -> bool:
+def _drop_stale(MPI: ModuleType, comm: Comm, cancelled: list[object], whatever: bool = False) -> bool:
     """Receive and forget what has arrived in `comm`; return True if nothing is left there.
 
     False if a message cannot be received: a large one needs the help of its sender, which has left.

@@ -24,7 +24,7 @@ SEGMENT = 256 * 1024  # bytes, of the compiled ring; 16 to 512 KiB were tried
 SMALL = 2046  # bytes: larger messages are announced, without their count in the tag (csrc/mpi.cpp)
 
 
-class Job(Protocol):
+class _Job(Protocol):
     """The place of this process in an MPI job (session.Session)."""
 
     MPI: ModuleType
@@ -36,7 +36,7 @@ class Job(Protocol):
 class MpiTransport(Transport):
     """session: this process's place in the job. handles: of two MPI communicators of the same ranks."""
 
-    def __init__(self, session: Job, handles: tuple[int, int], rank: int, size: int) -> None:
+    def __init__(self, session: _Job, handles: tuple[int, int], rank: int, size: int) -> None:
         self.session, self.core = session, compiled_module()
         self.can_double = session.threads
         self.doubles: tuple[int, ...] | None = None  # the handles of `double`; () while they are being made

@@ -174,7 +174,7 @@ class FatTree(Network):
 
     def __post_init__(self) -> None:
         self.require_costs()
-        hosts, over = whole(self.hosts_per_leaf, "hosts_per_leaf"), whole(self.oversubscription, "oversubscription")
+        hosts, over = _whole(self.hosts_per_leaf, "hosts_per_leaf"), _whole(self.oversubscription, "oversubscription")
         if hosts % over:
             raise ValueError(
                 f"oversubscription must divide the hosts of a leaf: {hosts} hosts, oversubscription {over}"
@@ -231,7 +231,7 @@ class Islands(Network):
         for name in ("inside", "between"):
             object.__setattr__(self, name, interconnect(getattr(self, name)))
         self.require_costs()
-        size, nics = whole(self.size, "size"), whole(self.nics, "nics")
+        size, nics = _whole(self.size, "size"), _whole(self.nics, "nics")
         if size % nics:
             raise ValueError(f"{size} ranks cannot share {nics} adapters evenly: nics divides size")
 
@@ -281,7 +281,7 @@ class Islands(Network):
         return cls(**fields)
 
 
-def whole(value: SupportsIndex, name: str) -> int:
+def _whole(value: SupportsIndex, name: str) -> int:
     """Return `value` as an int of at least 1. Raises ValueError unless it is one."""
     try:
         number = index(value)

@@ -39,7 +39,7 @@ class Booked(NamedTuple):
     links: tuple[int, ...]
 
 
-class Wired(Protocol):
+class _Wired(Protocol):
     """A network, as far as a Timetable uses it."""
 
     def link_count(self, size: int) -> int: ...
@@ -58,7 +58,7 @@ class Free(Protocol):
 class Timetable:
     """Times in s at which each link becomes free, for one run of `size` ranks on `network`."""
 
-    def __init__(self, network: Wired, size: int) -> None:
+    def __init__(self, network: _Wired, size: int) -> None:
         self.network, self.size = network, size
         self.free = [0.0] * network.link_count(size)
 

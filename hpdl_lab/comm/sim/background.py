@@ -51,7 +51,7 @@ class Lane(SimRank):
                     self.sleep_until(work.posted)
                 for other in work.after:
                     if not other.ended:
-                        self.block(Turn(other))
+                        self.block(_Dependent(other))
                 self.trace.line_of_call = work.line
                 work.run(self)
             self.state = "finished"
@@ -59,12 +59,12 @@ class Lane(SimRank):
             pass  # stopped by the scheduler: `state` says in what
 
 
-class Turn(InLane):
+class _Dependent(InLane):
     """The end of `work`, of another Lane, for which a Lane waits."""
 
     def __init__(self, work: SimBackground) -> None:
         self.lane = work.lane
-        work.turns.append(self)
+        work.dependents.append(self)
 
 
 class SimBackground(InLane, Work):
@@ -85,7 +85,7 @@ class SimBackground(InLane, Work):
     ) -> None:
         """state: the rank that calls; lane: its background; double: given to `fn`; after: these end before."""
         self.state, self.lane, self.double, self.fn, self.args, self.after = state, lane, double, fn, args, after
-        self.turns: list[Turn] = []
+        self.dependents: list[_Dependent] = []
         self.posted, self.line = state.clock, state.trace.line()
         state.unwaited[id(self)] = self
         lane.give(self)
@@ -99,7 +99,7 @@ class SimBackground(InLane, Work):
             self.error = error
         self.ended = True
         lane.unwaited.clear()
-        for waiter in (self.waiter, *(turn.waiter for turn in self.turns)):
+        for waiter in (self.waiter, *(dependent.waiter for dependent in self.dependents)):
             if waiter is not None:
                 lane.scheduler.resume_at(lane.clock, waiter)
 
@@ -107,7 +107,7 @@ class SimBackground(InLane, Work):
         if not self.waited:
             state = self.state
             state.unwaited.pop(id(self), None)
-            state.settle()
+            state.synchronize()
             step, t0, line = state.trace.step(), state.clock_ns(), state.trace.line()
             if not self.ended:
                 state.block(self)

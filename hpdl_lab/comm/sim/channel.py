@@ -7,10 +7,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ..base import Work, parts_of
+from ..base import Work, split_groups
 from ..buffers import payload_of
 from ..errors import Mismatch
-from ..status.report import OTHER_BACKGROUND, OTHER_ORDER, disagreement, mismatch
+from ..status.report import OTHER_BACKGROUND, OTHER_ORDER, describe_mismatch, mismatch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,14 +161,14 @@ class Meeting:
     def parts(self) -> dict[int, list[int]]:
         """{member: the members of its color, ordered by (key, rank)}, once all have given (color, key)."""
         answers = [answer for m in self.members if (answer := self.answers[m]) is not None]
-        parts = [[self.members[r] for r in part] for part in parts_of(answers)]
+        parts = [[self.members[r] for r in part] for part in split_groups(answers)]
         return {member: part for part in parts for member in part}
 
     def require_same(self, index: int, call: Call) -> None:
         """Raise Mismatch unless rank `index` calls what the others have called."""
         if next(iter(self.calls.values()), call).op != call.op:
             calls = {i: (c.op, c.count, c.dtype, c.root) for i, c in {**self.calls, index: call}.items()}
-            raise Mismatch(f"{disagreement(calls)}: every rank must call the same")
+            raise Mismatch(f"{describe_mismatch(calls)}: every rank must call the same")
 
 
 class MeetingSeat:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import CommError, Deadlock, Mismatch, Wait, likely_reason, name_ranks, report
+from ..errors import CommError, Deadlock, Mismatch, Wait, likely_reason, name_ranks, wait_report
 from .channel import End, MeetingSeat
 from .rank import InLane
 
@@ -27,14 +27,14 @@ def waits_of(scheduler: Scheduling, running_line: str = "") -> list[Wait]:
     moving = {id(work) for booking in scheduler.bookings for work in booking[3:]}
 
     def described(rank: SimRank) -> Wait:
-        chain = chain_of(rank)
+        chain = _chain_of(rank)
         others = tuple(described(lane) for lane in lanes.get(rank.index, ()) if lane not in chain)
-        return wait_of(chain[-1], tuple(lying.get(rank.index, ())), running, running_line, moving, others)
+        return _wait_of(chain[-1], tuple(lying.get(rank.index, ())), running, running_line, moving, others)
 
     return [described(rank) for rank in scheduler.ranks]
 
 
-def chain_of(rank: SimRank) -> list[SimRank]:
+def _chain_of(rank: SimRank) -> list[SimRank]:
     """Return `rank` and, if it waits for its own background, the lane that keeps it waiting, and so on."""
     chain = [rank]
     while chain[-1].state == "waiting" and isinstance(pending := chain[-1].pending, InLane):
@@ -42,7 +42,7 @@ def chain_of(rank: SimRank) -> list[SimRank]:
     return chain
 
 
-def wait_of(
+def _wait_of(
     rank: SimRank,
     unreceived: tuple[int, ...],
     running: tuple[int, ...],
@@ -75,13 +75,13 @@ def raise_fault(scheduler: Scheduling) -> None:
     failed = [rank for rank in scheduler.ranks if rank.error is not None]
     stuck = [rank.index for rank in scheduler.ranks if rank.state == "waiting"]
     if failed and (error := failed[0].error) is not None:
-        raise explained(failed, error, scheduler)
+        raise _explained(failed, error, scheduler)
     if stuck:
         waits = waits_of(scheduler)
         raise Deadlock(f"deadlock: {name_ranks(stuck)} can never go on: {likely_reason(waits)}", waits)
 
 
-def explained(failed: list[SimRank], error: Exception, scheduler: Scheduling) -> Exception:
+def _explained(failed: list[SimRank], error: Exception, scheduler: Scheduling) -> Exception:
     """Return `error`, of the first rank that failed, with notes on its line and on what the others did."""
     size = len(scheduler.ranks)
     same = [r.index for r in failed if type(r.error) is type(error) and str(r.error) == str(error)]
@@ -92,5 +92,5 @@ def explained(failed: list[SimRank], error: Exception, scheduler: Scheduling) ->
         error.waits = waits  # pyrefly: ignore[missing-attribute]
         error.reason = likely_reason(waits)  # pyrefly: ignore[missing-attribute]
         if len(same) < size or isinstance(error, Mismatch):
-            error.add_note("\n".join(["meanwhile:", *report(waits)]))
+            error.add_note("\n".join(["meanwhile:", *wait_report(waits)]))
     return error

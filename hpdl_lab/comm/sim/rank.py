@@ -11,7 +11,7 @@ from greenlet import GreenletExit
 from ...trace import Trace, caller_line, line_of
 from ..base import Comm
 from ..calls import Calls
-from ..spelling import name_the_call
+from ..errors import explainers
 from .channel import Booker, End, Meeting, MeetingSeat
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Scheduling(Booker, Protocol):
     def enroll(self, lane: SimRank) -> int: ...
 
 
-class Unwaited(Protocol):
+class _Unwaited(Protocol):
     """A receive, or work in the background, that a rank has not waited for."""
 
     def forgotten(self) -> ForgottenWait: ...
@@ -93,7 +93,7 @@ class SimRank:
         self.ahead = False  # of the scheduler: see `spend`
         self.calls = Calls()
         self.delay = scheduler.inject.delay(index) if scheduler.inject else 0.0  # s, see comm/inject.py
-        self.unwaited: dict[int, Unwaited] = {}  # by id
+        self.unwaited: dict[int, _Unwaited] = {}  # by id
         self.state = "running"
         self.pending: End | MeetingSeat | InLane | None = None  # what this rank waits for
         self.since = 0.0
@@ -114,9 +114,10 @@ class SimRank:
             except GreenletExit:
                 pass  # stopped by the scheduler: `state` says in what
             except Exception as error:
-                name_the_call(error, Comm)
+                for explain in explainers:
+                    explain(error, Comm)
                 self.error, self.state = error, "failed"
-                self.error_line = raised_line(error)
+                self.error_line = _raised_line(error)
 
         self.code = self.scheduler.code(main, self.scheduler.outside, f"simulated rank {self.index}")
 
@@ -155,14 +156,14 @@ class SimRank:
         else:
             self.sleep_until(self.clock + seconds)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Let the others catch up with this rank."""
         if self.ahead:
             self.sleep_until(self.clock)
 
     def meet(self, call: Call, key: tuple[Key, int], members: Sequence[int], answer: Answer) -> Meeting:
         """Wait for `members` to meet in the operation `key`; returns the Meeting."""
-        self.settle()
+        self.synchronize()
         meeting = self.scheduler.meetings.setdefault(key, Meeting(members))
         meeting.require_same(self.index, call)
         meeting.answers[self.index], meeting.calls[self.index] = answer, call
@@ -207,8 +208,8 @@ class SimRank:
         )
 
 
-def raised_line(error: BaseException) -> str:
-    """Return the attendee's innermost line in the traceback of `error`."""
+def _raised_line(error: BaseException) -> str:
+    """Return the user's innermost line in the traceback of `error`."""
     line, entry = "", error.__traceback__
     while entry is not None:
         line = line_of(entry.tb_frame, entry.tb_lineno) or line

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from .. import inject as injected
-from ..base import Comm, PerRank, Results, Row, Work, require_function
+from ..base import Comm, PerRank, Results, Row, Work, require_callable
 from ..buffers import ArrayT, deliver, extent_of, payload_of
 from ..calls import begin
 from ..errors import ForgottenWait
@@ -111,7 +111,7 @@ class SimComm(Comm):
     def irecv(self, x: Array, src: int) -> SimWork:
         self.check_peer(src, "receives from")
         if self.state.ahead:
-            self.state.settle()
+            self.state.synchronize()
         return SimWork(self, "recv", x, src)
 
     def channel_to(self, peer: int) -> Channel:
@@ -167,7 +167,7 @@ class SimComm(Comm):
         return super().views(x)
 
     def background(self, fn: Callable[..., object], *args: object, after: Sequence[Work] = ()) -> SimBackground:
-        require_function(fn)
+        require_callable(fn)
         if other := [work for work in after if not isinstance(work, SimBackground)]:
             raise TypeError(f"after= takes what comm.background returns, not {type(other[0]).__name__}")
         if self._background is None:
@@ -202,7 +202,7 @@ class SimComm(Comm):
             step, t0 = state.trace.step(), state.clock_ns()
             state.spend(state.delay)
             state.trace.add(step, injected.OP, t0, state.clock_ns(), line=state.trace.line())
-        state.settle()
+        state.synchronize()
 
 
 class SimWork(End):
@@ -234,7 +234,7 @@ class SimWork(End):
         state = self.comm.state
         state.unwaited.pop(id(self), None)
         if state.ahead:
-            state.settle()
+            state.synchronize()
         if self.end is None:
             state.block(self)
         elif self.end > state.clock:

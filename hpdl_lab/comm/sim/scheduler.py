@@ -92,7 +92,7 @@ class Scheduler:
             self.resume_at(0.0, rank)
         try:
             workers = len(self.ranks) if self.threads else 0
-            with real_time_limit(deadline, self), bounded_workers(workers), no_input():
+            with _real_time_limit(deadline, self), bounded_workers(workers), no_input():
                 self._run_in_order()
         finally:
             self._stop_unfinished()
@@ -145,7 +145,7 @@ AGAIN = 0.5  # s: after the deadline it is raised again and again, because code 
 
 
 @contextmanager
-def real_time_limit(seconds: float, scheduler: Scheduler) -> Generator[None]:
+def _real_time_limit(seconds: float, scheduler: Scheduler) -> Generator[None]:
     """Raise CommTimeout in whatever code runs once `seconds` of OwnTime have passed, also in a loop without messages.
 
     Only the main thread, in which notebooks and scripts run, can be interrupted so; elsewhere there is no limit.
@@ -164,7 +164,7 @@ def real_time_limit(seconds: float, scheduler: Scheduler) -> Generator[None]:
             signal.setitimer(signal.ITIMER_REAL, AGAIN, AGAIN)
         passed = True
         code = scheduler.running_code()
-        frames = frames_up(code.where(frame) if code else frame)
+        frames = _frames_up(code.where(frame) if code else frame)
         line = next((line for f in frames if (line := line_of(f, f.f_lineno))), "")
         at = f", in {line}" if line else ""
         text = f"the simulated run did not end within {seconds:g} s of real time{at}"
@@ -217,7 +217,7 @@ def seconds_waited(thread: int) -> float:
     return 0.0
 
 
-def frames_up(frame: FrameType | None) -> Iterator[FrameType]:
+def _frames_up(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -29,8 +29,8 @@ class TokenThread:
     def __init__(self, main: Callable[[], None], outside: Outside, name: str) -> None:
         """outside: of the run."""
         self.main, self.outside, self.name = main, outside, name
-        self.turn, self.back = threading.Lock(), threading.Lock()  # released to hand the token over, and back
-        self.turn.acquire()
+        self.resumed, self.back = threading.Lock(), threading.Lock()  # released to hand the token over, and back
+        self.resumed.acquire()
         self.back.acquire()
         self.thread: threading.Thread | None = None  # started by whoever resumes it first
         self.running = self.stopping = self.ended = False
@@ -47,7 +47,7 @@ class TokenThread:
         """Let the scheduler go on. Called by the code itself."""
         self.running = False
         self.back.release()
-        self.turn.acquire()
+        self.resumed.acquire()
         if self.stopping:
             raise GreenletExit
 
@@ -89,7 +89,7 @@ class TokenThread:
     def _hand_over(self) -> None:
         self.running = True
         if self.thread is not None:
-            self.turn.release()
+            self.resumed.release()
             return
         self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         try:

@@ -17,7 +17,7 @@ MOST_WORKERS = 256  # OpenMP ends the process if the machine has no more threads
 OUTSIDE_BACKWARD = -1  # as torch numbers the graphs through which autograd goes
 
 
-def loaded_torch() -> ModuleType | None:
+def _loaded_torch() -> ModuleType | None:
     """Return torch if it is loaded; None if it is not, or not completely."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "is_grad_enabled") else None
@@ -40,7 +40,7 @@ def bounded_workers(threads: int) -> Generator[None]:
 
     With fewer workers the last bits of long sums may differ.
     """
-    torch = loaded_torch()
+    torch = _loaded_torch()
     if torch is None or threads * torch.get_num_threads() <= MOST_WORKERS:
         yield
         return
@@ -114,7 +114,7 @@ class Outside:
 
     def look(self) -> ModuleType | None:
         """Return torch as soon as it is loaded; None until then."""
-        torch = loaded_torch()
+        torch = _loaded_torch()
         if torch is not None:
             self.state, self.autocast = TorchState.read(torch), torch._C._is_any_autocast_enabled()
             self.torch, self.graph_task = torch, torch._C._current_graph_task_id

@@ -28,7 +28,7 @@ class Waitable(Protocol):
     def calls(self) -> list[tuple[str, int, int, int]]: ...
 
 
-class Operation(ABC):
+class PolledOperation(ABC):
     """An operation that is advanced by looks: it never blocks where no interrupt reaches the rank."""
 
     @property
@@ -70,7 +70,7 @@ class Operation(ABC):
         return False
 
 
-class OfThread(Operation):
+class OfThread(PolledOperation):
     """Work of a thread of this rank, which sets `ended` at its end."""
 
     error: BaseException | None = None

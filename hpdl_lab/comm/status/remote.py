@@ -38,7 +38,7 @@ class RemoteStatus(StatusTable):
         super().__init__(path)
         self._MPI, self._comm, self._rank = MPI, comm, comm.rank
         self._far = [host != hosts[self._rank] for host in hosts]
-        self._heard: dict[int, dict[int, tuple[int, Slot]]] = {}  # rank -> {run: (time of its host's clock, Slot)}
+        self._received: dict[int, dict[int, tuple[int, Slot]]] = {}  # rank -> {run: (time of its host's clock, Slot)}
         self._dead: set[int] = set()  # ranks elsewhere whose processes have ended
         self._last: dict[int, Slot] | None = None  # what was sent last
         self._sent: list[tuple[Request, bytes]] = []  # (request, bytes) of messages that MPI may still read
@@ -49,10 +49,10 @@ class RemoteStatus(StatusTable):
     def slot(self, rank: int) -> Slot:
         if not self._far[rank]:
             return super().slot(rank)
-        heard = self._heard.get(rank, {})
-        last = max(heard, default=-1)
+        received = self._received.get(rank, {})
+        last = max(received, default=-1)
         # News of an earlier run that come late do not say that the rank has left this one.
-        slot = heard[self._run if self._run in heard else last][1] if last >= self._run else SILENT
+        slot = received[self._run if self._run in received else last][1] if last >= self._run else SILENT
         return slot.died() if rank in self._dead else slot
 
     def mark_dead(self, rank: int) -> None:
@@ -72,14 +72,14 @@ class RemoteStatus(StatusTable):
 
     def begin_run(self, run: int) -> None:
         self._run, self._last = run, None
-        self._hear()
-        for heard in self._heard.values():
-            for earlier in [number for number in heard if number < run]:
-                del heard[earlier]
+        self._receive()
+        for received in self._received.values():
+            for earlier in [number for number in received if number < run]:
+                del received[earlier]
 
     def exchange(self, members: tuple[int, ...]) -> None:
         with DeferredInterrupt() as interrupt:
-            self._hear()
+            self._receive()
             here = [rank for rank in members if not self._far[rank]]
             waiting = [rank for rank in here if (self.slot(rank).run, self.slot(rank).state) == (self._run, "waiting")]
             if waiting and waiting[0] == self._rank:
@@ -97,7 +97,7 @@ class RemoteStatus(StatusTable):
             raise KeyboardInterrupt
 
     def flush(self) -> bool:
-        self._hear()
+        self._receive()
         self._sent = [(request, raw) for request, raw in self._sent if not request.Test()]
         return not self._sent
 
@@ -110,7 +110,7 @@ class RemoteStatus(StatusTable):
                 if self._far[to] and not self.is_unreachable(to):
                     self._sent.append((self._comm.Isend([raw, self._MPI.BYTE], to, NEWS), raw))
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Take in what has come."""
         status = self._MPI.Status()
         while message := self._comm.Improbe(self._MPI.ANY_SOURCE, NEWS, status):
@@ -118,6 +118,7 @@ class RemoteStatus(StatusTable):
             message.Recv([raw, self._MPI.BYTE])
             rank, then, fields = json.loads(raw)
             slot = Slot(*fields)._replace(peers=tuple(fields[Slot._fields.index("peers")]))
-            heard = self._heard.setdefault(rank, {})
-            if slot.run not in heard or then >= heard[slot.run][0]:  # two ranks of a host may tell of the same one
-                heard[slot.run] = then, slot.moved(self.now() - then)
+            received = self._received.setdefault(rank, {})
+            # two ranks of a host may tell of the same one
+            if slot.run not in received or then >= received[slot.run][0]:
+                received[slot.run] = then, slot.moved(self.now() - then)

@@ -26,7 +26,7 @@ class Wait:
     state:   "waiting", "running" (in code, not in a communication), "finished", "failed" (raised), "dead", "idle",
              "silent" (on another host, and not heard of).
     op:      "send", "recv", "barrier", "split", "all_reduce", ...; `peers` are the ranks that it waits for.
-    nbytes:  size of the message; seconds: how long it has waited; line: the attendee's line, such as "cell:7".
+    nbytes:  size of the message; seconds: how long it has waited; line: the user's line, such as "cell:7".
     call:    the call of Comm that `op` is a part of, if that is another one: "broadcast", "sendrecv".
     count, dtype, root: of the message or of the call; -1, "" if there is none.
     comm:    the communicator: "" is the whole run, "split 1 color 0" a part of it.
@@ -134,10 +134,10 @@ def describe_waits(waits: Sequence[Wait]) -> list[str]:
     """Return the table of who waits for whom as lines of text, then the cycle if there is one."""
     if not waits:
         return []
-    rows, more = chosen(waits)
+    rows, more = _chosen(waits)
     cells = [
         HEAD,
-        *(cells for w in rows for cells in (row(w), *(("", "background", *row(b)[2:]) for b in w.background))),
+        *(cells for w in rows for cells in (_row(w), *(("", "background", *_row(b)[2:]) for b in w.background))),
     ]
     wanted = [i for i in range(len(HEAD)) if any(c[i] for c in cells[1:])]
     widths = {i: max(len(c[i]) for c in cells) for i in wanted}
@@ -145,14 +145,14 @@ def describe_waits(waits: Sequence[Wait]) -> list[str]:
     lines += [f"  and {len(ranks):,} more in the state of rank {like}: {name_ranks(ranks)}" for like, ranks in more]
     cycle = wait_cycle(waits)
     if cycle:
-        lines.append("  cycle: " + " -> ".join(map(str, shortened((*cycle, cycle[0])))))
+        lines.append("  cycle: " + " -> ".join(map(str, _shortened((*cycle, cycle[0])))))
     return lines
 
 
 HEAD = ("rank", "state", "in", "with", "bytes", "elements", "since", "line")
 
 
-def row(w: Wait) -> tuple[str, ...]:
+def _row(w: Wait) -> tuple[str, ...]:
     """Return the cells of one rank, in the order of HEAD."""
     if w.state != "waiting":
         last = {"failed": w.error, "finished": f"after {w.counted}" if w.op else ""}.get(w.state, "")
@@ -169,7 +169,7 @@ def row(w: Wait) -> tuple[str, ...]:
     )
 
 
-def chosen(waits: Sequence[Wait]) -> tuple[Sequence[Wait], list[tuple[int, list[int]]]]:
+def _chosen(waits: Sequence[Wait]) -> tuple[Sequence[Wait], list[tuple[int, list[int]]]]:
     """Return (the rows to show, [(rank, others that do the same)]): every rank, or of many ranks one of each kind."""
     if len(waits) <= MOST_ROWS:
         return waits, []
@@ -181,7 +181,7 @@ def chosen(waits: Sequence[Wait]) -> tuple[Sequence[Wait], list[tuple[int, list[
     return rows, more
 
 
-def shortened(ranks: tuple[int, ...]) -> tuple[int | str, ...]:
+def _shortened(ranks: tuple[int, ...]) -> tuple[int | str, ...]:
     """Return a cycle, without its middle if it is long."""
     return ranks if len(ranks) <= MOST_ROWS else (*ranks[:6], "...", *ranks[-3:])
 
@@ -206,11 +206,11 @@ def collectives_differ(waits: list[Wait]) -> str:
             same.setdefault((w.comm, w.nth), {})[w.rank] = (w.collective, w.count, w.dtype, w.root)
     for (comm, _), calls in same.items():
         if len(set(calls.values())) > 1:
-            return disagreement(calls) + (OTHER_BACKGROUND if comm.endswith("background") else "")
+            return describe_mismatch(calls) + (OTHER_BACKGROUND if comm.endswith("background") else "")
     return ""
 
 
-def disagreement(calls: dict[int, tuple[str, int, str, int]]) -> str:
+def describe_mismatch(calls: dict[int, tuple[str, int, str, int]]) -> str:
     """Return how ranks contradict each other that should call the same: `calls` is {rank: (name, count, dtype, root)}.
 
     count: elements, dtype: their name, root: a rank; -1, "", -1 if a call has none. The few are named first.
@@ -221,21 +221,21 @@ def disagreement(calls: dict[int, tuple[str, int, str, int]]) -> str:
     roots = {rank: call[3] for rank, call in calls.items()}
     name = next(iter(names.values()))
     if len(set(names.values())) == 2:
-        (few, ranks), (many, others) = groups(names)
-        return f"{calling(ranks)} {few} where {calling(others)} {many}"
+        (few, ranks), (many, others) = _groups(names)
+        return f"{_calling(ranks)} {few} where {_calling(others)} {many}"
     if len(set(names.values())) > 2:
-        return ", ".join(f"{calling(ranks)} {one}" for one, ranks in groups(names))
+        return ", ".join(f"{_calling(ranks)} {one}" for one, ranks in _groups(names))
     if len(set(roots.values())) > 1:
-        return by_ranks(f"{name} with", {r: f"root {root}" for r, root in roots.items()})
+        return _by_ranks(f"{name} with", {r: f"root {root}" for r, root in roots.items()})
     if len(set(dtypes.values())) > 1 and len(set(counts.values())) > 1:
         both = {r: f"{counts[r]:,} {dtypes[r]}" for r in calls}
-        return "counts and dtypes differ: " + by_ranks(f"{name} of", both, in_order=True)
+        return "counts and dtypes differ: " + _by_ranks(f"{name} of", both, in_order=True)
     if len(set(dtypes.values())) > 1:
-        return "dtypes differ: " + by_ranks(f"{name} of", dtypes, in_order=True)
-    return "counts differ: " + by_ranks(f"{name} of", {r: f"{n:,} elements" for r, n in counts.items()}, in_order=True)
+        return "dtypes differ: " + _by_ranks(f"{name} of", dtypes, in_order=True)
+    return "counts differ: " + _by_ranks(f"{name} of", {r: f"{n:,} elements" for r, n in counts.items()}, in_order=True)
 
 
-def groups(values: Mapping[int, str], in_order: bool = False) -> list[tuple[str, list[int]]]:
+def _groups(values: Mapping[int, str], in_order: bool = False) -> list[tuple[str, list[int]]]:
     """Return {rank: value} as [(value, ranks)]: the smallest group first, or the one with the lowest rank."""
     found: dict[str, list[int]] = {}
     for rank, value in sorted(values.items()):
@@ -243,18 +243,18 @@ def groups(values: Mapping[int, str], in_order: bool = False) -> list[tuple[str,
     return list(found.items()) if in_order else sorted(found.items(), key=lambda group: len(group[1]))
 
 
-def by_ranks(what: str, values: Mapping[int, str], in_order: bool = False) -> str:
+def _by_ranks(what: str, values: Mapping[int, str], in_order: bool = False) -> str:
     """ "rank 1 calls broadcast with root 1, ranks 0, 2, 3 with root 0" """
-    parts = [(name_ranks(ranks), value) for value, ranks in groups(values, in_order)]
-    first = f"{calling(groups(values, in_order)[0][1])} {what} {parts[0][1]}"
+    parts = [(name_ranks(ranks), value) for value, ranks in _groups(values, in_order)]
+    first = f"{_calling(_groups(values, in_order)[0][1])} {what} {parts[0][1]}"
     return ", ".join([first, *(f"{who} {what.split()[-1]} {value}" for who, value in parts[1:])])
 
 
-def calling(ranks: list[int]) -> str:
+def _calling(ranks: list[int]) -> str:
     return f"{name_ranks(ranks)} {'calls' if len(ranks) == 1 else 'call'}"
 
 
-def said_why(waits: list[Wait]) -> str:
+def _said_why(waits: list[Wait]) -> str:
     """Return the error of a rank that says how ranks contradict each other, or what one has forgotten."""
     return next((w.message for w in waits if w.state == "failed" and w.error in ("Mismatch", "ForgottenWait")), "")
 
@@ -274,55 +274,55 @@ def mismatch(source: int, dest: int, sent: tuple[int, str], expected: tuple[int,
 # -- ranks that have ended ---------------------------------------------------------------------------------------------
 
 
-def raised(waits: list[Wait]) -> str:
+def _raised(waits: list[Wait]) -> str:
     failed = [w for w in waits if w.state == "failed"]
     if not failed:
         return ""
     first = failed[0]
     same = [w.rank for w in failed if (w.error, w.line) == (first.error, first.line)]
     never = " and never arrived" if any(w.state == "waiting" for w in waits) else ""
-    return f"{name_ranks(same)} raised {first.error or 'an error'}{at(first.line)}{never}"
+    return f"{name_ranks(same)} raised {first.error or 'an error'}{_at(first.line)}{never}"
 
 
-def died(waits: list[Wait]) -> str:
+def _died(waits: list[Wait]) -> str:
     dead = [w.rank for w in waits if w.state == "dead"]
     return f"{name_ranks(dead)} died and never arrived" if dead else ""
 
 
-def left_early(waits: list[Wait]) -> str:
+def _left_early(waits: list[Wait]) -> str:
     """Name a rank that has finished, and came to the line of a wait less often than the rank that waits there."""
-    for w, gone in waits_for_finished(waits):
-        came = {f.rank: times_of(f, w.counted, w.line) for f in gone}
+    for w, gone in _waits_for_finished(waits):
+        came = {f.rank: _times_of(f, w.counted, w.line) for f in gone}
         few = [rank for rank, times in came.items() if 0 < times < w.times]
         if few and w.line:
-            missing = count(w.times - came[few[0]], "step")
+            missing = counted_noun(w.times - came[few[0]], "step")
             it = "it" if len(few) == 1 else "they"
             return (
-                f"{name_ranks(few)} left the loop {missing} early: {it} came to {place(w.line)} "
-                f"{count(came[few[0]], 'time')}, rank {w.rank} {count(w.times, 'time')}"
+                f"{name_ranks(few)} left the loop {missing} early: {it} came to {line_place(w.line)} "
+                f"{counted_noun(came[few[0]], 'time')}, rank {w.rank} {counted_noun(w.times, 'time')}"
             )
     return ""
 
 
-def never_called(waits: list[Wait]) -> str:
+def _never_called(waits: list[Wait]) -> str:
     """Name a rank that has finished without the operation in which another waits for it."""
-    for w, gone in waits_for_finished(waits):
+    for w, gone in _waits_for_finished(waits):
         owed = {"recv": "send", "send": "recv"}.get(w.counted, w.counted)
         what = {"send": f"sent to rank {w.rank}", "recv": f"received from rank {w.rank}"}.get(owed, f"called {owed}")
         if w.collective and not w.comm:  # of all ranks: who else has left?
-            gone = [f for f in waits if f.state == "finished" and not has_called(f, owed)] or gone
-        if any(has_called(f, owed) for f in gone):  # but not this one
-            what += " once more" if w.collective else f" what it waits for{at(w.line)}"
+            gone = [f for f in waits if f.state == "finished" and not _has_called(f, owed)] or gone
+        if any(_has_called(f, owed) for f in gone):  # but not this one
+            what += " once more" if w.collective else f" what it waits for{_at(w.line)}"
         it = "it" if len(gone) == 1 else "they"
-        return f"{name_ranks(f.rank for f in gone)} never {what}: {it} finished{brackets(gone[0].line)}"
+        return f"{name_ranks(f.rank for f in gone)} never {what}: {it} finished{_brackets(gone[0].line)}"
     return ""
 
 
-def wrong_source(waits: list[Wait]) -> str:
+def _wrong_source(waits: list[Wait]) -> str:
     """Name a rank that receives from one that has sent nothing and finished, while a message of another lies there."""
-    for w, gone in waits_for_finished(waits):
+    for w, gone in _waits_for_finished(waits):
         others = [rank for rank in w.unreceived if rank not in w.peers]
-        if w.op == "recv" and others and not any(has_called(f, "send") for f in gone):
+        if w.op == "recv" and others and not any(_has_called(f, "send") for f in gone):
             return (
                 f"rank {w.rank} receives from {name_ranks(w.peers)}, but {name_ranks(others)} sent to it: "
                 "is the source right?"
@@ -330,11 +330,11 @@ def wrong_source(waits: list[Wait]) -> str:
     return ""
 
 
-def has_called(w: Wait, op: str) -> bool:
+def _has_called(w: Wait, op: str) -> bool:
     return any(o == op for o, _, _ in w.counts)
 
 
-def waits_for_finished(waits: list[Wait]) -> Iterator[tuple[Wait, list[Wait]]]:
+def _waits_for_finished(waits: list[Wait]) -> Iterator[tuple[Wait, list[Wait]]]:
     """Yield (a rank that waits, its peers that have finished), if there are any."""
     finished = {w.rank: w for w in waits if w.state == "finished"}
     for w in waits:
@@ -344,55 +344,57 @@ def waits_for_finished(waits: list[Wait]) -> Iterator[tuple[Wait, list[Wait]]]:
                 yield w, gone
 
 
-def times_of(w: Wait, op: str, line: str) -> int:
+def _times_of(w: Wait, op: str, line: str) -> int:
     return next((n for o, at, n in w.counts if (o, at) == (op, line)), 0)
 
 
 # -- ranks that wait in a circle ---------------------------------------------------------------------------------------
 
 
-def opposite_communicators(waits: list[Wait]) -> str:
-    cycle = cycle_of(waits)
+def _opposite_communicators(waits: list[Wait]) -> str:
+    cycle = _cycle_of(waits)
     if len({w.comm for w in cycle}) < 2 or not all(w.collective for w in cycle):
         return ""
     text = ", ".join(f"rank {w.rank} waits in {w.collective} on {w.comm or 'all ranks'}" for w in cycle)
-    return f"{count(len({w.comm for w in cycle}), 'communicator')} in opposite order: {text}"
+    return f"{counted_noun(len({w.comm for w in cycle}), 'communicator')} in opposite order: {text}"
 
 
-def all_exchange(waits: list[Wait]) -> str:
+def _all_exchange(waits: list[Wait]) -> str:
     """Everybody is in sendrecv with somebody who is in sendrecv with somebody else."""
-    cycle = cycle_of(waits)
+    cycle = _cycle_of(waits)
     if len(cycle) < 3 or {w.call for w in cycle} != {"sendrecv"}:
         return ""
     pairs = ", ".join(f"{w.rank} with {w.peers[0]}" for w in cycle[:4]) + (", ..." if len(cycle) > 4 else "")
-    return f"{everybody(cycle)} exchange with one who exchanges with another: {pairs}"
+    return f"{_everybody(cycle)} exchange with one who exchanges with another: {pairs}"
 
 
-def all_receive_first(waits: list[Wait]) -> str:
-    cycle = cycle_of(waits)
-    return f"{everybody(cycle)} receive first and nobody has sent" if {w.op for w in cycle} == {"recv"} else ""
+def _all_receive_first(waits: list[Wait]) -> str:
+    cycle = _cycle_of(waits)
+    return f"{_everybody(cycle)} receive first and nobody has sent" if {w.op for w in cycle} == {"recv"} else ""
 
 
-def all_send_first(waits: list[Wait]) -> str:
-    cycle = cycle_of(waits)
+def _all_send_first(waits: list[Wait]) -> str:
+    cycle = _cycle_of(waits)
     if {w.op for w in cycle} != {"send"}:
         return ""
-    return f"{everybody(cycle)} send first and nobody has posted a receive: let one receive first, or use comm.sendrecv"
+    return (
+        f"{_everybody(cycle)} send first and nobody has posted a receive: let one receive first, or use comm.sendrecv"
+    )
 
 
-def waits_in_a_circle(waits: list[Wait]) -> str:
-    cycle = cycle_of(waits)
+def _waits_in_a_circle(waits: list[Wait]) -> str:
+    cycle = _cycle_of(waits)
     each = ", ".join(f"rank {w.rank} in {w.what} for {name_ranks(w.peers)}" for w in cycle)
     return f"each waits for the next: {each}" if cycle else ""
 
 
-def cycle_of(waits: list[Wait]) -> list[Wait]:
+def _cycle_of(waits: list[Wait]) -> list[Wait]:
     """Return the ranks of a cycle."""
     by_rank = {w.rank: w for w in waits}
     return [by_rank[rank] for rank in wait_cycle(waits)]
 
 
-def everybody(cycle: list[Wait]) -> str:
+def _everybody(cycle: list[Wait]) -> str:
     """ "ranks 0 and 1 both", "ranks 0-3 all" """
     ranks = sorted(w.rank for w in cycle)
     return f"ranks {ranks[0]} and {ranks[1]} both" if len(ranks) == 2 else f"{name_ranks(ranks)} all"
@@ -401,77 +403,77 @@ def everybody(cycle: list[Wait]) -> str:
 # -- ranks that nobody hears of ----------------------------------------------------------------------------------------
 
 
-def not_begun(waits: list[Wait]) -> str:
+def _not_begun(waits: list[Wait]) -> str:
     """Somebody has not yet begun the run, for which the others wait."""
     late = sorted(w.rank for w in waits if (w.state, w.op) == ("waiting", "start") or w.state == "idle")
     if not late or not any(w.op != "start" and set(late) & set(w.peers) for w in waits if w.state == "waiting"):
         return ""
-    return f"{name_ranks(late)} {has_have(late)} not begun yet: not a deadlock, a deadline"
+    return f"{name_ranks(late)} {_has_have(late)} not begun yet: not a deadlock, a deadline"
 
 
-def straggler(waits: list[Wait]) -> str:
+def _straggler(waits: list[Wait]) -> str:
     """Somebody still works, and the others wait for it."""
     busy = {w.rank: w for w in waits if w.state == "running"}
     late = sorted({p for w in waits if w.state == "waiting" for p in w.peers if p in busy})
     if not late:
         return ""
-    where = brackets(busy[late[0]].line)
-    return f"{name_ranks(late)} {is_are(late)} still computing{where}: not a deadlock, a deadline"
+    where = _brackets(busy[late[0]].line)
+    return f"{name_ranks(late)} {_is_are(late)} still computing{where}: not a deadlock, a deadline"
 
 
-def not_heard_of(waits: list[Wait]) -> str:
+def _not_heard_of(waits: list[Wait]) -> str:
     silent = sorted({w.rank for w in waits if w.state == "silent"})
     if not silent:
         return ""
-    return f"{name_ranks(silent)} on another host {has_have(silent)} not been heard of: computing, or gone"
+    return f"{name_ranks(silent)} on another host {_has_have(silent)} not been heard of: computing, or gone"
 
 
-def out_of_step(waits: list[Wait]) -> str:
+def _out_of_step(waits: list[Wait]) -> str:
     if not any(w.state == "waiting" and w.op != "start" for w in waits):
         return ""
     return "the ranks do not call the same operations in the same order"
 
 
-def place(line: str) -> str:
+def line_place(line: str) -> str:
     """ "cell:4" -> "line 4", as people say it of the cell that they look at; a file keeps its name."""
     return f"line {line[5:]}" if line.startswith("cell:") else line
 
 
-def at(line: str) -> str:
-    return f" at {place(line)}" if line else ""
+def _at(line: str) -> str:
+    return f" at {line_place(line)}" if line else ""
 
 
-def brackets(line: str) -> str:
+def _brackets(line: str) -> str:
     return f" ({line})" if line else ""
 
 
-def count(n: int, noun: str) -> str:
+def counted_noun(n: int, noun: str) -> str:
     return f"{WORDS[n] if n < len(WORDS) else f'{n:,}'} {noun}{'' if n == 1 else 's'}"
 
 
-def is_are(ranks: list[int]) -> str:
+def _is_are(ranks: list[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
 
 
-def has_have(ranks: list[int]) -> str:
+def _has_have(ranks: list[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
 RULES = (
     collectives_differ,
-    said_why,
-    raised,
-    died,
-    opposite_communicators,
-    all_exchange,
-    all_receive_first,
-    all_send_first,
-    left_early,
-    wrong_source,
-    never_called,
-    waits_in_a_circle,
-    not_begun,
-    straggler,
-    not_heard_of,
-    out_of_step,
+    _said_why,
+    _raised,
+    _died,
+    _opposite_communicators,
+    _all_exchange,
+    _all_receive_first,
+    _all_send_first,
+    _left_early,
+    _wrong_source,
+    _never_called,
+    _waits_in_a_circle,
+    _not_begun,
+    _straggler,
+    _not_heard_of,
+    _out_of_step,
 )

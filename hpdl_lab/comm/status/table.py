@@ -66,7 +66,7 @@ class Slot(NamedTuple):
         """Return this slot as the Wait of rank `rank` of a run; number: {rank of MPI_COMM_WORLD: rank of the run}."""
         facts = {**self.facts, "unreceived": [number[r] for r in self.facts.get("unreceived", ()) if r in number]}
         facts: Facts = {
-            name: tuple(map(as_tuple, fact)) if isinstance(fact, list) else fact for name, fact in facts.items()
+            name: tuple(map(_as_tuple, fact)) if isinstance(fact, list) else fact for name, fact in facts.items()
         }
         if self.state != "waiting":
             return Wait(rank, self.state, self.op, line=self.line, **facts)
@@ -187,7 +187,7 @@ class StatusTable:
         facts: Facts | None = None,
     ) -> None:
         """Replace slot `rank`, which must be this process's own. `peers` are ranks of MPI_COMM_WORLD."""
-        raw = packed(facts or {})
+        raw = _packed(facts or {})
         at = self._at(rank)
         (version,) = VERSION.unpack_from(self._memory, at)
         version += version % 2  # odd where an interrupt ended the last publishing half way
@@ -246,7 +246,9 @@ class StatusTable:
             if before == after and not before % 2:
                 break  # otherwise its writer was killed while writing: take what is there
         peers, (size, facts) = tuple(more[:count]), more[-2:]
-        return Slot(pid, run, STATES[state], text(op), peers, nbytes, since, until, text(line), unpacked(facts[:size]))
+        return Slot(
+            pid, run, STATES[state], _text(op), peers, nbytes, since, until, _text(line), _unpacked(facts[:size])
+        )
 
     def is_dead(self, rank: int) -> bool:
         """Return True if the process that published slot `rank` has ended; False also if nothing was published."""
@@ -254,18 +256,18 @@ class StatusTable:
         if pid == 0 or pid == os.getpid():
             return False
         if not hasattr(os, "pidfd_open"):
-            return is_gone(pid)
+            return _is_gone(pid)
         if pid not in self._watched:
             try:
                 self._watched[pid] = os.pidfd_open(pid)
             except OSError:
-                return is_gone(pid)
+                return _is_gone(pid)
         ended = select.poll()
         ended.register(self._watched[pid], select.POLLIN)
         return bool(ended.poll(0))
 
     def mark_dead(self, rank: int) -> None:
-        """Note that the process of `rank` has ended, for ranks of other hosts: those of this host see it themselves."""
+        """Note that the process of `rank` has ended, for ranks of other hosts: ranks of this host see it themselves."""
 
     def is_unreachable(self, rank: int) -> bool:
         """True if MPI must not be given a message to `rank`, as it would try to connect to it and not return."""
@@ -289,7 +291,7 @@ class StatusTable:
         return HEADER.size + rank * SLOT.size
 
 
-def packed(facts: Facts) -> bytes:
+def _packed(facts: Facts) -> bytes:
     """Return the facts as bytes, without those that have their default; the longest are cut or left out."""
     facts = {k: v[:MAX_TEXT] if isinstance(v, str) else v for k, v in facts.items() if v not in ("", (), -1)}
     while len(raw := json.dumps(facts, separators=(",", ":")).encode()) > MAX_FACTS:
@@ -297,7 +299,7 @@ def packed(facts: Facts) -> bytes:
     return raw
 
 
-def unpacked(raw: bytes) -> Facts:
+def _unpacked(raw: bytes) -> Facts:
     """Return the facts from bytes; {} if their writer was killed while writing."""
     try:
         return json.loads(raw) if raw else {}
@@ -305,16 +307,16 @@ def unpacked(raw: bytes) -> Facts:
         return {}
 
 
-def as_tuple(fact: object) -> object:
+def _as_tuple(fact: object) -> object:
     return tuple(fact) if isinstance(fact, list) else fact
 
 
-def text(raw: bytes) -> str:
+def _text(raw: bytes) -> str:
     """Return a field of fixed length as a string."""
     return raw.rstrip(b"\0").decode(errors="replace")
 
 
-def is_gone(pid: int) -> bool:
+def _is_gone(pid: int) -> bool:
     """True when `pid` has ended, also while its parent has not yet noticed."""
     import psutil
 

@@ -34,7 +34,7 @@ START = 30.0  # s: the longest that ranks wait for each other when MPI starts
 ABSENT = 0.2  # s: who has not looked for so long got no core, or was stopped, and those it waits for perhaps too
 
 
-class StallDetector:
+class _StallDetector:
     """The time for which nothing has moved, as far as this rank was there to see it.
 
     Each look is judged by the time at which it began: what had come by then is found before anybody gives up.
@@ -144,7 +144,7 @@ class Waiting:
         if self._wait_among(operation, SPIN, 0.0, messages):
             return
         computes = Slot(0, self.run, "running", "", (), 0, now_ns(), 0, line, {})
-        shown, stall, next_exchange = None, StallDetector(now_ns()), now_ns() + PATIENCE * 1e9
+        shown, stall, next_exchange = None, _StallDetector(now_ns()), now_ns() + PATIENCE * 1e9
         try:
             while True:
                 now = now_ns()
@@ -200,7 +200,7 @@ class Waiting:
         facts: FactsOf,
     ) -> None:
         whom: tuple[int, ...] = ()
-        shown, stall, next_search = False, StallDetector(since), since + PATIENCE * 1e9
+        shown, stall, next_search = False, _StallDetector(since), since + PATIENCE * 1e9
         nap = NAP
         while True:
             now = now_ns()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ..hosts import host_id, shared_file
 from ..real import RealComm
 from .address import INTERFACE, LOOPBACK_ADDRESS, loopback_interface, own_address
-from .place import group_of
+from .session import group_of
 
 if TYPE_CHECKING:
     from ..base import Comm
@@ -79,7 +79,7 @@ def store_of(comm: RealComm, op: str = "process group") -> dist.Store:
     server = None
     if comm.rank == 0 and near:
         mine = shared_file("store")
-        atexit.register(remove, mine)
+        atexit.register(_remove, mine)
     elif comm.rank == 0:
         server = dist.TCPStore(own_address(), 0, comm.size, True, timeout, wait_for_workers=False)
         mine = f"{own_address()} {server.port}"
@@ -92,7 +92,7 @@ def store_of(comm: RealComm, op: str = "process group") -> dist.Store:
     return store
 
 
-def remove(path: str) -> None:
+def _remove(path: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..buffers import DTYPES, ITEMSIZE, is_tensor
 from ..errors import CommError
-from ..status.operation import OfThread, Operation
+from ..status.operation import OfThread, PolledOperation
 from ..status.waiting import GRACE
 from ..transport import NUMBERS
 
@@ -47,18 +47,18 @@ class Messages:
         self.group, self.peers = group, peers
         self.tag = 4 * number + 2 * background
         self.consensus_tag = self.tag + 1
-        self.threads: dict[tuple[int, str, int], MessageThread] = {}  # (peer, tag, direction): MessageThread
+        self.threads: dict[tuple[int, str, int], _MessageThread] = {}  # (peer, tag, direction): MessageThread
 
     def send(self, x: Array, dst: int) -> PendingMessage:
         """Start sending tensor or array `x` to rank `dst`; returns a PendingMessage."""
-        data = as_bytes(x)
-        note = torch.tensor([len(data) // ITEMSIZE[dtype_of(x)], DTYPES.index(dtype_of(x))])
+        data = _as_bytes(x)
+        note = torch.tensor([len(data) // ITEMSIZE[_dtype_of(x)], DTYPES.index(_dtype_of(x))])
         works = [self._send(part, dst, self.tag) for part in (note, data) if len(part)]
         return self._give(dst, "send", self.tag, lambda pending: [work.wait() for work in works], len(data))
 
     def receive(self, x: Array, src: int) -> PendingMessage:
         """Start receiving into `x` from rank `src`; returns a PendingMessage that raises ValueError for another one."""
-        into, expected = as_bytes(x), DTYPES.index(dtype_of(x))
+        into, expected = _as_bytes(x), DTYPES.index(_dtype_of(x))
 
         def take(pending: PendingMessage) -> None:
             note = torch.zeros(2, dtype=torch.int64)
@@ -99,7 +99,7 @@ class Messages:
     ) -> PendingMessage:
         key = (peer, direction, tag)
         if key not in self.threads:
-            self.threads[key] = MessageThread()
+            self.threads[key] = _MessageThread()
         pending = PendingMessage(job, nbytes)
         self.threads[key].jobs.put(pending)
         return pending
@@ -122,7 +122,7 @@ class Messages:
                 thread.join(seconds)
 
 
-class MessageThread(threading.Thread):
+class _MessageThread(threading.Thread):
     """Does the jobs of one direction from or to one peer, one after the other: what waits for gloo, and blocks."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class PendingMessage(OfThread):
         return self.ended.is_set()
 
 
-class ConsensusByMessages(Operation):
+class ConsensusByMessages(PolledOperation):
     """All ranks exchange what they mean, and a note: csrc/consensus.h by way of Messages."""
 
     def __init__(self, messages: Messages, rank: int, call: Meant, note: bytes) -> None:
@@ -235,7 +235,7 @@ class Completing(Protocol):
     def wait(self) -> object: ...
 
 
-class GroupWork(Operation):
+class GroupWork(PolledOperation):
     """Collectives of the process group itself, begun together, which work in threads or on a device of their own.
 
     works: of torch.distributed. nap_s: between two looks; 0 spins, which is for a GPU.
@@ -262,7 +262,7 @@ class GroupWork(Operation):
             super().rest(waited, left, nap_s, oversubscribed)
 
 
-def as_bytes(x: Array) -> Tensor:
+def _as_bytes(x: Array) -> Tensor:
     """Return the memory of contiguous `x`, a tensor or an array, as a flat uint8 tensor."""
     flat = as_tensor(x).reshape(-1)
     return flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)
@@ -273,7 +273,7 @@ def as_tensor(x: Array) -> Tensor:
     return x.detach() if is_tensor(x) else torch.from_numpy(x)
 
 
-def dtype_of(x: Array) -> str:
+def _dtype_of(x: Array) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 

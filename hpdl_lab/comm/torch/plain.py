@@ -28,7 +28,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...trace import PACKAGE, is_the_attendees, line_of, now_ns
+from ...trace import PACKAGE, is_user_code, line_of, now_ns
 from ..errors import CommError, CommTimeout, name_ranks
 from .address import INTERFACE, LOOPBACK_ADDRESS, loopback_interface, own_address
 
@@ -47,8 +47,8 @@ CALLS, BACKWARD = f"{OF_TORCH[0]}distributed_c10d.py", f"{os.sep}torch{os.sep}au
 BROKEN = re.compile(r"/gloo/|Application timeout caused pair closure|^Wait timeout")  # of a connection, or of time
 
 
-class TorchCall(NamedTuple):
-    """Say what the main thread does in torch.distributed: the call, the attendee's line, the rank it needs or -1."""
+class _TorchCall(NamedTuple):
+    """Say what the main thread does in torch.distributed: the call, the user's line, the rank it needs or -1."""
 
     op: str
     line: str
@@ -76,7 +76,7 @@ class PlainTorch:
         self._timeout: timedelta | None = None  # torch's own, while there is another one
         self._store_port = 0
         self._lock = threading.Lock()
-        self._seen: tuple[TorchCall | None, int] = (None, 0)
+        self._seen: tuple[_TorchCall | None, int] = (None, 0)
         self._since_ns = 0
         self._ended = ""  # why the wait of the main thread was ended: "deadline", "interrupt"
 
@@ -95,13 +95,13 @@ class PlainTorch:
         self.address = (own_address() if far else LOOPBACK_ADDRESS, self._port.getsockname()[1])
         self._main = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._main)
-        sys.meta_path.insert(0, AfterImport("torch.distributed", self._imported))
+        sys.meta_path.insert(0, _AfterImport("torch.distributed", self._imported))
 
     def tell(self, session: Session, master: tuple[str, int]) -> None:
         """Tell the cells of %px what torchrun would tell; `master`: the address of engine 0."""
         host, hosts = session.hosts[session.rank], session.hosts
         local = hosts[: session.rank].count(host), hosts.count(host)
-        os.environ.update(environment_of(session.rank, session.size, *local, master))
+        os.environ.update(_environment_of(session.rank, session.size, *local, master))
 
     def _imported(self) -> None:
         dist: Any = sys.modules["torch.distributed"]
@@ -135,7 +135,7 @@ class PlainTorch:
         said, comm = dict(re.findall(r"\b(rank|world_size)=(\d+)", url)), self.comm
         if comm is None or said not in ({}, {"rank": str(comm.rank), "world_size": str(comm.size)}):
             if comm is None and not said and os.environ.get("RANK", "0") != "0":
-                while not answers(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])):
+                while not _answers(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])):
                     time.sleep(IDLE)  # torch would try again and again where no interrupt reaches it
             yield from native(url, **options)
             return
@@ -150,10 +150,10 @@ class PlainTorch:
     def begin(self, comm: RealComm, master: tuple[str, int]) -> None:
         """Begin the run of `comm`: set what torchrun would. master: the address of its rank 0."""
         for group in self._kept:  # the other ranks have left them: what they still do ends
-            break_gloo(group)
+            _break_gloo(group)
         self._older, self._kept = self._kept, []
         self._ended, self._store_port, self._seen = "", 0, (None, 0)
-        names = environment_of(comm.rank, comm.size, comm.node_rank, comm.node_size, master)
+        names = _environment_of(comm.rank, comm.size, comm.node_rank, comm.node_size, master)
         self._environment = {name: os.environ.get(name) for name in names}
         self.comm = comm
         os.environ.update(names)
@@ -205,7 +205,7 @@ class PlainTorch:
     def _break_off(self) -> None:
         """End all that is under way in compiled code, in all process groups."""
         for group in self._groups("gloo"):
-            break_gloo(group)
+            _break_gloo(group)
         for group in self._groups("nccl"):
             group.abort()
 
@@ -228,7 +228,7 @@ class PlainTorch:
         if late:
             self.end("deadline")
 
-    def _publish(self, comm: RealComm, call: TorchCall) -> None:
+    def _publish(self, comm: RealComm, call: _TorchCall) -> None:
         """Publish that this rank waits in `call`."""
         members, waiting = comm.members, comm.waiting
         peers = (members[call.peer],) if call.peer >= 0 else waiting.missing(members, call.op)()
@@ -255,7 +255,7 @@ class PlainTorch:
         if self.comm is not None:
             self.comm.waiting.status.end_wait(self.comm.waiting.rank)
         self._break_off()
-        cut({self._store_port, int(os.environ.get("MASTER_PORT", 0))} - {0})
+        _cut({self._store_port, int(os.environ.get("MASTER_PORT", 0))} - {0})
 
     def explained(self, error: BaseException) -> BaseException:
         """Return the error to report for `error`, which has ended the run: if it is torch's, what has led to it."""
@@ -284,10 +284,10 @@ class PlainTorch:
             cause = CommError(f"the process group has failed: {said}", self.comm.waiting.waits())
         return cause.with_traceback(error.__traceback__)
 
-    def _call(self, frame: FrameType | None) -> TorchCall | None:
+    def _call(self, frame: FrameType | None) -> _TorchCall | None:
         """Return what the main thread does in torch.distributed, or None. frame: its innermost one."""
         inner: list[FrameType] = []
-        while frame is not None and not is_the_attendees(frame.f_code.co_filename):
+        while frame is not None and not is_user_code(frame.f_code.co_filename):
             inner.append(frame)
             frame = frame.f_back
         if inner and inner[0].f_code.co_filename.startswith(PACKAGE):
@@ -298,21 +298,21 @@ class PlainTorch:
             name, values = found.f_code.co_name, found.f_locals
             if not name.startswith("_"):
                 peer = {"send": "dst", "recv": "src"}.get(name, "")
-                return TorchCall(name, line, self._rank(values.get(peer)))
+                return _TorchCall(name, line, self._rank(values.get(peer)))
         for found in reversed(inner):
             if any(part in found.f_code.co_filename for part in OF_TORCH):
-                return TorchCall(found.f_code.co_qualname.removesuffix(".__init__").rpartition(".")[2], line)
+                return _TorchCall(found.f_code.co_qualname.removesuffix(".__init__").rpartition(".")[2], line)
         if not self._dist.is_initialized():
             return None
         if inner and inner[0].f_code.co_filename.endswith(BACKWARD):
-            return TorchCall("backward", line)
-        return TorchCall("wait", line) if not inner and frame is not None and called_by(frame) == "wait" else None
+            return _TorchCall("backward", line)
+        return _TorchCall("wait", line) if not inner and frame is not None and _called_by(frame) == "wait" else None
 
     def _rank(self, peer: object) -> int:
         return peer if self.comm is not None and isinstance(peer, int) and 0 <= peer < self.comm.size else -1
 
 
-def environment_of(rank: int, size: int, local: int, local_size: int, master: tuple[str, int]) -> dict[str, str]:
+def _environment_of(rank: int, size: int, local: int, local_size: int, master: tuple[str, int]) -> dict[str, str]:
     """Return what torchrun would put into the environment of a rank, and the interface if all are on one host."""
     values: dict[str, int | str] = {
         "RANK": rank,
@@ -326,20 +326,20 @@ def environment_of(rank: int, size: int, local: int, local_size: int, master: tu
     return {name: str(value) for name, value in values.items()}
 
 
-def called_by(frame: FrameType) -> str:
+def _called_by(frame: FrameType) -> str:
     """Return the name of the method that `frame` is calling, "" if it is none."""
     names = [i.argval for i in dis.get_instructions(frame.f_code) if i.offset < frame.f_lasti and "METHOD" in i.opname]
     return names[-1] if names else ""
 
 
-def answers(host: str, port: int) -> bool:
+def _answers(host: str, port: int) -> bool:
     """Return whether somebody listens there."""
     with suppress(OSError), socket.create_connection((host, port), 1):
         return True
     return False
 
 
-def break_gloo(group: ProcessGroup) -> None:
+def _break_gloo(group: ProcessGroup) -> None:
     """End all that is under way in a group of gloo."""
     from .messages import break_off
 
@@ -347,7 +347,7 @@ def break_gloo(group: ProcessGroup) -> None:
         break_off(group, range(group.size()))
 
 
-def cut(ports: set[int]) -> None:
+def _cut(ports: set[int]) -> None:
     """Break off the connections of this process to `ports`, behind which are stores that torch may wait for."""
     for path in glob.glob("/proc/self/fd/*"):
         with suppress(OSError):
@@ -357,7 +357,7 @@ def cut(ports: set[int]) -> None:
                         connection.shutdown(socket.SHUT_RDWR)
 
 
-class AfterImport(MetaPathFinder):
+class _AfterImport(MetaPathFinder):
     """Stands before the others in sys.meta_path, and has then() called when module `name` has been imported."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:

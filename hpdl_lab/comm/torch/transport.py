@@ -19,7 +19,7 @@ from ..real import RealComm
 from ..transport import Transport
 from .group import TorchrunGroups
 from .messages import ConsensusByMessages, GroupWork, as_tensor
-from .place import TorchPlace, cuda_of, gloo_for, gloo_in, group_of, initialize
+from .session import TorchSession, cuda_of, gloo_for, gloo_in, group_of, initialize
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -50,10 +50,10 @@ def from_process_group(
     group = group_of(group)
     gloo = gloo_in(group)
     gpu = None if gloo is not None else torch.device(device or cuda_of(group))
-    place = TorchPlace(*(gloo_for(group) if gloo is None else (gloo,)))
-    members = tuple(range(place.size))
-    transport = TorchTransport(place, place.number, members)
-    how = place, transport, members, place.waiting(deadline), on_row, trace
+    session = TorchSession(*(gloo_for(group) if gloo is None else (gloo,)))
+    members = tuple(range(session.size))
+    transport = _TorchTransport(session, session.number, members)
+    how = session, transport, members, session.waiting(deadline), on_row, trace
     if gpu is None:
         return RealComm(*how)
     from ..device.comm import DeviceComm
@@ -69,17 +69,17 @@ def world(deadline: float = 10.0) -> RealComm:
     return from_process_group(deadline=deadline)
 
 
-class TorchTransport(Transport):
+class _TorchTransport(Transport):
     """Threads carry the messages, whatever their rank does meanwhile.
 
-    place: TorchPlace. number: tells the messages from others. members: ranks in the group.
+    session: TorchSession. number: tells the messages from others. members: ranks in the group.
     """
 
     polled = False
 
-    def __init__(self, place: TorchPlace, number: int, members: tuple[int, ...], background: bool = False) -> None:
-        self.place, self.number, self.members, self.group = place, number, members, place.group
-        self.messages = place.messages(number, members, background)
+    def __init__(self, session: TorchSession, number: int, members: tuple[int, ...], background: bool = False) -> None:
+        self.session, self.number, self.members, self.group = session, number, members, session.group
+        self.messages = session.messages(number, members, background)
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -98,11 +98,11 @@ class TorchTransport(Transport):
     def consensus(self, rank: int, call: Meant, note: bytes) -> ConsensusByMessages:
         return ConsensusByMessages(self.messages, rank, call, note)
 
-    def part(self, comm: Ranks, chosen: Sequence[int], number: int) -> TorchTransport:
-        return TorchTransport(self.place, number, tuple(self.members[r] for r in chosen))
+    def part(self, comm: Ranks, chosen: Sequence[int], number: int) -> _TorchTransport:
+        return _TorchTransport(self.session, number, tuple(self.members[r] for r in chosen))
 
-    def double(self, comm: Ranks, waiting: Waiting) -> TorchTransport:
-        return TorchTransport(self.place, self.number, self.members, background=True)
+    def double(self, comm: Ranks, waiting: Waiting) -> _TorchTransport:
+        return _TorchTransport(self.session, self.number, self.members, background=True)
 
     # -- collectives ------------------------------------------------------------------------------------------------
 

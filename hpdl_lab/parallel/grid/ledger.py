@@ -41,8 +41,8 @@ STRATEGIES: tuple[type[Strategy], ...] = (DataParallel, ZeRO1, ZeRO2, ZeRO3)
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-class Way(NamedTuple):
-    """A way to train. training: "adam" or "mixed adam"; stage: of ZeRO; recompute: "blocks" or False.
+class Setup(NamedTuple):
+    """A setup of training. training: "adam" or "mixed adam"; stage: of ZeRO; recompute: "blocks" or False.
 
     axis: along which all ranks lie, "dp", "tp" or "pp".
     """
@@ -61,15 +61,15 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way("32 bits", "adam"),
-    Way("32 bits, tp", "adam", axis="tp"),
-    Way("32 bits, pp", "adam", axis="pp"),
-    Way("16 bits"),
-    Way("16 bits, recomputed", recompute="blocks"),
-    Way("ZeRO-1", stage=1),
-    Way("ZeRO-2", stage=2),
-    Way("ZeRO-3", stage=3),
-    Way("ZeRO-3, recomputed", stage=3, recompute="blocks"),
+    Setup("32 bits", "adam"),
+    Setup("32 bits, tp", "adam", axis="tp"),
+    Setup("32 bits, pp", "adam", axis="pp"),
+    Setup("16 bits"),
+    Setup("16 bits, recomputed", recompute="blocks"),
+    Setup("ZeRO-1", stage=1),
+    Setup("ZeRO-2", stage=2),
+    Setup("ZeRO-3", stage=3),
+    Setup("ZeRO-3, recomputed", stage=3, recompute="blocks"),
 )
 
 
@@ -81,47 +81,46 @@ class Counted(NamedTuple):
     process: int | None = None
 
 
-def predicted(spec: Spec, way: Way, ranks: int, batch: int) -> Memory:
+def predicted(spec: Spec, setup: Setup, ranks: int, batch: int) -> Memory:
     """Predict what the fullest of `ranks` ranks holds. Args: spec: of any training; batch: examples of all ranks."""
-    grid, micro_batches = way.grid(ranks), way.micro_batches(ranks)
+    grid, micro_batches = setup.grid(ranks), setup.micro_batches(ranks)
     each = batch // (grid["dp"] * micro_batches)
-    spec = replace(spec, training=way.training)
-    rows = memory_of(spec, grid, "1f1b", micro_batches, each, recompute=way.recompute, stage=way.stage)
+    spec = replace(spec, training=setup.training)
+    rows = memory_of(spec, grid, "1f1b", micro_batches, each, recompute=setup.recompute, stage=setup.stage)
     return max(rows, key=lambda held: held.total)
 
 
-def can_be(spec: Spec, way: Way, ranks: int) -> bool:
-    """Return True if `ranks` ranks can share the model in this way: whole heads, a layer each, blocks to recompute."""
-    if way.axis == "tp":
+def can_be(spec: Spec, setup: Setup, ranks: int) -> bool:
+    """Return True if `ranks` ranks can share the model so: whole heads, a layer each, blocks to recompute."""
+    if setup.axis == "tp":
         return ranks > 1 and spec.heads > 0 and spec.heads % ranks == 0
-    return 1 < ranks <= len(spec.layers) if way.axis == "pp" else not way.recompute or spec.heads > 0
+    return 1 < ranks <= len(spec.layers) if setup.axis == "pp" else not setup.recompute or spec.heads > 0
 
 
 def adam(params: Iterable[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-3, foreach=False)
 
 
-def count(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor, costs: list[float]) -> Counted:
-    """Take three steps of `way` and count in the last, when the optimizer has its state. Collective.
+def count_memory(comm: Comm, model: nn.Module, setup: Setup, x: Tensor, y: Tensor, costs: list[float]) -> Counted:
+    """Take three steps of `setup` and count in the last, when the optimizer has its state. Collective.
 
     Args:    model: is empty afterwards; x, y: the whole batch, the same on every rank; costs: see HybridParallel.
     """
-    free_memory(comm)
-    counted = count_replica(comm, model, way, x, y) if way.axis == "dp" else count_part(comm, model, way, x, y, costs)
+    _free_memory(comm)
+    if setup.axis == "dp":
+        counted = _count_replica(comm, model, setup, x, y)
+    else:
+        options = {"schedule": "1f1b", "micro_batches": setup.micro_batches(comm.size), "costs": costs}
+        counted = Counted(grid_steps(comm, model, setup.grid(comm.size), x, y, options, 0, adam).held)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data, tensor.grad = tensor.new_empty(0), None
-    return counted._replace(process=free_memory(comm))
+    return counted._replace(process=_free_memory(comm))
 
 
-def count_part(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor, costs: list[float]) -> Counted:
-    options = {"schedule": "1f1b", "micro_batches": way.micro_batches(comm.size), "costs": costs}
-    return Counted(grid_steps(comm, model, way.grid(comm.size), x, y, options, 0, adam).held)
-
-
-def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) -> Counted:
-    if way.recompute:
+def _count_replica(comm: Comm, model: nn.Module, setup: Setup, x: Tensor, y: Tensor) -> Counted:
+    if setup.recompute:
         recompute(model, PreNorm)
-    strategy = STRATEGIES[way.stage](precision="bfloat16" if way.training == "mixed adam" else None)
+    strategy = STRATEGIES[setup.stage](precision="bfloat16" if setup.training == "mixed adam" else None)
     strategy.start(comm, model)
     mine = slice(comm.rank * len(x) // comm.size, (comm.rank + 1) * len(x) // comm.size)
     try:
@@ -129,10 +128,10 @@ def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) 
 
         def step(x: Tensor, y: Tensor) -> tuple[dict[str, int], int]:
             """Return (bytes held when gradients are there, bytes more than before that forward and backward took)."""
-            if way.stage == 0:
+            if setup.stage == 0:
                 for bucket in strategy.require_begun().buckets:
                     bucket.attach()
-            with peak(comm) as found:
+            with _peak(comm) as found:
                 strategy.scaled(cross_entropy(model(x).flatten(0, -2), y.flatten())).backward()
             held = [strategy.held(model, optimizer)]
             strategy.add_gradients(comm, model)
@@ -142,7 +141,7 @@ def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) 
 
         step(x[mine], y[mine])
         held, grew = step(x[:1, :1], y[:1, :1]) if y.ndim > 1 else step(x[:1], y[:1])
-        passing = max(0, grew - held["gradients"]) if way.stage else 0
+        passing = max(0, grew - held["gradients"]) if setup.stage else 0
         kept = SavedBytes([*strategy.tensors(model)["parameters"], x, y])
         inputs, graphs = [0], [0]
 
@@ -154,19 +153,19 @@ def count_replica(comm: Comm, model: nn.Module, way: Way, x: Tensor, y: Tensor) 
             inputs.append(args[0].nbytes)
             kept.add(args[0].untyped_storage(), 1)
 
-        for block in (module for module in model.modules() if way.recompute and isinstance(module, PreNorm)):
+        for block in (module for module in model.modules() if setup.recompute and isinstance(module, PreNorm)):
             strategy.hook(block.register_forward_pre_hook(look))
         with kept:
             held, grew = step(x[mine], y[mine])
     finally:
         strategy.stop()
-    most = held["parameters"] + held["optimizer"] + grew + (held["gradients"] if way.stage == 0 else 0)
+    most = held["parameters"] + held["optimizer"] + grew + (held["gradients"] if setup.stage == 0 else 0)
     activations = max(kept.most, sum(inputs) + max(graphs))
     return Counted(Memory(**held, activations=activations, temporaries=passing), None if comm.simulated else most)
 
 
 @contextmanager
-def peak(comm: Comm) -> Generator[list[int]]:
+def _peak(comm: Comm) -> Generator[list[int]]:
     """Yield a list of one number: the most bytes that torch has allocated within, less those that it has freed.
 
     0 on simulated ranks, which share a process.
@@ -186,7 +185,7 @@ def peak(comm: Comm) -> Generator[list[int]]:
         found[0] = max(found[0], now)
 
 
-def free_memory(comm: Comm) -> int | None:
+def _free_memory(comm: Comm) -> int | None:
     """Give all free memory back to the system; returns by how much the peak since the last call is above what is left.
 
     None on simulated ranks, which share a process, and off Linux.

@@ -39,8 +39,8 @@ def message_cost(network: Network, grid: Grid, axis: str) -> tuple[float, float]
     for name in reversed(grid.axes[grid.axes.index(axis) + 1 :]):
         stride *= grid[name]
     ranks = np.arange(grid.size)
-    place = ranks // stride % size
-    dest = ranks + np.where(place + 1 < size, stride, -stride * (size - 1))
+    position = ranks // stride % size
+    dest = ranks + np.where(position + 1 < size, stride, -stride * (size - 1))
     route = network.routes(ranks, dest, grid.size)
     shared = np.ones(grid.size)
     for link in route.links:

@@ -25,7 +25,7 @@ from ...measure import measure
 from ...mesh import AXES, DeviceMesh, Grid
 from ...models.attention import Attend, attentions_of
 from ...models.experts import MixtureOfExperts
-from ...schedules import Timed
+from ...schedules import TimedAction
 from ...trace import Event, Trace, now_ns
 from ...units import GIB
 from ..hybrid.model import HybridParallel, cross_entropy_per_answer, shard_and_loss
@@ -45,51 +45,50 @@ REPEATS = 5
 LossOf: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
-class Reading(NamedTuple):
-    """The figures of one layer with a whole example batch; sums, gathers, returns: sizes of messages over tp.
+class _LayerFigures(NamedTuple):
+    """The figures of one layer with a whole example batch.
 
-    again: what it keeps as the layer before does, which is not part of `saved`.
-    experts, routed, keys, scores, expert_flops: as of Layer.
+    saved_input: what it keeps as the layer before does, which is not part of `saved`. Others: as of Layer.
     """
 
     name: str
     parameters: int
     flops: int
     saved: int
-    again: int
+    saved_input: int
     output: int
-    sums: tuple[int, ...]
-    gathers: tuple[int, ...]
-    returns: tuple[int, ...]
-    experts: int
-    routed: int
-    keys: int
-    scores: int
+    forward_all_reduces: tuple[int, ...]
+    forward_all_gathers: tuple[int, ...]
+    backward_all_reduces: tuple[int, ...]
+    expert_parameters: int
+    dispatched: int
+    kv: int
+    attention_flops: int
     expert_flops: int
 
 
-class Watched(Attend):
+class _CountingAttend(Attend):
     """An attend that counts the numbers of k and v, and the flops of both products, that have gone through it."""
 
     def __init__(self, attend: Attend) -> None:
-        self.attend, self.keys, self.scores = attend, 0, 0
+        self.attend, self.kv, self.flops = attend, 0, 0
 
     def positions(self, s: int, device: torch.device) -> Tensor:
         return self.attend.positions(s, device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-        self.keys += k.numel() + v.numel()
-        self.scores += 2 * q.shape[:-1].numel() * k.shape[-2] * (k.shape[-1] + v.shape[-1])
+        self.kv += k.numel() + v.numel()
+        self.flops += 2 * q.shape[:-1].numel() * k.shape[-2] * (k.shape[-1] + v.shape[-1])
         return self.attend(q, k, v, scale)
 
 
-class Silent(Comm):
-    """Rank 0 of `size` ranks that all have equal tensors; nothing is sent. sums, gathers: sizes of what would be."""
+class _CountingComm(Comm):
+    """Rank 0 of `size` ranks that all have equal tensors; nothing is sent. its lists: sizes of what would be."""
 
     def __init__(self, size: int) -> None:
         super().__init__(0, size, Trace(0, enabled=False))
-        self.sums: list[int] = []
-        self.gathers: list[int] = []
+        self.all_reduces: list[int] = []
+        self.all_gathers: list[int] = []
 
     @overload
     def all_reduce(self, x: ArrayT, async_op: Literal[False] = False) -> ArrayT: ...
@@ -98,26 +97,26 @@ class Silent(Comm):
     def all_reduce(self, x: ArrayT, async_op: Literal[True]) -> Work: ...
 
     def all_reduce(self, x: ArrayT, async_op: bool = False) -> ArrayT | Work:
-        self.sums.append(math.prod(x.shape))
+        self.all_reduces.append(math.prod(x.shape))
         return x
 
     def all_gather(self, x: ArrayT) -> ArrayT:
-        self.gathers.append(math.prod(x.shape))
+        self.all_gathers.append(math.prod(x.shape))
         stack = new_like(x, (self.size, *x.shape))
         for rank in range(self.size):
             copy_into(stack[rank], x)
         return stack
 
     def reduce_scatter(self, x: ArrayT) -> ArrayT:
-        self.sums.append(math.prod(x.shape))
+        self.all_reduces.append(math.prod(x.shape))
         out = new_like(x, x.shape[1:])
         copy_into(out, x[0])
         return out
 
-    def taken(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return (sums, gathers) since the last call."""
-        found = tuple(self.sums), tuple(self.gathers)
-        self.sums, self.gathers = [], []
+    def pop_sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return (all_reduces, all_gathers) since the last call."""
+        found = tuple(self.all_reduces), tuple(self.all_gathers)
+        self.all_reduces, self.all_gathers = [], []
         return found
 
     def barrier(self) -> None:
@@ -149,13 +148,13 @@ def spec_of(model: torch.nn.Module, example: Tensor, name: str | None = None, tr
         raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to share out")
     double = parameters[0].dtype == torch.float64
     training = training or ("float64 momentum" if double else "momentum")
-    heads, positions = heads_of(model)
+    heads, positions = _heads_of(model)
     n = len(example)
-    whole = readings(model, example, Silent(1), cross_entropy_per_answer)
-    ways = next((p for p in range(2, heads + 1) if heads % p == 0), 2) if heads != 1 else 1
-    part = shard_readings(model, example, ways, False) or whole
-    narrow = shard_readings(model, example, ways, True) or part
-    layers = [layer_of(w, p, s, ways, n) for w, p, s in zip(whole, part, narrow, strict=True)]
+    whole = _layer_figures(model, example, _CountingComm(1), cross_entropy_per_answer)
+    tp = next((p for p in range(2, heads + 1) if heads % p == 0), 2) if heads != 1 else 1
+    part = _shard_figures(model, example, tp, False) or whole
+    narrow = _shard_figures(model, example, tp, True) or part
+    layers = [_layer_of(w, p, s, tp, n) for w, p, s in zip(whole, part, narrow, strict=True)]
     tied = sum(layer.parameters for layer in layers) - sum(p.numel() for p in parameters)
     kind = type(model).__name__
     kv_heads = min((attention.cache_shape[0] for attention in attentions_of(model)), default=0)
@@ -173,11 +172,11 @@ def spec_of(model: torch.nn.Module, example: Tensor, name: str | None = None, tr
     )
 
 
-def layer_of(whole: Reading, part: Reading, narrow: Reading, ways: int, n: int) -> Layer:
-    """Return a Layer from Readings of n examples: of the whole, of a shard of `ways`, of one with sequence parallel."""
+def _layer_of(whole: _LayerFigures, part: _LayerFigures, narrow: _LayerFigures, tp: int, n: int) -> Layer:
+    """Return a Layer from the figures of n examples: of the whole, a shard of `tp`, one with sequence parallel."""
 
     def divided(before: int, after: int) -> int:
-        return (before - after) * ways // max(ways - 1, 1)
+        return (before - after) * tp // max(tp - 1, 1)
 
     return Layer(
         whole.name,
@@ -190,19 +189,19 @@ def layer_of(whole: Reading, part: Reading, narrow: Reading, ways: int, n: int) 
         output=whole.output // n,
         output_cut=divided(whole.output // n, part.output // n),
         output_positions=divided(part.output // n, narrow.output // n),
-        again=whole.again // n,
-        sums=tuple(size // n for size in part.sums),
-        returns=tuple(size // n for size in part.returns),
-        gathers=tuple(size // n for size in part.gathers),
-        experts=whole.experts,
-        routed=whole.routed // n,
-        keys=whole.keys // n,
-        scores=whole.scores / n,
+        saved_input=whole.saved_input // n,
+        forward_all_reduces=tuple(size // n for size in part.forward_all_reduces),
+        backward_all_reduces=tuple(size // n for size in part.backward_all_reduces),
+        forward_all_gathers=tuple(size // n for size in part.forward_all_gathers),
+        expert_parameters=whole.expert_parameters,
+        dispatched=whole.dispatched // n,
+        kv=whole.kv // n,
+        attention_flops=whole.attention_flops / n,
         expert_flops=whole.expert_flops / n,
     )
 
 
-def heads_of(model: torch.nn.Module) -> tuple[int, int]:
+def _heads_of(model: torch.nn.Module) -> tuple[int, int]:
     """Return (heads of its attention or 0, positions that it reads or 1) of a model of models/."""
     heads = next((vars(m)["heads"] for m in model.modules() if "heads" in vars(m)), 0)
     positions = getattr(model, "positions", None)
@@ -212,21 +211,21 @@ def heads_of(model: torch.nn.Module) -> tuple[int, int]:
     return heads, vars(model).get("block", 1)
 
 
-def shard_readings(model: torch.nn.Module, example: Tensor, ways: int, sequence: bool) -> list[Reading] | None:
-    """Return readings of rank 0's shard for `ways` tp ranks; None if the model cannot be cut so."""
-    comm = Silent(ways)
+def _shard_figures(model: torch.nn.Module, example: Tensor, tp: int, sequence: bool) -> list[_LayerFigures] | None:
+    """Return the figures of rank 0's shard for `tp` ranks; None if the model cannot be cut so."""
+    comm = _CountingComm(tp)
     try:
         shard, loss = shard_and_loss(comm, copy.deepcopy(model), sequence, cross_entropy_per_answer)
-        return readings(shard, example, comm, loss)
+        return _layer_figures(shard, example, comm, loss)
     except ValueError:
         return None
 
 
-def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: LossOf) -> list[Reading]:
-    """Return a Reading of each layer of `model`, which communicates over `comm`, in order."""
+def _layer_figures(model: torch.nn.Module, example: Tensor, comm: _CountingComm, loss: LossOf) -> list[_LayerFigures]:
+    """Return the figures of each layer of `model`, which communicates over `comm`, in order."""
     layers = Layers(model, example)
     stages = layers.stages([1] * len(layers))
-    found: list[Reading] = []
+    found: list[_LayerFigures] = []
     known = {t.untyped_storage().data_ptr() for t in (example, *model.parameters(), *model.buffers())}
     x: tuple[Tensor, ...] = (example,)
     before: dict[int, tuple[int, Tensor]] = {}
@@ -234,7 +233,7 @@ def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: LossOf
     def on_zeros(output: Tensor) -> Tensor:
         return loss(output, torch.zeros(output.shape[:-1], dtype=torch.int64))
 
-    comm.taken()
+    comm.pop_sizes()
     for i, stage in enumerate(stages):
         kept: dict[int, tuple[int, Tensor]] = {}
 
@@ -247,39 +246,48 @@ def readings(model: torch.nn.Module, example: Tensor, comm: Silent, loss: LossOf
         answers = on_zeros if i == len(stages) - 1 else None
         attentions = attentions_of(stage.module)
         for attention in attentions:
-            attention.attend = Watched(attention.attend)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept), flop_counter() as counter:
+            attention.attend = _CountingAttend(attention.attend)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept), _flop_counter() as counter:
             x = stage.forward(0, x, answers)
         output = sum(torch.Size(spec.shape).numel() for spec in stage.gives)
         parameters = sum(p.numel() for p in stage.module.parameters())
-        saved, again = (
+        saved, saved_input = (
             sum(count for key, (count, _) in kept.items() if (key in before) == common) for common in (False, True)
         )
         flops, before = counter.get_total_flops(), kept
-        seen = [cast(Watched, attention.attend) for attention in attentions]
+        seen = [cast(_CountingAttend, attention.attend) for attention in attentions]
         for attention, watched in zip(attentions, seen, strict=True):
             attention.attend = watched.attend
         mixtures = [module for module in stage.module.modules() if isinstance(module, MixtureOfExperts)]
         more = {
-            "experts": sum(p.numel() for mixture in mixtures for p in mixture.experts.parameters()),
-            "routed": sum(mixture.chosen.numel() * mixture.router.weight.shape[1] for mixture in mixtures),
-            "keys": sum(watched.keys for watched in seen),
-            "scores": sum(watched.scores for watched in seen),
+            "expert_parameters": sum(p.numel() for mixture in mixtures for p in mixture.experts.parameters()),
+            "dispatched": sum(mixture.chosen.numel() * mixture.router.weight.shape[1] for mixture in mixtures),
+            "kv": sum(watched.kv for watched in seen),
+            "attention_flops": sum(watched.flops for watched in seen),
             "expert_flops": sum(6 * mixture.chosen.numel() * mixture.experts.gate[0].numel() for mixture in mixtures),
         }
         found.append(
-            Reading(layers.names[i], parameters, flops, saved, again, output, *comm.taken(), returns=(), **more)
+            _LayerFigures(
+                layers.names[i],
+                parameters,
+                flops,
+                saved,
+                saved_input,
+                output,
+                *comm.pop_sizes(),
+                backward_all_reduces=(),
+                **more,
+            )
         )
     for i, stage in reversed(list(enumerate(stages))):
         gradients = [torch.zeros(spec.shape, dtype=spec.dtype) for spec in stage.gives if spec.requires_grad]
         stage.backward(0, () if i == len(stages) - 1 else gradients)
-        sums, gathers = comm.taken()
-        found[i] = found[i]._replace(returns=sums)
+        found[i] = found[i]._replace(backward_all_reduces=comm.pop_sizes()[0])
     model.zero_grad()
     return found
 
 
-def flop_counter() -> FlopCounterMode:
+def _flop_counter() -> FlopCounterMode:
     """Return torch's counter with the attention that torch has for CPUs, which it lacks."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *_: object, out_shape: object = None, **__: object) -> int:
@@ -326,15 +334,15 @@ LR, MOMENTUM = 0.01, 0.9
 LITTLE = 32  # bytes: of the all-reduce that adds the loss up, which is no layer's
 
 
-class Taken(NamedTuple):
+class LastStep(NamedTuple):
     """The report of a rank afterwards: what it held, and when its last step began, in ns of its clock.
 
-    sums: {bytes of a bucket of gradients: among how many ranks it is added}.
+    group_sizes: {bytes of a bucket of gradients: among how many ranks it is added}.
     """
 
     held: Memory  # activations: the most that autograd kept at once, without inputs; gradients: with zero, its pieces
     begin_ns: int
-    sums: dict[int, int]
+    group_sizes: dict[int, int]
 
 
 def momentum(params: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -350,12 +358,12 @@ def grid_steps(
     options: Row,
     steps: int,
     optimizer_of: Callable[..., torch.optim.Optimizer] = momentum,
-) -> Taken:
+) -> LastStep:
     """Train `model` on `grid` for `steps` steps, and one step before and one after them.
 
     Args:    model, x, y: of the whole batch, the same on every rank. options: of HybridParallel, such as schedule.
              optimizer_of: f(parameters) -> a torch optimizer.
-    Returns: Taken. Rank 0 reports {step, seconds} of each of the `steps`.
+    Returns: LastStep. Rank 0 reports {step, seconds} of each of the `steps`.
     Raises:  as HybridParallel.
     """
     mesh = DeviceMesh(comm, grid)
@@ -381,12 +389,12 @@ def grid_steps(
     whole = list(hybrid.named_parameters().values())
     nbytes = (sum(t.nbytes for t in tensors) for tensors in (whole, gradients, state))
     held = Memory(*nbytes, activations=kept.most)
-    sums = {
+    group_sizes = {
         bucket.flat.nbytes: group.comm.size
         for group in hybrid.gradients.groups
         for bucket in group.buckets  # none with zero
     }
-    return Taken(held, begin, sums)
+    return LastStep(held, begin, group_sizes)
 
 
 def last_step(results: Results) -> list[Event]:
@@ -401,22 +409,22 @@ def bytes_over_axes(results: Results, grid: Grid) -> dict[str, float]:
     messages go along the axis in which both ranks differ; other all-reduces are of layers, over tp. If an
     all-reduce is not made of messages, it counts as a ring's.
     """
-    places = [grid.coordinates(rank) for rank in range(grid.size)]
+    coordinates = [grid.coordinates(rank) for rank in range(grid.size)]
     sent = {axis: [0.0] * grid.size for axis in AXES}
     for e in last_step(results):
         if e.op not in ("send", "all_reduce") or e.nbytes <= LITTLE:
             continue
         if e.op == "all_reduce":
-            ranks = results[e.rank].sums.get(e.nbytes, replicas(grid)) if e.lane else grid["tp"]
+            ranks = results[e.rank].group_sizes.get(e.nbytes, replicas(grid)) if e.lane else grid["tp"]
             sent["dp" if e.lane else "tp"][e.rank] += cost.all_reduce(ranks, e.nbytes).nbytes_sent
             continue
-        apart = [axis for axis in sent if places[e.rank][axis] != places[e.peer][axis]]
+        apart = [axis for axis in sent if coordinates[e.rank][axis] != coordinates[e.peer][axis]]
         if e.lane or len(apart) == 1:
             sent["dp" if e.lane else apart[0]][e.rank] += e.nbytes
     return {axis: max(ranks) for axis, ranks in sent.items()}
 
 
-def rows_over_pp(events: Iterable[Event], grid: Grid) -> list[list[Timed]]:
+def rows_over_pp(events: Iterable[Event], grid: Grid) -> list[list[TimedAction]]:
     """Return what the ranks of the first pipeline did: a list of schedules.Timed for each place along pp."""
     ranks = grid.groups("pp")[0]
     mine = [e._replace(rank=ranks.index(e.rank)) for e in events if e.rank in ranks]

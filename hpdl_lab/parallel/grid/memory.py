@@ -98,8 +98,8 @@ def require_layers(spec: Spec, stages: int) -> None:
         raise ValueError(f"{spec.name} has {len(spec.layers)} layers, which cannot be shared by {stages} stages")
 
 
-class Deal(NamedTuple):
-    """The stages as a schedule deals them out. held: the stages of the model per rank; stages, replicas: its own.
+class StageAssignment(NamedTuple):
+    """The stages that a schedule gives to each rank. held: stages of the model per rank; stages, replicas: its own.
 
     fullest: per rank, the moments at which it holds most, each ((stage of the model, live, graphs), ...). live:
     micro-batches between their forward and the end of their backward; graphs: how many of them are in their backward,
@@ -112,27 +112,28 @@ class Deal(NamedTuple):
     fullest: tuple[tuple[Moment, ...], ...]
 
 
-def deal(schedule: str, ranks: int, micro_batches: int, chunks: int | None = None) -> Deal:
-    """Return the Deal of a schedule. Raises ValueError as schedules.build.
+def assign_stages(schedule: str, ranks: int, micro_batches: int, chunks: int | None = None) -> StageAssignment:
+    """Return the StageAssignment of a schedule. Raises ValueError as schedules.build.
 
     After a few rounds a rank's order repeats itself, so that three show how much is in flight; not so in GPipe.
     """
     few = micro_batches if schedule == "gpipe" else min(micro_batches, 3 * ranks + micro_batches % ranks)
-    return _deal(schedule, ranks, few, chunks)
+    return _assign_stages(schedule, ranks, few, chunks)
 
 
 @functools.lru_cache(maxsize=4096)
-def _deal(schedule: str, ranks: int, micro_batches: int, chunks: int | None) -> Deal:
+def _assign_stages(schedule: str, ranks: int, micro_batches: int, chunks: int | None) -> StageAssignment:
     if schedule == "gpipe":  # all forwards before the first backward, whatever their number
         schedules.build(schedule, ranks, 1, chunks)
         moments = tuple((((r, micro_batches, 1),),) for r in range(ranks))
-        return Deal(ranks, 1, tuple((r,) for r in range(ranks)), moments)
+        return StageAssignment(ranks, 1, tuple((r,) for r in range(ranks)), moments)
     plan = schedules.build(schedule, ranks, micro_batches, chunks)
     held = tuple(tuple(stage % plan.stages for stage in plan.stages_of(r)) for r in range(ranks))
-    return Deal(plan.stages, plan.replicas, held, tuple(tuple(fullest(row, plan.stages)) for row in plan.rows))
+    fullest = tuple(tuple(_fullest(row, plan.stages)) for row in plan.rows)
+    return StageAssignment(plan.stages, plan.replicas, held, fullest)
 
 
-def fullest(row: Sequence[Action], stages: int) -> list[Moment]:
+def _fullest(row: Sequence[Action], stages: int) -> list[Moment]:
     """Return the moments of a row that no other one exceeds in everything: a list of ((stage, live, graphs), ...)."""
     live: dict[int, int] = {}
     graphs: dict[int, int] = {}
@@ -148,12 +149,12 @@ def fullest(row: Sequence[Action], stages: int) -> list[Moment]:
             graphs[stage] -= 1
     kept = []
     for moment in sorted(moments, key=lambda m: -sum(n + g for _, n, g in m)):
-        if not any(exceeds(other, moment) for other in kept):
+        if not any(_exceeds(other, moment) for other in kept):
             kept.append(moment)
     return [tuple((s % stages, n, g) for s, n, g in moment) for moment in kept]
 
 
-def exceeds(other: Moment, moment: Moment) -> bool:
+def _exceeds(other: Moment, moment: Moment) -> bool:
     """Return True if `other` holds as much of everything as `moment`."""
     counts = {s: (n, g) for s, n, g in other}
     return all(counts.get(s, (0, 0))[0] >= n and counts.get(s, (0, 0))[1] >= g for s, n, g in moment)
@@ -170,7 +171,7 @@ def memory_of(
     chunks: int | None = None,
     stage: int = 0,
 ) -> list[Memory]:
-    """Return bytes on the ranks of every pipeline place: a list of Memory, one for each rank along pp.
+    """Return bytes on the ranks along pp: a list of Memory, one for each of them.
 
     Args:    spec: a Spec; grid: a Grid; schedule: its name; micro_batches: of one replica; micro_batch: its examples.
              recompute: activation checkpointing, True: a stage at a time, "blocks": a block at a time, "attention":
@@ -180,25 +181,26 @@ def memory_of(
              is not counted.
     Raises:  ValueError if the grid has more stages than the model has layers, or the schedule cannot be.
     """
-    dealt = deal(schedule, grid["pp"], micro_batches, chunks)
-    parts, each, (tp, cp, ep) = stages_of(spec, dealt.stages), spec.bytes_each, (grid["tp"], grid["cp"], grid["ep"])
+    assignment = assign_stages(schedule, grid["pp"], micro_batches, chunks)
+    parts, each = stages_of(spec, assignment.stages), spec.bytes_each
+    tp, cp, ep = grid["tp"], grid["cp"], grid["ep"]
     inputs = [
         0,
         *(part[-1].output_on(tp, sequence) for part in parts[:-1]),
     ]  # the first stage reads the batch, which is there anyway
     whole = [sum(layer.saved_on(tp, sequence) for layer in part) for part in parts]
     if recompute == "attention" or cp > 1:  # ring attention computes them again
-        whole = [n - sum(layer.weights // tp for layer in part) for n, part in zip(whole, parts, strict=True)]
-    for place in range(1, len(parts)):
-        before, first = parts[place - 1][-1], parts[place][0]
-        whole[place] += first.again * before.output_on(tp, sequence) // before.output
-    blocks = [recomputed(part, tp, sequence) for part in parts]
+        whole = [n - sum(layer.attention_weights // tp for layer in part) for n, part in zip(whole, parts, strict=True)]
+    for s in range(1, len(parts)):
+        before, first = parts[s - 1][-1], parts[s][0]
+        whole[s] += first.saved_input * before.output_on(tp, sequence) // before.output
+    blocks = [_recomputed(part, tp, sequence) for part in parts]
     parameters = [sum(layer.parameters_on(tp, ep) for layer in part) for part in parts]
-    experts = [sum(layer.experts // ep for layer in part) for part in parts]
+    experts = [sum(layer.expert_parameters // ep for layer in part) for part in parts]
     rows = []
-    for mine, moments in zip(dealt.held, dealt.fullest, strict=True):
-        count = sum(parameters[place] for place in mine)
-        if {0, dealt.stages - 1} <= {*mine}:  # one table of both ends, for each model that the rank holds both ends of
+    for mine, moments in zip(assignment.held, assignment.fullest, strict=True):
+        count = sum(parameters[s] for s in mine)
+        if {0, assignment.stages - 1} <= {*mine}:  # one table for each model that the rank holds both ends of
             count -= spec.tied // tp * mine.count(0)
         if recompute == "blocks":
             kept = max(
@@ -208,26 +210,26 @@ def memory_of(
             kept = max(sum(live * inputs[s] + graphs * whole[s] for s, live, graphs in moment) for moment in moments)
         else:
             kept = max(sum(live * whole[s] for s, live, _ in moment) for moment in moments)
-        dealt_out = sum(experts[place] for place in mine)
-        dense, routed = (
+        in_experts = sum(experts[s] for s in mine)
+        dense, expert = (
             sharded(Memory(*(n * nbytes for nbytes in each[:3]), activations=0), ranks, stage)
-            for n, ranks in ((count - dealt_out, replicas(grid)), (dealt_out, replicas(grid) // ep))
+            for n, ranks in ((count - in_experts, replicas(grid)), (in_experts, replicas(grid) // ep))
         )
-        sizes = [layer.parameters_on(tp, ep) for place in mine for layer in parts[place] if is_block(layer)]
+        sizes = [layer.parameters_on(tp, ep) for s in mine for layer in parts[s] if _is_block(layer)]
         gathered = (count - sum(sizes) + sum(sorted(sizes)[-2:])) * (replicas(grid) > 1)
         passing = gathered * ((stage >= 3) * each.parameters + (stage >= 2) * each.gradients)
-        state = (a + b for a, b in zip(dense[:3], routed[:3], strict=True))
+        state = (a + b for a, b in zip(dense[:3], expert[:3], strict=True))
         activations = -(-kept * micro_batch * each.activations // cp)
         rows.append(Memory(*state, activations=activations, temporaries=passing))
     return rows
 
 
-def is_block(layer: Layer) -> bool:
+def _is_block(layer: Layer) -> bool:
     """Return True if it is an item of an nn.Sequential or the like: what is recomputed, and a unit of ZeRO."""
     return layer.name.rpartition(".")[2].isdigit()
 
 
-def recomputed(part: Layers, tp: int, sequence: bool) -> tuple[int, int]:
+def _recomputed(part: Layers, tp: int, sequence: bool) -> tuple[int, int]:
     """Return numbers per example, if blocks of these layers are recomputed: (kept per micro-batch, more in backward).
 
     Kept are the inputs of blocks; what else there is, before or behind them, is kept as ever, until backward has come
@@ -236,7 +238,7 @@ def recomputed(part: Layers, tp: int, sequence: bool) -> tuple[int, int]:
     kept = others = graph = 0
     for before, layer in zip((None, *part), part, strict=False):
         saved = layer.saved_on(tp, sequence)
-        if not is_block(layer):
+        if not _is_block(layer):
             others += saved
             continue
         size = (before or layer).output_on(tp, sequence)

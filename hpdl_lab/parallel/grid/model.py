@@ -27,7 +27,7 @@ from ...mesh import Grid
 from ...schedules.evaluation import PipelineTime, pipeline_time
 from . import memory as memories
 from .machine import MACHINES, Machine, message_cost, replicas
-from .memory import Deal, Layers, Memory
+from .memory import Layers, Memory, StageAssignment
 from .spec import Layer, Spec
 
 
@@ -92,7 +92,7 @@ class StageTime(NamedTuple):
         return forward, backward, backward - half, half
 
 
-def predict(
+def predict_step(
     spec: Spec,
     grid: Grid,
     schedule: str = "1f1b",
@@ -107,7 +107,7 @@ def predict(
 ) -> Prediction:
     """Predict what one training step of `spec` costs on `grid`.
 
-    Args:    spec: a grid.spec.Spec; grid: as grid_of makes it, tp varying fastest. Examples are dealt out over dp and
+    Args:    spec: a grid.spec.Spec; grid: as grid_of makes it, tp varying fastest. Examples are divided over dp and
              ep, positions over cp, in zigzag, so that all have the same work.
              micro_batches: into which each replica cuts its share of `batch`, by default one example each.
              machine: a grid.machine.Machine, by default the laptop; limit: bytes per rank, by default the machine's.
@@ -115,37 +115,36 @@ def predict(
     Returns: Prediction.
     Raises:  ValueError, a sentence with numbers, for a grid that cannot be: heads, positions, experts, layers, batch.
     """
-    case = case_of(spec, grid, schedule, micro_batches, recompute, sequence, machine, batch, chunks, zero)
-    dealt, micro_batch = case.dealt, case.micro_batch
-    stages = [case.stage_time(part) for part in case.layers]
-    alpha, beta = message_cost(case.machine.network, grid, "pp")
-    nbytes = max((case.activation(part) for part in case.layers[:-1]), default=0)
+    model = cost_model(spec, grid, schedule, micro_batches, recompute, sequence, machine, batch, chunks, zero)
+    assignment, micro_batch = model.assignment, model.micro_batch
+    stages = [model.stage_time(part) for part in model.layers]
+    alpha, beta = message_cost(model.machine.network, grid, "pp")
+    nbytes = max((model.activation(part) for part in model.layers[:-1]), default=0)
     transfer = alpha + nbytes * beta if grid["pp"] > 1 else 0.0
     costs = [stage.costs for stage in stages]
-    times = pipeline_time(schedule, grid["pp"], micro_batches, costs, transfer, chunks, case.hideable(stages))
-    share = micro_batches / dealt.replicas  # of the micro-batches, that each stage of a rank works on
-    alone = [sum(sum(costs[s][:2]) for s in mine) * share for mine in dealt.held]
+    times = pipeline_time(schedule, grid["pp"], micro_batches, costs, transfer, chunks, model.hideable(stages))
+    share = micro_batches / assignment.replicas  # of the micro-batches, that each stage of a rank works on
+    alone = [sum(sum(costs[s][:2]) for s in mine) * share for mine in assignment.held]
     busy = [seconds - hidden for seconds, hidden in zip(alone, times.hidden, strict=True)]
-    sums = [case.reductions(rank) for rank in range(grid["pp"])]
-    ends = [case.end_of(rank, times, sums[rank]) for rank in range(grid["pp"])]
-    computed = [sum(stages[s].forward + stages[s].backward for s in mine) * share for mine in dealt.held]
+    reductions = [model.reductions(rank) for rank in range(grid["pp"])]
+    ends = [model.end_of(rank, times, reductions[rank]) for rank in range(grid["pp"])]
+    computed = [sum(stages[s].forward + stages[s].backward for s in mine) * share for mine in assignment.held]
     ranks_of_place = grid.size // grid["pp"]
-    shared = ranks_of_place * sum(computed) / case.machine.at_once if case.machine.at_once else 0.0
+    shared = ranks_of_place * sum(computed) / model.machine.at_once if model.machine.at_once else 0.0
     seconds = max(*ends, shared)
     most = max(range(grid["pp"]), key=busy.__getitem__)
-    sending = {
-        axis: sum(sum(stages[s].messages[axis]) for s in dealt.held[most]) * share for axis in ("tp", "cp", "ep", "dp")
-    }
+    held = assignment.held[most]
+    sending = {axis: sum(sum(stages[s].messages[axis]) for s in held) * share for axis in ("tp", "cp", "ep", "dp")}
     sending["ep"] -= times.hidden[most]
     parts = {
         "compute": computed[most],
         **sending,
-        "pp": 2 * (dealt.stages - 1) * transfer,  # of the first micro-batch, there and back
+        "pp": 2 * (assignment.stages - 1) * transfer,  # of the first micro-batch, there and back
         "dp": sending["dp"] + max(ends) - times.seconds,
         "cores": seconds - max(ends),
     }
     rows = memories.memory_of(spec, grid, schedule, micro_batches, micro_batch, recompute, sequence, chunks, zero)
-    sent = tuple(case.bytes_sent(mine, share, sums[rank]) for rank, mine in enumerate(dealt.held))
+    sent = tuple(model.bytes_sent(mine, share, reductions[rank]) for rank, mine in enumerate(assignment.held))
     waiting = seconds - sum(parts.values())
     return Prediction(
         grid,
@@ -161,7 +160,7 @@ def predict(
         links={axis: max(table[axis] for table in sent) for axis in sent[0]},
         sent=sent,
         parts=parts | {"bubble": waiting if waiting > 1e-9 * seconds else 0.0},  # a rest of rounding is none
-        limit=case.machine.memory if limit is None else limit,
+        limit=model.machine.memory if limit is None else limit,
         zero=zero,
     )
 
@@ -169,7 +168,7 @@ def predict(
 class Reduction(NamedTuple):
     """Gradients of one layer that are added over `ranks` ranks.
 
-    layer: its place in the stage; shared: by stages; experts: routed ones; ranks along ep hold different ones.
+    layer: its index in the stage; shared: by stages; experts: routed ones; ranks along ep hold different ones.
     """
 
     stage: int
@@ -180,8 +179,8 @@ class Reduction(NamedTuple):
     experts: bool = False
 
 
-class Case(NamedTuple):
-    """The case that is priced: a model on a grid of a machine. micro_batch: examples; dealt, layers: of its stages."""
+class CostModel(NamedTuple):
+    """The costs of a model on a grid of a machine. micro_batch: examples; assignment, layers: of its stages."""
 
     spec: Spec
     grid: Grid
@@ -189,7 +188,7 @@ class Case(NamedTuple):
     micro_batch: int
     recompute: bool
     sequence: bool
-    dealt: Deal
+    assignment: StageAssignment
     layers: tuple[Layers, ...]
     zero: int = 0
 
@@ -204,19 +203,23 @@ class Case(NamedTuple):
         speed = self.micro_batch / self.grid["cp"] / network.flops_per_s  # s per flop of an example
         compute = sum(layer.flops_on(tp) for layer in part) * speed
         alpha, beta = message_cost(network, self.grid, "tp")
-        sums = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.sums)
-        sums += sum(cost.all_gather(tp, tp * n * each).seconds(alpha, beta) for layer in part for n in layer.gathers)
-        returns = sum(all_reduce_seconds(tp, n * each, alpha, beta) for layer in part for n in layer.returns)
+        forward, backward = (
+            sum(_all_reduce_seconds(tp, n * each, alpha, beta) for sizes in both for n in sizes)
+            for both in zip(*((layer.forward_all_reduces, layer.backward_all_reduces) for layer in part), strict=True)
+        )
+        gathered = [tp * n * each for layer in part for n in layer.forward_all_gathers]
+        forward += sum(cost.all_gather(tp, nbytes).seconds(alpha, beta) for nbytes in gathered)
         alpha, beta = message_cost(network, self.grid, "ep")
-        routed = sum(2 * cost.all_to_all(self.grid["ep"], n * each).seconds(alpha, beta) for n in taken(part, "routed"))
+        dispatched = [cost.all_to_all(self.grid["ep"], n * each) for n in _nonzero(part, "dispatched")]
+        all_to_all = 2 * sum(one.seconds(alpha, beta) for one in dispatched)
         ring = [self.ring_seconds(layer, speed, times) for layer in part for times in (1, 2)]
-        again = int(self.recompute)
-        both = {"tp": (sums, returns), "cp": (sum(ring[::2]), sum(ring[1::2])), "ep": (routed, routed)}
-        messages = {axis: (there, back + again * there) for axis, (there, back) in both.items()}
+        recomputed = int(self.recompute)
+        both = {"tp": (forward, backward), "cp": (sum(ring[::2]), sum(ring[1::2])), "ep": (all_to_all, all_to_all)}
+        messages = {axis: (ahead, back + recomputed * ahead) for axis, (ahead, back) in both.items()}
         gather = self.gather_seconds(part) if self.zero == 3 else 0.0
-        backward = (2 + again) * compute
-        messages["dp"] = max(0.0, gather - compute), max(0.0, gather - backward)
-        return StageTime(compute, backward, messages)
+        compute_backward = (2 + recomputed) * compute
+        messages["dp"] = max(0.0, gather - compute), max(0.0, gather - compute_backward)
+        return StageTime(compute, compute_backward, messages)
 
     def hideable(self, stages: Sequence[StageTime]) -> list[tuple[float, float]]:
         """Return s of the all-to-alls over ep of each stage, forward and backward, which a pair of DualPipe hides."""
@@ -228,24 +231,24 @@ class Case(NamedTuple):
         times: 2 in backward: their gradients travel with them, and there are twice the products.
         """
         cp, tp = self.grid["cp"], self.grid["tp"]
-        if cp == 1 or not layer.keys:
+        if cp == 1 or not layer.kv:
             return 0.0
         alpha, beta = message_cost(self.machine.network, self.grid, "cp")
-        sending = alpha + times * (layer.keys // tp) * self.each * beta
-        return (cp - 1) * max(0.0, sending - times * layer.scores / tp / cp * speed)
+        sending = alpha + times * (layer.kv // tp) * self.each * beta
+        return (cp - 1) * max(0.0, sending - times * layer.attention_flops / tp / cp * speed)
 
     def gather_seconds(self, part: Layers) -> float:
         """Return the seconds of ZeRO-3 until the parameters of these layers are there."""
         tp, ep, ranks = self.grid["tp"], self.grid["ep"], replicas(self.grid)
-        alpha, beta = self.way()
+        alpha, beta = self.reduction_cost()
         each, seconds = self.spec.bytes_each.parameters, 0.0
         for layer in part:
-            experts = layer.experts // ep
+            experts = layer.expert_parameters // ep
             for n, p in ((layer.parameters_on(tp, ep) - experts, ranks), (experts, ranks // ep)):
                 seconds += cost.all_gather(p, n * each).seconds(alpha, beta) if n else 0.0
         return seconds
 
-    def way(self) -> tuple[float, float]:
+    def reduction_cost(self) -> tuple[float, float]:
         """Return (alpha, beta) of the slowest axis over which gradients are added."""
         costs = [message_cost(self.machine.network, self.grid, axis) for axis in ("dp", "ep", "cp")]
         return max(a for a, _ in costs), max(b for _, b in costs)
@@ -255,31 +258,31 @@ class Case(NamedTuple):
         return part[-1].output_on(self.grid["tp"], self.sequence) * self.each
 
     def reductions(self, rank: int) -> list[Reduction]:
-        """Return what the rank at place `rank` along pp adds up, as hybrid/gradients.py does it: [Reduction]."""
-        spec, grid, dealt, layers = self.spec, self.grid, self.dealt, self.layers
+        """Return what pipeline rank `rank` adds up, as hybrid/gradients.py does it: [Reduction]."""
+        spec, grid, assignment, layers = self.spec, self.grid, self.assignment, self.layers
         rows: list[Reduction] = []
-        mine, last, alike, ep = dealt.held[rank], dealt.stages - 1, replicas(grid), grid["ep"]
+        mine, last, alike, ep = assignment.held[rank], assignment.stages - 1, replicas(grid), grid["ep"]
         each, over_tp = spec.sent_each, grid["tp"] if self.sequence else 1
         tied = spec.tied // grid["tp"] * each
         for stage in sorted({*mine}):
-            holders = sum(stage in held for held in dealt.held)
+            holders = sum(stage in held for held in assignment.held)
             if alike * holders * over_tp == 1:
                 continue
             for i, layer in enumerate(layers[stage]):
                 ends = ((stage, i) == (0, 0)) + ((stage, i) == (last, len(layers[last]) - 1))
                 parts = (layer.parameters - layer.cut) * each if over_tp > 1 else 0  # each tp rank saw other positions
-                experts = layer.experts // ep * each
+                experts = layer.expert_parameters // ep * each
                 nbytes = layer.parameters_on(grid["tp"], ep) * each - ends * tied - parts - experts
                 rows.append(Reduction(stage, i, alike * holders, nbytes, holders > 1))
                 rows.append(Reduction(stage, i, alike // ep * holders, experts, holders > 1, experts=True))
                 if parts:
                     rows.append(Reduction(stage, i, alike * holders * over_tp, parts, holders > 1))
         if tied and {0, last} & {*mine}:
-            holders = sum(0 in held or last in held for held in dealt.held)
+            holders = sum(0 in held or last in held for held in assignment.held)
             rows.append(Reduction(min({0, last} & {*mine}), 0, alike * holders, tied, holders > 1))
         return [row for row in rows if row.nbytes and row.ranks > 1]
 
-    def end_of(self, rank: int, times: PipelineTime, sums: Sequence[Reduction]) -> float:
+    def end_of(self, rank: int, times: PipelineTime, reductions: Sequence[Reduction]) -> float:
         """Return when this rank has all its gradients: s since the step began.
 
         A stage sends a layer's when its last backward has come through it, one after the other: what is left
@@ -287,28 +290,30 @@ class Case(NamedTuple):
         each sum, and before the next step the parameters are gathered.
         """
         layers, grid, machine = self.layers, self.grid, self.machine
-        alpha, beta = self.way()
+        alpha, beta = self.reduction_cost()
         spans = {stage % len(layers): span for stage, *span in times.gradients[rank]}
-        complete = {stage: completed(layers[stage], spans[stage], grid["tp"]) for stage in {row.stage for row in sums}}
-        alone = [(complete[row.stage][row.layer], row) for row in sums if not row.shared]
+        reduced = {row.stage for row in reductions}
+        complete = {stage: _completed(layers[stage], spans[stage], grid["tp"]) for stage in reduced}
+        alone = [(complete[row.stage][row.layer], row) for row in reductions if not row.shared]
         sender, part = 0.0, 0.5 if self.zero else 1.0
         for ready, row in sorted(alone, key=lambda pair: pair[0]):
             begin = times.ends[rank] if self.zero == 1 else ready
-            sender = max(sender, begin) + part * all_reduce_seconds(row.ranks, row.nbytes, alpha, beta)
+            sender = max(sender, begin) + part * _all_reduce_seconds(row.ranks, row.nbytes, alpha, beta)
         end = max(times.ends[rank], sender)
         if self.zero in (1, 2):
             back = self.spec.updated
-            end += sum(all_reduce_seconds(row.ranks, back * row.nbytes, alpha, beta) for _, row in alone) / 2
+            end += sum(_all_reduce_seconds(row.ranks, back * row.nbytes, alpha, beta) for _, row in alone) / 2
         slow = [max(pair) for pair in zip((alpha, beta), message_cost(machine.network, grid, "pp"), strict=True)]
-        shared = sum(all_reduce_seconds(row.ranks, row.nbytes, *slow) for row in sums if row.shared)
+        shared = sum(_all_reduce_seconds(row.ranks, row.nbytes, *slow) for row in reductions if row.shared)
         return max(end, times.seconds) + shared if shared else end
 
-    def bytes_sent(self, mine: Sequence[int], share: float, sums: Sequence[Reduction]) -> dict[str, float]:
+    def bytes_sent(self, mine: Sequence[int], share: float, reductions: Sequence[Reduction]) -> dict[str, float]:
         """Return {axis, "shared": bytes} that a rank with stages `mine` sends in a step, as Prediction.links."""
         tp, pp, layers, times = self.grid["tp"], 0.0, self.layers, 1 + self.recompute
         cp, ep, each = self.grid["cp"], self.grid["ep"], self.each * share
-        in_layers = sum(times * sum(layer.sums) + sum(layer.returns) for s in mine for layer in layers[s])
-        gathers = sum(times * sum(layer.gathers) for s in mine for layer in layers[s])
+        held = [layer for s in mine for layer in layers[s]]
+        in_layers = sum(times * sum(layer.forward_all_reduces) + sum(layer.backward_all_reduces) for layer in held)
+        gathers = sum(times * sum(layer.forward_all_gathers) for layer in held)
         for s in mine:
             if s + 1 < len(layers) and self.grid["pp"] > 1:
                 pp += self.activation(layers[s]) * share
@@ -316,22 +321,21 @@ class Case(NamedTuple):
                 pp += self.activation(layers[s - 1]) * share
         gathers_of_zero = 2 * share if self.zero == 3 else 1  # and the reduce-scatter, which is as large
         gradients = {False: 0.0, True: 0.0}
-        for row in sums:
+        for row in reductions:
             sent = cost.all_reduce(row.ranks, row.nbytes).nbytes_sent
             gradients[row.shared] += sent * (1 + gathers_of_zero * self.spec.updated) / 2 if self.zero else sent
-        keys = sum(n // tp for s in mine for n in taken(layers[s], "keys"))
-        routed = sum(n for s in mine for n in taken(layers[s], "routed"))
+        kv, dispatched = sum(layer.kv // tp for layer in held), sum(layer.dispatched for layer in held)
         return {
             "dp": gradients[False],
             "pp": pp,
             "tp": cost.all_reduce(tp, in_layers * each).nbytes_sent + (tp - 1) * gathers * each,
-            "cp": (times + 2) * (cp - 1) * keys * each,
-            "ep": (2 * times + 2) * cost.all_to_all(ep, routed * each).nbytes_sent,
+            "cp": (times + 2) * (cp - 1) * kv * each,
+            "ep": (2 * times + 2) * cost.all_to_all(ep, dispatched * each).nbytes_sent,
             "shared": gradients[True],
         }
 
 
-def case_of(
+def cost_model(
     spec: Spec,
     grid: Grid,
     schedule: str,
@@ -342,8 +346,8 @@ def case_of(
     batch: int | None,
     chunks: int | None,
     zero: int = 0,
-) -> Case:
-    """Return the Case. Raises ValueError unless heads, positions, experts, layers, batch can be shared out so."""
+) -> CostModel:
+    """Return the CostModel. Raises ValueError unless heads, positions, experts, layers, batch can be shared out so."""
     tp, cp, ep = grid["tp"], grid["cp"], grid["ep"]
     dp = grid["dp"] * ep
     batch = dp * micro_batches if batch is None else batch
@@ -354,7 +358,7 @@ def case_of(
         raise ValueError(f"{spec.kv_heads} key heads of {spec.name} cannot be shared by tp={tp}: tp must divide them")
     if sequence and spec.positions // cp % tp:
         raise ValueError(f"{spec.positions // cp} positions of {spec.name} cannot be cut into tp={tp} equal parts")
-    if cp > 1 and not taken(spec.layers, "keys"):
+    if cp > 1 and not _nonzero(spec.layers, "kv"):
         raise ValueError(f"cp={cp} cuts sequences whose positions attend to each other: {spec.name} has no such thing")
     if cp > 1 and spec.positions % (2 * cp):
         raise ValueError(f"{spec.positions} positions of {spec.name} cannot be cut into 2 x cp={2 * cp} equal parts")
@@ -362,37 +366,37 @@ def case_of(
         raise ValueError(f"ep={ep} deals out experts, and {spec.name} has none")
     if spec.experts % ep:
         raise ValueError(f"{spec.experts} experts of {spec.name} cannot be shared by ep={ep}: ep must divide them")
-    require_stage(zero, grid["pp"])
+    _require_stage(zero, grid["pp"])
     if micro_batches < 1 or batch % dp or batch // dp % micro_batches:
         shards = f"dp={dp}" if ep == 1 else f"dp={grid['dp']} x ep={ep} = {dp}"
         raise ValueError(
             f"a batch of {batch} cannot be cut into {shards} shards of {micro_batches} micro-batches each: "
             f"it must be a multiple of {dp} x {micro_batches} = {dp * micro_batches}"
         )
-    dealt = memories.deal(schedule, grid["pp"], micro_batches, chunks)
-    layers, machine = memories.stages_of(spec, dealt.stages), machine or MACHINES["laptop"]
-    return Case(spec, grid, machine, batch // (dp * micro_batches), recompute, sequence, dealt, layers, zero)
+    assignment = memories.assign_stages(schedule, grid["pp"], micro_batches, chunks)
+    layers, machine = memories.stages_of(spec, assignment.stages), machine or MACHINES["laptop"]
+    return CostModel(spec, grid, machine, batch // (dp * micro_batches), recompute, sequence, assignment, layers, zero)
 
 
-def require_stage(zero: int, pp: int) -> None:
+def _require_stage(zero: int, pp: int) -> None:
     """Raise ValueError for a stage of ZeRO that there is not, or that does not go with pipelines."""
     why = ": stage 3 would gather each unit anew for every micro-batch of a pipeline" if zero == 3 and pp > 1 else ""
     if zero not in (0, 1, 2, 3) or why:
         raise ValueError(f"zero={zero!r} with pp={pp}: 0, 1 or 2 is needed{why}")
 
 
-def taken(part: Layers, field: str) -> list[int]:
-    """Return the numbers that these layers have in a field, such as "keys", without zeros."""
+def _nonzero(part: Layers, field: str) -> list[int]:
+    """Return the numbers that these layers have in a field, such as "kv", without zeros."""
     return [n for layer in part if (n := getattr(layer, field))]
 
 
 @functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and a search asks for each of them
-def all_reduce_seconds(p: int, nbytes: float, alpha: float, beta: float) -> float:
+def _all_reduce_seconds(p: int, nbytes: float, alpha: float, beta: float) -> float:
     """Return the seconds of an all-reduce around a ring."""
     return cost.all_reduce(p, nbytes).seconds(alpha, beta)
 
 
-def completed(part: Layers, span: Sequence[float], tp: int) -> list[float]:
+def _completed(part: Layers, span: Sequence[float], tp: int) -> list[float]:
     """Return when each layer's gradients are there: the stage's last backward ends with the first."""
     begin, end = span
     before = [0.0, *accumulate(layer.flops_on(tp) for layer in part)]

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from ...mesh import Grid
 from .machine import MACHINES, Machine, grid_of, replicas
-from .model import Prediction, predict
+from .model import Prediction, predict_step
 from .spec import Spec
 
 
@@ -73,16 +73,14 @@ def every_grid(ranks: int, cp: Sequence[int] = (1,), ep: Sequence[int] = (1,)) -
     ]
 
 
-def search(
+def search_grids(
     spec: Spec,
     ranks: int,
     limit: int | None = None,
     machine: Machine | None = None,
     batch: int | None = None,
-    schedules: Sequence[str] = ("1f1b",),
     micro_batch: int | None = None,
     recompute: Sequence[bool] = (False, True),
-    sequence: bool = False,
     cp: Sequence[int] = (1,),
     ep: Sequence[int] = (1,),
     zero: Sequence[int] = (0,),
@@ -91,9 +89,9 @@ def search(
 
     Args:    spec: a Spec; limit: bytes per rank, by default the machine's memory; see row.fits.
              batch: examples of a step, by default 8 per rank; micro_batch: examples in one, by default 1, 2, 4 and 8
-             if they fit; recompute: which of both to try; schedules: their names.
+             if they fit; recompute: which of both to try.
              cp, ep: sizes of these axes to try, such as (1, 2, 4, 8); zero: stages of ZeRO.
-    Returns: list of Prediction. Each grid with each schedule, recomputation and stage of ZeRO comes once: with the
+    Returns: list of Prediction. Each grid with each recomputation and stage of ZeRO comes once, under 1F1B: with the
              micro-batch that is fastest among those that fit, or that needs least memory if none does.
     Raises:  ValueError if no grid at all can be.
     """
@@ -102,16 +100,16 @@ def search(
     sizes = (1, 2, 4, 8) if micro_batch is None else (micro_batch,)
     rows: list[Prediction] = []
     why: object = f"cp and ep must divide {ranks}, and stages of ZeRO need replicas"
-    ways = itertools.product(every_grid(ranks, cp, ep), schedules, recompute, zero)
-    for grid, schedule, again, stage in ways:
+    options = itertools.product(every_grid(ranks, cp, ep), recompute, zero)
+    for grid, recomputed, stage in options:
         if stage and replicas(grid) == 1:
             continue  # nobody to share with
         candidates = []
         for size in sizes:
             try:
                 count = micro_batches(batch, grid["dp"] * grid["ep"], size)
-                how = again, sequence, machine, batch, None, limit, stage
-                candidates.append(predict(spec, grid, schedule, count, *how))
+                how = recomputed, False, machine, batch, None, limit, stage
+                candidates.append(predict_step(spec, grid, "1f1b", count, *how))
             except ValueError as error:
                 why = error
         if candidates:

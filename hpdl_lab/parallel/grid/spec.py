@@ -9,8 +9,13 @@ Numbers are counted per example (a sequence of a GPT, an image); `training` says
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from ...models.deepseek import SIZES as DEEPSEEK_SIZES
+from ...models.deepseek import DeepseekConfig
+from ...models.llama import SIZES as LLAMA_SIZES
+from ...models.llama import LlamaConfig
 
 
 class Training(NamedTuple):
@@ -40,13 +45,14 @@ class Layer(NamedTuple):
                 parallel alone.
     output:     numbers that it hands to the next layer; of these output_cut are divided by tp, and output_positions by
                 sequence parallel alone.
-    again:      numbers of its input that it keeps as the layer before does: they count once if both are together.
-    weights:    of `saved`, the (s, s) weights of eager attention, which selective recomputation does not keep; all cut.
-    sums:       sizes of the all-reduces over tp in forward; returns: in backward; gathers: what each rank has
-                of the all-gathers in forward.
-    experts:    of `parameters`, routed experts', which ep divides, and tp does not; expert_flops: of `flops`.
-    routed:     numbers that go to experts by all-to-all, and as many come back.
-    keys:       numbers of k and v, which cp passes around a ring; tp divides them. scores: of `flops`, in
+    saved_input: numbers of its input that it keeps as the layer before does: they count once if both are together.
+    attention_weights: of `saved`, the (s, s) weights of eager attention, which selective recomputation does not keep;
+                all cut.
+    forward_all_reduces, backward_all_reduces: sizes of the all-reduces over tp; forward_all_gathers: what each rank
+                has of the all-gathers.
+    expert_parameters: of `parameters`, routed experts', which ep divides, and tp does not; expert_flops: of `flops`.
+    dispatched: numbers that go to experts by all-to-all, and as many come back.
+    kv:         numbers of k and v, which cp passes around a ring; tp divides them. attention_flops: of `flops`, in
                 attention's two products, behind which a ring hides its messages.
 
     cp divides all that is counted per example: each of its ranks has as many positions.
@@ -62,20 +68,21 @@ class Layer(NamedTuple):
     output: int
     output_cut: int = 0
     output_positions: int = 0
-    again: int = 0
-    sums: tuple[int, ...] = ()
-    returns: tuple[int, ...] = ()
-    gathers: tuple[int, ...] = ()
-    weights: int = 0
-    experts: int = 0
-    routed: int = 0
-    keys: int = 0
-    scores: float = 0.0
+    saved_input: int = 0
+    forward_all_reduces: tuple[int, ...] = ()
+    backward_all_reduces: tuple[int, ...] = ()
+    forward_all_gathers: tuple[int, ...] = ()
+    attention_weights: int = 0
+    expert_parameters: int = 0
+    dispatched: int = 0
+    kv: int = 0
+    attention_flops: float = 0.0
     expert_flops: float = 0.0
 
     def parameters_on(self, tp: int, ep: int = 1) -> int:
         """Return how many of its parameters each of tp x ep ranks holds."""
-        return self.parameters - self.cut + self.cut // tp - self.experts + self.experts // ep
+        dense = self.parameters - self.cut - self.expert_parameters
+        return dense + self.cut // tp + self.expert_parameters // ep
 
     def saved_on(self, tp: int, sequence: bool) -> int:
         """Return numbers per example that each of `tp` ranks keeps for backward."""
@@ -139,13 +146,13 @@ class Spec:
     @property
     def active(self) -> int:
         """Parameters that one token uses: of routed experts top_k only."""
-        routed = sum(layer.experts for layer in self.layers)
+        routed = sum(layer.expert_parameters for layer in self.layers)
         return self.parameters - routed + (routed * self.top_k // self.experts if self.experts else 0)
 
     @property
     def cached(self) -> float:
         """Numbers that a cache keeps for a token: k and v of every layer, or the latents that they are made from."""
-        return self.latent or sum(layer.keys for layer in self.layers) / self.positions
+        return self.latent or sum(layer.kv for layer in self.layers) / self.positions
 
     @property
     def flops(self) -> float:
@@ -156,7 +163,7 @@ class Spec:
 def transformer_block(name: str, width: int, heads: int, positions: int, eager: bool = False) -> Layer:
     """Return the block of models/transformer.py: 12 d^2 + 13 d parameters; it keeps 16 s d + (4 + h) s numbers.
 
-        divided by tp          q, k, v: 3 s d; what the heads say: s d; before and after GELU: 8 s d; softmax sums: h s
+        divided by tp          q, k, v: 3 s d; output of heads: s d; before and after GELU: 8 s d; softmax sums: h s
         by sequence parallel   the inputs of both norms: 2 s d; their means and deviations: 4 s
         by neither             what both norms put out, which every rank needs whole: 2 s d
 
@@ -178,11 +185,11 @@ def transformer_block(name: str, width: int, heads: int, positions: int, eager: 
         saved_positions=2 * s * d + 4 * s + masks,
         output=s * d,
         output_positions=s * d,
-        sums=(s * d, s * d),
-        returns=(s * d, s * d),
-        weights=weights,
-        keys=2 * s * d,
-        scores=4 * s * s * d,
+        forward_all_reduces=(s * d, s * d),
+        backward_all_reduces=(s * d, s * d),
+        attention_weights=weights,
+        kv=2 * s * d,
+        attention_flops=4 * s * s * d,
     )
 
 
@@ -204,7 +211,7 @@ def gpt(
     d, s, v = width, positions, vocabulary
     n = s * d
     chain = [
-        Layer("tokens", v * d, v * d, 0.0, 0, 0, 0, n, output_positions=n, sums=(n,)),
+        Layer("tokens", v * d, v * d, 0.0, 0, 0, 0, n, output_positions=n, forward_all_reduces=(n,)),
         Layer("positions", n, 0, 0.0, 0, 0, 0, n, output_positions=n),
         *(transformer_block(f"blocks.{i}", d, heads, s, eager) for i in range(layers)),
         Layer("norm", 2 * d, 0, 0.0, n + 2 * s, 0, n + 2 * s, n, output_positions=n),
@@ -218,65 +225,41 @@ def gpt(
             saved_positions=0,
             output=s * v,
             output_cut=s * v,
-            sums=(2 * s,),
-            returns=(n,),
-            gathers=(s,),
+            forward_all_reduces=(2 * s,),
+            backward_all_reduces=(n,),
+            forward_all_gathers=(s,),
         ),
     ]
     return Spec(name, tuple(chain), heads, s, tied=v * d, training=training)
 
 
-def untied(
-    name: str,
-    blocks: Iterable[Layer],
-    width: int,
-    vocabulary: int,
-    positions: int,
-    heads: int,
-    training: str,
-    kv_heads: int = 0,
-    experts: int = 0,
-    top_k: int = 0,
-    latent: int = 0,
-) -> Spec:
+def _decoder(name: str, config: LlamaConfig | DeepseekConfig, blocks: Iterable[Layer], training: str) -> Spec:
     """Return the Spec of tokens, blocks, an RMSNorm and a head of its own, as LLaMA and DeepSeek-V3 have them."""
-    d, s, v = width, positions, vocabulary
+    d, s, v = config.width, config.block, config.vocabulary
     n = s * d
-    tokens = Layer("tokens", v * d, v * d, 0.0, 0, 0, 0, n, output_positions=n, sums=(n,))
+    tokens = Layer("tokens", v * d, v * d, 0.0, 0, 0, 0, n, output_positions=n, forward_all_reduces=(n,))
     norm = Layer("norm", d, 0, 0.0, n + s, 0, n + s, n, output_positions=n)
-    head = Layer("head", v * d, v * d, 2 * n * v, n + s * v, s * v, 0, s * v, s * v, sums=(2 * s,), returns=(n,))
-    chain = (tokens, *blocks, norm, head._replace(gathers=(s,)))
-    more = {"kv_heads": kv_heads, "experts": experts, "top_k": top_k, "latent": latent}
-    return Spec(name, chain, heads, s, training=training, **more)
+    head = Layer("head", v * d, v * d, 2 * n * v, n + s * v, s * v, 0, s * v, s * v)
+    head = head._replace(forward_all_reduces=(2 * s,), backward_all_reduces=(n,), forward_all_gathers=(s,))
+    return Spec(name, (tokens, *blocks, norm, head), config.heads, s, training=training)
 
 
-def llama(
-    name: str,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int,
-    hidden: int,
-    vocabulary: int,
-    positions: int,
-    training: str = "mixed adam",
-    experts: int = 0,
-    top_k: int = 1,
-) -> Spec:
-    """Return the Spec of models/llama.py: grouped queries, SwiGLU, RMSNorm, a head of its own.
+def llama(name: str, config: LlamaConfig, training: str = "mixed adam", experts: int = 0, top_k: int = 1) -> Spec:
+    """Return the Spec of models/llama.py, with sequences of config.block positions.
 
     experts: SwiGLUs of a block, a router sends each token to top_k of them, as in Mixtral; 0: it has one.
 
     A block has 2 d^2 + 2 d d_kv + 3 d hidden + 2 d parameters, d_kv = d kv_heads / heads, and keeps for backward
 
-        divided by tp          q and what the heads say: 2 s d; k, v: 2 s d_kv; softmax sums: h s; SwiGLU: 4 s hidden
+        divided by tp          q and output of heads: 2 s d; k, v: 2 s d_kv; softmax sums: h s; SwiGLU: 4 s hidden
         by sequence parallel   the inputs of both norms: 2 s d; their deviations: 2 s
         by neither             what both norms put out: 2 s d
 
     flops: 2 s of each parameter in a product, and 2 s^2 d of attention, whose kernels leave out what is masked.
     Ref: Grattafiori et al. 2024 (Llama 3), arXiv:2407.21783, table 3.
     """
-    d, s, kv = width, positions, width * kv_heads // heads
+    d, s, heads, hidden = config.width, config.block, config.heads, config.hidden
+    kv = d * config.kv_heads // heads
     attention, mlp, scores = 2 * d * d + 2 * d * kv, 3 * d * hidden, 2 * s * s * d
     router, linear = d * experts, attention if experts else attention + mlp
     expert_flops, copies = (2 * s * mlp * top_k, top_k * s * (2 * d + 4 * hidden)) if experts else (0, 0)
@@ -291,60 +274,47 @@ def llama(
         saved_positions=2 * s * d + 2 * s,
         output=s * d,
         output_positions=s * d,
-        sums=(s * d, s * d),
-        returns=(s * d, s * d),
-        experts=mlp * experts,
-        routed=top_k * s * d if experts else 0,
-        keys=2 * s * kv,
-        scores=scores,
+        forward_all_reduces=(s * d, s * d),
+        backward_all_reduces=(s * d, s * d),
+        expert_parameters=mlp * experts,
+        dispatched=top_k * s * d if experts else 0,
+        kv=2 * s * kv,
+        attention_flops=scores,
         expert_flops=expert_flops,
     )
-    blocks = [block._replace(name=f"blocks.{i}") for i in range(layers)]
-    how = training, kv_heads, experts, top_k if experts else 0
-    return untied(name, blocks, d, vocabulary, s, heads, *how)
+    blocks = [block._replace(name=f"blocks.{i}") for i in range(config.layers)]
+    spec = _decoder(name, config, blocks, training)
+    return replace(spec, kv_heads=config.kv_heads, experts=experts, top_k=top_k if experts else 0)
 
 
-def deepseek(
-    name: str,
-    layers: int,
-    dense: int,
-    width: int,
-    heads: int,
-    latents: tuple[int, int],
-    head: tuple[int, int, int],
-    hidden: int,
-    expert: int,
-    experts: int,
-    top_k: int,
-    shared: int,
-    vocabulary: int,
-    positions: int,
-    training: str = "mixed adam",
-) -> Spec:
-    """Return the Spec of models/deepseek.py: latent attention, `dense` blocks with a SwiGLU of `hidden`, others MoE.
+def deepseek(name: str, config: DeepseekConfig, training: str = "mixed adam") -> Spec:
+    """Return the Spec of models/deepseek.py with sequences of config.block positions: latent attention, MoE.
 
-        q    d -> latents[0] -> h (nope + rope)        k, v   d -> latents[1] + rope -> h (nope + v)      out   h v -> d
+        q    d -> q_lora -> h (nope + rope)        k, v   d -> kv_lora + rope -> h (nope + v)      out   h v -> d
 
-    head: (nope, rope, v), numbers of a head; expert: units of one of the `experts` SwiGLUs, a token goes to
-    top_k, and of each of the `shared` ones. Every token takes its turn: loads are counted as balanced. The all-to-all
-    counts as any activation does, copy by copy; DeepSeek-V3 itself sends 8 bits there, 16 back, and one copy per node.
+    Loads of experts are counted as balanced. The all-to-all counts as any activation does, copy by copy; DeepSeek-V3
+    itself sends 8 bits there, 16 back, and one copy per node.
     Ref: DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437, sections 2.1 and 4.2.
     """
-    d, s, (q, c), (nope, rope, v) = width, positions, latents, head
+    d, s, heads, q, c = config.width, config.block, config.heads, config.q_lora_rank or 0, config.kv_lora_rank
+    nope, rope, v = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+    experts, expert = config.n_routed_experts, config.moe_intermediate_size
     down = d * (q + c + rope)  # to both latents: whole on every tp rank
     up = q * heads * (nope + rope) + c * heads * (nope + v) + heads * v * d
     scores = s * s * heads * (nope + rope + v)  # as of llama
     keys = s * heads * (nope + rope + v)
-    kept = keys + s * heads * (nope + rope + v) + heads * s  # k, v; q and what the heads say; softmax sums
+    kept = keys + s * heads * (nope + rope + v) + heads * s  # k, v; q and the output of the heads; softmax sums
     latent = 2 * s * (q + c) + 2 * s  # before and behind their norms
 
     def block(i: int) -> Layer:
-        all_of, routed = (hidden, 0) if i < dense else (expert * shared, top_k)  # units of the SwiGLU of all tokens
+        dense, top_k = i < config.first_k_dense_replace, config.num_experts_per_tok
+        hidden = config.hidden if dense else expert * config.n_shared_experts  # units of the SwiGLU of all tokens
+        routed = 0 if dense else top_k
         in_experts, router = (3 * d * expert * experts, d * experts) if routed else (0, 0)
         expert_flops = 2 * s * 3 * d * expert * routed
-        cut = up + 3 * d * all_of
-        saved_cut = kept + 4 * s * all_of
-        in_copies = routed * s * (2 * d + 4 * expert)  # tokens as experts get them, their SwiGLUs, and what these say
+        cut = up + 3 * d * hidden
+        saved_cut = kept + 4 * s * hidden
+        in_copies = routed * s * (2 * d + 4 * expert)  # inputs of experts, their SwiGLUs, outputs
         return Layer(
             f"blocks.{i}",
             parameters=cut + down + q + c + router + in_experts + 2 * d,
@@ -355,20 +325,21 @@ def deepseek(
             saved_positions=2 * s * d + 2 * s,
             output=s * d,
             output_positions=s * d,
-            sums=(s * d, s * d),
-            returns=(s * d, s * (q + c + rope)),
-            experts=in_experts,
-            routed=routed * s * d,
-            keys=keys,
-            scores=scores,
+            forward_all_reduces=(s * d, s * d),
+            backward_all_reduces=(s * d, s * (q + c + rope)),
+            expert_parameters=in_experts,
+            dispatched=routed * s * d,
+            kv=keys,
+            attention_flops=scores,
             expert_flops=expert_flops,
         )
 
-    blocks, latent = [block(i) for i in range(layers)], layers * (c + rope)
-    return untied(name, blocks, d, vocabulary, s, heads, training, 0, experts, top_k, latent)
+    spec = _decoder(name, config, map(block, range(config.layers)), training)
+    top_k, latent = config.num_experts_per_tok, config.layers * (c + rope)
+    return replace(spec, experts=experts, top_k=top_k, latent=latent)
 
 
-def vit(
+def _vit(
     name: str, image: int, patch: int, channels: int, classes: int, layers: int, width: int, heads: int, training: str
 ) -> Spec:
     """Return the Spec of models/vit.py: patches and one position more, blocks, and classes of that position."""
@@ -381,20 +352,20 @@ def vit(
     return Spec(name, (patches, *blocks, norm, head), heads, s, training=training)
 
 
+LLAMA_8B = LLAMA_SIZES["paper"]
+LLAMA_405B = replace(LLAMA_8B, layers=126, width=16_384, heads=128, hidden=53_248)
 SPECS = {
     # NVIDIA, Megatron-LM, examples/pretrain_gpt3_175B.sh; 51,200 tokens: the same repository's README.md
     "gpt3": gpt("GPT-3 175B", 96, 12288, 96, 51200, 2048, "mixed adam"),
     # Dosovitskiy et al. 2020, arXiv:2010.11929, table 1
-    "vit_h": vit("ViT-H/14", 224, 14, 3, 1000, 32, 1280, 16, "mixed adam"),
+    "vit_h": _vit("ViT-H/14", 224, 14, 3, 1000, 32, 1280, 16, "mixed adam"),
     # Jiang et al. 2024, arXiv:2401.04088, table 1
-    "mixtral": llama("Mixtral 8x7B", 32, 4096, 32, 8, 14336, 32000, 32768, experts=8, top_k=2),
+    "mixtral": llama("Mixtral 8x7B", replace(LLAMA_8B, vocabulary=32_000, block=32_768), experts=8, top_k=2),
     # Llama 3, arXiv:2407.21783, table 3; the 405B also with the positions of its last phase, section 3.3.2
-    "llama3_8b": llama("Llama 3 8B", 32, 4096, 32, 8, 14336, 128256, 8192),
-    "llama3_70b": llama("Llama 3 70B", 80, 8192, 64, 8, 28672, 128256, 8192),
-    "llama3_405b": llama("Llama 3 405B", 126, 16384, 128, 8, 53248, 128256, 8192),
-    "llama3_405b_long": llama("Llama 3 405B, 131,072 positions", 126, 16384, 128, 8, 53248, 128256, 131072),
+    "llama3_8b": llama("Llama 3 8B", LLAMA_8B),
+    "llama3_70b": llama("Llama 3 70B", replace(LLAMA_8B, layers=80, width=8192, heads=64, hidden=28_672)),
+    "llama3_405b": llama("Llama 3 405B", LLAMA_405B),
+    "llama3_405b_long": llama("Llama 3 405B, 131,072 positions", replace(LLAMA_405B, block=131_072)),
     # DeepSeek-V3, arXiv:2412.19437, section 4.2, without its layer for a second token; 129,280 tokens: its config.json
-    "deepseek_v3": deepseek(
-        "DeepSeek-V3", 61, 3, 7168, 128, (1536, 512), (128, 64, 128), 18432, 2048, 256, 8, 1, 129280, 4096
-    ),
+    "deepseek_v3": deepseek("DeepSeek-V3", DEEPSEEK_SIZES["paper"]),
 }

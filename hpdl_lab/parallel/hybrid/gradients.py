@@ -28,6 +28,7 @@ from ...schedules import Schedule
 from ...units import MIB
 from ..consensus import require_sums_of
 from ..flat import Flat, own_all_gather, own_reduce_scatter
+from ..optimizer_state import Piece
 from ..pipeline.run_schedule import routes
 from ..pipeline.stage import Stage
 from ..reducer import (
@@ -96,14 +97,14 @@ class Group:
     """The gradients that are added over one communicator, in buckets and in an order that all of its ranks have.
 
     zero: of stage 1 or 2 the ranks of the communicator, which hold the same parameters, share out their update.
-    pieces: {id of a parameter: (this rank's piece of it, begin, end)}, flat: what the optimizer updates here.
+    pieces: {id of a parameter: Piece}: what the optimizer updates here.
     """
 
     def __init__(self, comm: Comm, parts: list[list[nn.Parameter]], all_reduce: AllReduce, zero: int = 0) -> None:
         """Make the buckets. parts: lists of parameters in the order of their becoming ready. Collective over `comm`."""
         self.comm, self.params, self.zero = comm, [param for part in parts for param in part], zero
         self.index_of = {id(p): i for i, p in enumerate(self.params)}
-        self.pieces = {} if zero and comm.size > 1 else {id(p): (p, 0, p.numel()) for p in self.params}
+        self.pieces = {} if zero and comm.size > 1 else {id(p): Piece(p, 0, p.numel()) for p in self.params}
         self.flats: list[Flat] = []
         self.updated = False  # may pieces be newer than parameters?
         buckets: list[Bucket] = []
@@ -116,8 +117,8 @@ class Group:
                 else:
                     buckets.append(Bucket(comm, params, of_all, background=True, flag=False))
         for flat in self.flats:
-            for (i, begin, end, _), part in zip(flat.pieces, flat.slices(flat.shard), strict=True):
-                self.pieces[id(flat.params[i])] = nn.Parameter(part), begin, end
+            for (i, begin, end, _), piece in zip(flat.pieces, flat.sharded_params, strict=True):
+                self.pieces[id(flat.params[i])] = Piece(piece, begin, end)
         self.buckets = buckets  # none with zero
         buffers: Sequence[GradientBuffer] = self.flats or buckets
         self.reducer = Reducer(buffers, own_reduce_scatter if zero else all_reduce)
@@ -146,29 +147,29 @@ class Group:
             for index in range(len(self.params)) if self.zero == 1 else ():
                 gradient_ready(self.comm, self.reducer, index)
             for flat, total in zip(self.flats, self.reducer.results(), strict=True):
-                for (i, *_), grad in zip(flat.pieces, flat.slices(total), strict=True):
-                    self.pieces[id(flat.params[i])][0].grad = grad
+                for piece, grad in zip(flat.sharded_params, flat.slices(total), strict=True):
+                    piece.grad = grad
             self.updated = True
             return
         pairs = zip(self.reducer.results(), self.buckets, strict=True)
         totals = [checked(out, self.comm, bucket.flat) for out, bucket in pairs]
         for bucket, total in zip(self.buckets, totals, strict=True):
-            bucket.hand_back(total)
+            bucket.set_grads(total)
 
-    def publish(self) -> None:
+    def all_gather_params(self) -> None:
         """Give all ranks the parameters that their pieces have become, if there has been a step. Collective."""
         if self.updated:
             results_of([self.comm.background(own_all_gather, flat.full) for flat in self.flats])
             self.updated = False
 
-    def whole(self, values: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    def full_tensors(self, values: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return {id of a parameter: tensor like it} from `values`, {id: this rank's piece}; zeros if none is."""
         if not self.flats:
             return {id(p): values.get(id(p), torch.zeros_like(p)) for p in self.params}
         found: dict[int, torch.Tensor] = {}
         for flat in self.flats:
             mine = [values.get(id(flat.params[i])) for i, *_ in flat.pieces]
-            found |= zip(map(id, flat.params), flat.whole(mine), strict=True)
+            found |= zip(map(id, flat.params), flat.full_tensors(mine), strict=True)
         return found
 
 
@@ -178,7 +179,7 @@ class Gradients:
     Args:    mesh: a DeviceMesh; plan: the Schedule; names: names[s] of the trainable parameters of stage s of the
              model; stages: {number: Stage} of this rank; params: {name: parameter} of these; partial: names of those
              whose gradient is in parts over tp, too; all_reduce: f(comm, x), which adds over ranks; zero: see Group;
-             dealt: names of experts, which ranks along ep have shared out.
+             experts: names of those, which ranks along ep have shared out.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class Gradients:
         partial: Collection[str] = (),
         all_reduce: AllReduce | None = None,
         zero: int = 0,
-        dealt: Collection[str] = (),
+        experts: Collection[str] = (),
     ) -> None:
         self.stages, self.zero = stages, zero
         self.all_reduce = best_all_reduce if all_reduce is None else require_function("all_reduce(comm, x)", all_reduce)
@@ -199,9 +200,9 @@ class Gradients:
             require_sums_of(mesh.over(*REPLICAS), self.all_reduce, [p.dtype for p in params.values()])
 
         def axes_of(name: str) -> Axes:
-            return (("dp", "cp") if name in dealt else REPLICAS) + (("tp",) if name in partial else ())
+            return (("dp", "cp") if name in experts else REPLICAS) + (("tp",) if name in partial else ())
 
-        shared = holders(plan, names)
+        shared = _holders(plan, names)
         order = sorted(stages, key=routes(plan, mesh["pp"].rank).last.__getitem__)  # whose gradients are complete first
         self.groups: list[Group] = []
         for axes in ADDED_OVER:
@@ -215,7 +216,7 @@ class Gradients:
         kinds = sorted({(ranks, axes_of(name)) for name, ranks in shared.items()})  # in an order that all ranks have
         for held, axes in kinds:
             ours = [n for n, ranks in shared.items() if ranks == held and axes_of(n) == axes]
-            comm = comm_of_holders(mesh, held, axes)
+            comm = _comm_of_holders(mesh, held, axes)
             if mesh["pp"].rank in held:
                 self._add(comm, [[params[name] for name in ours]])
         self.group_of = {key: group for group in self.groups for key in group.index_of}
@@ -252,22 +253,22 @@ class Gradients:
         # a layer that does its forward again inside may be added to more often than once in a backward
         self.expected = {key: max(self.usual[key], times) for key, times in self.added.items()}
 
-    def pieces(self) -> dict[str, tuple[nn.Parameter, int, int]]:
-        """Return {name: (what the optimizer updates of this parameter here, its begin and end in it)}."""
+    def pieces(self) -> dict[str, Piece]:
+        """Return {name: what the optimizer updates of this parameter here}."""
         pieces = {key: piece for group in self.groups for key, piece in group.pieces.items()}
         return {name: pieces[key] for key, name in self.names.items() if key in pieces}
 
-    def whole(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def full_tensors(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return {name: tensor like this rank's parameter} from `values`, {name: like its piece}. Collective."""
         ids = {name: key for key, name in self.names.items()}
         mine = {ids[name]: value for name, value in values.items()}
-        found = {key: value for group in self.groups for key, value in group.whole(mine).items()}
+        found = {key: value for group in self.groups for key, value in group.full_tensors(mine).items()}
         return {name: found[key] for key, name in self.names.items()}
 
-    def publish(self) -> None:
+    def all_gather_params(self) -> None:
         """Give all ranks the parameters of the latest update. Collective."""
         for group in self.groups:
-            group.publish()
+            group.all_gather_params()
 
     def _added(self, param: nn.Parameter) -> None:
         """Count that autograd has added to a gradient."""
@@ -290,7 +291,7 @@ class Gradients:
             self.groups.append(Group(comm, [part for part in parts if part], self.all_reduce, self.zero))
 
 
-def holders(schedule: Schedule, names: list[list[str]]) -> dict[str, tuple[int, ...]]:
+def _holders(schedule: Schedule, names: list[list[str]]) -> dict[str, tuple[int, ...]]:
     """Return {name: ranks} of the parameters that more than one rank of a pipeline holds, ascending.
 
     Those are tied weights, such as the token embedding; and of GEMS, whose replicas go in opposite directions, all.
@@ -303,7 +304,7 @@ def holders(schedule: Schedule, names: list[list[str]]) -> dict[str, tuple[int, 
     return {name: tuple(sorted(ranks)) for name, ranks in found.items() if len(ranks) > 1}
 
 
-def comm_of_holders(mesh: DeviceMesh, held: tuple[int, ...], axes: Axes) -> Comm:
+def _comm_of_holders(mesh: DeviceMesh, held: tuple[int, ...], axes: Axes) -> Comm:
     """Return the communicator of the ranks at these places along pp, and at all places along `axes`. Collective."""
     if mesh.coordinates["pp"] not in held:
         return mesh.comm.split(f"without {mesh.comm.rank}")

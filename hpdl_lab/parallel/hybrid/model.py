@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -41,18 +41,18 @@ from torch.nn.functional import cross_entropy
 from ... import schedules
 from ...comm.base import Comm
 from ...data.dataset import Dataset
-from ...data.loading import batches
+from ...data.loading import batch_indices
 from ...mesh import DeviceMesh, Grid
 from ...models.experts import MixtureOfExperts
 from ...models.gpt import GPT
 from ...models.llama import Decoder
 from ...schedules import Schedule
 from .. import checkpoint
-from ..checkpoint import StateDict
-from ..consensus import bytes_of, gather_items, loss_of_all, require_answers, require_same, require_same_model
+from ..consensus import bytes_of, loss_of_all, require_answers, require_same, require_same_model
 from ..context import context_parallel, sequence_part
 from ..data_parallel import as_sent, replicate
 from ..experts import GAMMA, mixtures_of, shard_experts, update_biases
+from ..optimizer_state import OptimizerState, Piece
 from ..pipeline.run_schedule import OnAction, require_valid, run_schedule
 from ..pipeline.split import Layers, Partition
 from ..pipeline.split import partition as balanced
@@ -105,11 +105,11 @@ class HybridParallel:
         partition: Partition = balanced,
         zero: int = 0,
     ) -> None:
-        require_mesh(mesh)
-        require_stage(zero)
+        _require_mesh(mesh)
+        _require_stage(zero)
         if not isinstance(model, nn.Module):
             raise TypeError(f"a model is an nn.Module; got something of {type(model).__name__}")
-        require_tensor("example", example)
+        _require_tensor("example", example)
         for axis, share in (("cp", context_parallel), ("ep", shard_experts)):
             if mesh[axis].size > 1:
                 share(mesh[axis], copy.deepcopy(model))  # raises what it has to say before the first message
@@ -121,7 +121,7 @@ class HybridParallel:
             schedule if isinstance(schedule, Schedule) else build(schedule, mesh.grid["pp"], micro_batches, chunks)
         )
         require_valid(mesh["pp"], self.plan)
-        (some,) = micro_batches_of(mesh, self.plan, example)[:1]
+        (some,) = _micro_batches_of(mesh, self.plan, example)[:1]
         self.shape, self.dtype = tuple(example.shape), example.dtype
         rows = zlib.crc32(repr(self.plan.rows).encode())
         plan = f"{self.plan.name} {rows:08x} {recompute} {sequence} {costs} {name_of(self.loss)} {zero}"
@@ -150,11 +150,11 @@ class HybridParallel:
         parts = layers.split(self.plan.stages, costs, recompute, partition)
         self.output = parts[-1].gives[0].shape  # of a micro-batch; with tp its classes may be cut
         self.stages = {number: parts[number % self.plan.stages] for number in self.plan.stages_of(mesh["pp"].rank)}
-        self.state = State(aliases, cuts, whole, self.plan, parts, mesh["pp"].rank)
+        self.state = _State(aliases, cuts, whole, self.plan, parts, mesh["pp"].rank)
         in_parts = {name for name, cut in self.state.cuts.items() if cut.partial}
-        params = self.named_parameters()
+        params, experts = self.named_parameters(), self.state.expert_cuts
         self.gradients = Gradients(
-            mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce, zero, self.state.dealt
+            mesh, self.plan, self.state.trainable, self.stages, params, in_parts, all_reduce, zero, experts
         )
         mine = {id(module) for stage in self.stages.values() for module in stage.module.modules()}
         self.mixtures = nn.ModuleList(  # a layer of another stage has no load here
@@ -172,12 +172,12 @@ class HybridParallel:
 
         Pieces that the optimizer has updated reach the other ranks in the next step, or state_dict.
         """
-        return [piece for piece, *_ in self.gradients.pieces().values()] or [self.nothing]
+        return [piece.param for piece in self.gradients.pieces().values()] or [self.nothing]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the whole model's state, {name: tensor}, on every rank, like its own state_dict(). Collective."""
-        self.gradients.publish()
-        return self.state.whole(self.mesh)
+        self.gradients.all_gather_params()
+        return self.state.full_state_dict(self.mesh)
 
     def load_state_dict(self, whole: dict[str, Tensor]) -> None:
         """Take this rank's parts of `whole`, the state_dict() of the model, from whatever mesh. No messages.
@@ -185,6 +185,26 @@ class HybridParallel:
         Raises:  ValueError that names the tensor which is missing or has another shape.
         """
         self.state.load(whole)
+
+    # -- what OptimizerState asks --------------------------------------------------------------------------------------
+
+    @property
+    def comm(self) -> Comm:
+        return self.mesh.comm
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [self.state.shape_of(name) for name in self.state.parameters]
+
+    def pieces(self) -> dict[int, Piece]:
+        return {self.state.parameters.index(name): piece for name, piece in self.gradients.pieces().items()}
+
+    def part(self, number: int, whole: Tensor) -> Tensor:
+        return self.state.part(self.state.parameters[number], whole)
+
+    def gather(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        names = self.state.parameters
+        mine = self.gradients.full_tensors({names[number]: value for number, value in values.items()})
+        return dict(enumerate(self.state.gather(self.mesh, mine, names).values()))
 
     @torch.enable_grad()
     def step(self, x: Tensor, y: Tensor, on_action: OnAction | None = None) -> float:
@@ -200,16 +220,16 @@ class HybridParallel:
         bytes over all ranks.
         """
         self._require_batch(x, y)
-        xs, ys = (micro_batches_of(self.mesh, self.plan, tensor) for tensor in (x, y))
+        xs, ys = (_micro_batches_of(self.mesh, self.plan, tensor) for tensor in (x, y))
         share = self.mesh.over(*REPLICAS).size * len(ys)
-        self.gradients.publish()
+        self.gradients.all_gather_params()
         self.gradients.begin()
         losses = run_schedule(
             self.mesh["pp"],
             self.plan,
             self.stages,
             inputs=lambda i: (xs[i],),
-            loss=lambda i, output: one_number(self.loss(output, ys[i])) / share,
+            loss=lambda i, output: _one_number(self.loss(output, ys[i])) / share,
             done=self.gradients.done,
             on_action=on_action,
         )
@@ -217,7 +237,7 @@ class HybridParallel:
             self.gradients.end()
         checksum = zlib.crc32(bytes_of(y), zlib.crc32(bytes_of(x))) & 0xFFFF
         info = {i: loss / self.mesh["tp"].size for i, loss in losses.items()}  # each tp rank has the whole of it
-        pieces = {name: piece for name, (piece, *_) in self.gradients.pieces().items()}
+        pieces = {name: piece.param for name, piece in self.gradients.pieces().items()}
         return loss_of_all(self.mesh.comm, info, pieces, checksum)
 
     def update_biases(self, gamma: float = GAMMA) -> None:
@@ -230,8 +250,8 @@ class HybridParallel:
 
     def _require_batch(self, x: Tensor, y: Tensor) -> None:
         """Raise ValueError unless x is like the example, and y has as many answers."""
-        require_tensor("x", x)
-        require_tensor("y", y)
+        _require_tensor("x", x)
+        _require_tensor("y", y)
         if tuple(x.shape) != self.shape or x.dtype != self.dtype or len(y) != len(x):
             got = f"x of shape {tuple(x.shape)} in {x.dtype} and y of shape {tuple(y.shape)}"
             like = f"x of shape {self.shape} in {self.dtype}, its example"
@@ -259,7 +279,7 @@ def shard_and_loss(comm: Comm, whole: nn.Module, sequence: bool, loss: LossOf) -
     return part, lambda logits, y: vocabulary_cross_entropy(comm, logits, y, vocabulary)
 
 
-def require_tensor(what: str, x: object) -> None:
+def _require_tensor(what: str, x: object) -> None:
     """Raise TypeError unless `x` is a tensor of examples."""
     if not isinstance(x, torch.Tensor) or not x.ndim:
         raise TypeError(
@@ -267,7 +287,7 @@ def require_tensor(what: str, x: object) -> None:
         )
 
 
-def one_number(loss: object) -> Tensor:
+def _one_number(loss: object) -> Tensor:
     """Return `loss`, which must be a scalar."""
     if not isinstance(loss, torch.Tensor) or loss.ndim:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"type {type(loss).__name__}"
@@ -275,21 +295,21 @@ def one_number(loss: object) -> Tensor:
     return loss
 
 
-def require_stage(zero: int) -> None:
+def _require_stage(zero: int) -> None:
     """Raise ValueError for a stage of ZeRO that does not go with pipelines."""
     if zero not in (0, 1, 2):
         why = ": stage 3 would gather each unit anew for every micro-batch of a pipeline" if zero == 3 else ""
         raise ValueError(f"zero={zero!r}: 0, 1 or 2 is needed{why}; without pp, ZeRO3 takes a model that tp has cut")
 
 
-def require_mesh(mesh: object) -> None:
+def _require_mesh(mesh: object) -> None:
     """Raise TypeError for what is no mesh."""
     if not isinstance(mesh, DeviceMesh):
         kind = type(mesh).__name__
         raise TypeError(f"the second argument is a mesh, as DeviceMesh(comm, dp=2, pp=2); got something of {kind}")
 
 
-def micro_batches_of(mesh: DeviceMesh, plan: Schedule, x: Tensor) -> tuple[Tensor, ...]:
+def _micro_batches_of(mesh: DeviceMesh, plan: Schedule, x: Tensor) -> tuple[Tensor, ...]:
     """Return this rank's micro-batches of the batch x (b, ...): the share of its place along dp and ep, in equal parts.
 
     With cp each has this rank's positions only, (b, s/cp, ...): a chunk from each end of the sequence.
@@ -311,11 +331,11 @@ def micro_batches_of(mesh: DeviceMesh, plan: Schedule, x: Tensor) -> tuple[Tenso
     return mine.chunk(m)
 
 
-class State:
+class _State:
     """The tensors of one rank by their names in the whole model.
 
     held:      {name: tensor} of parameters and buffers of this rank's stages; cuts: {name: tensor.cuts.Cut} over tp, of
-               all; dealt: {name: Cut} over ep, of experts.
+               all; expert_cuts: {name: Cut} over ep.
     idle:      {name: tensor} of what no stage uses, and every rank has.
     trainable: trainable[s]: the names of the trainable parameters of stage s of the model, each once.
     parameters: the names of all trainable parameters in the order of the whole model.
@@ -329,28 +349,28 @@ class State:
         shard: nn.Module,
         plan: Schedule,
         parts: list[Stage],
-        place: int,
+        pp_rank: int,
     ) -> None:
-        """Sort the tensors. shard: this rank's part of the model; parts: its stages, of these tensors; place: on pp."""
+        """Sort the tensors. shard: this rank's part of the model; parts: its stages, of these tensors."""
         tensors = dict(tensors_of(shard))
         known = {id(tensor): name for name, tensor in tensors.items()}
         found = [{known[id(t)]: t for _, t in tensors_of(part.module) if id(t) in known} for part in parts]
         self.aliases, self.cuts = aliases, cuts
-        self.dealt = {name: cut for name, cut in cuts_of(shard).items() if cut is not cuts[name]}
+        self.expert_cuts = {name: cut for name, cut in cuts_of(shard).items() if cut is not cuts[name]}
         self.parameters = [name for name, p in shard.named_parameters() if p.requires_grad]
         self.trainable = [[name for name, t in own.items() if t.requires_grad] for own in found]
         mine = set()
-        self.owner: dict[str, int] = {}  # {name: the first place along pp that holds it}
+        self.owner: dict[str, int] = {}  # {name: the first rank along pp that holds it}
         for number in range(plan.stages * plan.replicas):
             for name in found[number % plan.stages]:
                 self.owner.setdefault(name, plan.rank_of(number))
-                if plan.rank_of(number) == place:
+                if plan.rank_of(number) == pp_rank:
                     mine.add(name)
         self.held = {name: tensor for name, tensor in tensors.items() if name in mine}
         self.idle = {name: tensor for name, tensor in tensors.items() if name not in self.owner}
         self.forms = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
 
-    def whole(self, mesh: DeviceMesh) -> dict[str, Tensor]:
+    def full_state_dict(self, mesh: DeviceMesh) -> dict[str, Tensor]:
         """Return the state_dict() of the whole model on every rank. Collective."""
         found = self.gather(mesh, self.held | self.idle, self.forms)
         return {alias: found[name] for alias, name in self.aliases.items()}
@@ -366,7 +386,7 @@ class State:
         whole = {}
         for name in names:
             if name in held:
-                part = joined(mesh["ep"], held[name], self.dealt.get(name, WHOLE))
+                part = joined(mesh["ep"], held[name], self.expert_cuts.get(name, WHOLE))
                 tensor = joined(mesh["tp"], part, self.cuts[name]).contiguous()
             else:
                 tensor = torch.empty(self.shape_of(name), dtype=self.forms[name][1], device=mesh.comm.device)
@@ -379,7 +399,7 @@ class State:
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole tensor that is called `name`."""
-        sizes = {cut.dim: cut.size for cut in (self.cuts[name], self.dealt.get(name, WHOLE))}
+        sizes = {cut.dim: cut.size for cut in (self.cuts[name], self.expert_cuts.get(name, WHOLE))}
         return tuple(sizes.get(dim, n) for dim, n in enumerate(self.forms[name][0]))
 
     def load(self, whole: dict[str, Tensor]) -> None:
@@ -398,7 +418,7 @@ class State:
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return this rank's part of the tensor `whole`, which is called `name`."""
-        part, shape = self.dealt.get(name, WHOLE).part(self.cuts[name].part(whole)), self.forms[name][0]
+        part, shape = self.expert_cuts.get(name, WHOLE).part(self.cuts[name].part(whole)), self.forms[name][0]
         if tuple(part.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(part.shape)} as a part of the state given, and {shape} here")
         return part
@@ -408,97 +428,6 @@ def broadcast(comm: Comm, tensor: Tensor, root: int) -> None:
     """Copy `tensor` (contiguous) of rank `root` into every rank's; bools and the like travel as bytes."""
     if comm.size > 1 and tensor.numel():
         comm.broadcast(as_sent(tensor.view(-1)), root)
-
-
-LIKE, OTHER = "like its parameter", "of shape"
-
-
-class WholeOptimizer:
-    """The optimizer of a HybridParallel as torch's of the whole model, for checkpoints. Its methods are collective.
-
-    Tensors that have the shape of their parameter, such as a momentum, are cut and put together as it is; all others,
-    such as Adam's count of steps, are the same everywhere.
-    """
-
-    def __init__(self, hybrid: HybridParallel, optimizer: torch.optim.Optimizer) -> None:
-        """Take the optimizer of hybrid.parameters(), with one group of them. Raises ValueError for another one."""
-        self.hybrid, self.optimizer = hybrid, optimizer
-        ours = [id(p) for p in hybrid.parameters()]
-        theirs = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
-        if theirs != [ours]:
-            raise ValueError(
-                f"a checkpoint needs an optimizer of hybrid.parameters(), {len(ours)} tensors in one group: "
-                f"this one has groups of {', '.join(str(len(group)) for group in theirs)}"
-            )
-
-    def state_dict(self) -> StateDict:
-        """Return optimizer.state_dict() as it would be for the whole model, on every rank.
-
-        Raises:  ValueError on every rank for an optimizer whose state is neither like a parameter nor one number.
-        """
-        state, rows = self.hybrid.state, self.optimizer.state
-        mine = {name: piece for name, (piece, *_) in self.hybrid.gradients.pieces().items()}
-        kinds = self._kinds({name: (p, rows[p]) for name, p in mine.items()})
-        found: dict[str, dict[str, Tensor]] = {}
-        for key, kind in kinds.items():
-            if kind == LIKE:
-                values = {name: rows[p][key] for name, p in mine.items() if rows[p].get(key) is not None}
-                found[key] = state.gather(self.hybrid.mesh, self.hybrid.gradients.whole(values), state.parameters)
-            else:  # a tensor for each, as torch counts in it
-                found[key] = {name: torch.tensor(float(kind)) for name in state.parameters}
-        whole = {i: {key: found[key][name] for key in kinds} for i, name in enumerate(state.parameters) if kinds}
-        (group,) = self.optimizer.state_dict()["param_groups"]
-        return {"state": whole, "param_groups": [group | {"params": list(range(len(state.parameters)))}]}
-
-    def load_state_dict(self, whole: StateDict) -> None:
-        """Take this rank's part of the state of the whole model's optimizer."""
-        state = self.hybrid.state
-        (group,) = whole["param_groups"]
-        if len(group["params"]) != len(state.parameters):
-            raise ValueError(f"its optimizer has {len(group['params'])} parameters, this model {len(state.parameters)}")
-        rows = {}
-        for i, (name, (piece, begin, end)) in enumerate(self.hybrid.gradients.pieces().items()):
-            row = whole["state"].get(state.parameters.index(name), {})
-            shape = state.shape_of(name)
-            if row:
-                like = {key: state.part(name, v) for key, v in row.items() if shape_of(v) == shape}
-                rows[i] = row | {key: v.reshape(-1)[begin:end].view(piece.shape) for key, v in like.items()}
-        (ours,) = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": rows, "param_groups": [group | {"params": ours["params"]}]})
-
-    def _kinds(self, rows: dict[str, tuple[nn.Parameter, StateDict]]) -> dict[str, str]:
-        """Return {key of the state: LIKE its parameter, or the one number that it is}, of all ranks.
-
-        rows: {name: (parameter, {key: value})} of this rank, which has none if its stages are frozen.
-        """
-        mine = {
-            (key, kind_of(key, value, param))
-            for param, row in rows.values()
-            for key, value in row.items()
-            if value is not None
-        }
-        tables = gather_items(self.hybrid.mesh.comm, sorted(mine))
-        pairs = sorted({(pair[0], pair[1]) for table in tables for pair in table if len(pair) == 2})
-        kinds: dict[str, str] = dict(pairs)
-        for key, kind in pairs:
-            if kind.startswith(OTHER) or kinds[key] != kind:
-                what = kind if kind.startswith(OTHER) else f"{kinds[key]} on one rank and {kind} on another"
-                raise ValueError(
-                    f"no checkpoint can hold an optimizer whose {key} is {what}: SGD, Adam and the like can be saved"
-                )
-        return kinds
-
-
-def kind_of(key: str, value: Tensor | float, param: Tensor) -> str:
-    """Return LIKE the parameter, the number that it is, or OTHER with its shape."""
-    shape = shape_of(value)
-    if shape == tuple(param.shape) and (param.ndim or key != "step"):  # `step` has a scalar's shape but is a number
-        return LIKE
-    return repr(float(value)) if shape in (None, ()) else f"{OTHER} {shape} for a parameter of shape {(*param.shape,)}"
-
-
-def shape_of(value: object) -> tuple[int, ...] | None:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
 def train_on_mesh(
@@ -541,9 +470,9 @@ def train_on_mesh(
     facts = recipe.facts() | checkpoint.facts_of(data, model)
     if recipe.checkpoint_every:
         checkpoint.require_writable(comm, recipe.checkpoint)
-    whole_optimizer = WholeOptimizer(hybrid, optimizer)
+    whole_optimizer = OptimizerState(hybrid, optimizer)
     first = steps_taken(comm, hybrid, whole_optimizer, recipe, facts)
-    whole = (some for some in batches(n, recipe.batch, recipe.seed) if len(some) == recipe.batch)
+    whole = (some for some in batch_indices(n, recipe.batch, recipe.seed) if len(some) == recipe.batch)
     shuffled = islice(whole, first, recipe.steps)
 
     def step() -> tuple[float, float, int]:

@@ -58,7 +58,7 @@ def alternate(*programs: Steps[ResultT]) -> list[ResultT]:
     return [results[i] for i in range(len(programs))]
 
 
-class Segment(NamedTuple):
+class _Segment(NamedTuple):
     """A part that ran without a message. leaves: copies of `inputs`, at which its graph begins; edges: its ends."""
 
     name: str
@@ -68,7 +68,7 @@ class Segment(NamedTuple):
     edges: tuple[GradientEdge | None, ...]
 
 
-class AllToAll(NamedTuple):
+class _AllToAll(NamedTuple):
     """An all-to-all: rows of x went out, `sent` to each rank, and rows of y came. back: its name in backward."""
 
     back: str
@@ -78,7 +78,7 @@ class AllToAll(NamedTuple):
     received: list[int]
 
 
-class Tape:
+class _Tape:
     """The segments and the exchanges of one micro-batch's forward, for its backward. comm: of the exchanges.
 
     spend: f(name of a segment), which lets virtual time pass: once for forward, and for each half of backward.
@@ -86,7 +86,7 @@ class Tape:
 
     def __init__(self, comm: Comm, spend: Callable[[str], None]) -> None:
         self.comm, self.spend = comm, spend
-        self.steps: list[Segment | AllToAll] = []
+        self.steps: list[_Segment | _AllToAll] = []
 
     def run(self, name: str, label: str, fn: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return fn(*inputs), tensors whose graph ends at the inputs. label: of the event, after the name."""
@@ -95,7 +95,7 @@ class Tape:
             outputs = fn(*leaves)
             self.spend(name)
         edges = tuple(get_gradient_edge(y) if y.requires_grad else None for y in outputs)
-        step = Segment(name, inputs, leaves, tuple(y.detach() for y in outputs), edges)
+        step = _Segment(name, inputs, leaves, tuple(y.detach() for y in outputs), edges)
         self.steps.append(step)
         return step.outputs
 
@@ -105,7 +105,7 @@ class Tape:
         Args:    names: of that, and of its backward; sizes: f(comm) -> (sent, received), called in the background.
         """
         y, sent, received = yield from self._moved(f"{names[0]} {label}", x, sizes)
-        self.steps.append(AllToAll(names[1], x, y, sent, received))
+        self.steps.append(_AllToAll(names[1], x, y, sent, received))
         return y
 
     def backward(
@@ -118,7 +118,7 @@ class Tape:
                  None: they are added at once.
         """
         for step in reversed(self.steps):
-            if isinstance(step, AllToAll):
+            if isinstance(step, _AllToAll):
                 y = gradients.pop(id(step.y)).contiguous()
                 sizes = step.received, step.sent
                 x, *_ = yield from self._moved(f"{step.back} {label}", y, lambda comm, sizes=sizes: sizes)
@@ -131,7 +131,7 @@ class Tape:
         return gradients
 
     def _through(
-        self, step: Segment, gradients: dict[int, Tensor], params: Sequence[nn.Parameter], later: Later | None
+        self, step: _Segment, gradients: dict[int, Tensor], params: Sequence[nn.Parameter], later: Later | None
     ) -> list[tuple[Tensor, Tensor]]:
         """Return [(input, its gradient)] of one segment."""
         ends = [(edge, gradients.pop(id(y))) for y, edge in zip(step.outputs, step.edges, strict=True) if edge]
@@ -157,7 +157,7 @@ class Tape:
         return work.wait()
 
 
-class ExpertStage:
+class _ExpertStage:
     """A stage whose layers have experts on several ranks: has the methods of stage.Stage, and `steps` for a pair.
 
     number:  of the stage, which events name. layers: PreNorm with a MixtureOfExperts, or any f(x) -> x.
@@ -177,7 +177,7 @@ class ExpertStage:
     ) -> None:
         self.number, self.layers, self.comm = number, nn.ModuleList(layers), comm
         self.takes, self.gives, self.seconds = (takes,), (gives,), seconds or {}
-        self.saved: dict[int, tuple[Tape, Tensor, Tensor]] = {}  # micro-batch -> its tape, input and output
+        self.saved: dict[int, tuple[_Tape, Tensor, Tensor]] = {}  # micro-batch -> its tape, input and output
         self.halves: dict[int, list[tuple[str, DeferredWeights]]] = {}  # between the two halves of a backward
 
     def steps(self, action: Action, given: Sequence[Tensor], loss: Loss | None = None) -> Steps[tuple[Tensor, ...]]:
@@ -208,7 +208,7 @@ class ExpertStage:
         self.comm.compute(self.seconds.get(name, 0.0))
 
     def _forward(self, label: str, micro_batch: int, first: Tensor, loss: Loss | None) -> Steps[tuple[Tensor, ...]]:
-        tape, x = Tape(self.comm, self._spend), first
+        tape, x = _Tape(self.comm, self._spend), first
         for layer in self.layers:
             if isinstance(layer, PreNorm) and isinstance(layer.mlp, MixtureOfExperts):
                 x = yield from self._experts(tape, label, layer, layer.mlp, x)
@@ -219,18 +219,18 @@ class ExpertStage:
         self.saved[micro_batch] = tape, first, x
         return (x,)
 
-    def _experts(self, tape: Tape, label: str, layer: PreNorm, mixture: MixtureOfExperts, x: Tensor) -> Steps[Tensor]:
+    def _experts(self, tape: _Tape, label: str, layer: PreNorm, mixture: MixtureOfExperts, x: Tensor) -> Steps[Tensor]:
         """Return x + attention, + what the experts make of that, in three segments and two exchanges."""
 
         def attention(x: Tensor) -> tuple[Tensor, ...]:
             x = x + layer.attention(layer.norm1(x))  # (b, s, d)
             tokens = layer.norm2(x).flatten(0, -2)  # (n, d)
-            order, weights, counts = mixture.routed(tokens)
-            return x, tokens, mixture.copies(tokens, order), weights, order, counts
+            order, weights, counts = mixture.route(tokens)
+            return x, tokens, mixture.permute(tokens, order), weights, order, counts
 
         def sizes(comm: Comm) -> tuple[list[int], list[int]]:
             assert isinstance(mixture.exchange, ExpertParallel)
-            ways.append(mixture.exchange.ways(mixture.noted(comm.all_gather(counts))))
+            ways.append(mixture.exchange.ways(mixture.record_loads(comm.all_gather(counts))))
             return ways[0][:2]
 
         def experts(there: Tensor) -> tuple[Tensor]:
@@ -244,7 +244,7 @@ class ExpertStage:
         back = yield from tape.exchange(("combine", "dispatch"), label, made, lambda comm: (ways[0][1], ways[0][0]))
 
         def added(x: Tensor, tokens: Tensor, back: Tensor, weights: Tensor) -> tuple[Tensor]:
-            return (x + mixture.added_up(tokens, back, weights, order).view_as(x),)
+            return (x + mixture.combine(tokens, back, weights, order).view_as(x),)
 
         (y,) = tape.run("sum", label, added, x, tokens, back, weights)
         return y
@@ -262,9 +262,9 @@ class ExpertStage:
 # -- a step, and what it hides ----------------------------------------------------------------------------------------
 
 
-def expert_stages(
+def _expert_stages(
     ep: Comm, model: Decoder, plan: Schedule, rank: int, example: Tensor, seconds: dict[str, float] | None = None
-) -> dict[int, ExpertStage]:
+) -> dict[int, _ExpertStage]:
     """Return {number: ExpertStage} of rank `rank` of a pipeline: equally many layers with experts for each stage.
 
     Args:    model: a DeepSeek of this rank of `ep` (experts.expert_parallel), whose layers without experts come first.
@@ -278,13 +278,13 @@ def expert_stages(
         raise ValueError(f"{len(blocks) - dense} layers with experts cannot be shared equally by {plan.stages} stages")
     tokens = Spec.of(example)
     hidden = Spec((*example.shape, model.tokens.embedding_dim), model.tokens.weight.dtype, True)
-    stages: dict[int, ExpertStage] = {}
+    stages: dict[int, _ExpertStage] = {}
     for number in plan.stages_of(rank):
         first, last = plan.is_first(number), plan.is_last(number)
         begin = dense + number % plan.stages * each
         layers: list[nn.Module] = [model.tokens, *blocks[:dense]] if first else []
         layers += [*blocks[begin : begin + each], *((model.norm, model.head) if last else ())]
-        stages[number] = ExpertStage(number, layers, ep, tokens if first else hidden, hidden, seconds)
+        stages[number] = _ExpertStage(number, layers, ep, tokens if first else hidden, hidden, seconds)
     return stages
 
 
@@ -301,7 +301,7 @@ def expert_step(
     mesh = DeviceMesh(comm, pp=plan.ranks, ep=x.shape[1])
     pp, ep = mesh["pp"], mesh["ep"]
     shard_experts(ep, model)
-    stages = expert_stages(ep, model, plan, pp.rank, x[0, 0], seconds)
+    stages = _expert_stages(ep, model, plan, pp.rank, x[0, 0], seconds)
 
     def loss(i: int, logits: Tensor) -> Tensor:
         return cross_entropy(logits.flatten(0, 1), y[i, ep.rank].flatten(), reduction="sum") / y.numel()

@@ -64,7 +64,7 @@ class TimedStage:
 WARM_UP = 2  # steps of a real model before the one that is drawn: the first one allocates
 
 
-def reporter(comm: Comm) -> OnAction:
+def _reporter(comm: Comm) -> OnAction:
     """Return f(action, t0_ns, t1_ns) that reports {rank, stage, kind, micro_batch, t0_ns, t1_ns}."""
     return lambda action, t0, t1: comm.report(rank=comm.rank, **action._asdict(), t0_ns=t0, t1_ns=t1)
 
@@ -81,7 +81,7 @@ def sleeping_step(comm: Comm, schedule: Schedule, seconds: dict[str, list[float]
         for n in schedule.stages_of(comm.rank)
     }
     comm.barrier()
-    run_schedule(comm, schedule, stages, on_action=reporter(comm))
+    run_schedule(comm, schedule, stages, on_action=_reporter(comm))
 
 
 def model_step(
@@ -111,5 +111,5 @@ def model_step(
         pipeline.step(x, y, on_action=note)
     comm.barrier()
     comm.trace.enabled = traced
-    pipeline.step(x, y, on_action=reporter(comm))
+    pipeline.step(x, y, on_action=_reporter(comm))
     return {key: median(times) for key, times in seconds.items()}

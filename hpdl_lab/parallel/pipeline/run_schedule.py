@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...comm.base import Comm, Work
-from ...schedules import KINDS, Action, Schedule, Timed, validate
+from ...schedules import KINDS, Action, Schedule, TimedAction, validate
 from ...trace import Event
 from ...units import counted
 from ..data_parallel import as_sent
@@ -55,7 +55,7 @@ class AnyStage(Protocol):
     def forget(self) -> None: ...
 
 
-class SteppedStage(AnyStage, Protocol):
+class _SteppedStage(AnyStage, Protocol):
     """A stage whose actions can be done in turns with another's."""
 
     def steps(self, action: Action, given: Sequence[Tensor], loss: Loss | None = None) -> Steps[tuple[Tensor, ...]]: ...
@@ -76,20 +76,20 @@ def action_of(op: str) -> Action | None:
     return found and Action(int(found[3]), LETTERS[found[1]], int(found[2]))
 
 
-def timed_actions(events: Iterable[Event], ranks: int) -> list[list[Timed]]:
+def timed_actions(events: Iterable[Event], ranks: int) -> list[list[TimedAction]]:
     """Return what each rank did and when: [schedules.Timed] for each of `ranks` ranks, in s since the first action.
 
     `schedules.summary` makes makespan, bubble and live activations of it.   Args: events: of one step.
     """
     found = [(e, action) for e in events if (action := action_of(e.op))]
     origin = min((e.t0_ns for e, _ in found), default=0)
-    rows: list[list[Timed]] = [[] for _ in range(ranks)]
+    rows: list[list[TimedAction]] = [[] for _ in range(ranks)]
     for e, action in sorted(found, key=lambda pair: (pair[0].t0_ns, pair[0].step)):
-        rows[e.rank].append(Timed(action, (e.t0_ns - origin) / 1e9, (e.t1_ns - origin) / 1e9))
+        rows[e.rank].append(TimedAction(action, (e.t0_ns - origin) / 1e9, (e.t1_ns - origin) / 1e9))
     return rows
 
 
-class Arrival(NamedTuple):
+class _Arrival(NamedTuple):
     """The inputs of a forward, kind "F", or the gradients of a backward, kind "B", for which a stage waits."""
 
     stage: int
@@ -98,9 +98,9 @@ class Arrival(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message: what it is, the ranks, and the places in their rows at which it is made and used."""
+    """A message: what it is, the ranks, and the positions in their rows at which it is made and used."""
 
-    arrival: Arrival
+    arrival: _Arrival
     source: int
     to: int
     made: int
@@ -111,45 +111,45 @@ class Routes:
     """The messages of one rank in `schedule`.
 
     incoming: {rank: [Message]} in the order in which that rank sends them; outgoing: [Message or None] for each action
-    of the row. last: {stage: place of its last backward in the row}. units: the places of each action, or pair.
+    of the row. last: {stage: position of its last backward in the row}. units: the positions of each action, or pair.
     """
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.row = schedule.rows[rank]
-        used = {needed_by(action): place for row in schedule.rows for place, action in enumerate(row)}
-        self.outgoing = [self._message(schedule, rank, place, used) for place in range(len(self.row))]
+        used = {_needed_by(action): position for row in schedule.rows for position, action in enumerate(row)}
+        self.outgoing = [self._message(schedule, rank, position, used) for position in range(len(self.row))]
         self.incoming: dict[int, list[Message]] = {}
         for peer in range(schedule.ranks):
-            sent = (self._message(schedule, peer, place, used) for place in range(len(schedule.rows[peer])))
+            sent = (self._message(schedule, peer, position, used) for position in range(len(schedule.rows[peer])))
             mine = [message for message in sent if message is not None and message.to == rank != peer]
             if mine:
                 self.incoming[peer] = mine
         self.source_of = {message.arrival: peer for peer, mine in self.incoming.items() for message in mine}
-        self.last = {action.stage: place for place, action in enumerate(self.row) if action.kind in "BW"}
+        self.last = {action.stage: position for position, action in enumerate(self.row) if action.kind in "BW"}
         paired, second = schedule.paired, {*schedule.partner.values()}
         self.units = [(n, n + 1) if a in paired else (n,) for n, a in enumerate(self.row) if a not in second]
 
     @staticmethod
-    def _message(schedule: Schedule, rank: int, place: int, used: dict[Arrival | None, int]) -> Message | None:
-        """Return what the action at `place` of the row of `rank` sends; None if nobody waits for its result."""
-        arrival = result_of(schedule, schedule.rows[rank][place])
+    def _message(schedule: Schedule, rank: int, position: int, used: dict[_Arrival | None, int]) -> Message | None:
+        """Return what the action at `position` of the row of `rank` sends; None if nobody waits for its result."""
+        arrival = _result_of(schedule, schedule.rows[rank][position])
         if arrival is None:
             return None
-        return Message(arrival, rank, schedule.rank_of(arrival.stage), place, used[arrival])
+        return Message(arrival, rank, schedule.rank_of(arrival.stage), position, used[arrival])
 
 
-def needed_by(action: Action) -> Arrival | None:
+def _needed_by(action: Action) -> _Arrival | None:
     """Return the Arrival that `action` waits for; None for the second half of a backward."""
     kind = {"F": "F", "B": "B", "I": "B"}.get(action.kind)
-    return Arrival(action.stage, kind, action.micro_batch) if kind else None
+    return _Arrival(action.stage, kind, action.micro_batch) if kind else None
 
 
-def result_of(schedule: Schedule, action: Action) -> Arrival | None:
+def _result_of(schedule: Schedule, action: Action) -> _Arrival | None:
     """Return the Arrival that `action` makes possible; None if its result goes nowhere."""
     if action.kind == "W":
         return None
     stage = schedule.next(action.stage) if action.kind == "F" else schedule.previous(action.stage)
-    return None if stage is None else Arrival(stage, "F" if action.kind == "F" else "B", action.micro_batch)
+    return None if stage is None else _Arrival(stage, "F" if action.kind == "F" else "B", action.micro_batch)
 
 
 @lru_cache(maxsize=64)
@@ -181,7 +181,7 @@ def run_schedule(
              which its backward starts: divide it so that all micro-batches' add up to the loss of the batch.
              done: f(number of a stage), called once its last gradients of this step are there.
              on_action: f(action, t0_ns, t1_ns), called when an action of this rank has ended.
-             drive: overlap.alternate, if stages are overlap.ExpertStage: it does the two of a pair in turns; by
+             drive: overlap.alternate, if stages are overlap._ExpertStage: it does the two of a pair in turns; by
              default the forward comes first, and then the backward.
     Returns: {micro_batch: loss} without a graph, of the last stages that this rank has.
     Raises:  ValueError on every rank, before the first message, if the schedule is not valid, or not for these ranks
@@ -221,21 +221,21 @@ class Execution:
     def __post_init__(self) -> None:
         self.routes = routes(self.schedule, self.comm.rank)
         # under way to this rank, or, without Work, of this rank itself
-        self.posted: dict[Arrival, list[tuple[Tensor, Work | None]]] = {}
+        self.posted: dict[_Arrival, list[tuple[Tensor, Work | None]]] = {}
         self.unposted = {peer: list(reversed(messages)) for peer, messages in self.routes.incoming.items()}
-        self.sends: dict[int, list[tuple[int, Work]]] = {}  # rank -> [(place in its row at which it is used, Work)]
+        self.sends: dict[int, list[tuple[int, Work]]] = {}  # rank -> [(position in its row at which it is used, Work)]
         self.made = {message.arrival: message.made for mine in self.routes.incoming.values() for message in mine}
         self.losses: dict[int, Tensor] = {}
 
     def run(self) -> dict[int, Tensor]:
         try:
-            for places in self.routes.units:
-                for ahead in self.routes.row[places[0] : places[-1] + 1 + AHEAD]:
-                    self.post(needed_by(ahead))
-                self.do(places)
-                for place in places:
-                    stage = self.routes.row[place].stage
-                    if self.done is not None and self.routes.last[stage] == place:
+            for positions in self.routes.units:
+                for ahead in self.routes.row[positions[0] : positions[-1] + 1 + AHEAD]:
+                    self.post(_needed_by(ahead))
+                self.do(positions)
+                for position in positions:
+                    stage = self.routes.row[position].stage
+                    if self.done is not None and self.routes.last[stage] == position:
                         self.done(stage)
             for works in self.sends.values():
                 for _, work in works:
@@ -248,7 +248,7 @@ class Execution:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def post(self, arrival: Arrival | None) -> None:
+    def post(self, arrival: _Arrival | None) -> None:
         """Begin to receive `arrival` if it comes from another rank, and what that rank sends before it."""
         if arrival is None or arrival not in self.routes.source_of:
             return
@@ -259,37 +259,37 @@ class Execution:
             tensors = [self.empty(spec) for spec in self.specs(message.arrival)]
             self.posted[message.arrival] = [(x, self.comm.irecv(as_sent(x.view(-1)), peer)) for x in tensors]
 
-    def receive(self, arrival: Arrival) -> list[Tensor]:
+    def receive(self, arrival: _Arrival) -> list[Tensor]:
         """Return the tensors of `arrival`, once they are here."""
         received = self.posted.pop(arrival)
         for _, work in received:
             if work is not None:
                 work.wait()
         if arrival in self.made:
-            self.settle(self.routes.source_of[arrival], self.made[arrival])
+            self.wait_for_sends(self.routes.source_of[arrival], self.made[arrival])
         return [x for x, _ in received]
 
     def send(self, stage: AnyStage, message: Message, tensors: Sequence[Tensor]) -> None:
         """Send `tensors`, which `stage` has made, as `message` says; they are not waited for."""
         kind = message.arrival.kind
-        require_specs(stage.gives if kind == "F" else [spec for spec in stage.takes if spec.requires_grad], tensors)
+        _require_specs(stage.gives if kind == "F" else [spec for spec in stage.takes if spec.requires_grad], tensors)
         if message.to == self.comm.rank:
             self.posted[message.arrival] = [(x, None) for x in tensors]
             return
         works = [self.comm.isend(as_sent(x.reshape(-1)), message.to) for x in tensors]
         self.sends.setdefault(message.to, []).extend((message.used, work) for work in works)
 
-    def settle(self, peer: int, place: int) -> None:
-        """Wait for the sends that rank `peer` has used before `place` in its row: they have arrived there."""
+    def wait_for_sends(self, peer: int, position: int) -> None:
+        """Wait for the sends that rank `peer` has used before `position` in its row: they have arrived there."""
         left: list[tuple[int, Work]] = []
         for used, work in self.sends.get(peer, ()):
-            if used <= place:
+            if used <= position:
                 work.wait()
             else:
                 left.append((used, work))
         self.sends[peer] = left
 
-    def specs(self, arrival: Arrival) -> Sequence[Spec]:
+    def specs(self, arrival: _Arrival) -> Sequence[Spec]:
         """Return the Specs of the tensors of `arrival`."""
         stage = self.stages[arrival.stage]
         return stage.takes if arrival.kind == "F" else [spec for spec in stage.gives if spec.requires_grad]
@@ -299,16 +299,16 @@ class Execution:
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
-    def do(self, places: Sequence[int]) -> None:
-        """Wait for what the actions at `places` need, do them, send what they have made."""
-        actions = [self.routes.row[place] for place in places]
+    def do(self, positions: Sequence[int]) -> None:
+        """Wait for what the actions at `positions` need, do them, send what they have made."""
+        actions = [self.routes.row[position] for position in positions]
         given = [self.given(action) for action in actions]
         if self.drive is not None and len(actions) == 2:
             made = self.in_turns(self.drive, actions, given)
         else:
             made = [self.timed(action, given.pop(0)) for action in actions]
-        for place, action, tensors in zip(places, actions, made, strict=True):
-            message = self.routes.outgoing[place]
+        for position, action, tensors in zip(positions, actions, made, strict=True):
+            message = self.routes.outgoing[position]
             if message is not None:
                 self.send(self.stages[action.stage], message, tensors)
             elif action.kind == "F" and self.loss is not None:
@@ -320,7 +320,7 @@ class Execution:
         """Return what a pair makes. The backward begins: it has messages at once, the forward computes first."""
         clock = self.comm.trace.clock
         begin, (forward, backward) = clock(), actions
-        stages = [cast(SteppedStage, self.stages[action.stage]) for action in actions]
+        stages = [cast(_SteppedStage, self.stages[action.stage]) for action in actions]
         pairs = zip(stages, actions, given, strict=True)
         programs = [stage.steps(action, x, self.loss_of(action)) for stage, action, x in pairs]
         with self.comm.trace.span(name_of(forward)), self.comm.trace.span(name_of(backward)):
@@ -342,7 +342,7 @@ class Execution:
 
     def given(self, action: Action) -> Sequence[Tensor]:
         """Return the tensors that `action` works on."""
-        needed = needed_by(action)
+        needed = _needed_by(action)
         if needed is None:
             return ()
         if action.kind == "F" and self.schedule.is_first(action.stage):
@@ -381,7 +381,7 @@ class Execution:
         return lambda output: loss(action.micro_batch, output)
 
 
-def require_specs(specs: Sequence[Spec], tensors: Sequence[Tensor]) -> None:
+def _require_specs(specs: Sequence[Spec], tensors: Sequence[Tensor]) -> None:
     """Raise ValueError unless `tensors` are what the stage has said that it makes."""
     made, said = ([(tuple(x.shape), x.dtype) for x in found] for found in (tensors, specs))
     if made != said:

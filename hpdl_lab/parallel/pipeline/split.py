@@ -58,7 +58,7 @@ class CannotLook(Exception):
 Given: TypeAlias = tuple[tuple[Argument, ...], dict[str, Argument]]  # to an operation
 
 
-class Running(NamedTuple):
+class _Running(NamedTuple):
     """A layer that runs: its name, what it was given, and the versions of these tensors."""
 
     name: str
@@ -66,7 +66,7 @@ class Running(NamedTuple):
     before: list[int]
 
 
-class Traced(NamedTuple):
+class _Traced(NamedTuple):
     """graph: of the whole model; specs: {node: Spec} of nodes whose value is a tensor.
 
     writing: nodes of operations that write into something that they are given.
@@ -78,7 +78,7 @@ class Traced(NamedTuple):
 
 
 @contextmanager
-def as_before(model: nn.Module) -> Generator[None]:
+def _as_before(model: nn.Module) -> Generator[None]:
     """Let `model` run inside: its buffers and gradients, and torch's random numbers, are afterwards as before."""
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
     grads = {p: p.grad for p in model.parameters()}
@@ -94,7 +94,7 @@ def as_before(model: nn.Module) -> Generator[None]:
             param.grad = grad
 
 
-def trace(model: nn.Module, example: tuple[Tensor, ...]) -> Traced:
+def _trace(model: nn.Module, example: tuple[Tensor, ...]) -> _Traced:
     """Run `model` on `example` and write down what it does.
 
     Its parameters, gradients and buffers, and torch's random numbers, are afterwards as before.
@@ -106,8 +106,8 @@ def trace(model: nn.Module, example: tuple[Tensor, ...]) -> Traced:
     whole: set[str] = set()
     while True:
         try:
-            with as_before(model), torch.enable_grad():
-                return Recorder(model, whole).record(example)
+            with _as_before(model), torch.enable_grad():
+                return _Recorder(model, whole).record(example)
         except CannotLook as error:
             if not error.name:
                 kind = type(model).__name__
@@ -115,14 +115,14 @@ def trace(model: nn.Module, example: tuple[Tensor, ...]) -> Traced:
             whole.add(error.name)
 
 
-def is_whole(module: nn.Module) -> bool:
+def _is_whole(module: nn.Module) -> bool:
     """Return True if it is a layer, which is not looked into."""
     if isinstance(module, CONTAINERS):
         return False
     return isinstance(module, WHOLE) or type(module).__module__.startswith(WHOLE_FROM)
 
 
-class Recorder(TorchFunctionMode):
+class _Recorder(TorchFunctionMode):
     """A record of what happens while it is entered. whole: names of modules that are layers, besides the usual ones."""
 
     def __init__(self, model: nn.Module, whole: set[str]) -> None:
@@ -133,15 +133,15 @@ class Recorder(TorchFunctionMode):
         self.nodes: dict[int, fx.Node] = {}  # id of a tensor -> its node
         self.inside = [""]  # names of the modules that run now, the outermost first
         self.writing: set[fx.Node] = set()
-        self.layer: Running | None = None  # the layer that runs now, inside which nothing is written down
-        self.attributes = {id(t): name for name, t in attributes_of(model)}
+        self.layer: _Running | None = None  # the layer that runs now, inside which nothing is written down
+        self.attributes = {id(t): name for name, t in _attributes_of(model)}
 
-    def record(self, example: tuple[Tensor, ...]) -> Traced:
+    def record(self, example: tuple[Tensor, ...]) -> _Traced:
         copies = [x.detach().clone() for x in example]  # forward may write into what it is given
         for i, x in enumerate(copies):
             self._keep(x, self.graph.placeholder(f"x{i}"))
         handles: list[RemovableHandle] = []
-        before = dict(attributes_of(self.model))
+        before = dict(_attributes_of(self.model))
         try:
             for name, module in self.model.named_modules():
                 handles += self._watch(name, module) if name else []
@@ -155,11 +155,11 @@ class Recorder(TorchFunctionMode):
             raise CannotLook("", f"returns something of type {type(output).__name__}, and one tensor is needed")
         self.graph.output(self._node(output))
         specs = {node: Spec.of(x) for node, x in self.values.items()}
-        return Traced(self.graph, specs, self.writing)
+        return _Traced(self.graph, specs, self.writing)
 
     def _require_same_attributes(self, before: dict[str, Tensor]) -> None:
         """Raise CannotLook if a module that was looked into has replaced a tensor of its own: that is lost here."""
-        after = dict(attributes_of(self.model))
+        after = dict(_attributes_of(self.model))
         for name in {**before, **after}:
             owner, _, attribute = name.rpartition(".")
             if before.get(name) is not after.get(name) and not self._inside_layer(owner):
@@ -169,23 +169,23 @@ class Recorder(TorchFunctionMode):
         """Return True if the module of this name is a layer, or a part of one."""
         steps = name.split(".") if name else []
         paths = [".".join(steps[: i + 1]) for i in range(len(steps))]
-        return any(path in self.whole or is_whole(self.model.get_submodule(path)) for path in paths)
+        return any(path in self.whole or _is_whole(self.model.get_submodule(path)) for path in paths)
 
     def _watch(self, name: str, module: nn.Module) -> list[RemovableHandle]:
         """Return hooks that note when `module` runs."""
-        layer = name in self.whole or is_whole(module)
+        layer = name in self.whole or _is_whole(module)
 
         def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if self.layer is None:
                 self.inside.append(name)
                 if layer:
-                    self.layer = Running(name, self._nodes(args, kwargs), versions((args, kwargs)))
+                    self.layer = _Running(name, self._nodes(args, kwargs), _versions((args, kwargs)))
 
         def after(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], out: object) -> None:
             if self.layer is not None and self.layer.name == name:
                 _, given, before = self.layer
                 self.layer = None
-                self._keep(out, self.graph.call_module(name, *given), versions((args, kwargs)) != before)
+                self._keep(out, self.graph.call_module(name, *given), _versions((args, kwargs)) != before)
             if self.layer is None:
                 self.inside.pop()
 
@@ -208,9 +208,9 @@ class Recorder(TorchFunctionMode):
             if isinstance(out, torch.Tensor):
                 self._keep(out, self.graph.call_function(getattr, (self._node(args[0]), func.__self__.__name__)))
             return out
-        given, before = self._nodes(args, kwargs), versions((args, kwargs))
+        given, before = self._nodes(args, kwargs), _versions((args, kwargs))
         out = func(*args, **kwargs)
-        writes = versions((args, kwargs)) != before
+        writes = _versions((args, kwargs)) != before
         if writes or any(isinstance(x, torch.Tensor) for x in tree_leaves(out)):
             self._keep(out, self.graph.call_function(func, *given), writes)
         elif name not in ABOUT_SHAPE and not isinstance(out, HARMLESS):
@@ -247,7 +247,7 @@ class Recorder(TorchFunctionMode):
         return node
 
 
-def attributes_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _attributes_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of parameters, buffers, and tensors that are plain attributes of a module."""
     yield from model.named_parameters()
     yield from model.named_buffers()
@@ -257,7 +257,7 @@ def attributes_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}" if path else name, value
 
 
-def versions(nest: object) -> list[int]:
+def _versions(nest: object) -> list[int]:
     """Return how often each tensor in `nest` has been written into."""
     return [x._version for x in tree_leaves(nest) if isinstance(x, torch.Tensor)]
 
@@ -309,12 +309,12 @@ class Layers:
 
     def __init__(self, model: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
         self.model, self.example = model, example if isinstance(example, tuple) else (example,)
-        self.graph, self.specs, self.writing = trace(model, self.example)
+        self.graph, self.specs, self.writing = _trace(model, self.example)
         self.names: list[str] = []
         self.layer_of: dict[fx.Node, int] = {}
         known = dict(model.named_parameters(remove_duplicate=False))
         for node in self.graph.nodes:
-            names = parameter_names(node, known)
+            names = _parameter_names(node, known)
             if names:
                 self.names.append(node.target if node.op == "call_module" else names[0])
             if node.op in ("call_module", "call_function"):
@@ -359,7 +359,7 @@ class Layers:
         self.require(stages, costs)
         if costs is None:
             costs = self.measured() if stages > 1 else [1] * len(self)
-        sizes = whole_numbers(require_function("partition(costs, stages)", partition)(list(costs), stages))
+        sizes = _whole_numbers(require_function("partition(costs, stages)", partition)(list(costs), stages))
         if len(sizes) != stages or sum(sizes) != len(self) or min(sizes) < 1:
             raise ValueError(f"{sizes} does not share {len(self)} layers among {stages} stages, one at least for each")
         found = self.stages(sizes, recompute)
@@ -411,16 +411,16 @@ class Layers:
 
     def measured(self) -> list[float]:
         """Return seconds of forward and backward of each layer for one micro-batch, the median of a few runs."""
-        with as_before(self.model):
+        with _as_before(self.model):
             stages = self.stages([1] * len(self))
-            runs = [timed(stages, self.example) for _ in range(REPEATS)]
+            runs = [_timed(stages, self.example) for _ in range(REPEATS)]
         return [statistics.median(times) for times in zip(*runs, strict=True)]
 
     def _require_same_output(self, stages: list[Stage]) -> None:
         """Raise ValueError unless `stages`, one after the other, compute for the example what the model has."""
-        with as_before(self.model), torch.no_grad():  # its values may have changed since it was looked at
+        with _as_before(self.model), torch.no_grad():  # its values may have changed since it was looked at
             want = self.model(*(x.clone() for x in self.example))
-        with as_before(self.model), torch.no_grad():  # random numbers, too, are those that the model has drawn
+        with _as_before(self.model), torch.no_grad():  # random numbers, too, are those that the model has drawn
             found = self.example
             for stage in stages:
                 found = stage.module(*(x.clone() for x in found))  # a message is a copy
@@ -437,7 +437,7 @@ class Layers:
             )
 
 
-def whole_numbers(sizes: Iterable[SupportsIndex]) -> list[int]:
+def _whole_numbers(sizes: Iterable[SupportsIndex]) -> list[int]:
     """Return `sizes`, which a partition has returned, as a list of ints. Raises ValueError."""
     try:
         return [operator.index(size) for size in sizes]
@@ -446,7 +446,7 @@ def whole_numbers(sizes: Iterable[SupportsIndex]) -> list[int]:
         raise ValueError(f"the partition returned {sizes!r}: {wanted}") from None
 
 
-def parameter_names(node: fx.Node, known: Mapping[str, Tensor]) -> list[str]:
+def _parameter_names(node: fx.Node, known: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the parameters, of all that are `known`, that the operation of `node` has or is given."""
     given = [n.target for n in node.all_input_nodes if n.op == "get_attr" and n.target in known]
     if node.op == "call_module":
@@ -454,7 +454,7 @@ def parameter_names(node: fx.Node, known: Mapping[str, Tensor]) -> list[str]:
     return given if node.op == "call_function" else []
 
 
-def timed(stages: list[Stage], x: Sequence[Tensor]) -> list[float]:
+def _timed(stages: list[Stage], x: Sequence[Tensor]) -> list[float]:
     """Return the seconds that each stage of a model takes for forward and backward of one micro-batch."""
     seconds: list[float] = []
     device = x[0].device

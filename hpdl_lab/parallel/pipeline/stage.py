@@ -42,7 +42,7 @@ class Spec(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-class Saved(NamedTuple):
+class _Saved(NamedTuple):
     """The memory of a micro-batch in a stage, between its forward and its backward.
 
     inputs: leaves; roots: the start of backward, for outputs that need a gradient; ones: what it starts with if
@@ -54,7 +54,7 @@ class Saved(NamedTuple):
     ones: tuple[Tensor, ...] = ()
 
 
-class Rerun(NamedTuple):
+class _Rerun(NamedTuple):
     """The memory of a micro-batch in a stage that recomputes: inputs, and all else that its forward depends on."""
 
     inputs: tuple[Tensor, ...]
@@ -77,7 +77,7 @@ class Stage:
         self, module: nn.Module, takes: Sequence[Spec] = (), gives: Sequence[Spec] = (), recompute: bool = False
     ) -> None:
         self.module, self.takes, self.gives, self.recompute = module, tuple(takes), tuple(gives), recompute
-        self.saved: dict[int, Saved | Rerun] = {}  # micro-batch -> Saved or Rerun
+        self.saved: dict[int, _Saved | _Rerun] = {}  # micro-batch -> Saved or Rerun
         # micro-batch -> DeferredWeights, between the two halves of its backward
         self.deferred: dict[int, DeferredWeights | None] = {}
 
@@ -105,13 +105,13 @@ class Stage:
         )
         if not self.recompute:
             outputs = self._run(inputs, loss)
-            self.saved[micro_batch] = saved_of(inputs, outputs, loss)
+            self.saved[micro_batch] = _saved_of(inputs, outputs, loss)
         else:
             random = torch.get_rng_state(), *(torch.cuda.get_rng_state(x.device) for x in inputs[:1] if x.is_cuda)
             buffers = {name: b.clone() for name, b in self.module.named_buffers()}
             with torch.no_grad():
                 outputs = self._run(inputs, loss)
-            self.saved[micro_batch] = Rerun(inputs, loss, buffers, random)
+            self.saved[micro_batch] = _Rerun(inputs, loss, buffers, random)
         return tuple(out.detach() for out in outputs)
 
     def backward(self, micro_batch: int, gradients: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
@@ -153,10 +153,10 @@ class Stage:
         outputs = self.module(*inputs) if buffers is None else functional_call(self.module, buffers, inputs)
         return outputs if loss is None else (loss(*outputs),)
 
-    def _take(self, micro_batch: int) -> Saved:
+    def _take(self, micro_batch: int) -> _Saved:
         """Return the Saved of a micro-batch, whose forward is done again if only its inputs were kept."""
         saved = self.saved.pop(micro_batch)
-        if isinstance(saved, Saved):
+        if isinstance(saved, _Saved):
             return saved
         devices = [x.device for x in saved.inputs if x.is_cuda][:1]
         with torch.random.fork_rng(devices=devices), torch.enable_grad():
@@ -164,16 +164,16 @@ class Stage:
             for device, state in zip(devices, saved.random[1:], strict=False):
                 torch.cuda.set_rng_state(state, device)
             outputs = self._run(saved.inputs, saved.loss, saved.buffers)
-        return saved_of(saved.inputs, outputs, saved.loss)
+        return _saved_of(saved.inputs, outputs, saved.loss)
 
 
-def saved_of(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], loss: Loss | None) -> Saved:
+def _saved_of(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], loss: Loss | None) -> _Saved:
     """Return the Saved of a micro-batch: the start of backward, without the outputs, which are sent away."""
     needed = [out for out in outputs if out.requires_grad]
     if loss is not None and not needed and any(x.requires_grad for x in inputs):
         raise ValueError("the loss has no gradient: it was detached, or computed without one, from the model's output")
     ones = tuple(torch.ones_like(out) for out in needed) if loss is not None else ()
-    return Saved(inputs, tuple(map(get_gradient_edge, needed)), ones)
+    return _Saved(inputs, tuple(map(get_gradient_edge, needed)), ones)
 
 
 OUTPUT = "output"  # stands for whoever uses the outputs of the stage
@@ -197,8 +197,8 @@ class DeferredWeights:
 
     def __init__(self, roots: tuple[GradientEdge, ...], params: Sequence[nn.Parameter]) -> None:
         self.roots = roots
-        require_halves(roots)
-        self.groups, self.at_once = grouped(roots, params)
+        _require_halves(roots)
+        self.groups, self.at_once = _grouped(roots, params)
         self.gradients: deque[Tensor | None] = deque()  # of the edges of every group, between the halves
 
     def input_gradients(self, inputs: list[Tensor], gradients: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -233,49 +233,49 @@ class DeferredWeights:
         self.groups = []
 
 
-def require_halves(roots: tuple[GradientEdge, ...]) -> None:
+def _require_halves(roots: tuple[GradientEdge, ...]) -> None:
     """Raise ValueError if a layer's own backward can only be done as a whole."""
-    if any(node.name() == "CheckpointFunctionBackward" for node in users_below(roots)):
+    if any(node.name() == "CheckpointFunctionBackward" for node in _users_below(roots)):
         raise ValueError(
             "a layer uses torch.utils.checkpoint(use_reentrant=True), whose backward cannot be done in two halves, as "
             "this schedule does it: say use_reentrant=False there, or take a schedule of whole backwards, such as 1f1b"
         )
 
 
-def grouped(roots: tuple[GradientEdge, ...], params: Sequence[nn.Parameter]) -> tuple[list[Group], list[nn.Parameter]]:
+def _grouped(roots: tuple[GradientEdge, ...], params: Sequence[nn.Parameter]) -> tuple[list[Group], list[nn.Parameter]]:
     """Return ([Group], parameters that cannot wait) of the graph below `roots`.
 
     From a parameter the walk goes up through operations that do nothing but change it, such as the transpose in a
     linear, to the operation that combines it with something else. All of its gradient comes through there.
     """
-    users = users_below(roots)
+    users = _users_below(roots)
     groups: dict[Node, Group] = {}
     at_once = []
     for param in params:
         leaf = top = get_gradient_edge(param).node
         if leaf not in users:
             continue  # the outputs do not depend on it
-        while (user := only(users[top])) is not None and not isinstance(user, str) and takes_one(user):
+        while (user := _only(users[top])) is not None and not isinstance(user, str) and _takes_one(user):
             top = user
         node = top if isinstance(user, str) else user
         if node is None or node is leaf:
             at_once.append(param)  # used more than once, or itself an output
         else:
-            groups.setdefault(node, Group(edges_of(node, users, roots), [])).params.append(param)
+            groups.setdefault(node, Group(_edges_of(node, users, roots), [])).params.append(param)
     return list(groups.values()), at_once
 
 
-def only(users: set[Node | str]) -> Node | str | None:
+def _only(users: set[Node | str]) -> Node | str | None:
     """Return the one element of a set; None if it has more."""
     return next(iter(users)) if len(users) == 1 else None
 
 
-def takes_one(node: Node) -> bool:
+def _takes_one(node: Node) -> bool:
     """Return True if the operation behind `node` takes only one tensor whose gradient is asked for."""
     return sum(child is not None for child, _ in node.next_functions) == 1
 
 
-def edges_of(node: Node, users: Used, roots: tuple[GradientEdge, ...]) -> tuple[GradientEdge, ...]:
+def _edges_of(node: Node, users: Used, roots: tuple[GradientEdge, ...]) -> tuple[GradientEdge, ...]:
     """Return the GradientEdges of the outputs of the operation behind `node` that are used."""
     using = [user for user in users[node] if not isinstance(user, str)]
     numbers = {n for user in using for child, n in user.next_functions if child is node}
@@ -283,7 +283,7 @@ def edges_of(node: Node, users: Used, roots: tuple[GradientEdge, ...]) -> tuple[
     return tuple(GradientEdge(node, n) for n in sorted(numbers))
 
 
-def users_below(roots: tuple[GradientEdge, ...]) -> Used:
+def _users_below(roots: tuple[GradientEdge, ...]) -> Used:
     """Return {node: the nodes that use its output, and OUTPUT if it is one of the roots} of all below the roots."""
     users: Used = {root.node: {OUTPUT} for root in roots}
     left = list(users)

@@ -48,7 +48,7 @@ def account(events: Iterable[Event]) -> Account | None:
     ranks: dict[int, list[Event]] = {}
     for event in events:
         ranks.setdefault(event.rank, []).append(event)
-    times = [rank_times(mine) for _, mine in sorted(ranks.items())]  # (steps, 4) per rank
+    times = [_rank_times(mine) for _, mine in sorted(ranks.items())]  # (steps, 4) per rank
     steps = min((len(rows) for rows in times), default=0)
     if not steps:
         return None
@@ -56,18 +56,18 @@ def account(events: Iterable[Event]) -> Account | None:
     return Account(
         steps,
         float(total.mean()) / steps / 1e9,
-        share(exposed.sum(), total.sum()),
-        share(communication.sum() - exposed.sum(), communication.sum()),
+        _share(exposed.sum(), total.sum()),
+        _share(communication.sum() - exposed.sum(), communication.sum()),
         float(compute.max() / compute.mean()) if compute.mean() else 1.0,
     )
 
 
-def share(part: float, whole: float) -> float:
+def _share(part: float, whole: float) -> float:
     """Return part / whole, 0 if there is none."""
     return float(part / whole) if whole else 0.0
 
 
-def rank_times(events: Sequence[Event]) -> np.ndarray:
+def _rank_times(events: Sequence[Event]) -> np.ndarray:
     """Return (steps, 4) ns of one rank: whole steps, communication, exposed communication, computing."""
     talk = [e for e in events if e.op not in OWN_WORK]
     exposed = union((e.t0_ns, e.t1_ns) for e in talk if not e.lane)

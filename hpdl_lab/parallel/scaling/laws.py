@@ -50,8 +50,8 @@ class Fit(NamedTuple):
         """The result in words, or how many points are missing."""
         if self.serial is None or self.residual is None:
             return f"{self.source}: {counted(self.points, 'point')}, a fit needs {LEAST_POINTS}"
-        verdict = ": not this law" if self.residual > NO_LAW else ""
-        return f"{self.source}: s = {self.serial:.2%}, residual {self.residual:.1%}{verdict}"
+        suffix = ": not this law" if self.residual > NO_LAW else ""
+        return f"{self.source}: s = {self.serial:.2%}, residual {self.residual:.1%}{suffix}"
 
     def __str__(self) -> str:
         return f"{self.law} {self.formula}"

@@ -22,7 +22,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from ...predict.graph import Graph, Need
+from ...predict.graph import Need, TaskGraph
 
 TimeOf: TypeAlias = Callable[[int], float]  # f(bytes) -> s of an all-reduce
 SPEEDS = 1 / 16, 4.0  # of computing; above 1 it is noise, which is kept, because the noise below 1 is
@@ -102,31 +102,31 @@ def step_time(profile: StepProfile, time_of: TimeOf) -> StepTime:
     Returns: StepTime.
     Ref: Li et al. 2020 (PyTorch Distributed); Awan et al. 2017 (S-Caffe); Hockney 1994 (alpha, beta).
     """
-    graph, computing, messages = tasks_of(profile, time_of)
+    graph, computing, messages = _tasks_of(profile, time_of)
     compute, rate = profile.interference
     begins, ends = graph.times(speeds={"compute": compute, "messages": rate})
     gaps = (begins[after] - ends[before] for before, after in pairwise(computing))
     return StepTime(ends[computing[-1]], sum(ends[task] - begins[task] for task in messages), sum(gaps))
 
 
-def tasks_of(profile: StepProfile, time_of: TimeOf, waits: bool = True) -> tuple[Graph, list[int], list[int]]:
+def _tasks_of(profile: StepProfile, time_of: TimeOf, waits: bool = True) -> tuple[TaskGraph, list[int], list[int]]:
     """Return (Graph, tasks that compute, messages). waits: whether the rank waits for its messages."""
     computing: list[int] = []
     messages: list[int] = []
-    graph = Graph()
-    behind: list[Need] = []
+    graph = TaskGraph()
+    needs: list[Need] = []
     done = 0.0  # how far the rank has computed, and the message that holds it up
     for message in profile.messages:
-        computing.append(graph.add(max(0.0, message.at - done), behind, row="compute"))
+        computing.append(graph.add(max(0.0, message.at - done), needs, row="compute"))
         messages.append(graph.add(time_of(message.nbytes), [Need(computing[-1])], row="messages"))
-        done, behind = max(done, message.at), [Need(messages[-1])] if waits and not message.background else []
-    computing.append(graph.add(max(0.0, profile.waits - done), behind, row="compute"))
+        done, needs = max(done, message.at), [Need(messages[-1])] if waits and not message.background else []
+    computing.append(graph.add(max(0.0, profile.waits - done), needs, row="compute"))
     last = [Need(task) for task in messages[-1:] if waits]
     computing.append(graph.add(profile.end - max(done, profile.waits), last, row="compute"))
     return graph, computing, messages
 
 
-def between(few: StepProfile, many: StepProfile, samples: int) -> StepProfile:
+def _between(few: StepProfile, many: StepProfile, samples: int) -> StepProfile:
     """Return the StepProfile for `samples`, on the line through two measured ones (beyond them, too; never below 0).
 
     Args:    few, many: StepProfiles of the same strategy and model, with few.samples < many.samples.
@@ -161,7 +161,7 @@ def profile_for(profiles: Sequence[StepProfile], samples: int) -> StepProfile:
     if len(profiles) == 1:
         return profiles[0]._replace(samples=samples)
     many = above[0] if above and above[0] is not profiles[0] else profiles[-1] if not above else profiles[1]
-    return between(profiles[profiles.index(many) - 1], many, samples)
+    return _between(profiles[profiles.index(many) - 1], many, samples)
 
 
 # -- interference ------------------------------------------------------------------------------------------------------
@@ -180,28 +180,28 @@ def interference(profile: StepProfile, time_of: TimeOf, both: Both) -> Interfere
     Args:    profile: StepProfile of computing alone; time_of: time_of(nbytes) -> s of an all-reduce alone.
     Returns: Interference; of no interference if too little goes on at once.
     """
-    alone = together(profile, time_of, Interference())
+    alone = _together(profile, time_of, Interference())
     if profile.messages and min(alone) - profile.messages[0].at < SEEN * profile.end:
         return Interference()
 
     def compute(pace: float) -> float:
-        return halve(lambda speed: together(profile, time_of, Interference(speed, pace)).end > both.end, *SPEEDS)
+        return _halve(lambda speed: _together(profile, time_of, Interference(speed, pace)).end > both.end, *SPEEDS)
 
     def too_late(pace: float) -> bool:
-        return together(profile, time_of, Interference(compute(pace), pace)).settled > both.settled
+        return _together(profile, time_of, Interference(compute(pace), pace)).settled > both.settled
 
-    pace = halve(too_late, *PACES)
+    pace = _halve(too_late, *PACES)
     return Interference(compute(pace), pace)
 
 
-def together(profile: StepProfile, time_of: TimeOf, disturbed: Interference) -> Both:
+def _together(profile: StepProfile, time_of: TimeOf, disturbed: Interference) -> Both:
     """Return Both as it would be with the Interference `disturbed`."""
-    graph, computing, messages = tasks_of(profile, time_of, waits=False)
+    graph, computing, messages = _tasks_of(profile, time_of, waits=False)
     ends = graph.times(speeds={"compute": disturbed.compute, "messages": disturbed.messages})[1]
     return Both(ends[computing[-1]], ends[messages[-1]] if messages else 0.0)
 
 
-def halve(too_slow: Callable[[float], bool], low: float, high: float) -> float:
+def _halve(too_slow: Callable[[float], bool], low: float, high: float) -> float:
     """Return the speed between `low` and `high` from which on too_slow(speed) is false."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2

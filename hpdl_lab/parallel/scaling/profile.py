@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ...comm.base import Comm, Done, Work
-from ...comm.buffers import ArrayT, copy_into, new_like, settle
+from ...comm.buffers import ArrayT, copy_into, new_like, synchronize
 from ...data.dataset import Dataset
-from ...data.loading import shard
+from ...data.loading import shard_indices
 from ...measure import measure
 from ...trace import Event, Trace, now_ns
 from .. import training
@@ -51,7 +51,7 @@ class Timings(NamedTuple):
     why: str = ""
 
 
-class Trainer:
+class _Trainer:
     """A model under training on one rank: each call is a step on this rank's shard of the first n examples."""
 
     def __init__(self, comm: Comm, model: torch.nn.Module, strategy: Strategy, data: Dataset) -> None:
@@ -60,10 +60,10 @@ class Trainer:
         self.optimizer = strategy.optimizer(self.model, lambda params: torch.optim.SGD(params, lr=1e-3))
 
     def __call__(self, n: int) -> None:
-        mine = shard(torch.arange(n) % len(self.data.train_y), self.comm.rank, self.comm.size)
+        mine = shard_indices(torch.arange(n) % len(self.data.train_y), self.comm.rank, self.comm.size)
         x, y = (part[mine].to(self.comm.device) for part in (self.data.train_x, self.data.train_y))
         training.train_step(self.comm, self.model, self.strategy, self.optimizer, x, y, n)
-        settle(next(self.model.parameters()))
+        synchronize(next(self.model.parameters()))
 
 
 class RehearsedStep:
@@ -74,22 +74,22 @@ class RehearsedStep:
 
     def __init__(self, comm: Comm, model: torch.nn.Module, strategy: Strategy, data: Dataset) -> None:
         free_of_charge = rehearsed(strategy)
-        self.aside = Rehearsal(comm, strategy.all_reduce)
-        self.step = Trainer(self.aside, copy.deepcopy(model), free_of_charge, data)
-        self.aside.starting = False
+        self.comm = Rehearsal(comm, strategy.all_reduce)
+        self.step = _Trainer(self.comm, copy.deepcopy(model), free_of_charge, data)
+        self.comm.starting = False
 
     def __call__(self, n: int) -> StepProfile:
-        aside = self.aside
-        samples = len(shard(torch.arange(n), aside.rank, aside.size))
-        aside.called.clear()
-        seen = len(aside.trace.log)
+        comm = self.comm
+        samples = len(shard_indices(torch.arange(n), comm.rank, comm.size))
+        comm.called.clear()
+        seen = len(comm.trace.log)
         begin = now_ns()
         self.step(n)
         end = now_ns()
-        ends = {event.op: event.t1_ns for event in aside.trace.events[seen:]}
+        ends = {event.op: event.t1_ns for event in comm.trace.events[seen:]}
         forward, backward, added = ((ends[op] - begin) / 1e9 for op in ("forward", "backward", "add gradients"))
-        aside.settle()
-        messages = tuple(Message((t - begin) / 1e9, nbytes, background) for t, nbytes, background in aside.called)
+        comm.wait_for_all()
+        messages = tuple(Message((t - begin) / 1e9, nbytes, background) for t, nbytes, background in comm.called)
         return StepProfile(samples, forward, backward, added, (end - begin) / 1e9, messages)
 
 
@@ -105,7 +105,7 @@ def time_steps(
     """
     if hasattr(strategy, "all_reduce"):
         require_sums_of(comm, strategy.all_reduce, [torch.float32])
-    step = Trainer(comm, copy.deepcopy(model), copy.deepcopy(strategy), data)
+    step = _Trainer(comm, copy.deepcopy(model), copy.deepcopy(strategy), data)
     rehearsal: RehearsedStep | None = None
     profile: StepProfile | None = None
     why = ""
@@ -114,31 +114,31 @@ def time_steps(
         profile = rehearsal(n)
     except NotRehearsed as error:
         why = str(error)
-    talk = Talk(comm, strategy.all_reduce, profile.messages) if profile and comm.size > 1 else None
-    overlapped = Overlapped(comm, rehearsal) if rehearsal and talk and talk.background else None
+    talk = _Talk(comm, strategy.all_reduce, profile.messages) if profile and comm.size > 1 else None
+    overlapped = _Overlapped(comm, rehearsal) if rehearsal and talk and talk.background else None
 
     def once() -> Iterator[float]:
         begin = 0
-        yield timed(comm, lambda: step(n))
+        yield _timed(comm, lambda: step(n))
         if profile and rehearsal:
             comm.barrier()
             begin = comm.trace.clock()
-            yield from in_a_row(rehearsal(n))
+            yield from _in_a_row(rehearsal(n))
         if talk:
-            yield from talk.behind(begin)
+            yield from talk.times_since(begin)
         if overlapped:
             overlapped.rehearse(n)
 
-    rows = turns(comm, once, seconds)  # (ranks, turns, columns)
+    rows = _turns(comm, once, seconds)  # (ranks, turns, columns)
     steps, rehearsals, talks = np.split(rows, (1, rows.shape[2] - 3 * bool(talk)), axis=2)
     most = -(-n // comm.size)  # examples of the rank with the longest shard
-    profiles = [as_profile(profile, row, most) for row in slowest(rehearsals)] if profile else []
+    profiles = [_as_profile(profile, row, most) for row in _slowest(rehearsals)] if profile else []
     before, after, tiny = talks.max(axis=0).T if talk else np.zeros((3, 0))
     both = overlapped.slowest(rows.shape[1]) if overlapped else []
     return Timings(steps[..., 0].max(axis=0).tolist(), profiles, (after - before).tolist(), tiny.tolist(), both, why)
 
 
-class Talk:
+class _Talk:
     """The all-reduces of a step in a row, with nothing between them."""
 
     def __init__(self, comm: Comm, all_reduce: AllReduce, messages: Sequence[Message]) -> None:
@@ -149,7 +149,7 @@ class Talk:
         memory = (allocate_in_background if self.background else allocate)(comm, max(sizes), torch.float32)
         self.tensors = [memory[:size] for size in sizes]
 
-    def behind(self, begin: int) -> Iterator[float]:
+    def times_since(self, begin: int) -> Iterator[float]:
         """Yield, of this rank, s from `begin` until it began, s until it ended, s of an all-reduce of TINY bytes."""
         clock = self.comm.trace.clock
         if self.background:
@@ -158,7 +158,7 @@ class Talk:
         yield (clock() - begin) / 1e9
         self.reduce(self.tensors)
         yield (clock() - begin) / 1e9
-        yield timed(self.comm, lambda: self.reduce([self.tensors[0][: TINY // 4]]))
+        yield _timed(self.comm, lambda: self.reduce([self.tensors[0][: TINY // 4]]))
 
     def reduce(self, tensors: Sequence[Tensor]) -> None:
         works = [self.comm.background(self.all_reduce, x) for x in tensors if self.background]
@@ -168,7 +168,7 @@ class Talk:
             self.all_reduce(self.comm, x)
 
 
-class Overlapped:
+class _Overlapped:
     """Rehearsals that send their all-reduces. taken: [(s of one, ns when it began, ns when all had ended)]."""
 
     def __init__(self, comm: Comm, rehearsal: RehearsedStep) -> None:
@@ -178,20 +178,20 @@ class Overlapped:
     def rehearse(self, n: int) -> None:
         """Take one, on a global batch of n."""
         self.comm.barrier()
-        self.rehearsal.aside.sends = True
+        self.rehearsal.comm.sends = True
         begin = now_ns()
         profile = self.rehearsal(n)
         self.taken.append((profile.end, begin, now_ns()))
-        self.rehearsal.aside.sends = False
+        self.rehearsal.comm.sends = False
 
     def slowest(self, turns: int) -> list[Both]:
-        """Return [Both] of the rank that took longest, of the last `turns`, the same on every rank. Collective."""
+        """Return [Both] of the rank that took longest, of the last `_turns`, the same on every rank. Collective."""
         events = [event for event in self.comm.trace.events if event.lane]
-        mine = [(end, self.settled(begin, last, events)) for end, begin, last in self.taken[-turns:]]
+        mine = [(end, self.seconds_until_sent(begin, last, events)) for end, begin, last in self.taken[-turns:]]
         rows = np.asarray(self.comm.all_gather(np.array(mine)))  # (ranks, turns, 2)
         return [Both(*row) for row in rows.max(axis=0).tolist()]
 
-    def settled(self, begin: int, last: int, events: Sequence[Event]) -> float:
+    def seconds_until_sent(self, begin: int, last: int, events: Sequence[Event]) -> float:
         """Return s from `begin` until the last message ended, for which nobody waited before `last`."""
         ends = [event.t1_ns for event in events if begin < event.t1_ns <= last]
         return (max(ends, default=last) - begin) / 1e9
@@ -217,15 +217,15 @@ def rehearse(
 
         def once(n: int = samples * comm.size) -> list[float]:
             comm.barrier()
-            return in_a_row(rehearsal(n))
+            return _in_a_row(rehearsal(n))
 
         profile = rehearsal(samples * comm.size)
-        rows = slowest(turns(comm, once, seconds / len(batches)))
-        profiles.append(as_profile(profile, np.median(rows, axis=0), samples))
+        rows = _slowest(_turns(comm, once, seconds / len(batches)))
+        profiles.append(_as_profile(profile, np.median(rows, axis=0), samples))
     return profiles
 
 
-def turns(comm: Comm, once: Callable[[], Iterable[float]], seconds: float) -> np.ndarray:
+def _turns(comm: Comm, once: Callable[[], Iterable[float]], seconds: float) -> np.ndarray:
     """Return (ranks, samples, columns) of `once()`, as often as fits into `seconds`; untraced turns come first."""
     last = 0
     recording, comm.trace.enabled = comm.trace.enabled, False
@@ -241,24 +241,24 @@ def turns(comm: Comm, once: Callable[[], Iterable[float]], seconds: float) -> np
     return np.asarray(comm.all_gather(np.array([list(once()) for _ in range(samples)])))
 
 
-def timed(comm: Comm, call: Callable[[], object]) -> float:
+def _timed(comm: Comm, call: Callable[[], object]) -> float:
     """Return seconds of `call()` on this rank's clock; all ranks begin together."""
     return measure(call, warmup=0, repeats=1, barrier=comm.barrier, clock=comm.trace.clock).median
 
 
-def in_a_row(profile: StepProfile) -> list[float]:
+def _in_a_row(profile: StepProfile) -> list[float]:
     """Return the times of a StepProfile as numbers, its end first."""
     times = (profile.end, profile.forward, profile.backward, profile.added)
     return [*times, *(message.at for message in profile.messages)]
 
 
-def slowest(rows: np.ndarray) -> np.ndarray:
-    """Return (turns, columns) of the slowest rank in each turn. rows: (ranks, turns, columns) of `in_a_row`."""
+def _slowest(rows: np.ndarray) -> np.ndarray:
+    """Return (turns, columns) of the slowest rank in each turn. rows: (ranks, turns, columns) of `_in_a_row`."""
     return rows[rows[..., 0].argmax(axis=0), np.arange(rows.shape[1])]
 
 
-def as_profile(like: StepProfile, row: np.ndarray, samples: int) -> StepProfile:
-    """Return the StepProfile with the messages of `like` and the times of `row`, which `in_a_row` made."""
+def _as_profile(like: StepProfile, row: np.ndarray, samples: int) -> StepProfile:
+    """Return the StepProfile with the messages of `like` and the times of `row`, which `_in_a_row` made."""
     end, forward, backward, added, *calls = row.tolist()
     messages = tuple(m._replace(at=at) for m, at in zip(like.messages, calls, strict=True))
     return StepProfile(samples, forward, backward, added, end, messages)
@@ -305,7 +305,7 @@ class Rehearsal(Comm):
         """Start, if this `sends`, an all-reduce of the first argument in the background; wait for nothing."""
         if self.starting:  # the memory that buckets are sent from
             return self.comm.background(fn, *args, after=after)
-        if fn is not free:
+        if fn is not _free:
             raise NotRehearsed("a strategy that does more than all-reduces in the background cannot be rehearsed")
         self.called.append((now_ns(), args[0].nbytes, self.has_background))
         if self.has_background and self.sends and self.own_all_reduce is not None:
@@ -338,7 +338,7 @@ class Rehearsal(Comm):
     def irecv(self, x: Array, src: int) -> NoReturn:
         self.isend(x, src)
 
-    def settle(self) -> None:
+    def wait_for_all(self) -> None:
         """Wait for what is under way: the next rehearsal begins with nothing."""
         while self.under_way:
             self.under_way.pop(0).wait()
@@ -352,7 +352,7 @@ class NotRehearsed(TypeError):
     """A strategy whose steps cannot be divided into computing and all-reduces."""
 
 
-def free(comm: Comm, x: Tensor) -> Tensor:
+def _free(comm: Comm, x: Tensor) -> Tensor:
     """Reduce as a rehearsal does."""
     return comm.all_reduce(x)
 
@@ -362,5 +362,5 @@ def rehearsed(strategy: Strategy) -> Strategy:
     if not hasattr(strategy, "all_reduce"):
         raise NotRehearsed(f"{type(strategy).__name__} has no all_reduce that could be left out")
     strategy = copy.deepcopy(strategy)
-    strategy.all_reduce = free
+    strategy.all_reduce = _free
     return strategy

@@ -40,25 +40,25 @@ def shard_decoder(comm: Comm, whole: Decoder, whole_logits: bool) -> Decoder:
     tied = whole.head.weight is whole.tokens.weight
     for block in cast("Iterable[PreNorm]", whole.blocks):
         if isinstance(block.attention, Attention):
-            shard_grouped(comm, block.attention)
+            _shard_grouped(comm, block.attention)
         else:
-            shard_latent(comm, cast(LatentAttention, block.attention))
+            _shard_latent(comm, cast(LatentAttention, block.attention))
         if not isinstance(block.mlp, MixtureOfExperts):
-            block.mlp = TensorSwiGLU(comm, cast(SwiGLU, block.mlp))
+            block.mlp = _TensorSwiGLU(comm, cast(SwiGLU, block.mlp))
         elif block.mlp.shared:
-            block.mlp.add_module("shared", TensorSwiGLU(comm, block.mlp.shared))
+            block.mlp.add_module("shared", _TensorSwiGLU(comm, block.mlp.shared))
     whole.add_module("tokens", VocabularyEmbedding(comm, whole.tokens))
-    whole.add_module("head", VocabularyHead(comm, whole.head, whole_logits))
+    whole.add_module("head", _VocabularyHead(comm, whole.head, whole_logits))
     if tied:
         whole.head.weight = whole.tokens.weight
     return whole
 
 
-def shard_grouped(comm: Comm, attention: Attention) -> None:
+def _shard_grouped(comm: Comm, attention: Attention) -> None:
     """Leave to `attention` this rank's query heads and the key heads that serve them."""
-    require_key_heads(comm, attention.kv_heads)
+    _require_key_heads(comm, attention.kv_heads)
     rows = torch.arange(attention.qkv.out_features)
-    heads, keys = attention.heads * attention.head, attention.kv_heads * attention.head
+    heads, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     parts = [part.view(comm.size, -1) for part in rows.split([heads, keys, keys])]
     attention.heads, attention.kv_heads = attention.heads // comm.size, attention.kv_heads // comm.size
     cut = Cut(comm.rank, 0, len(rows), torch.cat(parts, 1))
@@ -66,7 +66,7 @@ def shard_grouped(comm: Comm, attention: Attention) -> None:
     attention.add_module("out", RowLinear(comm, attention.out))
 
 
-def shard_latent(comm: Comm, attention: LatentAttention) -> None:
+def _shard_latent(comm: Comm, attention: LatentAttention) -> None:
     """Leave to `attention` this rank's heads; what makes the latents stays whole, its gradient is added over ranks."""
     if attention.heads % comm.size:
         raise ValueError(f"{attention.heads} heads cannot be shared equally by {comm.size} ranks")
@@ -77,16 +77,16 @@ def shard_latent(comm: Comm, attention: LatentAttention) -> None:
         layer = getattr(attention, name)
         cut = cuts[f"{name}.weight"] = equal_shares(comm, layer.out_features, 0, name)
         layer.weight, layer.out_features = cut.parameter_of(layer.weight), layer.out_features // comm.size
-    attention.to_heads = partial(copies_to, comm)
+    attention.to_heads = partial(_copies_to, comm)
     attention.add_module("out", RowLinear(comm, attention.out))
 
 
-def copies_to(comm: Comm, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _copies_to(comm: Comm, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Do what copy_to does for several tensors (..., n), whose gradients are added over ranks in one message."""
     return copy_to(comm, torch.cat([*tensors], -1)).split([x.shape[-1] for x in tensors], -1)
 
 
-def require_key_heads(comm: Comm, kv_heads: int) -> None:
+def _require_key_heads(comm: Comm, kv_heads: int) -> None:
     """Raise ValueError unless the ranks share the key heads equally."""
     if kv_heads % comm.size:
         raise ValueError(
@@ -94,7 +94,7 @@ def require_key_heads(comm: Comm, kv_heads: int) -> None:
         )
 
 
-class TensorSwiGLU(nn.Module):
+class _TensorSwiGLU(nn.Module):
     """This rank's hidden units of a SwiGLU: (..., d) -> (..., d), the same on every rank."""
 
     def __init__(self, comm: Comm, whole: SwiGLU) -> None:
@@ -108,7 +108,7 @@ class TensorSwiGLU(nn.Module):
         return self.down(silu(self.gate.part(x)) * self.up.part(x))  # (..., d) -> (..., hidden/p) -> (..., d)
 
 
-class VocabularyHead(nn.Module):
+class _VocabularyHead(nn.Module):
     """This rank's rows of the last layer, an nn.Linear without bias: x (b, s, d) -> logits, see VocabularyLinear."""
 
     def __init__(self, comm: Comm, whole: nn.Linear, whole_logits: bool) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
     class ConjugateContext(FunctionCtx):
-        """The state that forward of `Conjugate` leaves to its backward."""
+        """The state that forward of `_Conjugate` leaves to its backward."""
 
         back: Map
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Map: TypeAlias = Callable[[Tensor], Tensor]
 
 
-class Conjugate(torch.autograd.Function):
+class _Conjugate(torch.autograd.Function):
     """Two functions of plain tensors as one that autograd can go back through."""
 
     @staticmethod
@@ -68,7 +68,7 @@ def conjugate(x: Tensor, forward: Map, backward: Map) -> Tensor:
 
     Args:    x: tensor; forward, backward: functions of one plain tensor, which they leave as it is.
     """
-    return Conjugate.apply(x, forward, backward)
+    return _Conjugate.apply(x, forward, backward)
 
 
 def copy_to(comm: Comm, x: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def copy_to(comm: Comm, x: Tensor) -> Tensor:
 
     Copy in forward, all-reduce in backward.   Steps: 0 forward, one all_reduce of N elements backward.
     """
-    return conjugate(x, same, lambda grad: summed(comm, grad))
+    return conjugate(x, _same, lambda grad: summed(comm, grad))
 
 
 def reduce_from(comm: Comm, x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def reduce_from(comm: Comm, x: Tensor) -> Tensor:
 
     All-reduce in forward, copy in backward.   Steps: one all_reduce of N elements forward, 0 backward.
     """
-    return conjugate(x, lambda x: summed(comm, x), same)
+    return conjugate(x, lambda x: summed(comm, x), _same)
 
 
 def split_to(comm: Comm, x: Tensor, dim: int = -1) -> Tensor:
@@ -94,7 +94,7 @@ def split_to(comm: Comm, x: Tensor, dim: int = -1) -> Tensor:
     Raises:  ValueError if the ranks do not divide n.
     """
     require_divisible(comm, x.shape[dim], f"dimension {dim} of a tensor of shape {tuple(x.shape)}")
-    return conjugate(x, lambda x: part(comm, x, dim), lambda grad: gathered(comm, grad, dim))
+    return conjugate(x, lambda x: part(comm, x, dim), lambda grad: _gathered(comm, grad, dim))
 
 
 def gather_from(comm: Comm, x: Tensor, dim: int = -1) -> Tensor:
@@ -102,13 +102,13 @@ def gather_from(comm: Comm, x: Tensor, dim: int = -1) -> Tensor:
 
     All-gather in forward, cut in backward.   Bytes per rank: of all_gather for the N/p elements of x forward.
     """
-    return conjugate(x, lambda x: gathered(comm, x, dim), lambda grad: part(comm, grad, dim))
+    return conjugate(x, lambda x: _gathered(comm, x, dim), lambda grad: part(comm, grad, dim))
 
 
 # -- the same for plain tensors ----------------------------------------------------------------------------------------
 
 
-def same(x: Tensor) -> Tensor:
+def _same(x: Tensor) -> Tensor:
     return x
 
 
@@ -118,7 +118,7 @@ def summed(comm: Comm, x: Tensor) -> Tensor:
     return total if comm.size == 1 else comm.all_reduce(total)
 
 
-def gathered(comm: Comm, x: Tensor, dim: int) -> Tensor:
+def _gathered(comm: Comm, x: Tensor, dim: int) -> Tensor:
     """Return a new tensor: the parts of all ranks side by side along `dim`."""
     if comm.size == 1:
         return x.detach().clone()

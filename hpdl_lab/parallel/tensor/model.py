@@ -78,7 +78,7 @@ def shard(comm: Comm, whole: nn.Module, sequence: bool = False, whole_logits: bo
         return kind.cut(comm, whole, **{option: options[option] for option in kind.options})
 
 
-def shard_mlp(comm: Comm, layers: nn.Sequential) -> nn.Sequential:
+def _shard_mlp(comm: Comm, layers: nn.Sequential) -> nn.Sequential:
     """Cut linear layers in pairs, columns then rows; the last of an odd number stays whole."""
     for name, layer in layers.named_children():
         if not isinstance(layer, (nn.Linear, *NUMBER_BY_NUMBER)):
@@ -90,7 +90,7 @@ def shard_mlp(comm: Comm, layers: nn.Sequential) -> nn.Sequential:
     return layers
 
 
-def shard_vit(comm: Comm, vit: ViT, sequence: bool) -> ViT:
+def _shard_vit(comm: Comm, vit: ViT, sequence: bool) -> ViT:
     """Cut the blocks; with `sequence` the first one takes this rank's positions, and the last norm gathers all."""
     if sequence:
         require_positions(comm, vit.positions.shape[1])
@@ -102,14 +102,14 @@ def shard_vit(comm: Comm, vit: ViT, sequence: bool) -> ViT:
     return vit
 
 
-def shard_cnn(comm: Comm, whole: CNN) -> CNN:
+def _shard_cnn(comm: Comm, whole: CNN) -> CNN:
     """Cut the channels between the two convolutions of each block."""
     for block in cast("Iterable[cnn.Block]", whole.blocks):
         shard_convolutions(comm, block)
     return whole
 
 
-class Kind(NamedTuple):
+class _Kind(NamedTuple):
     """A way to cut a model. cut: f(comm, whole, **options) -> this rank's shard; options: some of tensor_parallel's."""
 
     name: str
@@ -118,11 +118,11 @@ class Kind(NamedTuple):
 
 
 DEFAULTS = {"sequence": False, "whole_logits": True}
-KINDS: dict[type[nn.Module], Kind] = {
-    nn.Sequential: Kind("mlp", shard_mlp),
-    CNN: Kind("cnn", shard_cnn),
-    GPT: Kind("gpt", TensorGPT, ("sequence", "whole_logits")),
-    Llama: Kind("llama", shard_decoder, ("whole_logits",)),
-    DeepSeek: Kind("deepseek", shard_decoder, ("whole_logits",)),
-    ViT: Kind("vit", shard_vit, ("sequence",)),
+KINDS: dict[type[nn.Module], _Kind] = {
+    nn.Sequential: _Kind("mlp", _shard_mlp),
+    CNN: _Kind("cnn", _shard_cnn),
+    GPT: _Kind("gpt", TensorGPT, ("sequence", "whole_logits")),
+    Llama: _Kind("llama", shard_decoder, ("whole_logits",)),
+    DeepSeek: _Kind("deepseek", shard_decoder, ("whole_logits",)),
+    ViT: _Kind("vit", _shard_vit, ("sequence",)),
 }

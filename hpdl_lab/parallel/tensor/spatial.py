@@ -101,16 +101,16 @@ def shard_convolutions(comm: Comm, block: Block) -> Block:
 
     Raises:  ValueError if the ranks do not divide the channels, or the groups of its group norm.
     """
-    block.conv1, block.conv2 = ColumnConvolution(comm, block.conv1), RowConvolution(comm, block.conv2)
+    block.conv1, block.conv2 = _ColumnConvolution(comm, block.conv1), _RowConvolution(comm, block.conv2)
     block.norm1 = (
-        CutBatchNorm(comm, block.norm1)
+        _CutBatchNorm(comm, block.norm1)
         if isinstance(block.norm1, BatchNorm)
-        else CutGroupNorm(comm, cast(nn.GroupNorm, block.norm1))
+        else _CutGroupNorm(comm, cast(nn.GroupNorm, block.norm1))
     )
     return block
 
 
-class CutConvolution(nn.Conv2d):
+class _CutConvolution(nn.Conv2d):
     """This rank's part of the kernel of a convolution without bias, cut along `dim`: 0 its outputs, 1 its inputs."""
 
     dim: int
@@ -126,7 +126,7 @@ class CutConvolution(nn.Conv2d):
         self.weight = cut.parameter_of(whole.weight)
 
 
-class ColumnConvolution(CutConvolution):
+class _ColumnConvolution(_CutConvolution):
     """This rank's output channels: (b, c, h, w) -> (b, c_out/p, ...)."""
 
     dim = 0
@@ -135,7 +135,7 @@ class ColumnConvolution(CutConvolution):
         return super().forward(copy_to(self.comm, input))
 
 
-class RowConvolution(CutConvolution):
+class _RowConvolution(_CutConvolution):
     """The outputs of this rank's input channels, added over ranks: (b, c/p, h, w) -> (b, c_out, ...)."""
 
     dim = 1
@@ -144,7 +144,7 @@ class RowConvolution(CutConvolution):
         return reduce_from(self.comm, super().forward(input))
 
 
-class CutGroupNorm(nn.GroupNorm):
+class _CutGroupNorm(nn.GroupNorm):
     """A group norm of this rank's channels, which are whole groups."""
 
     def __init__(self, comm: Comm, whole: nn.GroupNorm) -> None:
@@ -155,7 +155,7 @@ class CutGroupNorm(nn.GroupNorm):
         self.weight, self.bias = cut.parameter_of(whole.weight), cut.parameter_of(whole.bias)
 
 
-class CutBatchNorm(BatchNorm):
+class _CutBatchNorm(BatchNorm):
     """A batch norm of this rank's channels."""
 
     def __init__(self, comm: Comm, whole: BatchNorm) -> None:

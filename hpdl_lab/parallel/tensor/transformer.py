@@ -8,7 +8,7 @@ The weight of all heads' questions, keys and values is one packed matrix; a rank
     rank 0                                       q0 q1         k0 k1         v0 v1
     rank 1                                             q2 q3         k2 k3         v2 v3
 
-With `sequence` x is this rank's positions, (b, s/p, d): an all-gather before a layer, a reduce-scatter behind it.
+With `sequence` x is this rank's positions, (b, s/p, d): an all-gather before a layer, a reduce-scatter after it.
 Ref: Shoeybi et al. 2019, arXiv:1909.08053, figures 3b and 4; Korthikanti et al. 2022, arXiv:2205.05198, figure 5.
 """
 
@@ -22,7 +22,7 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from ...comm.base import Comm
 from ...models.attention import AttentionModule
 from ...models.gpt import GPT
-from ...models.transformer import Attention, Block, heard
+from ...models.transformer import Attention, Block, attend_qkv
 from .cuts import PARTIAL, WHOLE, Cut
 from .linear import (
     DIM,
@@ -84,13 +84,13 @@ def attention_heads(
     b, s, _ = x.shape
     qkv = column_linear(comm, x, qkv_weight, qkv_bias)  # (b, s, d) -> (b, s, 3d/p)
     q, k, v = qkv.view(b, s, 3, heads, -1).permute(2, 0, 3, 1, 4)  # each (b, heads, s, n), n numbers per head
-    heard = scaled_dot_product_attention(q, k, v, is_causal=causal)  # (b, heads, s, n)
-    return row_linear(comm, heard.transpose(1, 2).reshape(b, s, -1), out_weight, out_bias)  # (b, s, d/p) -> (b, s, d)
+    mixed = scaled_dot_product_attention(q, k, v, is_causal=causal)  # (b, heads, s, n)
+    return row_linear(comm, mixed.transpose(1, 2).reshape(b, s, -1), out_weight, out_bias)  # (b, s, d/p) -> (b, s, d)
 
     ### END SOLUTION
 
 
-class TensorAttention(AttentionModule):
+class _TensorAttention(AttentionModule):
     """This rank's heads of a models.transformer.Attention; (b, s, d) -> (b, s, d), the same on every rank.
 
     Computes what attention_heads does for causal or full attention, for any `attend`.
@@ -113,11 +113,11 @@ class TensorAttention(AttentionModule):
     def forward(self, x: Tensor) -> Tensor:
         if self.sequence:
             return self.out.plus_bias(sequence_parallel(self.comm, x, self.part))
-        return self.out(heard(self.attend, self.qkv(x), self.heads))
+        return self.out(attend_qkv(self.attend, self.qkv(x), self.heads))
 
     def part(self, x: Tensor) -> Tensor:
         """Return this rank's part of the sum, without communication and bias: (b, s, d) -> (b, s, d)."""
-        return self.out.part(heard(self.attend, self.qkv.part(x), self.heads))
+        return self.out.part(attend_qkv(self.attend, self.qkv.part(x), self.heads))
 
 
 def require_heads(qkv_weight: Tensor, out_weight: Tensor, heads: int) -> None:
@@ -132,17 +132,17 @@ def require_heads(qkv_weight: Tensor, out_weight: Tensor, heads: int) -> None:
 
 def shard_block(comm: Comm, block: Block, sequence: bool = False) -> Block:
     """Replace the layers of a models.transformer.Block by this rank's parts of them, in place; returns it."""
-    block.attention = TensorAttention(comm, cast(Attention, block.attention), sequence)
+    block.attention = _TensorAttention(comm, cast(Attention, block.attention), sequence)
     wide, gelu, narrow = cast("tuple[nn.Linear, nn.Module, nn.Linear]", block.mlp)  # an nn.Sequential
     columns, rows = ColumnLinear(comm, wide), RowLinear(comm, narrow, sequence)
-    block.mlp = SequenceMLP(comm, columns, gelu, rows) if sequence else nn.Sequential(columns, gelu, rows)
+    block.mlp = _SequenceMLP(comm, columns, gelu, rows) if sequence else nn.Sequential(columns, gelu, rows)
     if sequence:
-        block.norm1 = SequenceNorm(cast(nn.LayerNorm, block.norm1))
-        block.norm2 = SequenceNorm(cast(nn.LayerNorm, block.norm2))
+        block.norm1 = _SequenceNorm(cast(nn.LayerNorm, block.norm1))
+        block.norm2 = _SequenceNorm(cast(nn.LayerNorm, block.norm2))
     return block
 
 
-class SequenceMLP(nn.Sequential):
+class _SequenceMLP(nn.Sequential):
     """Column linear, GELU, row linear for x (b, s/p, d), this rank's positions -> (b, s/p, d)."""
 
     def __init__(self, comm: Comm, *layers: nn.Module) -> None:
@@ -155,7 +155,7 @@ class SequenceMLP(nn.Sequential):
         return narrow.plus_bias(y)
 
 
-class SequenceNorm(nn.LayerNorm):
+class _SequenceNorm(nn.LayerNorm):
     """A layer norm that sees this rank's positions only, so that its gradients are parts of a sum over ranks."""
 
     def __init__(self, whole: nn.LayerNorm) -> None:
@@ -164,7 +164,7 @@ class SequenceNorm(nn.LayerNorm):
         self.weight, self.bias = PARTIAL.parameter_of(whole.weight), PARTIAL.parameter_of(whole.bias)
 
 
-class GatheredNorm(SequenceNorm):
+class GatheredNorm(_SequenceNorm):
     """The same, and then all positions on every rank: (b, s/p, d) -> (b, s, d), for a layer that no rank shares."""
 
     def __init__(self, comm: Comm, whole: nn.LayerNorm) -> None:
@@ -200,17 +200,17 @@ class TensorGPT(GPT):
         nn.Module.__init__(self)
         self.block = whole.block
         self.add_module("tokens", VocabularyEmbedding(comm, whole.tokens, sequence, whole.block))
-        self.add_module("positions", Positions(comm, whole.positions, sequence))
+        self.add_module("positions", _Positions(comm, whole.positions, sequence))
         blocks = cast("Iterable[Block]", whole.blocks)
         self.blocks = nn.Sequential(*[shard_block(comm, block, sequence) for block in blocks])
-        self.norm = SequenceNorm(whole.norm) if sequence else whole.norm
+        self.norm = _SequenceNorm(whole.norm) if sequence else whole.norm
         self.head = VocabularyLinear(comm, whole.tokens.num_embeddings, sequence, whole_logits)
 
     def logits(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x), self.tokens.weight)
 
 
-class Positions(nn.Module):
+class _Positions(nn.Module):
     """Rows of the table of positions, whole on every rank; with `sequence` of this rank's share of the places."""
 
     def __init__(self, comm: Comm, whole: nn.Embedding, sequence: bool) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
     class LossContext(FunctionCtx):
-        """The state that forward of `VocabularyLoss` leaves to its backward."""
+        """The state that forward of `_VocabularyLoss` leaves to its backward."""
 
         saved_tensors: tuple[Tensor, ...]
 
@@ -54,10 +54,10 @@ class VocabularyEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         if self.longest is not None and tokens.shape[1] > self.longest:
             raise ValueError(f"this gpt reads {self.longest} tokens at once, got {tokens.shape[1]}")
-        require_tokens(tokens, self.num_embeddings)
+        _require_tokens(tokens, self.num_embeddings)
         if self.sequence:
             require_positions(self.comm, tokens.shape[1])
-        x = found(tokens, self.weight, self.comm.rank)  # (b, s, d), zeros if another rank has the token
+        x = _found(tokens, self.weight, self.comm.rank)  # (b, s, d), zeros if another rank has the token
         return (reduce_scatter_sequence if self.sequence else reduce_from)(self.comm, x)
 
 
@@ -79,7 +79,7 @@ class VocabularyLinear(nn.Module):
         return gather_from(self.comm, logits)[..., : self.vocabulary] if self.whole else logits
 
 
-def found(tokens: Tensor, weight: Tensor, rank: int) -> Tensor:
+def _found(tokens: Tensor, weight: Tensor, rank: int) -> Tensor:
     """Return rows of this rank's part of a table, (n, d), for `tokens`; zeros for tokens that other ranks have."""
     mine = tokens - rank * len(weight)
     other = (mine < 0) | (mine >= len(weight))
@@ -91,7 +91,7 @@ def vocabulary_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, vocabu
 
         per position     max over ranks, then the sums of exp(logit - max) and of the target's logit: 3 numbers, not V
 
-    Args:    logits: (..., ceil(V/p)), this rank's tokens; behind the last of V there may be padding, which is ignored.
+    Args:    logits: (..., ceil(V/p)), this rank's tokens; after the last of V there may be padding, which is ignored.
              targets: (...) int64, the same on every rank; vocabulary: V.
     Returns: scalar, the same on every rank: torch's cross_entropy of all logits. logits.grad needs no message.
     Raises:  ValueError if shapes do not fit or a target is no token, before the first message.
@@ -104,11 +104,11 @@ def vocabulary_cross_entropy(comm: Comm, logits: Tensor, targets: Tensor, vocabu
             f"logits of shape {tuple(logits.shape)} and targets of shape {tuple(targets.shape)} do not fit: for "
             f"{vocabulary} tokens on {comm.size} ranks logits are {(*targets.shape, share)}"
         )
-    require_tokens(targets, vocabulary)
-    return VocabularyLoss.apply(logits.reshape(-1, share), targets.reshape(-1), comm, vocabulary)
+    _require_tokens(targets, vocabulary)
+    return _VocabularyLoss.apply(logits.reshape(-1, share), targets.reshape(-1), comm, vocabulary)
 
 
-class VocabularyLoss(torch.autograd.Function):
+class _VocabularyLoss(torch.autograd.Function):
     """logits (n, V/p), targets (n,) -> their mean cross-entropy."""
 
     @staticmethod
@@ -135,7 +135,7 @@ class VocabularyLoss(torch.autograd.Function):
         return slope * grad, None, None, None
 
 
-def require_tokens(tokens: Tensor, vocabulary: int) -> None:
+def _require_tokens(tokens: Tensor, vocabulary: int) -> None:
     """Raise ValueError unless all `tokens` are numbers of one of `vocabulary` tokens."""
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
         low, high = int(tokens.min()), int(tokens.max())

@@ -55,7 +55,7 @@ class Shape(NamedTuple):
         return 4 * self.batch * self.tokens * self.width
 
 
-def weights_of(shape: Shape) -> list[Tensor]:
+def _weights_of(shape: Shape) -> list[Tensor]:
     """Return (up, up_bias, down, down_bias) of the whole layer, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
     d = shape.width
@@ -63,7 +63,7 @@ def weights_of(shape: Shape) -> list[Tensor]:
     return [torch.randn(size, generator=generator) / d**0.5 for size in sizes]
 
 
-def weights_here(comm: Comm, way: str, weights: list[Tensor]) -> list[Tensor]:
+def _weights_here(comm: Comm, way: str, weights: list[Tensor]) -> list[Tensor]:
     """Return what this rank holds of them: all, its rows of both (by layer), or its rows and then its columns."""
     if way == "whole":
         return weights
@@ -73,7 +73,7 @@ def weights_here(comm: Comm, way: str, weights: list[Tensor]) -> list[Tensor]:
     return [w.contiguous() for w in (up, up_bias, down, down_bias)]
 
 
-def block(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) -> Tensor:
+def _block(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) -> Tensor:
     """Compute x + mlp(norm(x)); x (b, s, d) whole, or with "sequence" (b, s/p, d), this rank's positions."""
     up, up_bias, down, down_bias = weights
     normed = layer_norm(x, x.shape[-1:])
@@ -82,12 +82,12 @@ def block(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) 
     if way == "by layer":
         return x + linear_naive(comm, gelu(linear_naive(comm, normed, up, up_bias)), down, down_bias)
     if way == "pair":
-        hidden = made(parts.column, comm, normed, up, up_bias)
-        return x + made(parts.row, comm, gelu(hidden), down, down_bias)
-    return x + made(parts.sequence, comm, normed, partial(mlp_part, up, up_bias, down)) + down_bias
+        hidden = _made(parts.column, comm, normed, up, up_bias)
+        return x + _made(parts.row, comm, gelu(hidden), down, down_bias)
+    return x + _made(parts.sequence, comm, normed, partial(_mlp_part, up, up_bias, down)) + down_bias
 
 
-def made(fn: Callable[..., object], comm: Comm, *args: object) -> Tensor:
+def _made(fn: Callable[..., object], comm: Comm, *args: object) -> Tensor:
     """Return fn(comm, *args). Raises WrongAnswer if that is no tensor."""
     y = fn(comm, *args)
     if not isinstance(y, torch.Tensor):
@@ -96,7 +96,7 @@ def made(fn: Callable[..., object], comm: Comm, *args: object) -> Tensor:
     return y
 
 
-def mlp_part(up: Tensor, up_bias: Tensor, down: Tensor, x: Tensor) -> Tensor:
+def _mlp_part(up: Tensor, up_bias: Tensor, down: Tensor, x: Tensor) -> Tensor:
     """Return a rank's part of the sum, without communication."""
     return linear(gelu(linear(x, up, up_bias)), down)
 
@@ -127,8 +127,8 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, comm: Comm, shape: Shape) -> Known:
-        x, weights = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(1)), weights_of(shape)
-        counted = count_step(comm, "whole", Parts(), x, weights)
+        x, weights = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(1)), _weights_of(shape)
+        counted = _count_step(comm, "whole", Parts(), x, weights)
         return cls(x, weights, counted.y, cast(Tensor, counted.grad))
 
 
@@ -142,16 +142,16 @@ def try_way(comm: Comm, way: str, parts: Parts, shape: Shape, repeats: int, know
     Raises:  collectives.sweep.WrongAnswer on every rank if the result is not one rank's.
     """
     x, whole, y, grad = known or Known.of(comm, shape)
-    weights = [w.clone().requires_grad_(True) for w in weights_here(comm, way, whole)]
+    weights = [w.clone().requires_grad_(True) for w in _weights_here(comm, way, whole)]
     if way == "sequence":
-        x, y, grad = (positions_here(comm, t) for t in (x, y, grad))
+        x, y, grad = (_positions_here(comm, t) for t in (x, y, grad))
     rings = on_a_ring(comm)
-    counted = count_step(rings, way, parts, x, weights)
+    counted = _count_step(rings, way, parts, x, weights)
     for name, got, right in (("y", counted.y, y), ("x.grad", counted.grad, grad)):
-        require_right(comm, way, name, got, right)
+        _require_right(comm, way, name, got, right)
 
     def step() -> None:
-        block(rings, way, parts, x.clone().requires_grad_(True), weights).sum().backward()
+        _block(rings, way, parts, x.clone().requires_grad_(True), weights).sum().backward()
 
     timed = measure(step, warmup=0, repeats=repeats, barrier=comm.barrier, clock=comm.trace.clock)
     held = {"kept": counted.kept, "weights": sum(w.nbytes for w in weights)}
@@ -159,12 +159,12 @@ def try_way(comm: Comm, way: str, parts: Parts, shape: Shape, repeats: int, know
     return {"way": way, **sent, **held, "seconds": list(timed.times)}
 
 
-def positions_here(comm: Comm, x: Tensor) -> Tensor:
+def _positions_here(comm: Comm, x: Tensor) -> Tensor:
     """Return this rank's positions of x (b, s, d)."""
     return x.tensor_split(comm.size, 1)[comm.rank].contiguous()
 
 
-class StepCounts(NamedTuple):
+class _StepCounts(NamedTuple):
     """The figures of a step: y, the gradient of x, bytes sent forward and backward, bytes kept in between."""
 
     y: Tensor
@@ -174,19 +174,19 @@ class StepCounts(NamedTuple):
     kept: int
 
 
-def count_step(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) -> StepCounts:
+def _count_step(comm: Comm, way: str, parts: Parts, x: Tensor, weights: list[Tensor]) -> _StepCounts:
     """Take one step, and count what it sends and keeps."""
     x, begun = x.clone().requires_grad_(True), len(comm.trace.log)
     with SavedBytes(weights) as saved:
-        y = block(comm, way, parts, x, weights)
+        y = _block(comm, way, parts, x, weights)
     middle = len(comm.trace.log)
     (y * y).sum().backward()
     sent = [e.nbytes if e.op == "send" else 0 for e in comm.trace.events[begun:]]
     forward, backward = sum(sent[: middle - begun]), sum(sent[middle - begun :])
-    return StepCounts(y.detach(), x.grad, forward, backward, saved.most)
+    return _StepCounts(y.detach(), x.grad, forward, backward, saved.most)
 
 
-def require_right(comm: Comm, way: str, name: str, got: Tensor | None, right: Tensor) -> None:
+def _require_right(comm: Comm, way: str, name: str, got: Tensor | None, right: Tensor) -> None:
     """Raise WrongAnswer, on every rank, unless all ranks have what one rank has."""
     off = float("inf")
     if got is not None and got.shape == right.shape:
@@ -254,16 +254,16 @@ class Plugged:
 
 def on_a_ring(comm: Comm) -> Comm:
     """Return `comm` with the collectives of collectives/ring.py, for which invariants of bandwidth are written."""
-    return cast(Comm, Plugged(comm, ring.all_reduce, ring_all_gather, ring_reduce_scatter))
+    return cast(Comm, Plugged(comm, ring.all_reduce, _ring_all_gather, _ring_reduce_scatter))
 
 
-def ring_all_gather(comm: Comm, x: Tensor) -> Tensor:
+def _ring_all_gather(comm: Comm, x: Tensor) -> Tensor:
     """Return the (p, *x.shape) stack of every rank's `x`.   Steps: p - 1.   Bytes per rank: (p - 1) * N * itemsize."""
     out = x.new_empty((comm.size, x.numel()))
     out[comm.rank] = x.reshape(-1)
     return ring.all_gather(comm, out.view(-1)).view(comm.size, *x.shape)
 
 
-def ring_reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
+def _ring_reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
     """Return row r, on rank r, of the sum of `x` (p, ...).  Steps: p - 1.   Bytes: (p - 1)/p * N * itemsize."""
     return ring.reduce_scatter(comm, x.clone().view(-1)).view(x.shape[1:])

@@ -30,21 +30,21 @@ def examples(worker: int, workers: int = WORKERS) -> list[np.ndarray]:
     return [normal(size=(EXAMPLES, width)).astype(np.float32)[worker::workers] for width in (INPUTS, OUTPUTS)]
 
 
-def train(package: str, step: Callable[[], object], loss: Callable[[], float], repeats: int = 1) -> None:
+def train_and_print(package: str, step: Callable[[], object], loss: Callable[[], float], repeats: int = 1) -> None:
     """Train, then print the time and the bytes. `step` makes `repeats` steps, and returns when they are done."""
     for _ in range(0, WARM_UP, repeats):
         step()
-    before, times = link_bytes(), []
+    before, times = _link_bytes(), []
     for _ in range(0, STEPS, repeats):
         start = time.perf_counter()
         step()
         times.append((time.perf_counter() - start) / repeats)
-    links = (link_bytes() - before) / (len(times) * repeats)
+    links = (_link_bytes() - before) / (len(times) * repeats)
     found = {"package": f"{package} {version(package)}", "seconds": median(times), "loss": float(loss())}
     print(json.dumps(found | {"links": links.tolist()}), flush=True)
 
 
-def link_bytes() -> np.ndarray:
+def _link_bytes() -> np.ndarray:
     """Return the counts of the ports of the switch: (host, 2), bytes that the host has sent, and received."""
     time.sleep(0.5)  # the last messages arrive
     with open(f"/proc/{os.environ['SWITCH']}/net/dev") as file:

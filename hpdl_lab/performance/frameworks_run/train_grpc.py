@@ -19,7 +19,7 @@ from . import net
 OPTIONS = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]  # by default 4 MiB at most
 
 
-def serve() -> None:
+def _serve() -> None:
     """Serve one call: it takes the gradients of a worker as bytes, and returns the new weights."""
     weights, gradients = np.concatenate([array.ravel() for array in net.weights()]), []
 
@@ -52,8 +52,8 @@ def work(number: int) -> None:
         answer = call(parameters_to_vector(gradients).numpy().tobytes(), wait_for_ready=True)
         vector_to_parameters(torch.frombuffer(bytearray(answer), dtype=torch.float32), weights)
 
-    net.train("grpcio", step, lambda: two_layers(x, y, *weights).item())
+    net.train_and_print("grpcio", step, lambda: two_layers(x, y, *weights).item())
 
 
 if __name__ == "__main__":
-    serve() if sys.argv[2] == "server" else work(int(sys.argv[3]))
+    _serve() if sys.argv[2] == "server" else work(int(sys.argv[3]))

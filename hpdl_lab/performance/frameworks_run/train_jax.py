@@ -10,32 +10,32 @@ from jax.sharding import NamedSharding, PartitionSpec  # pyrefly: ignore[missing
 from . import net
 
 
-def two_layers(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+def _two_layers(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
     w1, b1, w2, b2 = weights
     return jnp.square(jax.nn.relu(x @ w1 + b1) @ w2 + b2 - y).mean()
 
 
-def main(how: str, role: str, number: str) -> None:
+def _main(how: str, role: str, number: str) -> None:
     replicated, divided = PartitionSpec(), PartitionSpec("workers")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(net.HOSTS[0], net.WORKERS, int(number))
     mesh = jax.make_mesh((net.WORKERS,), ("workers",))  # a device for each worker
-    place = partial(jax.make_array_from_process_local_data, NamedSharding(mesh, divided))
-    x, y = map(place, net.examples(int(number)))
+    to_global = partial(jax.make_array_from_process_local_data, NamedSharding(mesh, divided))
+    x, y = map(to_global, net.examples(int(number)))
     weights = jax.device_put(net.weights(), NamedSharding(mesh, replicated))
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(replicated, divided, divided), out_specs=replicated, check_vma=False)
     def descend(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> list[jax.Array]:
-        gradients = jax.lax.pmean(jax.grad(two_layers)(weights, x, y), "workers")
+        gradients = jax.lax.pmean(jax.grad(_two_layers)(weights, x, y), "workers")
         return jax.tree.map(lambda weight, gradient: weight - net.RATE * gradient, weights, gradients)
 
     def step() -> None:
         nonlocal weights
         weights = jax.block_until_ready(descend(weights, x, y))
 
-    net.train("jax", step, lambda: jax.jit(two_layers)(weights, x, y))
+    net.train_and_print("jax", step, lambda: jax.jit(_two_layers)(weights, x, y))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _main(*sys.argv[1:])

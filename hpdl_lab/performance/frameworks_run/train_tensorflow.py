@@ -14,14 +14,14 @@ SERVED = MIRRORED | {"ps": net.HOSTS[-1:], "chief": [net.HOSTS[-1].replace(":500
 BLOCK = 5  # steps of each worker, in which it waits for no other worker
 
 
-def two_layers(x: tf.Tensor, y: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+def _two_layers(x: tf.Tensor, y: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
     w1, b1, w2, b2 = weights
     return tf.reduce_mean(tf.square(tf.nn.relu(x @ w1 + b1) @ w2 + b2 - y))
 
 
-def descend(weights: list[tf.Variable], x: tf.Tensor, y: tf.Tensor, rate: float) -> None:
+def _descend(weights: list[tf.Variable], x: tf.Tensor, y: tf.Tensor, rate: float) -> None:
     with tf.GradientTape() as tape:
-        loss = two_layers(x, y, weights)
+        loss = _two_layers(x, y, weights)
     for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
         weight.assign_sub(rate * gradient)
 
@@ -32,8 +32,8 @@ def mirrored(number: int) -> None:
     with strategy.scope():
         weights = [tf.Variable(array, aggregation=tf.VariableAggregation.MEAN) for array in net.weights()]
     x, y = map(tf.constant, net.examples(number))
-    step = tf.function(lambda: strategy.run(descend, (weights, x, y, net.RATE)))
-    net.train("tensorflow-cpu", step, lambda: two_layers(x, y, weights))
+    step = tf.function(lambda: strategy.run(_descend, (weights, x, y, net.RATE)))
+    net.train_and_print("tensorflow-cpu", step, lambda: _two_layers(x, y, weights))
 
 
 def chief() -> None:
@@ -43,17 +43,19 @@ def chief() -> None:
     with strategy.scope():
         weights = [tf.Variable(array) for array in net.weights()]
     shares = [tuple(map(tf.constant, net.examples(number))) for number in range(net.WORKERS)]
-    parts = [tf.function(partial(descend, weights, x, y, net.RATE / net.WORKERS)) for x, y in shares]
+    parts = [tf.function(partial(_descend, weights, x, y, net.RATE / net.WORKERS)) for x, y in shares]
 
     def block() -> None:
         for part in parts * BLOCK:
             coordinator.schedule(part)
         coordinator.join()
 
-    net.train("tensorflow-cpu", block, lambda: sum(two_layers(x, y, weights) for x, y in shares) / net.WORKERS, BLOCK)
+    net.train_and_print(
+        "tensorflow-cpu", block, lambda: sum(_two_layers(x, y, weights) for x, y in shares) / net.WORKERS, BLOCK
+    )
 
 
-def main(how: str, role: str, number: str) -> None:
+def _main(how: str, role: str, number: str) -> None:
     cluster, index = MIRRORED if how == "mirrored" else SERVED, int(number)
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
     if role == "chief":
@@ -65,4 +67,4 @@ def main(how: str, role: str, number: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _main(*sys.argv[1:])

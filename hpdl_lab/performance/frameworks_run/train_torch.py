@@ -13,7 +13,7 @@ from ..frameworks import two_layers
 from . import net
 
 
-class Net(torch.nn.Module):
+class _Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weights = torch.nn.ParameterList(map(torch.from_numpy, net.weights()))
@@ -22,9 +22,9 @@ class Net(torch.nn.Module):
         return two_layers(x, y, *self.weights)
 
 
-def main(how: str, role: str, number: str) -> None:
+def _main(how: str, role: str, number: str) -> None:
     x, y = map(torch.from_numpy, net.examples(int(number), 1 if how == "alone" else net.WORKERS))
-    weights, comm = Net(), None if how == "alone" else world(deadline=60)
+    weights, comm = _Net(), None if how == "alone" else world(deadline=60)
     model: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = weights
     if how in ("ddp", "compiled"):
         model = DistributedDataParallel(weights)
@@ -40,8 +40,8 @@ def main(how: str, role: str, number: str) -> None:
             vector_to_parameters(ring.all_reduce(comm, parameters_to_vector(gradients)) / comm.size, gradients)
         descent.step()
 
-    net.train("hpdl_lab" if how == "ring" else "torch", step, lambda: model(x, y).item())
+    net.train_and_print("hpdl_lab" if how == "ring" else "torch", step, lambda: model(x, y).item())
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _main(*sys.argv[1:])

@@ -7,7 +7,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def next_sitecustomize() -> None:
+def _next_sitecustomize() -> None:
     """Run the sitecustomize that this one hides, if there is one."""
     for folder in sys.path:
         path = os.path.join(folder, "sitecustomize.py")
@@ -18,7 +18,7 @@ def next_sitecustomize() -> None:
             return
 
 
-next_sitecustomize()
+_next_sitecustomize()
 if "HPDL_WATCH" in os.environ and importlib.util.find_spec("hpdl_lab"):
     from hpdl_lab.watch.arrival import expect
 

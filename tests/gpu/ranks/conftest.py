@@ -11,7 +11,7 @@ from hpdl_lab.features import Missing, gpu
 def ranks():
     """The MpiGroups of this process."""
     try:
-        gpu.require()
+        gpu.require_gpu_transfer()
     except Missing as error:
         pytest.skip(str(error))
     return mpi_groups()

@@ -1,4 +1,4 @@
-"""A rank's place in a process group of torch.distributed, as Session of comm/mpi is its place in an MPI job."""
+"""A rank's session in a process group of torch.distributed, as Session of comm/mpi is its session in an MPI job."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .messages import ConsensusByMessages, Messages
 if TYPE_CHECKING:
     from ..transport import Pending
 
-BIRTH = 0  # the number of the messages by which places are made: all ranks make theirs in the same order
-RUN = 1  # a place serves one communicator and what is made from it
+BIRTH = 0  # the number of the messages by which sessions are made: all ranks make theirs in the same order
+RUN = 1  # a session serves one communicator and what is made from it
 CUT = 0.5  # s: for the threads of messages to end
 
 
-class TorchPlace:
-    """The place of a rank in `group`, from which a communicator is made. Collective over its ranks.
+class TorchSession:
+    """The session of a rank in `group`, from which a communicator is made. Collective over its ranks.
 
-    owned: a process group that ends with the place, or None.
+    owned: a process group that ends with the session, or None.
     """
 
     def __init__(self, group: dist.ProcessGroup, owned: dist.ProcessGroup | None = None) -> None:
@@ -46,7 +46,7 @@ class TorchPlace:
         self.oversubscribed = oversubscribed(self.hosts, self._tell(core_mask()), self.rank)
         self.status = open_together(self.rank, self.hosts, self._tell, StatusTable)
         self.status.publish(self.rank, "running", RUN)
-        atexit.register(close_at_exit, weakref.ref(self))
+        atexit.register(_close_at_exit, weakref.ref(self))
 
     def waiting(self, deadline: float) -> Waiting:
         """Return the waits of this rank; deadline in s."""
@@ -92,11 +92,11 @@ def group_of(group: dist.ProcessGroup | int | None = None) -> dist.ProcessGroup:
 
 def gloo_in(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
     """Return the part of `group` that moves CPU tensors, or None."""
-    gloo = group if isinstance(group, dist.ProcessGroupGloo) else backend_for("cpu", group)
+    gloo = group if isinstance(group, dist.ProcessGroupGloo) else _backend_for("cpu", group)
     return cast("dist.ProcessGroup", gloo) if isinstance(gloo, dist.ProcessGroupGloo) else None
 
 
-def backend_for(device: str, group: dist.ProcessGroup) -> object:
+def _backend_for(device: str, group: dist.ProcessGroup) -> object:
     """Return the part of `group` that moves tensors of this device, or None."""
     try:
         return group._get_backend(torch.device(device))
@@ -106,7 +106,7 @@ def backend_for(device: str, group: dist.ProcessGroup) -> object:
 
 def cuda_of(group: dist.ProcessGroup) -> torch.device:
     """Return the CUDA device of this rank in `group`. Raises ValueError if the group moves none of its tensors."""
-    if backend_for("cuda", group) is None:
+    if _backend_for("cuda", group) is None:
         raise ValueError(
             f'a process group of {group.name()} moves neither tensors of the CPU nor of GPUs: make it with "gloo", '
             '"nccl" or "cpu:gloo,cuda:nccl"'
@@ -128,11 +128,11 @@ def initialize() -> None:
         atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
-def close_at_exit(reference: weakref.ref[TorchPlace]) -> None:
+def _close_at_exit(reference: weakref.ref[TorchSession]) -> None:
     """Close what Python's end would find open: threads in the middle of a wait would end it with an error."""
-    place = reference()
-    if place is not None and place.made:
+    session = reference()
+    if session is not None and session.made:
         try:
-            place.forget(None)
+            session.forget(None)
         except CommError:
             pass  # it ends anyway

@@ -15,7 +15,7 @@ DEFAULT_RANKS = 4  # if no engines run and nothing is said
 
 
 @dataclass(frozen=True)
-class Place:
+class World:
     """The ranks that a verb uses.
 
     ranks: their number; simulated: True for coroutines with virtual time, False for engines.
@@ -86,7 +86,7 @@ def asked_network(network: Network | None) -> None:
         raise TypeError(f"network={network!r}: one of comm.network is needed, such as Switch() or FatTree(16, 4)")
 
 
-def place(ranks: int | None = None, network: Network | None = None) -> Place:
+def world_of(ranks: int | None = None, network: Network | None = None) -> World:
     """Return the engines, all or the first `ranks` of them; simulated ranks if no engines run, or on `network`.
 
     Raises:  ValueError for more ranks than engines, or for none.
@@ -96,7 +96,7 @@ def place(ranks: int | None = None, network: Network | None = None) -> Place:
         require_int("ranks", ranks, 1)
     engines = running() if network is None else None
     if engines is None:
-        return Place(ranks or DEFAULT_RANKS, simulated=True, network=network)
+        return World(ranks or DEFAULT_RANKS, simulated=True, network=network)
     if ranks is not None and ranks > engines.n:
         raise ValueError(
             f"{ranks} ranks were asked for and {engines.n} engines run: lab.stop(), lab.start({ranks}), "
@@ -104,4 +104,4 @@ def place(ranks: int | None = None, network: Network | None = None) -> Place:
         )
     own_hosts = engines.where == "emulated" and engines.laid_out.hosts == engines.n
     link = engines.link if own_hosts else ""
-    return Place(ranks or engines.n, simulated=False, link=link, device=engines.device)
+    return World(ranks or engines.n, simulated=False, link=link, device=engines.device)
