@@ -19,6 +19,7 @@ from . import (
     recursive_doubling,
     ring,
     segmented_ring,
+    swing,
     tree,
 )
 
@@ -54,6 +55,7 @@ THAKUR = "Thakur, Rabenseifner & Gropp 2005, Optimization of collective communic
 RABENSEIFNER = "Rabenseifner 2004, Optimization of collective reduction operations"
 SANDERS = "Sanders, Speck & Traeff 2009, Two-tree algorithms for full bandwidth broadcast, reduction and scan; NCCL 2.4"
 SCAFFE = "Awan et al. 2017, S-Caffe: co-designing MPI runtimes and Caffe for scalable deep learning on GPU clusters"
+DE_SENSI = "De Sensi et al. 2024, Swing: short-cutting rings for higher bandwidth allreduce, NSDI"
 DDL = "Cho et al. 2017, PowerAI DDL"
 LI = "Li et al. 2014, Scaling distributed machine learning with the parameter server"
 
@@ -68,6 +70,7 @@ ALGORITHMS = (
     _all_reduce("tree", tree, cost.tree, THAKUR),
     _all_reduce("recursive_doubling", recursive_doubling, cost.recursive_doubling, THAKUR),
     _all_reduce("halving_doubling", halving_doubling, cost.halving_doubling, RABENSEIFNER),
+    _all_reduce("swing", swing, cost.halving_doubling, DE_SENSI),
     _all_reduce("double_tree", double_tree, cost.double_tree, SANDERS),
     _all_reduce("hierarchical", hierarchical, cost.hierarchical, SCAFFE),
     _all_reduce("grid", grid, cost.grid, DDL),
