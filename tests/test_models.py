@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import data, models
 from hpdl_lab.data import text
-from hpdl_lab.models import attention, batch_norm, cnn, deepseek, gpt, llama, vit
+from hpdl_lab.models import attention, batch_norm, cnn, deepseek, gpt, llama, mixer, vit
 from hpdl_lab.models.mlp import count_parameters, mlp
 from tests.wording import raises
 
@@ -19,6 +19,7 @@ EXAMPLES = {  # five of what each tiny model reads, and the shape of what it ans
     "llama": (torch.zeros(5, 64, dtype=torch.int64), (5, 64, 80)),
     "deepseek": (torch.zeros(5, 64, dtype=torch.int64), (5, 64, 80)),
     "vit": (torch.zeros(5, 1, 8, 8), (5, 10)),
+    "mixer": (torch.zeros(5, 1, 8, 8), (5, 10)),
 }
 
 
@@ -61,6 +62,7 @@ def test_as_many_parameters_as_the_papers_say():
     assert on_paper(llama, llama.Llama) == 8_030_261_248  # Llama 3 8B
     assert on_paper(deepseek, deepseek.DeepSeek) == 671_026_404_352  # DeepSeek-V3
     assert on_paper(vit, vit.ViT) == 86_567_656  # ViT-B/16 for 1,000 classes
+    assert on_paper(mixer, mixer.Mixer) == 59_880_472  # Mixer-B/16
     assert on_paper(cnn, cnn.CNN) == 269_722  # ResNet-20: "0.27M"
     assert count_parameters(models.build("mlp", "paper")) == 266_610  # LeNet-300-100
     assert count_parameters(mlp()) == count_parameters(models.build("mlp")) == 17_226  # the docstring of mlp
@@ -204,7 +206,7 @@ def test_a_gpt_continues_tokens_and_nothing_else():
     assert gpt.generate(model, torch.tensor([1]), 0).tolist() == [1]
 
 
-def test_decoders_do_not_look_ahead_and_vit_looks_everywhere():
+def test_decoders_do_not_look_ahead_and_models_of_patches_look_everywhere():
     tokens = torch.arange(20)[None]
     changed = tokens.clone()
     changed[0, 12] = 70
@@ -215,8 +217,9 @@ def test_decoders_do_not_look_ahead_and_vit_looks_everywhere():
     image = torch.rand(1, 1, 8, 8, dtype=torch.float64)
     dark = image.clone()
     dark[0, 0, 7, 7] = 0
-    model = models.build("vit", dtype="float64")
-    assert (model(image) - model(dark)).abs().max() > 1e-9
+    for name in ("vit", "mixer"):
+        model = models.build(name, dtype="float64")
+        assert (model(image) - model(dark)).abs().max() > 1e-9
 
 
 @pytest.mark.parametrize(
@@ -234,6 +237,7 @@ def test_decoders_do_not_look_ahead_and_vit_looks_everywhere():
         ("llama", "tiny", {"width": 12}, ValueError, ("3", "odd")),
         ("deepseek", "tiny", {"qk_rope_head_dim": 5}, ValueError, ("5", "odd")),
         ("vit", "tiny", {"patch": 3}, ValueError, ("8", "8 pixels", "3", "3")),
+        ("mixer", "tiny", {"patch": 3}, ValueError, ("8", "8 pixels", "3", "3")),
         ("cnn", "tiny", {"norm": "layer"}, ValueError, ("norm='layer'",)),
         ("cnn", "tiny", {"widths": (6, 12)}, ValueError, ("(6, 12)", "4 groups")),
     ],
@@ -250,8 +254,9 @@ def test_examples_of_another_size_are_refused_with_the_numbers():
         models.build("llama")(torch.zeros(1, 65, dtype=torch.int64))
     with raises(ValueError, "(64,)"):
         models.build("gpt")(torch.zeros(64, dtype=torch.int64))
-    with raises(ValueError, "(1, 8, 8)", "(3, 8, 8)"):
-        models.build("vit")(torch.zeros(1, 3, 8, 8))
+    for name in ("vit", "mixer"):
+        with raises(ValueError, "(1, 8, 8)", "(3, 8, 8)"):
+            models.build(name)(torch.zeros(1, 3, 8, 8))
     with pytest.raises(ValueError, match="input and an output"):
         mlp((64,))
 
@@ -261,8 +266,9 @@ def test_a_model_is_made_for_its_data_and_other_data_is_refused():
     assert models.build_for(copy, "gpt")(copy.train_x).shape == (10, 9, 7)
     wide = data.load("synthetic", n=10, shape=(3, 6, 12), classes=4)
     assert models.build_for(wide, "cnn")(wide.train_x).shape == (10, 4)
-    with raises(ValueError, "6", "12 pixels"):
-        models.build_for(wide, "vit")
+    for name in ("vit", "mixer"):
+        with raises(ValueError, "6", "12 pixels"):
+            models.build_for(wide, name)
     with raises(ValueError, "(10, 3, 6, 12)", "float32"):
         models.build_for(wide, "gpt")
     with raises(ValueError, "(10, 9)", "int64"):

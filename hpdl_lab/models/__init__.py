@@ -46,6 +46,7 @@ MODELS = {
     "llama": _Model(*_TOKENS, _DECODER),
     "deepseek": _Model(*_TOKENS, _DECODER),
     "vit": _Model(*_IMAGES, {"optimizer": "adamw", "lr": 3e-3}),
+    "mixer": _Model(*_IMAGES, {"optimizer": "adamw", "lr": 3e-3}),
 }
 
 
