@@ -36,9 +36,9 @@ from ..plots import applications as uses
 from ..plots import collective as panels
 from ..plots import decode as tokens
 from ..plots import experts as routes
+from ..plots import formats, live
 from ..plots import graph as graphs
 from ..plots import kernel as banks
-from ..plots import live
 from ..plots import memory as memories
 from ..plots import mesh as meshes
 from ..plots import model as models
@@ -95,6 +95,7 @@ def show(x: object = None, *more: object, **options: object) -> Picture | Note:
         lab.show(decode.compare_decode_steps({"yours": decode_step}))    what one more token takes
         lab.show(engine)                              the pages of an inference engine: who holds which
         lab.show("applications")                      what five applications were trained on, and how long
+        lab.show("formats")                           float32, bfloat16, float16, float8: bits, and ranges of numbers
         lab.show("parallelism")                       three ways to share a model and its batch among ranks
         lab.show("ladder")                            kernels that add a vector on a GPU: what each costs, and yours
         lab.show(gpu_sum)                             a kernel f(x, out): which banks of shared memory a warp asks
@@ -399,6 +400,13 @@ def _show_parallelism(x: str) -> Picture:
     return picture(models.draw_parallelism, text=text)
 
 
+def _show_formats(x: str) -> Picture:
+    """Show the formats of numbers that models are trained in."""
+    rows = formats.formats()
+    text = ", ".join(f"{row.name} from {row.smallest:.0e} to {row.largest:.1e}" for row in rows)
+    return picture(formats.draw, rows, text=text, data=rows, height=formats.HEIGHT)
+
+
 def _show_applications(x: str) -> Picture:
     """Show what applications were trained on, and how long."""
     text = "what was trained on which data: " + ", ".join(f"{a.name}, {a.data}" for a in uses.APPLICATIONS)
@@ -497,6 +505,7 @@ BY_TYPE: dict[type, Drawer] = {
 LISTS: dict[str, Drawer] = {
     "collectives": _show_collectives,
     "applications": _show_applications,
+    "formats": _show_formats,
     "parallelism": _show_parallelism,
     "zoo": _show_programs,
     "ladder": _show_ladder,
@@ -520,5 +529,6 @@ KINDS: dict[Drawer, str] = {
     _show_routing: "the routing of tokens to experts",
     _show_balance: "the balance of experts",
     _show_applications: "applications",
+    _show_formats: "formats of numbers",
     _show_parallelism: "ways to share a model",
 }
