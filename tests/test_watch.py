@@ -169,6 +169,36 @@ def test_ranks_of_mpi4py_that_wait_for_each_other_are_ended_though_they_spin(tmp
     )
 
 
+SRUN = """#!/bin/sh
+# srun, as far as ranks see it: `srun -N 1 -n 2 COMMAND`
+export SLURM_NTASKS=$4
+shift 4
+for rank in 0 1; do SLURM_PROCID=$rank "$@" & ranks="$ranks $!"; done
+for rank in $ranks; do wait "$rank" || code=1; done
+exit ${code:-0}
+"""
+STEP = """
+import os, torch, torch.distributed as dist
+rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+dist.init_process_group("gloo", f"file://{os.getcwd()}/meeting", rank=rank, world_size=size)
+dist.all_reduce(torch.ones(3))
+dist.destroy_process_group()
+if rank == 1:
+    raise KeyError(os.environ["SLURM_NTASKS"])
+"""
+
+
+def test_ranks_of_srun_are_observed(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("srun").write_text(SRUN)
+    Path("srun").chmod(0o755)
+    Path("step.py").write_text(STEP)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert cli.main(["watch", "srun", "-N", "1", "-n", "2", sys.executable, "step.py"]) == 1
+    said = " ".join(capfd.readouterr().err.split())
+    assert "step.py | 2 ranks | gloo" in said and "Rank 1 raised KeyError at step.py:8" in said, said
+
+
 def test_exit_codes_are_those_of_the_script_but_for_strict(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("alone.py").write_text("import sys, torch\nsys.exit(7)\n")

@@ -36,7 +36,7 @@ OPTIONS_WITH_VALUES = re.compile(  # of torchrun and of ours, those that take th
     r"|json|trace|patience|logs[-_]specs|numa[-_]binding|signals[-_]to[-_]handle|virtual[-_]local[-_]rank)|-[rtn])$"
 )
 SITE = Path(__file__).parent / "site"
-LAUNCHERS = ("mpiexec", "mpirun")  # in front of a script they run as typed: their ranks inherit the environment
+LAUNCHERS = ("mpiexec", "mpirun", "srun")  # in front of a script they run as typed: their ranks inherit the environment
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
