@@ -193,6 +193,25 @@ lab.gossip(("ring", "star"), n=16, steps=120, step=gossip_step, prediction=my_sp
 lab.explore("graph", prediction=my_spread)
 
 # %% [markdown]
+# ## Exercise 2.4 ★ One neighbor at a time <!-- 2 homework 7 -->
+#
+# A step on the exponential graph costs some 2 log₂ n messages. Use one of its edges in each step instead, in turn:
+# `one_peer_hop(p, step)` is how many places away the peer is, 1, 2, 4, ... again and again. `copy_of(x)` is a copy,
+# `new_like(x, x.shape)` an empty array like it.
+
+# %% exercise="hpdl_lab.parallel.gossip:one_peer_step"
+
+# %% check="hpdl_lab.parallel.gossip:one_peer_step"
+
+# %% [markdown]
+# How many such steps does it take until 16 ranks agree, and not just nearly?
+
+# %%
+found = lab.gossip(("exponential", "one_peer"), n=16)
+assert found.errors["one_peer"][4] < 1e-12 < found.errors["exponential"][4]
+found
+
+# %% [markdown]
 # Gossip in this form averages at every step. **Local SGD** goes further and lets each rank take many steps by itself
 # before all ranks average their weights. DiLoCo (Douillard et al. 2023) trains language models that way on islands of
 # machines with slow links between them, with some 500 steps from one average to the next.

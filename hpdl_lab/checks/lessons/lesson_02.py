@@ -14,7 +14,7 @@ from ...units import counted
 from ..checkers import check_arrays, engine_facts, in_all_cases, reason, with_ranks
 from ..ranks import number, simulate
 from ..record import Answer, Broken, Drawing, Exercise, Passed, Reason, Runner
-from ..traffic import additions, check_waits
+from ..traffic import additions, check_waits, in_barriers, miscount
 
 IMPRECISE = "precision: The first digits are right: is something rounded on the way, or float32?"
 
@@ -336,6 +336,58 @@ def _moved(after: np.ndarray, values: np.ndarray, advice: str) -> str:
         rank i takes from j must be what j takes from i."""
 
 
+# -- 2.4 ---------------------------------------------------------------------------------------------------------------
+
+HOPS = ((8, 0), (8, 1), (8, 2), (8, 4), (4, 1), (5, 2), (3, 1), (2, 0), (1, 0))  # (ranks, steps before)
+
+
+def _one_peer(comm: Comm, fn: Answer, step: int) -> tuple[object, np.ndarray]:
+    """Return (what fn returned, what it left in x)."""
+    x = _values_of(comm.size)[comm.rank]
+    return fn(comm, x, step), x
+
+
+def _check_one_peer_step(fn: Answer, runner: Runner = None) -> Passed:
+    in_all_cases(fn, _one_peer, HOPS, _hop_case, _check_one_peer)
+    run = simulate(8, _one_peer, fn, 2)
+    facts = [f"the mean with one rank, in {len(HOPS)} cases of 1 to 8 ranks; one message from each rank"]
+    facts += engine_facts(runner, _check_hop, _one_peer, fn, 1)
+    return Passed(*facts, run=run)
+
+
+def _hop_case(p: int, step: int) -> str:
+    return f"with {counted(p, 'rank')}, in step {step}"
+
+
+def _check_one_peer(run: Results, where: str, step: int) -> None:
+    """Raise Broken unless all is right, with one message from each rank, and no barrier."""
+    _check_hop(run, where, step)
+    check_waits(run.events, len(run))
+    if why := in_barriers(run.events) or (miscount(run.events, len(run), 1) if len(run) > 1 else ""):
+        raise Broken(f"steps: {where}, the result is right, but: {why}")
+
+
+def _check_hop(run: Results, where: str, step: int) -> None:
+    """Raise Broken unless every rank holds and returns the mean of its x and its peer's."""
+    p, hop, values = len(run), graphs.one_peer_hop(len(run), step), _values_of(len(run))
+    means = {k: (values + np.roll(values, -k, axis=0)) / 2 for k in range(1, p)}  # with the rank k places further on
+
+    def why(out: np.ndarray, r: int) -> Reason:
+        theirs = values[(r + hop) % p]
+        rows = (
+            (values[r], "sum: That is what it was before: nothing that came is in it."),
+            (values[r] + theirs, "mean: That is the sum of two ranks, not their mean."),
+            (values[r] / 2 + theirs, "mean: Only one of the two numbers is halved."),
+            (theirs, "mean: That is the other rank's x alone."),
+            (means.get(p - hop, values)[r], f"peer: That is the mean with the rank {hop} places back: it gets your x."),
+            *((means[k][r], f"hop: The rank {k} places further on is in it, and not {hop}.") for k in means),
+            (values.mean(axis=0), "peer: That is the mean of all ranks, and one of them was asked for."),
+        )
+        return reason(out, rows) or "sum: "
+
+    check_arrays(run, means.get(hop, values), where, "x", "return x,", why)
+
+
 EXERCISES = (
     Exercise(
         "2.1", "average the gradients of four ranks", gradient_descent.average_gradients, 1, _check_average_gradients
@@ -355,5 +407,13 @@ EXERCISES = (
         2,
         _check_gossip_step,
         picture=Drawing("traffic", "Your messages on a wheel: neighbors only"),
+    ),
+    Exercise(
+        "2.4",
+        "one neighbor at a time",
+        graphs.one_peer_step,
+        1,
+        _check_one_peer_step,
+        picture=Drawing("traffic", "Your messages in step 2: four places away"),
     ),
 )
