@@ -50,6 +50,17 @@ def test_what_is_named_is_there(page):
         assert test in tests, f"{path}::{test}"
 
 
+def test_each_step_of_the_walks_is_there():
+    steps = re.findall(r"`(\w[\w/]*\.py):([\w.]+)`", PAGES["docs/house.md"])
+    assert len(steps) > 25
+    for path, name in steps:
+        body = ast.parse((ROOT / "hpdl_lab" / path).read_text()).body
+        for part in name.split("."):
+            found = [node for node in body if getattr(node, "name", "") == part]
+            assert found, f"{path}:{name}"
+            body = getattr(found[-1], "body", [])
+
+
 def test_every_claim_about_security_names_a_test():
     cells = re.findall(r"^\|.*\|(.+?)\|$", PAGES["docs/security.md"].split("## ")[0], re.M)
     rows = [cell for cell in cells if cell.strip(" -") not in ("", "shown by")]
