@@ -242,6 +242,9 @@ def test_a_file_runs_as_main_with_arguments_and_the_modules_beside_it(cluster, t
     assert all(name == "__main__" and "train.py" not in argv and not found for name, argv, found in main)
     file.write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n")
     assert cluster.run(file) == [None] * 4
+    file.write_text("import torch\ntorch.set_default_dtype(torch.float64)\ntorch.set_default_device('meta')\n")
+    assert cluster.run(file) == [None] * 4
+    assert cluster.run(lambda comm: str(torch.zeros(1))) == ["tensor([0.])"] * 4
 
 
 def test_how_a_file_ends(cluster, tmp_path):

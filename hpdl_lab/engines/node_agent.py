@@ -76,7 +76,7 @@ async def connected(relay: Place, **hello: object) -> AsyncGenerator[tuple[strea
             try:
                 own = _own_address(address, relay["port"])
                 connection, task, welcome = await _dial(context, address, relay["port"], relay["keys"], hello)
-            except (OSError, TimeoutError) as error:
+            except OSError as error:
                 tried.append(f"{address}: {getattr(error, 'strerror', '') or error or f'no answer within {EACH:g} s'}")
                 continue
             try:

@@ -45,7 +45,10 @@ class Script:
 
 @contextmanager
 def _as_main(main: types.ModuleType, folder: str, argv: list[str]) -> Generator[None]:
-    """Make `main` the module that Python runs meanwhile, and modules of `folder` importable, anew each time."""
+    """Make `main` the module that Python runs meanwhile, and modules of `folder` importable, anew each time.
+
+    Afterwards torch's default dtype and device are those of a new process again: the engines live on.
+    """
     before, argv_before, known = sys.modules["__main__"], sys.argv, set(sys.modules)
     sys.modules["__main__"], sys.argv = main, argv
     sys.path.insert(0, folder)
@@ -54,6 +57,9 @@ def _as_main(main: types.ModuleType, folder: str, argv: list[str]) -> Generator[
     finally:
         sys.path.remove(folder)
         sys.modules["__main__"], sys.argv = before, argv_before
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
         for name in set(sys.modules) - known:
             file = getattr(sys.modules[name], "__file__", None) or ""
             if file.startswith(folder + os.sep) and is_user_code(file):  # an environment may be in the same folder

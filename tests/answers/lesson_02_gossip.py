@@ -64,11 +64,11 @@ def in_falling_order(comm, x, graph):
 WRONG = {
     "2.3": """
 weights: the plain mean of a rank and its neighbors
-    parts = heard(comm, x, graph)
+    parts = received(comm, x, graph)
     x[...] = np.mean([x, *parts.values()], axis=0)
     return x
 weights: Those are the neighbors alone
-    parts = heard(comm, x, graph)
+    parts = received(comm, x, graph)
     if parts:
         x[...] = np.mean(list(parts.values()), axis=0)
     return x
@@ -76,7 +76,7 @@ weights @metropolis: the smaller degree of the two
     max => min
 weights: 1 / (1 + the larger degree)
     degree = [len(who) for who in graph.neighbors]
-    change = sum((xj - x) / max(degree[comm.rank], degree[j]) for j, xj in heard(comm, x, graph).items())
+    change = sum((xj - x) / max(degree[comm.rank], degree[j]) for j, xj in received(comm, x, graph).items())
     x += change
     return x
 sum @subtracts_what_it_has_become: still the x from before the step?
@@ -161,14 +161,14 @@ deadlock @subtracts_what_it_has_become: receive first
 steps: Those are two steps
     return metropolis(comm, metropolis(comm, x, graph), graph)
 bytes: one is enough
-    heard(comm, x, graph)
+    received(comm, x, graph)
     return metropolis(comm, x, graph)
 in place @in_falling_order: x was not overwritten
     meets(comm, x, graph, graph.neighbors[comm.rank][::-1]) => metropolis(comm, x.copy(), graph)
 returns: returned nothing: return x
     metropolis(comm, x, graph)
 sum: nothing from the neighbors is in it
-    heard(comm, x, graph)
+    received(comm, x, graph)
     return x
 """,
 }
