@@ -27,7 +27,7 @@ def own_all_gather(comm: Comm, x: Tensor) -> Tensor:
     return x
 
 
-class Flat:
+class FlatParameter:
     """Parameters of one unit, of one dtype, in one vector padded to equal chunks, one for each rank.
 
         full    [ w1 ........ | b1 | w2 .... | b2 | pad ]   (P n,)   views[i]: the part of params[i], in its shape

@@ -33,7 +33,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 class GradientBuffer(Protocol):
-    """Gradients of one dtype that travel together: a Bucket, or a Flat, whose ranks keep a chunk of the sum each."""
+    """Gradients of one dtype that travel together: a Bucket, or a FlatParameter, whose sum the ranks share out."""
 
     @property
     def indices(self) -> Sequence[int]: ...
@@ -178,7 +178,7 @@ def parts_of(
 class Reducer(Generic[BufferT]):
     """The progress of the buckets of one model in the step that is being made.
 
-    buckets:    [Bucket], or [Flat], in the order in which every rank starts them.
+    buckets:    [Bucket], or [FlatParameter], in the order in which every rank starts them.
     all_reduce: f(comm, x), what is done with them.
     bucket_of:  [number of its bucket] of every parameter.
     missing:    [how many gradients it still waits for] of every bucket.

@@ -34,7 +34,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from ..comm.base import Comm, Work
 from .consensus import GradientCheck, require_same_model
 from .data_parallel import Strategy, replicate
-from .flat import Flat, own_all_gather, own_reduce_scatter
+from .flat import FlatParameter, own_all_gather, own_reduce_scatter
 from .optimizer_state import OptimizerOf, StrategyOptimizer
 from .precision import Precision
 from .reducer import Bucket, Reducer, gradient_ready, require_function, results_of
@@ -62,7 +62,7 @@ Units: TypeAlias = Callable[[nn.Module], Iterable[nn.Module]]
 class Unit:
     """A module whose parameters are gathered and resharded together. waiting: for gradients of this many of them."""
 
-    def __init__(self, name: str, module: nn.Module, flats: list[Flat]) -> None:
+    def __init__(self, name: str, module: nn.Module, flats: list[FlatParameter]) -> None:
         self.name, self.module, self.flats = name, module, flats
         self.works: list[Work] = []  # all-gathers under way
         self.unsharded = not any(flat.sharded for flat in flats)
@@ -200,7 +200,7 @@ class ZeRO1(Strategy):
             found[min(users[id(param)]) if len(users[id(param)]) == 1 else 0].append(param)
         return [(names[id(u)] or "the model", u, own) for u, own in zip(units, found, strict=True) if own or u is model]
 
-    def flats_of(self, comm: Comm, params: list[nn.Parameter], dtypes: dict[int, torch.dtype]) -> list[Flat]:
+    def flats_of(self, comm: Comm, params: list[nn.Parameter], dtypes: dict[int, torch.dtype]) -> list[FlatParameter]:
         """Return the vectors of one unit: parameters of one dtype that all need gradients, or all need none.
 
         Frozen parameters are in vectors, too, if they are sharded, or if what they were in float32 is.
@@ -211,9 +211,12 @@ class ZeRO1(Strategy):
             if param.requires_grad or self.sharded or self.precision is not None:
                 kind = dtypes[id(param)], param.dtype, param.requires_grad
                 kinds.setdefault(kind, []).append(param)
-        return [Flat(comm, own, [self.index_of.get(id(p), -1) for p in own], self.sharded) for own in kinds.values()]
+        return [
+            FlatParameter(comm, own, [self.index_of.get(id(p), -1) for p in own], self.sharded)
+            for own in kinds.values()
+        ]
 
-    def masters_of(self, flat: Flat, precision: Precision, wide: dict[int, Tensor]) -> list[nn.Parameter]:
+    def masters_of(self, flat: FlatParameter, precision: Precision, wide: dict[int, Tensor]) -> list[nn.Parameter]:
         """Return copies of this rank's parts of the parameters in `flat`, as they were before rounding.
 
         wide: {id of a parameter: what it was before it was rounded}.

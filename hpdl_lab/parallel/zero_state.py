@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..comm.base import Comm
 from .checkpoint import StateDict, shard_of
-from .flat import Flat
+from .flat import FlatParameter
 from .optimizer_state import Piece
 
 
@@ -25,7 +25,7 @@ class ShardedState:
         comm: Comm,
         model: nn.Module,
         params: Sequence[nn.Parameter],
-        flats: Sequence[Flat],
+        flats: Sequence[FlatParameter],
         dtypes: dict[int, torch.dtype],
         masters: bool,
     ) -> None:
@@ -102,5 +102,5 @@ class ShardedState:
             found |= zip(numbers, flat.full_tensors(mine, self.dtypes[id(flat.params[0])]), strict=True)
         return found
 
-    def _trainable(self) -> list[Flat]:
+    def _trainable(self) -> list[FlatParameter]:
         return [flat for flat in self.flats if flat.params[0].requires_grad]

@@ -27,7 +27,7 @@ from ...mesh import DeviceMesh
 from ...schedules import Schedule
 from ...units import MIB
 from ..consensus import require_sums_of
-from ..flat import Flat, own_all_gather, own_reduce_scatter
+from ..flat import FlatParameter, own_all_gather, own_reduce_scatter
 from ..optimizer_state import Piece
 from ..pipeline.run_schedule import routes
 from ..pipeline.stage import Stage
@@ -105,7 +105,7 @@ class Group:
         self.comm, self.params, self.zero = comm, [param for part in parts for param in part], zero
         self.index_of = {id(p): i for i, p in enumerate(self.params)}
         self.pieces = {} if zero and comm.size > 1 else {id(p): Piece(p, 0, p.numel()) for p in self.params}
-        self.flats: list[Flat] = []
+        self.flats: list[FlatParameter] = []
         self.updated = False  # may pieces be newer than parameters?
         buckets: list[Bucket] = []
         for part in parts if comm.size > 1 else ():
@@ -113,7 +113,7 @@ class Group:
                 params = [part[i] for i in indices]
                 of_all = [self.index_of[id(p)] for p in params]
                 if zero:
-                    self.flats.append(Flat(comm, params, of_all, sharded=False))
+                    self.flats.append(FlatParameter(comm, params, of_all, sharded=False))
                 else:
                     buckets.append(Bucket(comm, params, of_all, background=True, flag=False))
         for flat in self.flats:
