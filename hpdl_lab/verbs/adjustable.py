@@ -50,7 +50,7 @@ class Control(NamedTuple):
         return self._replace(start=value)
 
 
-class Action(NamedTuple):
+class RunButton(NamedTuple):
     """A button. possible: f(), whether it can be pressed now."""
 
     label: str
@@ -67,7 +67,7 @@ class Adjustable:
     """
 
     set: Callable[..., Adjustable]  # set(**values)
-    actions: tuple[Action, ...] = ()
+    actions: tuple[RunButton, ...] = ()
     fallback: Callable[[], bytes] | None = None  # f(), a PNG for front ends without widgets; default the figure
 
     def __init__(self, controls: dict[str, Control]) -> None:

@@ -26,7 +26,7 @@ from ..plots.colors import VERMILION
 from ..plots.style import Figure, new_figure, style_context
 from ..trace import seconds_text
 from ..units import amount_text, counted
-from .adjustable import Action, Adjustable, Control, said_html
+from .adjustable import Adjustable, Control, RunButton, said_html
 from .cluster import run, running
 from .explore import show_sliders
 from .grid import ALL_AXES, AXES, Setting, Subject, first, followed, nearest_setting, subject_of
@@ -167,8 +167,8 @@ class Picker(Adjustable):
         self.taken: dict[Setting, GridTimes] = {}
         self.under_way: GridRun | None = None
         self.actions = (
-            Action("Run it", "play", self.start, lambda: self.prediction is not None and self.under_way is None),
-            Action("Stop", "stop", self.stop, lambda: self.under_way is not None),
+            RunButton("Run it", "play", self.start, lambda: self.prediction is not None and self.under_way is None),
+            RunButton("Stop", "stop", self.stop, lambda: self.under_way is not None),
         )
         self._lock = threading.Lock()
         self._predict()

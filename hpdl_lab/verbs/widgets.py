@@ -18,7 +18,7 @@ import ipywidgets as widgets
 from IPython.display import display
 
 from ..plots import live
-from .adjustable import Action, Adjustable, Control
+from .adjustable import Adjustable, Control, RunButton
 from .plain import sentence
 
 WIDE = {"description_width": "96px"}
@@ -76,7 +76,7 @@ class Sliders:
         widgets.link((play, "value"), (self.moved[key], "index"))
         return [play]
 
-    def _button(self, action: Action) -> widgets.Button:
+    def _button(self, action: RunButton) -> widgets.Button:
         style = "primary" if action.icon == "play" else ""
         button = widgets.Button(description=action.label, icon=action.icon, button_style=style)
         button.on_click(self._guarded(lambda _: action.call()))
