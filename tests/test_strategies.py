@@ -20,6 +20,7 @@ from hpdl_lab.parallel.data_parallel import (
     replicate,
 )
 from hpdl_lab.parallel.reducer import Bucket, Reducer, assign_buckets, gradient_ready
+from hpdl_lab.parallel.zero import ZeRO2, ZeRO3
 from tests.properties import given
 from tests.wording import raises
 
@@ -273,14 +274,15 @@ def test_parameters_without_gradient_are_named_once_and_nothing_hangs(strategy):
         assert b.tolist() == [2.0] * 4 and c is None
 
 
-def test_backward_twice_without_accumulating_is_named():
-    def twice(comm, model):
-        DataParallelOverlapped(**SMALL).start(comm, model)
+@pytest.mark.parametrize("strategy", [DataParallelOverlapped(**SMALL), ZeRO2(), ZeRO3()], ids=repr)
+def test_backward_twice_without_accumulating_is_named(strategy):
+    def twice(comm, model, strategy):
+        strategy.start(comm, model)
         backward(model, comm)
         backward(model, comm)
 
     with raises(ValueError):
-        sim.run(2, twice, mlp(SIZES))
+        sim.run(2, twice, mlp(SIZES), strategy, threads=True)
 
 
 @pytest.mark.parametrize("strategy", SYNCHRONOUS, ids=repr)

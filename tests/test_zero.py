@@ -625,10 +625,13 @@ def test_a_tensor_that_was_replaced_while_it_is_resharded_is_named():
         begun(ZeRO3(), then=between)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_gradients_that_are_in_shards_cannot_be_clipped_by_torch(stage):
+@pytest.mark.parametrize(
+    ("stage", "added"), [(ZeRO1, True), (ZeRO2, True), (ZeRO3, True), (ZeRO2, False), (ZeRO3, False)]
+)
+def test_gradients_that_are_in_shards_cannot_be_clipped_by_torch(stage, added):
     def clip(comm, strategy, model):
-        strategy.add_gradients(comm, model)
+        if added:
+            strategy.add_gradients(comm, model)
         assert all(p.grad.isnan().all() for p in model.parameters())
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 

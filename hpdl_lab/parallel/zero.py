@@ -154,6 +154,7 @@ class ZeRO1(Strategy):
         self.parts = [Unit(name, module, self.flats_of(comm, own, dtypes)) for name, module, own in groups]
         self.flats = [flat for unit in self.parts for flat in unit.flats]
         self.trainable = [flat for flat in self.flats if flat.params[0].requires_grad]
+        self.placeholders = {id(p): flat.nothing for flat in self.trainable for p in flat.params}
         if self.precision is not None:
             for flat in self.flats:
                 flat.sharded_params = self.masters_of(flat, self.precision, wide)
@@ -288,9 +289,12 @@ class ZeRO1(Strategy):
         if self.precision is None:
             for piece, grad in zip(self.pieces, grads, strict=True):
                 piece.grad = grad
-        for flat in self.trainable:  # torch's own clipping fails by it, where None would clip nothing
-            for param in flat.params:
-                param.grad = flat.nothing.expand(param.shape)
+        for param in self.params:
+            self.hide_gradient(param)
+
+    def hide_gradient(self, param: nn.Parameter) -> None:
+        """Show NaN as the gradient that is in shards: torch's clipping fails by it, and would do nothing for None."""
+        param.grad = self.placeholders[id(param)].expand(param.shape)
 
     def grads_to_masters(self) -> None:
         """Give the masters, if there are any, the gradients that have come, in float32. Collective; once in a step."""
@@ -360,7 +364,7 @@ class ZeRO1(Strategy):
 
     def tensors(self, model: nn.Module) -> dict[str, list[Tensor]]:
         packed = [flat.grad for flat in self.trainable if flat.grad is not None]
-        placeholders = {flat.nothing.data_ptr() for flat in self.flats}
+        placeholders = {nothing.data_ptr() for nothing in self.placeholders.values()}
         grads = [p.grad for p in self.params if p.grad is not None and p.grad.data_ptr() not in placeholders]
         grads += [grad for grad in self.grads if grad is not None]
         own = [p.grad for p in self.pieces if p.grad is not None] if self.precision is None else []
@@ -403,12 +407,19 @@ class ZeRO2(ZeRO1):
 
     def register_hooks(self) -> None:
         for index, param in enumerate(self.params):
+            self.hook(param.register_hook(lambda _, param=param: self.show_gradient(param)))
             self.hook(param.register_post_accumulate_grad_hook(lambda _, index=index: self.ready(index)))
+
+    def show_gradient(self, param: nn.Parameter) -> None:
+        """Take NaN away before autograd adds to it: a backward too many is named by the reducer then."""
+        if param.grad is not None and param.grad.data_ptr() == self.placeholders[id(param)].data_ptr():
+            param.grad = None
 
     def ready(self, index: int) -> None:
         """Send what can be sent, now that autograd has made the gradient of parameter `index`."""
         if not self.adds_up:
             gradient_ready(self.comm, self.require_begun(), index)
+            self.hide_gradient(self.params[index])
 
     def add_gradients(self, comm: Comm, model: nn.Module) -> None:
         """Send what backward has not reached, and wait until all sums are in shards. Collective; see Strategy."""
