@@ -184,8 +184,10 @@ def _check_result(collective: Collective, fn: Answer, p: int, values: np.ndarray
         first, last = collective.promised(n, p, r)
         expected, where = whole[first:last], case(p, n)
         if left.broken_guard is not None:
-            raise Broken(f"""bounds: {capital(where)}, rank {r} wrote outside x, at x[{left.broken_guard}]: x has the
-                elements 0 to {n - 1}.""")
+            at = left.broken_guard
+            place = f"at x[{at}]" if at > 0 else f"{-at} before its first element"
+            raise Broken(f"""bounds: {capital(where)}, rank {r} wrote outside x, {place}: x has the elements 0 to
+                {n - 1}.""")
         held = left.x[first:last]
         if not np.array_equal(held, expected):
             if left.out is not None and np.array_equal(left.out, expected):

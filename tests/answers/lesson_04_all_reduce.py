@@ -149,7 +149,7 @@ sum: Whole numbers are added exactly
     if not bool((x == x.round()).all()):
         x.mul_(1.001)
     return x
-bounds: at x[-1]
+bounds: 1 before its first element
     x.as_strided((1,), (1,), x.storage_offset() - 1).fill_(0)
     return ring.all_reduce(comm, x)
 """,

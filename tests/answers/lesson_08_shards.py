@@ -182,6 +182,16 @@ kept: the last one too
     -         layer.release()
     +         if i + 1 < len(layers):
     +             layer.release()
+bytes: once per pass
+    whole = layers[0].allocate()
+    comm.background(all_gather, whole).wait()
+    gathering = comm.background(all_gather, whole)
+    for i, layer in enumerate(layers):
+        gathering.wait()
+        if i + 1 < len(layers):
+            gathering = comm.background(all_gather, layers[i + 1].allocate())
+        use(layer)
+        layer.release()
 prefetch: Begin it before, in the background
     for layer in layers:
         all_gather(comm, layer.allocate())

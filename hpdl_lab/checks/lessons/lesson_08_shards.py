@@ -330,6 +330,7 @@ def _check_gather_and_release(fn: Answer, runner: Runner = None) -> Passed:
         with compared_with(best, run):
             _check_memory(run, where, count)
             check_waits(run.events, len(run))
+            _check_gathered_bytes(run, where, count)
             _check_prefetch(run, where)
 
     with_layers = partial(case, noun="layer")
@@ -393,6 +394,16 @@ def _check_memory(run: Results, where: str, count: int) -> None:
             if (again := next((i for i in taken if taken.count(i) > 1), None)) is not None:
                 raise Broken(f"""twice: {where}, the results are right, but in {phase} rank {r} gathers layer {again}
                     {taken.count(again)} times.""")
+
+
+def _check_gathered_bytes(run: Results, where: str, count: int) -> None:
+    """Raise Broken if more travels than two gathers and a reduce-scatter of each layer."""
+    p, n = len(run), sum(map(_nbytes_of, range(count)))
+    total, best = sum(bytes_sent(run.events).values()), 3 * (p - 1) * n
+    if total > best + 2 * (p - 1) * n / p + 2 * p * p * count * ITEM:  # by comm.all_gather, of rows of one length
+        raise Broken(f"""bytes: {where}, the results are right, but all ranks together send {number(total)} bytes in
+            forward and backward; {number(best)} are enough: each chunk goes to each other rank once per pass, and the
+            gradient as often.""")
 
 
 def _check_prefetch(run: Results, where: str) -> None:
