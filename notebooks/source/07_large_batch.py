@@ -257,7 +257,7 @@ lab.explore("target")
 #
 # Exercise 7.1 in PyTorch's own schedules: `LinearLR` for the warm-up and `CosineAnnealingLR` for the way down, whose
 # factors `ChainedScheduler` multiplies. (`SequentialLR` would take one after the other.) The rate of every step is the
-# lab's, and the accuracy is close to that with warm-up in the picture above. First the data, as a file:
+# lab's, and so is the accuracy with warm-up in the picture above. First the data, as a file:
 
 # %% tags=["take-home"]
 import torch
@@ -274,6 +274,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, Linear
 
 epochs, steps, warmup, batch, base_rate, base_batch = 20, 28, 14, 1024, 0.02, 32
 train_x, train_y, test_x, test_y = torch.load("take_home_digits.pt")
+torch.set_default_dtype(torch.float64)  # so that the accuracy is the lab's
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 full = base_rate * batch / base_batch
@@ -281,15 +282,16 @@ optimizer = torch.optim.SGD(model.parameters(), lr=full, momentum=0.9)
 rising = LinearLR(optimizer, start_factor=base_rate / full, total_iters=warmup)
 falling = CosineAnnealingLR(optimizer, T_max=steps)
 schedule = ChainedScheduler([rising, falling])
-order = torch.cat([torch.randperm(len(train_y)) for _ in range(epochs)])
+shuffles = torch.Generator().manual_seed(0)
+order = torch.cat([torch.randperm(len(train_y), generator=shuffles) for _ in range(epochs)])
 for indices in order[: steps * batch].split(batch):  # epochs run into each other: every step has a whole batch
-    loss = nn.functional.cross_entropy(model(train_x[indices]), train_y[indices])
+    loss = nn.functional.cross_entropy(model(train_x[indices].double()), train_y[indices])
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     print("rate", schedule.get_last_lr()[0])
     schedule.step()
-print("accuracy", (model(test_x).argmax(1) == test_y).double().mean().item())
+print("accuracy", (model(test_x.double()).argmax(1) == test_y).double().mean().item())
 
 # %% tags=["take-home"]
 # out = !OMP_NUM_THREADS=1 python take_home_07.py
@@ -301,7 +303,7 @@ from hpdl_lab.parallel.large_batch import cosine
 rates = [float(line.split()[1]) for line in out.grep("rate")]
 lab_rates = [learning_rate(s, 1024, 0.02, 32, 14) * cosine(s / 28) for s in range(28)]
 assert max(abs(a - b) for a, b in zip(rates, lab_rates, strict=True)) < 1e-12
-assert abs(float(out.grep("accuracy")[0].split()[1]) - min(rescued.scores("warm-up", 1024))) < 0.1
+assert abs(float(out.grep("accuracy")[0].split()[1]) - rescued.scores("warm-up", 1024)[0]) < 0.01
 
 # %% [markdown]
 # **PowerSGD** is a communication hook that PyTorch brings along. `start_powerSGD_iter` steps travel uncompressed; in
