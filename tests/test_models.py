@@ -1,6 +1,7 @@
 """Models: the same seed is the same network, in every dtype and on every rank; as many parameters as the papers say."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from hpdl_lab import data, models
 from hpdl_lab.data import text
-from hpdl_lab.models import attention, batch_norm, cnn, deepseek, gpt, llama, mixer, vit
+from hpdl_lab.models import attention, batch_norm, cnn, deepseek, gpt, llama, mixer, plain_gpt, vit
 from hpdl_lab.models.mlp import count_parameters, mlp
 from tests.wording import raises
 
@@ -292,3 +293,14 @@ def test_batch_norm_on_one_rank_is_that_of_torch(dtype):
     assert (ours.running_var - theirs.running_var).abs().max() < exact
     ours.eval(), theirs.eval()
     assert (ours(x) - theirs(x)).abs().max() < exact
+
+
+def test_the_gpt_to_take_home_takes_our_weights_and_needs_nothing_of_this_package(tmp_path):
+    ours = models.build("gpt", dtype="float64")
+    plain = plain_gpt.GPT(80, block=64, layers=2, heads=2, width=64).double()
+    plain.load_state_dict(ours.state_dict())
+    (tmp_path / "text.txt").write_text("abca" * 20)
+    windows, vocabulary = plain_gpt.windows_of(str(tmp_path / "text.txt"), block=32)
+    assert vocabulary == 3 and windows.shape == (48, 33)
+    assert (plain.logits(windows[:, :-1]) - ours(windows[:, :-1])).abs().max() < 1e-12
+    assert "hpdl_lab" not in Path(plain_gpt.__file__).read_text()

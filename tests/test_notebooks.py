@@ -22,7 +22,7 @@ MOST_CODE_CELLS = 16  # besides exercises, their checks, guesses, sliders, and w
 MORE_CODE_CELLS = {"14_platforms": 20, "15_open_issues": 17}  # each exercise is measured
 MOST_LINES = 6
 WITHOUT_EXERCISES = ("00_why", "15_race")
-LINES_TO_TAKE_HOME = range(10, 61)  # the longest ones have a model of their own
+LINES_TO_TAKE_HOME = range(10, 31)
 
 
 def cells_of(path, kind):

@@ -422,58 +422,41 @@ scaled
 # %% [markdown]
 # ## Take it home <!-- 2 homework 6 -->
 #
-# PyTorch's data parallelism, complete, with a GPT of its own that learns the characters of its own file: put your model
-# and your data there. `DistributedSampler` gives each rank its share of the windows; if it shuffles, call
+# PyTorch's data parallelism, complete. It learns the characters of its own file: put your model and your data there.
+# `DistributedSampler` gives each rank its share of the windows; if it shuffles, call
 # `set_epoch(epoch)` before each epoch, or all epochs are alike. `DistributedDataParallel` copies rank 0's parameters to
 # all ranks (6.1) and sends buckets during backward (6.3 and 6.4); the hook averages them (6.5), and
 # `bf16_compress_hook` in its place would send 16 bits of each number. `no_sync` is 6.6. Gradients are clipped after
 # their sum, and `reduce` is only for the loss that is printed.
 
 # %% tags=["take-home"]
+from shutil import copy
+
+from hpdl_lab.models import plain_gpt
+
+copy(plain_gpt.__file__, "take_home_gpt.py")  # plain torch: a GPT, and windows of a text
+
+# %% tags=["take-home"]
 # %%writefile take_home_06.py
 """Train a GPT by DistributedDataParallel: torchrun --standalone --nproc-per-node 4 take_home_06.py"""
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
+from take_home_gpt import GPT, windows_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
-
-
-class GPT(nn.Module):
-    """The loss of a decoder of two blocks, width 64, four heads, on windows (b, s + 1) of characters."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, 64), nn.Embedding(64, 64)
-        how = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 256, **how) for _ in range(2))
-        self.head = nn.Linear(64, vocabulary)
-
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        x, y = windows[:, :-1], windows[:, 1:]
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)  # what a position does not attend to
-        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
-        for block in self.blocks:
-            h = block(h, later)
-        return cross_entropy(self.head(h).flatten(0, 1), y.flatten())
-
 
 dist.init_process_group("gloo")
 torch.set_default_dtype(torch.float64)  # so that the losses of 1 and 4 ranks agree to ten digits
 torch.manual_seed(0)
-text, rank, size = Path(__file__).read_text(), dist.get_rank(), dist.get_world_size()  # it learns this file
-letters = sorted(set(text))
-windows = torch.tensor([letters.index(c) for c in text]).unfold(0, 65, 1)  # 64 characters, and the one after each
-windows = windows[torch.randperm(len(windows))[:160]]
-loader = DataLoader(windows, 32 // size, sampler=DistributedSampler(windows, shuffle=False))
-model = nn.parallel.DistributedDataParallel(GPT(len(letters)), bucket_cap_mb=0.1)
+rank, size = dist.get_rank(), dist.get_world_size()
+windows, vocabulary = windows_of(__file__)  # it learns this file
+loader = DataLoader(windows, 32 // size, sampler=DistributedSampler(windows))
+model = nn.parallel.DistributedDataParallel(GPT(vocabulary), bucket_cap_mb=0.1)
 model.register_comm_hook(None, allreduce_hook)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-for batch in loader:
+for _, batch in zip(range(5), loader, strict=False):
     with model.no_sync():  # gradients stay here; those of the second half travel with them
         (first := model(batch[::2]) / 2).backward()
     (second := model(batch[1::2]) / 2).backward()

@@ -330,9 +330,8 @@ model = nn.parallel.DistributedDataParallel(layers)
 state = PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
 model.register_comm_hook(state, powerSGD_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-train_x, train_y = torch.load("take_home_digits.pt")[:2]
-order = torch.randperm(len(train_y), generator=torch.Generator().manual_seed(0))
-for batch in order[: 10 * 128].split(128):
+train_x, train_y, *_ = torch.load("take_home_digits.pt")
+for batch in torch.randperm(len(train_y), generator=torch.Generator().manual_seed(0))[: 10 * 128].split(128):
     mine = batch.chunk(size)[rank]
     loss = nn.functional.cross_entropy(model(train_x[mine].double()), train_y[mine])
     optimizer.zero_grad()

@@ -304,44 +304,27 @@ print(f"7 billion parameters, predicted: {offload.seconds_of_step(8 * 7_000_000_
 # averaged and scattered. The optimizer is made after that, from shards. Losses of two ranks have to be those of one:
 
 # %% tags=["take-home"]
+from shutil import copy
+
+from hpdl_lab.models import plain_gpt
+
+copy(plain_gpt.__file__, "take_home_gpt.py")  # plain torch: a GPT, and windows of a text
+
+# %% tags=["take-home"]
 # %%writefile take_home_08.py
 """FSDP2 is ZeRO-3: torchrun --standalone --nproc-per-node 2 take_home_08.py"""
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-from torch import nn
+from take_home_gpt import GPT, windows_of
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import cross_entropy
-
-
-class GPT(nn.Module):
-    """The loss of a decoder of two blocks, width 64, four heads, on windows (b, s + 1) of characters."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, 64), nn.Embedding(64, 64)
-        how = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 256, **how) for _ in range(2))
-        self.head = nn.Linear(64, vocabulary)
-
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        x, y = windows[:, :-1], windows[:, 1:]
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)  # what a position does not attend to
-        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
-        for block in self.blocks:
-            h = block(h, later)
-        return cross_entropy(self.head(h).flatten(0, 1), y.flatten())
-
 
 dist.init_process_group("gloo")
 torch.set_default_dtype(torch.float64)  # so that the losses of 1 and 2 ranks agree to ten digits
 torch.manual_seed(0)
-text, rank, size = Path(__file__).read_text(), dist.get_rank(), dist.get_world_size()  # it learns this file
-letters = sorted(set(text))
-windows = torch.tensor([letters.index(c) for c in text]).unfold(0, 65, 1)  # 64 characters, and the one after each
-model = GPT(len(letters))
+rank, size = dist.get_rank(), dist.get_world_size()
+windows, vocabulary = windows_of(__file__)  # it learns this file
+model = GPT(vocabulary)
 for block in model.blocks:
     fully_shard(block)  # a unit: gathered before it computes, released after
 fully_shard(model)  # what is in no block

@@ -218,55 +218,36 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # ## Take it home <!-- 1 homework 5 -->
 #
 # `parallelize_module` replaces the parameters of an unchanged model by sharded ones (DTensors). `ColwiseParallel` is
-# your `column_linear`, `RowwiseParallel` your `row_linear`; f and g come with them. Here the MLPs of torch's own blocks
-# are cut. Their attention has q, k and v in one matrix, which PyTorch would cut in contiguous pieces, the wrong ones
-# (9.3). With three matrices in place of one, the plan is `ColwiseParallel()` for each, and `RowwiseParallel()` for
-# `out`.
+# your `column_linear`, `RowwiseParallel` your `row_linear`; f and g come with them. Here the MLPs are cut. Attention
+# in this GPT has q, k and v in one matrix, which PyTorch would cut in contiguous pieces, the wrong ones (9.3). With
+# three matrices in place of one, the plan is `ColwiseParallel()` for each, and `RowwiseParallel()` for `out`.
+
+# %% tags=["take-home"]
+from shutil import copy
+
+from hpdl_lab.models import plain_gpt
+
+copy(plain_gpt.__file__, "take_home_gpt.py")  # plain torch: a GPT, and windows of a text
 
 # %% tags=["take-home"]
 # %%writefile take_home_09.py
 """Cut the MLPs of a GPT: torchrun --standalone --nproc-per-node 2 take_home_09.py"""
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-from torch import nn
+from take_home_gpt import GPT, windows_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.functional import cross_entropy
-
-
-class GPT(nn.Module):
-    """The loss of a decoder of two blocks, width 64, four heads, on windows (b, s + 1) of characters."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, 64), nn.Embedding(64, 64)
-        how = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 256, **how) for _ in range(2))
-        self.head = nn.Linear(64, vocabulary)
-
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        x, y = windows[:, :-1], windows[:, 1:]
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)  # what a position does not attend to
-        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
-        for block in self.blocks:
-            h = block(h, later)
-        return cross_entropy(self.head(h).flatten(0, 1), y.flatten())
-
 
 dist.init_process_group("gloo")
 torch.set_default_dtype(torch.float64)  # so that the losses of 1 and 2 ranks agree to ten digits
 torch.manual_seed(0)  # the same model and the same batches on all ranks
 mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-text, rank = Path(__file__).read_text(), dist.get_rank()  # it learns this file
-letters = sorted(set(text))
-windows = torch.tensor([letters.index(c) for c in text]).unfold(0, 65, 1)  # 64 characters, and the one after each
-model = GPT(len(letters))
+windows, vocabulary = windows_of(__file__)  # it learns this file
+model = GPT(vocabulary)
 for block in model.blocks:
-    parallelize_module(block, mesh, {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()})
+    parallelize_module(block.mlp, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
 for batch in torch.randperm(len(windows))[:12].split(4):
     loss = model(windows[batch])
@@ -274,12 +255,12 @@ for batch in torch.randperm(len(windows))[:12].split(4):
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    if rank == 0:
+    if dist.get_rank() == 0:
         print("loss", loss.item())
 with torch.no_grad(), CommDebugMode() as forward:
     model(windows[:1])
-if rank == 0:
-    print("all-reduces", forward.get_total_counts(), backward.get_total_counts())
+print("all-reduces", forward.get_total_counts(), backward.get_total_counts()) if dist.get_rank() == 0 else None
+dist.destroy_process_group()
 
 # %% tags=["take-home"]
 # out = !OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_09.py

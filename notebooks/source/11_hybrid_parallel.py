@@ -286,55 +286,37 @@ print(
 # added by a reduce-scatter. First everything that tp cuts, then FSDP around it: that is also how torchtitan does it.
 
 # %% tags=["take-home"]
+from shutil import copy
+
+from hpdl_lab.models import plain_gpt
+
+copy(plain_gpt.__file__, "take_home_gpt.py")  # plain torch: a GPT, and windows of a text
+
+# %% tags=["take-home"]
 # %%writefile take_home_11.py
 """Tensor parallel within pairs, FSDP2 across: torchrun --standalone --nproc-per-node 4 take_home_11.py"""
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-from torch import nn
+from take_home_gpt import GPT, windows_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.functional import cross_entropy
-
-
-class GPT(nn.Module):
-    """The loss of a decoder of two blocks, width 64, four heads, on windows (b, s + 1) of characters."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, 64), nn.Embedding(64, 64)
-        how = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 256, **how) for _ in range(2))
-        self.head = nn.Linear(64, vocabulary)
-
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        x, y = windows[:, :-1], windows[:, 1:]
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)  # what a position does not attend to
-        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
-        for block in self.blocks:
-            h = block(h, later)
-        return cross_entropy(self.head(h).flatten(0, 1), y.flatten())
-
 
 dist.init_process_group("gloo")
 torch.set_default_dtype(torch.float64)  # so that the losses of 1 and 4 ranks agree to ten digits
 torch.manual_seed(0)
-size, text = dist.get_world_size(), Path(__file__).read_text()  # it learns this file
+size = dist.get_world_size()
 mesh = init_device_mesh("cpu", (max(1, size // 2), min(2, size)), mesh_dim_names=("dp", "tp"))
-letters = sorted(set(text))
-windows = torch.tensor([letters.index(c) for c in text]).unfold(0, 65, 1)  # 64 characters, and the one after each
-model = GPT(len(letters))
+windows, vocabulary = windows_of(__file__)  # it learns this file
+model = GPT(vocabulary)
 for block in model.blocks:
-    parallelize_module(block, mesh["tp"], {"linear1": ColwiseParallel(), "linear2": RowwiseParallel()})
+    parallelize_module(block.mlp, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(block, mesh=mesh["dp"])
 fully_shard(model, mesh=mesh["dp"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)  # DTensors of two kinds: one at a time
 for batch in torch.randperm(len(windows))[:48].split(16):
-    mine = windows[batch].tensor_split(mesh["dp"].size())[mesh["dp"].get_local_rank()]
-    loss = model(mine)
+    loss = model(windows[batch].tensor_split(mesh["dp"].size())[mesh["dp"].get_local_rank()])
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

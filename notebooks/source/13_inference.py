@@ -304,8 +304,15 @@ lab.reveal("times as fast with a draft, γ = 2", plain / fast)
 # ## Take it home <!-- 3 homework 5 -->
 #
 # Tensor-parallel decoding without this laboratory's engine: plain `torch.distributed`, one loop, a cache that is a
-# list. Each rank takes its heads and its columns of the same weights. Its text has to be that of the engine. First the
-# weights and the prompt, as a file:
+# list. Each rank takes its heads and its columns of the same weights. Its text has to be that of the engine. First
+# the model, weights and prompt, as files:
+
+# %% tags=["take-home"]
+from shutil import copy
+
+from hpdl_lab.models import plain_gpt
+
+copy(plain_gpt.__file__, "take_home_gpt.py")
 
 # %% tags=["take-home"]
 import torch
@@ -318,41 +325,30 @@ torch.save((moby_dick.state_dict(), prompts[0]), "take_home_13.pt")
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
+from take_home_gpt import GPT
+from torch.nn.functional import scaled_dot_product_attention
 
 dist.init_process_group("gloo")
+weights, tokens = torch.load("take_home_13.pt")
 rank, size = dist.get_rank(), dist.get_world_size()
-weights, tokens = torch.load("take_home_13.pt")  # {name: tensor} of a GPT with four heads of 32, and a prompt
-weights = {name: w.double() for name, w in weights.items()}
-layers = max(int(name.split(".")[1]) for name in weights if name.startswith("blocks.")) + 1
-cache = [torch.empty(2, 4 // size, 0, 32, dtype=torch.float64) for _ in range(layers)]  # keys, values of my heads
-for i in range(layers):  # my rows of qkv and up, my columns of out and down; biases that are in the sum once
-    for part in "weight", "bias":
-        x = weights[f"blocks.{i}.attention.qkv.{part}"]
-        weights[f"blocks.{i}.attention.qkv.{part}"] = x.view(3, size, -1, *x.shape[1:])[:, rank].flatten(0, 1)
-        weights[f"blocks.{i}.mlp.0.{part}"] = weights[f"blocks.{i}.mlp.0.{part}"].chunk(size)[rank]
-    for name in f"blocks.{i}.attention.out", f"blocks.{i}.mlp.2":
-        weights[f"{name}.weight"] = weights[f"{name}.weight"].chunk(size, 1)[rank]
-        weights[f"{name}.bias"] = weights[f"{name}.bias"] / size
-
-
-def apply(layer, name, x, *more):
-    return layer(x, *more, weights[f"{name}.weight"], weights[f"{name}.bias"])
-
-
-for position in range(75):
-    x = weights["tokens.weight"][tokens[position]] + weights["positions.weight"][position]  # (d,)
-    for i in range(layers):
-        block = f"blocks.{i}"
-        h = apply(layer_norm, f"{block}.norm1", x, x.shape)
-        q, *kv = apply(linear, f"{block}.attention.qkv", h).view(3, 4 // size, 1, 32)
-        cache[i] = torch.cat([cache[i], torch.stack(kv)], 2)  # (2, heads, position + 1, 32)
+(model := GPT(81, block=256, layers=4, heads=4, width=128).double().requires_grad_(False)).load_state_dict(weights)
+cache = [torch.empty(2, 4 // size, 0, 32, dtype=torch.float64) for _ in model.blocks]  # keys and values of my heads
+for block in model.blocks:  # my rows of qkv and up, my columns of out and down; biases that are in the sum once
+    qkv, out, up, down = block.attention.qkv, block.attention.out, block.mlp[0], block.mlp[2]
+    parts = [x.view(3, size, -1, *x.shape[1:])[:, rank].flatten(0, 1) for x in (qkv.weight, qkv.bias)]
+    qkv.weight.data, qkv.bias.data = parts
+    up.weight.data, up.bias.data = up.weight.chunk(size)[rank], up.bias.chunk(size)[rank]
+    out.weight.data, down.weight.data = (row.weight.chunk(size, 1)[rank] for row in (out, down))
+    out.bias.data, down.bias.data = out.bias / size, down.bias / size
+for place in range(75):
+    x = model.tokens.weight[tokens[place]] + model.positions.weight[place]  # (d,)
+    for i, block in enumerate(model.blocks):
+        q, *kv = block.attention.qkv(block.norm1(x)).view(3, 4 // size, 1, 32)
+        cache[i] = torch.cat([cache[i], torch.stack(kv)], 2)  # (2, heads, place + 1, 32)
         attended = scaled_dot_product_attention(q, *cache[i]).flatten()  # (d/p,)
-        dist.all_reduce(x := apply(linear, f"{block}.attention.out", attended) + x / size)
-        h = apply(linear, f"{block}.mlp.0", apply(layer_norm, f"{block}.norm2", x, x.shape))
-        dist.all_reduce(x := apply(linear, f"{block}.mlp.2", gelu(h, approximate="tanh")) + x / size)
-    best = int((weights["tokens.weight"] @ apply(layer_norm, "norm", x, x.shape)).argmax())
-    tokens[position + 1 :] = tokens[position + 1 :] or [best]
+        dist.all_reduce(x := block.attention.out(attended) + x / size)
+        dist.all_reduce(x := block.mlp(block.norm2(x)) + x / size)
+    tokens[place + 1 :] = tokens[place + 1 :] or [int((model.tokens.weight @ model.norm(x)).argmax())]
 print("tokens", *tokens) if rank == 0 else None
 dist.destroy_process_group()
 
