@@ -22,7 +22,7 @@ class Control(NamedTuple):
 
     values: in the order of the slider; start: one of them; text: f(value), to the right of the slider.
     every_ms: of the button that plays all values one after the other; 0: there is none.
-    label: default the name; meaning: what a pointer on it is told.
+    label: default the name; meaning: what is shown under a pointer.
     """
 
     values: tuple[Any, ...]
