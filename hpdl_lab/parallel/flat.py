@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..comm.base import Comm
 from .consensus import is_finite
+from .reducer import GradientBuffer
 
 
 def own_reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
@@ -27,20 +28,20 @@ def own_all_gather(comm: Comm, x: Tensor) -> Tensor:
     return x
 
 
-class FlatParameter:
+class FlatParameter(GradientBuffer):
     """Parameters of one unit, of one dtype, in one vector padded to equal chunks, one for each rank.
 
         full    [ w1 ........ | b1 | w2 .... | b2 | pad ]   (P n,)   views[i]: the part of params[i], in its shape
         shard                 [..............]              (n,)     chunk r; a part of `full` unless `sharded`
         pieces                [ w1 | b1 | w2 ]                       (i, begin, end, offset in shard) of each parameter
 
-    indices: which parameters of the model these are. grad: (P n,) while gradients of this rank come in.
+    grad: (P n,) while gradients of this rank come in.
     sharded_params: what an optimizer updates, for each piece: its part of `shard`, unless it gets a master of that.
     """
 
     def __init__(self, comm: Comm, params: Sequence[nn.Parameter], indices: Sequence[int], sharded: bool) -> None:
-        self.comm, self.params, self.indices, self.sharded = comm, params, indices, sharded
-        self.sizes = [p.numel() for p in params]
+        super().__init__(params, indices)
+        self.comm, self.sharded = comm, sharded
         self.n = -(-sum(self.sizes) // comm.size)
         self.full = params[0].detach().new_zeros(comm.size * self.n)
         self.views = self.views_of(self.full)
@@ -67,11 +68,6 @@ class FlatParameter:
     def own(self, full: Tensor) -> Tensor:
         """Return the chunk of this rank."""
         return full[self.comm.rank * self.n : (self.comm.rank + 1) * self.n]
-
-    def views_of(self, full: Tensor) -> list[Tensor]:
-        """Cut a vector (P n,) into parts that have the shapes of the parameters."""
-        parts = full[: sum(self.sizes)].split(self.sizes)
-        return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 
     def slices(self, shard: Tensor) -> list[Tensor]:
         """Cut a vector (n,) into this rank's pieces."""
@@ -118,12 +114,12 @@ class FlatParameter:
         self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
         self.own(self.full).copy_(self.shard)
 
-    # what a Reducer asks of a bucket
+    # gradients
 
     def begin(self) -> None:
         """Forget the gradients of the step before."""
         self.grad: Tensor | None = None
-        self.missing: list[int] = []  # indices of parameters without a gradient
+        self.missing = []
         self.bad: list[tuple[int, str]] = []  # (index, NaN or infinity) of gradients that are not finite
 
     def expect(self) -> None:
@@ -132,18 +128,10 @@ class FlatParameter:
         self.grads = self.views_of(self.grad)
 
     def put(self, i: int) -> None:
-        """Move the gradient of params[i] into its place, or zeros: every rank sends the same sizes."""
+        """Move the gradient of params[i] into its place, or zeros."""
         if self.grad is None:
             self.expect()
-        grad = self.params[i].grad
-        if grad is None:
-            self.missing.append(self.indices[i])
-        elif grad.layout is not torch.strided:
-            raise ValueError(
-                f"a gradient of layout {grad.layout} cannot be sharded: make it dense, as sparse=False does"
-            )
-        elif grad.data_ptr() != self.grads[i].data_ptr():
-            self.grads[i].copy_(grad)
+        super().put(i)
         self.params[i].grad = None
 
     def packed(self) -> Tensor:

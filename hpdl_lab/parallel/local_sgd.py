@@ -31,18 +31,22 @@ ONE_PEER = "one_peer"  # the exponential graph, one neighbor in each step
 
 
 def local_sgd(comm: Comm, w: Tensor, gradient: Callable[[Tensor], Tensor], steps: int, lr: float, every: int) -> Tensor:
-    """Take `steps` steps of SGD on this rank alone, and average the parameters over ranks after each `every` of them.
+    """Take steps of SGD on this rank, and average the parameters every few steps.
 
-        every = 3, 7 steps     step step step *  step step step *  step *          * average
+        every = 3, 7 steps     step step step *  step step step *  step *     *: average
 
-    After the last step all ranks have the same parameters, also if the last block is shorter.
+    A block has `every` steps, and the last block may have fewer. Every block ends with
+    an average, the last block too.
 
     Args:    w: (N,) float tensor, the same on every rank, overwritten.
-             gradient: f(w) -> (N,) the gradient of this rank's next batch, different per rank; one call per step.
-             steps, every: ints, at least 1; lr: the learning rate.
+             gradient: f(w) -> (N,) the gradient of this rank's next batch, different
+             per rank; call it once per step.
+             steps: of SGD, at least 1; lr: the learning rate.
+             every: steps between two averages, at least 1.
     Returns: w, the same on every rank.
-    Steps: ceil(steps / every) all_reduces.   Bytes per rank: as in an all_reduce of N numbers, as often: with
-    every = H a share of 1/H of what data parallelism sends.   Ref: Stich 2019; McMahan et al. 2017 (FedAvg).
+    Steps: ceil(steps / every) all_reduces.
+    Bytes per rank: as in ceil(steps / every) all_reduces of N numbers.
+    Ref: Stich 2019; McMahan et al. 2017 (FedAvg).
     """
     ### BEGIN SOLUTION
     for step in range(1, steps + 1):
@@ -99,7 +103,7 @@ class _LocalSteps(DataParallel):
     def packed(self) -> list[Tensor]:
         """Return the parameters of this rank, (N,) for each dtype, in memory that the ranks share if they can."""
         for bucket in self.require_begun().buckets:
-            for param, view in zip(bucket.params, bucket.views, strict=True):
+            for param, view in zip(bucket.params, bucket.grads, strict=True):
                 view.copy_(param.detach())
         return [bucket.flat[:-1] for bucket in self.require_begun().buckets]
 
@@ -195,7 +199,7 @@ class Gossip(_LocalSteps):
 class Tournament(_LocalSteps):
     """LBANN's LTFB: now and then ranks meet in pairs, exchange models, and each keeps what is better on its own data.
 
-    Pairs are drawn anew each time; if ranks are odd in number, one has no partner. `finish` takes the model that is
+    New pairs are drawn each time; if ranks are odd in number, one has no partner. `finish` takes the model that is
     best on all held-out examples.
 
     x, y: held-out examples, the same on every rank; each rank judges by its share: no batch may contain them.

@@ -17,8 +17,9 @@ added and when a gradient is complete. What is here is the same for all of them.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,29 +33,49 @@ AssignBuckets: TypeAlias = Callable[[Sequence[int], float, float], list[list[int
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
-class GradientBuffer(Protocol):
-    """Gradients of one dtype that travel together: a Bucket, or a FlatParameter, whose sum the ranks share out."""
+class GradientBuffer(ABC):
+    """Gradients of one dtype that travel together, in one flat tensor: a Bucket, or a FlatParameter's.
 
-    @property
-    def indices(self) -> Sequence[int]: ...
+    params, indices: the parameters, and which of the model these are; sizes: their numbers of elements.
+    grads:           [the part of the flat tensor that holds the gradient] of each, in its shape.
+    missing:         indices of parameters that had no gradient.
+    """
+
+    grads: list[Tensor]
+
+    def __init__(self, params: Sequence[nn.Parameter], indices: Sequence[int]) -> None:
+        self.params, self.indices = params, indices
+        self.sizes = [p.numel() for p in params]
+        self.missing: list[int] = []
+
+    def views_of(self, flat: Tensor) -> list[Tensor]:
+        """Cut a flat tensor into parts that have the shapes of the parameters; what follows them is left out."""
+        parts = flat[: sum(self.sizes)].split(self.sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 
     def put(self, i: int) -> None:
-        """Copy the gradient of its i-th parameter into its place."""
-        ...
+        """Copy the gradient of params[i] into its place, or zeros: every rank sends the same sizes."""
+        grad = self.params[i].grad
+        if grad is None:
+            self.missing.append(self.indices[i])
+            self.grads[i].zero_()
+        elif grad.layout is not torch.strided:
+            raise ValueError(f"a gradient of layout {grad.layout} cannot travel: make it dense, as sparse=False does")
+        elif grad.data_ptr() != self.grads[i].data_ptr():
+            self.grads[i].copy_(grad)
 
+    @abstractmethod
     def packed(self) -> Tensor:
         """Return the flat tensor that travels, once every gradient has been put."""
-        ...
 
 
 BufferT = TypeVar("BufferT", bound=GradientBuffer, covariant=True)
 
 
-class Bucket:
-    """The gradients of `params`, of one dtype, in one flat tensor that the ranks of a node share if they can.
+class Bucket(GradientBuffer):
+    """Gradients in memory that the ranks of a node share if they can, with a flag behind them.
 
-    indices: which parameters of the model these are; flat: (N + 1,); views[i]: the part of params[i], in its shape.
-    finite: whether all of this rank's gradients were, once packed.
+    flat: (N + 1,); finite: whether all of this rank's gradients were, once packed.
     """
 
     def __init__(
@@ -66,46 +87,27 @@ class Bucket:
         flag: bool = True,
     ) -> None:
         """Make room for the gradients. Collective. background: is the bucket sent by comm.background?"""
-        self.params, self.indices, self.flag = params, indices, flag
-        n = sum(p.numel() for p in params) + flag
-        self.flat = (allocate_in_background if background else allocate)(comm, n, params[0].dtype)
-        self.views = self.views_of(self.flat)
-        self.incomplete = False  # is one of the gradients missing?
-        self.finite = True
-
-    def views_of(self, flat: Tensor) -> list[Tensor]:
-        """Cut `flat` into parts that have the shapes of the parameters."""
-        parts = flat[: len(flat) - self.flag].split([p.numel() for p in self.params])
-        return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
+        super().__init__(params, indices)
+        self.flag, self.finite = flag, True
+        self.flat = (allocate_in_background if background else allocate)(comm, sum(self.sizes) + flag, params[0].dtype)
+        self.grads = self.views_of(self.flat)
 
     def attach(self) -> None:
         """Let autograd add to the bucket in place, from zeros: gradients of many micro-batches need no second copy."""
         self.flat.zero_()
-        for param, view in zip(self.params, self.views, strict=True):
+        for param, view in zip(self.params, self.grads, strict=True):
             param.grad = view
-
-    def put(self, i: int) -> None:
-        """Copy the gradient of params[i] into its place, or zeros: every rank sends the same sizes."""
-        grad = self.params[i].grad
-        if grad is None:
-            self.incomplete = True
-            self.views[i].zero_()
-        elif grad.layout is not torch.strided:
-            raise ValueError(
-                f"a gradient of layout {grad.layout} cannot be packed: make it dense, as sparse=False does"
-            )
-        elif grad.data_ptr() != self.views[i].data_ptr():
-            self.views[i].copy_(grad)
 
     def packed(self) -> Tensor:
         """Return the flat tensor with its flag, once every gradient has been put: to be added over ranks."""
+        missing, self.missing = self.missing, []
         if not self.flag:
             return self.flat
         wide = torch.float64 if self.flat.dtype == torch.float64 else torch.float32
         # 0 times a finite sum is 0; NaN or infinity anywhere makes it NaN, on this rank and by the sum on every rank.
-        flag = 0 * self.flat[:-1].sum(dtype=wide) + float(self.incomplete)
+        flag = 0 * self.flat[:-1].sum(dtype=wide) + float(bool(missing))
         self.flat[-1] = flag
-        self.finite, self.incomplete = not torch.isnan(flag), False
+        self.finite = not torch.isnan(flag)
         return self.flat
 
     def set_grads(self, total: Tensor) -> None:
@@ -133,18 +135,24 @@ def by_dtype(params: Iterable[Tensor]) -> dict[torch.dtype, list[int]]:
 
 
 def assign_buckets(nbytes: Sequence[int], limit: float, first: float) -> list[list[int]]:
-    """Say which parameters share a bucket: neighbors, in the order in which backward makes their gradients.
+    """Say which parameters share a bucket: neighbors, in the order of backward.
 
-    Backward goes through the layers from the last to the first. So does this: it fills a bucket until the next
-    gradient would not fit, and then begins another. A gradient larger than the limit gets a bucket of its own.
+    Backward goes through the layers from the last to the first, and so does this
+    function. It fills a bucket until the next gradient would not fit, and then begins
+    another. A gradient larger than the limit gets a bucket of its own.
 
-        nbytes = [400, 40, 400, 40, 100, 10], limit = 450, first = 120   ->   [[5, 4], [3, 2], [1, 0]]
+        nbytes = [400, 40, 400, 40, 100, 10], limit = 450, first = 120
+        -> [[5, 4], [3, 2], [1, 0]]
 
-    Args:    nbytes: [bytes of the gradient] of every parameter, in the order of registration.
-             limit: bytes that a bucket holds at most; first: the same of the first bucket, which is sent first.
-    Returns: list of buckets, each a list of indices into nbytes; every index once, in reverse order of registration.
-    Ref: Li et al. 2020 (PyTorch DDP), section 3.2.2: 25 MiB, and 1 for the first bucket. PyTorch itself closes a
-    bucket after the gradient that reaches the limit, so its buckets may be larger: lab.check accepts that rule, too.
+    Args:    nbytes: the bytes of each parameter's gradient, in the order of
+             registration.
+             limit: the most bytes that a bucket may hold.
+             first: the most bytes that the first bucket may hold.
+    Returns: list of buckets, each a list of indices into nbytes. Every index comes
+             once, in reverse order of registration.
+    Ref: Li et al. 2020 (PyTorch DDP), section 3.2.2: 25 MiB, and 1 MiB for the first
+    bucket. PyTorch closes a bucket after the gradient that reaches the limit, so its
+    buckets may be larger; lab.check accepts that rule, too.
     """
     ### BEGIN SOLUTION
     buckets, room = [], 0
@@ -247,19 +255,26 @@ def results_of(works: Iterable[Work]) -> list[Any]:
 
 
 def gradient_ready(comm: Comm, reducer: Reducer[GradientBuffer], index: int) -> None:
-    """Send what can be sent, now that backward has made the gradient of parameter `index`: what its hook does.
+    """Count a new gradient, and start the buckets that are complete and next in order.
 
-    It counts the gradient in its bucket. Then it starts every bucket that is complete *and* next in order, in the
-    background. Gradients become ready in another order on another rank (a branch not taken, two streams), and ranks
-    that start bucket 1 and bucket 0 in different orders wait for each other forever. So bucket 2, complete, waits
-    for bucket 1; and the gradient that completes bucket 1 may start several.
+    A hook calls this function when backward has made the gradient of parameter `index`.
+    Count the gradient in its bucket. Then start every bucket that is complete *and*
+    next in order, in the background.
 
-        missing [0, 1, 0], works [w0]   --- the last gradient of bucket 1 --->   missing [0, 0, 0], works [w0, w1, w2]
+    Why in order? On another rank, gradients may become ready in another order. If two
+    ranks start buckets 0 and 1 in different orders, they wait for each other forever.
+    So a complete bucket 2 still waits for bucket 1. Then the last gradient of bucket 1
+    starts buckets 1 and 2:
 
-    Args:    reducer: a Reducer. Yours to change are reducer.missing (one less) and reducer.works (append what
-             `comm.background(f, x)` returns). `reducer.buckets[b].packed()` is the flat tensor of bucket b.
-             index: of the parameter, from 0, in the order of registration.
-    Returns: None, at once: it waits for nothing, because backward must go on.
+        before this gradient    missing [0, 1, 0], works [w0]
+        after this gradient     missing [0, 0, 0], works [w0, w1, w2]
+
+    Args:    reducer: a Reducer. You change two of its lists. reducer.missing holds how
+             many gradients each bucket waits for: subtract 1 for this gradient's
+             bucket. To reducer.works, append what `comm.background(f, x)` returns.
+             `reducer.buckets[b].packed()` is the flat tensor of bucket b.
+             index: the number of the parameter, from 0, in the order of registration.
+    Returns: None, at once. It waits for nothing, because backward must go on.
     Steps: one reducer.all_reduce per bucket, all in the order of the buckets.
     Ref: Li et al. 2020 (PyTorch DDP), section 3.2.3; Awan et al. 2017 (S-Caffe).
     """
