@@ -11,7 +11,7 @@ Each is the solution of notebooks/scripts with edits, in the form of tests/answe
 import re
 import textwrap
 
-from hpdl_lab.checks.scripts.table import ALONE, SCRIPTS, script_of
+from hpdl_lab.checks.scripts.table import SCRIPTS, script_of
 
 EDIT = re.compile(r"((?:^- .*\n?)+)((?:^\+ ?.*\n?)*)|^(.+) => (.*)$", re.M)
 
@@ -36,7 +36,7 @@ same data: all 2 ranks see the same 32 examples
     + sampler = torch.utils.data.RandomSampler(train, generator=generator)
     + loader = DataLoader(train, BATCH, sampler=sampler, drop_last=True)
     sampler.set_epoch(epoch) => generator.manual_seed(epoch)
-same data: nobody sees the other 16
+same data: no rank sees the other 16
     sampler = DistributedSampler(train) => sampler = DistributedSampler(train, ranks, 0)
 epoch: step 3 sees the same examples as step 0
     - sampler.set_epoch(epoch)  # another order in every epoch
@@ -47,7 +47,7 @@ batch: take 32 + 32 = 64 examples
     DataLoader(train, BATCH // ranks, => DataLoader(train, BATCH,
 steps: takes 3 steps, where the one-rank script takes 6
     range(2) => range(1)
-order: of which
+order: of them are
     DistributedSampler(train) => DistributedSampler(train, seed=1)
 order: no shuffling
     DistributedSampler(train) => DistributedSampler(train, shuffle=False)
@@ -96,7 +96,7 @@ traffic: is something averaged
     + for p in model.parameters():
     +     dist.all_reduce(p.grad)
     +     p.grad /= ranks
-sum @manual: 2 times those of the one-rank script
+sum @manual: 2 times as large as in the one-rank script
     - p.grad /= ranks
     + pass
 average @manual: rank 0 and rank 1 step with different gradients of tokens.weight
@@ -107,7 +107,7 @@ weights @manual: rank 1 starts from another model than rank 0
     - dist.broadcast(p.data, 0)
     + pass
     dtype="float64") => dtype="float64", seed=rank)
-update: the gradients of step 0 are right, those of step 1 are not
+update: the gradients are right in step 0 and wrong in step 1
     torch.optim.AdamW(model.parameters(), lr=3e-3) => torch.optim.SGD(model.parameters(), lr=3e-3)
 rate: a learning rate of 0.006
     lr=3e-3 => lr=3e-3 * ranks
@@ -136,7 +136,93 @@ init: needs a process group
     + pass
 init @alone: each of the 2 ranks trained by itself
 """,
-    "9.6": """
+    "8.6": """
+init @alone: each of the 2 ranks trained by itself
+optimizer: are not parameters of the model any more
+    - optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # of the shards
+    + pass
+    - for block in model.blocks:
+    + optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    + for block in model.blocks:
+clip: where the one-rank script has clipped it to 0.9999997
+    - torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)  # the norm over all shards
+    + pass
+clip: each rank has divided its shards by a norm of its own
+    - torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)  # the norm over all shards
+    + local = [p.grad.to_local() for p in model.parameters()]
+    + norm = torch.nn.utils.get_total_norm(local)
+    + for grad in local:
+    +     grad.mul_(min(1.0, CLIP / norm.item()))
+accumulate: divide each loss by their number
+    - loss = loss_of(x_i, y_i) / len(micro_batches)
+    + loss = loss_of(x_i, y_i)
+accumulate: a forward of rank 0 has 16 examples
+    - micro_batches = list(zip(x.split(MICRO), y.split(MICRO), strict=True))
+    + micro_batches = [(x, y)]
+gradient: has no gradient on rank 0
+    - model.set_requires_gradient_sync(i == len(micro_batches) - 1)  # one reduce-scatter in a step
+    + model.set_requires_gradient_sync(False)
+    - torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)  # the norm over all shards
+    + pass
+traffic: adds all gradients over ranks 4 times
+    - model.set_requires_gradient_sync(i == len(micro_batches) - 1)  # one reduce-scatter in a step
+    + pass
+loss: the loss of its own share
+    mean += loss.detach() / ranks => mean += loss.detach()
+    - dist.all_reduce(mean)  # on every rank, or rank 0 waits forever
+    + pass
+shards: where 1/2 of them is its share
+    - for block in model.blocks:
+    -     fully_shard(block)  # one block is gathered at a time
+    - fully_shard(model)  # and what is left: embeddings, norm, head
+    + for block in model.blocks:
+    +     fully_shard(block)
+    +     break
+    - model.set_requires_gradient_sync(i == len(micro_batches) - 1)  # one reduce-scatter in a step
+    + pass
+    - torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)  # the norm over all shards
+    + for p in model.parameters():
+    +     if not hasattr(p.grad, "to_local"):
+    +         dist.all_reduce(p.grad)
+    +         p.grad /= ranks
+    + squares = torch.zeros((), dtype=torch.float64)
+    + for p in model.parameters():
+    +     grad = p.grad.full_tensor() if hasattr(p.grad, "to_local") else p.grad
+    +     squares += (grad**2).sum()
+    + for p in model.parameters():
+    +     p.grad *= min(1.0, CLIP / (squares.item() ** 0.5 + 1e-6))
+units: gathers 855 KiB at once
+    - for block in model.blocks:
+    -     fully_shard(block)  # one block is gathered at a time
+    + pass
+deadlock: rank 1 has ended
+    - dcp.save({"model": weights, "optimizer": moments}, checkpoint_id="checkpoint")  # each rank its own shards
+    + if rank == 0:
+    +     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id="checkpoint")
+saved: one rank has gathered everything
+    - from torch.distributed.checkpoint.state_dict import get_state_dict
+    + from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+    - weights, moments = get_state_dict(model, optimizer)
+    + options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    + weights, moments = get_state_dict(model, optimizer, options=options)
+    - dcp.save({"model": weights, "optimizer": moments}, checkpoint_id="checkpoint")  # each rank its own shards
+    + if rank == 0:
+    +     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id="checkpoint", no_dist=True)
+saved: there is no checkpoint in the folder
+    - dcp.save({"model": weights, "optimizer": moments}, checkpoint_id="checkpoint")  # each rank its own shards
+    + torch.save(weights, "gpt.pt")
+checkpoint: needs AdamW's moments
+    {"model": weights, "optimizer": moments} => {"model": weights}
+checkpoint: is not the model of the one-rank script
+    - step = 0
+    + early = {name: weight.clone() for name, weight in model.state_dict().items()}
+    + step = 0
+    {"model": weights, => {"model": early,
+destroy: ends with its process group
+    - dist.destroy_process_group()
+    + pass
+""",
+    "9.5": """
 shards: no layer is cut over tp
     parallelize_module(model, mesh, plan) => parallelize_module(model, mesh, {"attention.q": ColwiseParallel()})
 shards: blocks.0.attention.q.weight and 7 more layers are not cut over tp
@@ -171,7 +257,7 @@ saved: every rank has written gpt.pt
     - dist.destroy_process_group()
     + torch.save(state, "gpt.pt")
     + dist.destroy_process_group()
-gradient: averaged over just those
+gradient: averaged over just these
     - loss.backward()
     + loss.backward()
     + for p in model.parameters():
@@ -184,7 +270,7 @@ traffic: is something averaged
     + for _ in range(20):
     +     dist.all_reduce(torch.zeros(131072, dtype=torch.float64))
 """,
-    "11.5": """
+    "11.4": """
 axes: the sampler has to count along dp
     DistributedSampler(train, dp.size(), dp.get_local_rank()) => DistributedSampler(train, 2, mesh["tp"].get_local_rank())
 examples: All ranks of a tp group work on the same examples
@@ -205,7 +291,7 @@ loss: the loss of its own share
     + mean = loss
 average: with different gradients of tokens.weight
     fully_shard(model, mesh=dp) => dp
-gradient: averaged over just those
+gradient: averaged over just these
     - fully_shard(model, mesh=dp)  # averages gradients over dp, and shards what is left
     + pass
     - loss.backward()
@@ -245,13 +331,28 @@ RIGHT = {
 model.module.state_dict() => state
 """,
     },
-    "9.6": {
+    "8.6": {
+        "kept until the step": """
+fully_shard(block)  # one block is gathered at a time => fully_shard(block, reshard_after_forward=False)
+""",
+        "one unit more, and states as they are": """
+- for block in model.blocks:
+-     fully_shard(block)  # one block is gathered at a time
++ for block in model.blocks:
++     fully_shard(block.mlp)
++     fully_shard(block)
+- weights, moments = get_state_dict(model, optimizer)
++ _, moments = get_state_dict(model, optimizer)
++ weights = model.state_dict()
+""",
+    },
+    "9.5": {
         "put together by hand": """
 - state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))  # gathers, so on every rank
 + state = {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in model.state_dict().items()}
 """,
     },
-    "11.5": {
+    "11.4": {
         "averaged by hand": """
 - fully_shard(model, mesh=dp)  # averages gradients over dp, and shards what is left
 + pass
@@ -295,7 +396,7 @@ def wrong_scripts():
             line, _, edits = entry.partition("\n")
             failed, _, says = line.partition(": ")
             failed, _, base = failed.partition(" @")
-            text = script_of(ALONE).read_text() if base == "alone" else exercise.solution
+            text = script_of(exercise.alone).read_text() if base == "alone" else exercise.solution
             if base in RIGHT[exercise.id]:
                 text = edited(text, RIGHT[exercise.id][base])
             yield exercise, failed, says, edited(text, edits)

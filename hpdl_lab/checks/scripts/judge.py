@@ -16,7 +16,7 @@ from ...watch.records import Event
 from ...watch.strategy import nbytes
 from ..ranks import full_stop
 from ..record import Broken
-from .launch import LIMIT, SAVED, STALL, ScriptRank, ScriptRun
+from .launch import LIMIT, SAVED, SHARED, STALL, ScriptRank, ScriptRun
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,12 +31,16 @@ TOO_MUCH = 1.5  # times the bytes that are needed
 
 @dataclass
 class ScriptCase:
-    """A run to be judged. alone: the one-rank script; dp, tp: how many ranks share the batch, and each layer."""
+    """A run to be judged.
+
+    alone: the one-rank script; dp, tp: how many ranks share the batch, and each layer; sharded: by FSDP2.
+    """
 
     run: ScriptRun
     alone: ScriptRun
     dp: int
     tp: int
+    sharded: bool = False
 
     @property
     def ranks(self) -> list[ScriptRank]:
@@ -88,19 +92,20 @@ class ScriptCase:
 
 def judge_script(case: ScriptCase) -> None:
     """Raise Broken for the first invariant that the script breaks."""
-    for invariant in (
-        _ends,
-        _begins_together,
-        _same_examples,
-        _same_weights,
-        _same_gradients,
-        _prints_the_loss,
-        _shards,
-        _saves_once,
-        _sends_enough,
-        _destroys,
-    ):
+    own = (_small_forwards, _small_units, _adds_once, _saves_shards) if case.sharded else (_saves_once, _sends_enough)
+    numbers = _same_examples, _same_weights, _same_gradients, _prints_the_loss
+    for invariant in (_updates_the_model, _ends, _begins_together, *numbers, _shards, *own, _destroys):
         invariant(case)
+
+
+def _updates_the_model(case: ScriptCase) -> None:
+    """Require that the optimizer has parameters of the model."""
+    strange = max(
+        (event["strange"] for rank in case.ranks if rank.weights for event in rank.optimizer_steps), default=0
+    )
+    if strange:
+        raise Broken(f"""optimizer: {counted(strange, "parameter")} of the optimizer are not parameters of the model
+            any more: sharding puts new ones in their place. Shard the model first, then make the optimizer.""")
 
 
 def _ends(case: ScriptCase) -> None:
@@ -137,7 +142,7 @@ def _ends(case: ScriptCase) -> None:
 
 
 def _why_raised(r: int, event: Event, gone: list[int], lost: list[int], printed: str) -> None:
-    """Raise Broken about the first error, of rank r; gone: ranks that had ended; lost: those that said nothing."""
+    """Raise Broken about the first error, of rank r; gone: ranks that had ended; lost: ranks without a word."""
     _, line, code = event["places"][-1] if event["places"] else ("", 0, "")
     place = f" in line {line}, `{code}`" if event["places"] else ""
     text = event["text"].strip().split("\n")[0]
@@ -171,7 +176,7 @@ def _last_lines(rank: ScriptRank) -> str:
 
 
 def _begins_together(case: ScriptCase) -> None:
-    """Require a process group, and steps with the parameters of the model, equally many on every rank."""
+    """Require a process group, and at least one step of a model on every rank."""
     p, wanted = len(case.ranks), len(case.one.optimizer_steps)
     taken = [len(rank.optimizer_steps) for rank in case.ranks]
     blind = [r for r, rank in enumerate(case.ranks) if not rank.weights]
@@ -180,10 +185,6 @@ def _begins_together(case: ScriptCase) -> None:
     if not any(event["group"] for rank in case.ranks for event in [*rank.optimizer_steps, *rank.all("left")]):
         raise Broken(f"""init: each of the {p} ranks trained by itself: without dist.init_process_group none of them
             knows of the others.""")
-    strange = max((event["strange"] for rank in case.ranks for event in rank.optimizer_steps), default=0)
-    if strange:
-        raise Broken(f"""optimizer: {counted(strange, "parameter")} of the optimizer are not parameters of the model
-            any more: sharding puts new ones in their place. Shard the model first, then make the optimizer.""")
     if min(taken, default=0) == 0:
         raise Broken(f"steps: rank {taken.index(0)} took no step, where the one-rank script takes {wanted}.")
 
@@ -265,7 +266,7 @@ def _why_other_examples(
         if sizes[0] == len(right):
             return f"""same data: in step {step} all {n} {who} see the same {sizes[0]} examples, so each does the work
                 of one rank, and nothing is gained. A DistributedSampler gives every rank its own."""
-        return f"""same data: in step {step} all {n} {who} see the same {sizes[0]} examples, and nobody sees the other
+        return f"""same data: in step {step} all {n} {who} see the same {sizes[0]} examples, and no rank sees the other
             {len(right) - sizes[0]}. A DistributedSampler gives every rank its own."""
     if step and sum(sizes) < len(right) and sizes[0] < len(batches[0][step - 1]):
         return f"""rest: step {step} is taken with {" + ".join(map(str, sizes))} examples, the rest of an epoch, which
@@ -284,7 +285,7 @@ def _why_other_examples(
 
 def _other_order(step: int, shares: list[list[int]], right: list[int], who: str) -> str:
     seen = {number for share in shares for number in share}
-    return f"""order: in step {step} {who} see {len(seen)} different examples, of which {len(seen & set(right))} are
+    return f"""order: in step {step} {who} see {len(seen)} different examples; {len(seen & set(right))} of them are
         among the {len(right)} of the one-rank script: another seed, no shuffling, or a shuffle of its own on every
         rank. A DistributedSampler with its default seed has the order of the one-rank script."""
 
@@ -294,7 +295,7 @@ def _same_weights(case: ScriptCase) -> None:
     weights = [rank.weights for rank in case.ranks]
     for name, right in case.one.weights.items():
         if name not in weights[0]:
-            raise Broken(f"model: the model has no parameter {name}, which that of the one-rank script has.")
+            raise Broken(f"model: the model has no parameter {name}; the model of the one-rank script has it.")
         full = [r for r, of in enumerate(weights) if of[name]["held"] == right["held"]]
         values = [weights[r][name]["squares"] for r in full]
         for r, value in zip(full, values, strict=True):
@@ -328,7 +329,8 @@ def _same_gradients(case: ScriptCase) -> None:
         ratios = {name: case.ratio(step, name) for name in right["grads"]}
         wrong = [name for name, ratio in ratios.items() if _differs(ratio, 1.0)]
         if wrong:
-            raise Broken(_why_other_gradients(case, step, ratios, wrong))
+            clipped = _why_other_norm(case, step, ratios) if case.sharded else None
+            raise Broken(clipped or _why_other_gradients(case, step, ratios, wrong))
 
 
 def _check_gradient(case: ScriptCase, step: int, name: str, events: list[Event]) -> None:
@@ -354,21 +356,39 @@ def _why_other_gradients(case: ScriptCase, step: int, ratios: dict[str, float], 
             continue
         hidden = "AdamW nearly hides it, as its steps do not depend on the gradient's scale; SGD would take steps"
         if reason == "sum":
-            return f"""sum: in step {step} the gradients are {factor:g} times those of the one-rank script: added, and
-                not divided by the number of replicas. {hidden} {factor:g} times as long."""
-        return f"""twice: in step {step} the gradients are 1/{1 / factor:g} of those of the one-rank script: averaged
+            return f"""sum: in step {step} the gradients are {factor:g} times as large as in the one-rank script:
+                added, and not divided by the number of replicas. {hidden} {factor:g} times as long."""
+        return f"""twice: in step {step} the gradients are 1/{1 / factor:g} as large as in the one-rank script: averaged
             twice. DDP and FSDP have divided already. {hidden} {1 / factor:g} times too short."""
     sizes = [len(rank.batches[step]) for rank in case.ranks]
     if len(set(sizes)) > 1:
         return f"""shares: in step {step} the ranks take {" + ".join(map(str, sizes))} examples: a mean of means is not
             the mean of all of them. Give all ranks as many, or weigh what they have."""
     if step:
-        return f"""update: the gradients of step {step - 1} are right, those of step {step} are not: the step between
-            them is another one than AdamW takes in the one-rank script, or the weights were changed."""
+        return f"""update: the gradients are right in step {step - 1} and wrong in step {step}: the step between them
+            is not the AdamW step of the one-rank script, or the weights were changed."""
     names = f"{wrong[0]} and {len(wrong) - 1} more parameters" if len(wrong) > 1 else wrong[0]
     return f"""gradient: in step {step} the gradients of {names} are wrong: the norm of the first is
-        {values[0]:.4g} times that of the one-rank script. Which ranks hold the same part of it, and has it been
-        averaged over just those?"""
+        {values[0]:.4g} times its norm in the one-rank script. Which ranks hold the same part of it, and has it been
+        averaged over just these ranks?"""
+
+
+def _why_other_norm(case: ScriptCase, step: int, ratios: dict[str, float]) -> str | None:
+    """Return the reason for gradients that are clipped otherwise than in the one-rank script, which clips to 1."""
+    squares = case.one.optimizer_steps[step]["grads"]
+    norm = sum(squares.values()) ** 0.5
+    got = sum(ratios[name] ** 2 * square for name, square in squares.items()) ** 0.5
+    if max(ratios.values()) > (1 + 1e-4) * min(ratios.values()):
+        return f"""clip: in step {step} the gradients of some parameters are scaled by {min(ratios.values()):.3g}, of
+            others by {max(ratios.values()):.3g}: each rank has divided its shards by a norm of its own. The norm is the
+            root of the sum of squares over all shards: clip_grad_norm_ of DTensors adds over ranks, one of local
+            tensors does not."""
+    if norm > 0.999:
+        return f"""clip: in step {step} the norm of the gradient is {got:.7g}, where the one-rank script has clipped it
+            to {norm:.7g}. Clipping stands between the last backward of a step and optimizer.step()."""
+    return f"""accumulate: in step {step} the norm of the gradient is {got:.4g} after clipping, where the one-rank
+        script has {norm:.4g}, which needs no clipping. A step's gradient is the mean over its micro-batches: divide
+        each loss by their number."""
 
 
 def forward(case: ScriptCase) -> None:
@@ -402,7 +422,7 @@ def _prints_the_loss(case: ScriptCase) -> None:
                 {right:.12f}: is it the loss of the same 32 examples, and of all of them?""")
         if case.dp > 1 and not _differs(got, case.dp * right, 1e-9):
             raise Broken(f"""loss: the training is right, but in {step} {text} is printed, {case.dp} times the loss:
-                a sum over {case.dp} ranks that nobody has divided.""")
+                a sum over {case.dp} ranks, not divided by {case.dp}.""")
         if case.dp > 1:
             raise Broken(f"""loss: the training is right, but in {step} rank 0 prints {text}, the loss of its own share;
                 the mean over the batch of all ranks is {right:.12f}. Add the losses over ranks, and divide.""")
@@ -458,7 +478,7 @@ def _saves_once(case: ScriptCase) -> None:
             raise Broken(f"""checkpoint: {name} in {SAVED} is a {type(got[name]).__name__}, rank 0's shard of it. Put it
                 together first, on all ranks: full_tensor(), or get_model_state_dict with full_state_dict=True.""")
         if float((got[name] - tensor).abs().max()) > 1e-6:
-            raise Broken(f"checkpoint: {name} in {SAVED} is not that of the one-rank script after its last step.")
+            raise Broken(f"checkpoint: {name} in {SAVED} differs from the one-rank script's after its last step.")
 
 
 def step_traffic(case: ScriptCase, rank: int = 0) -> Counter:
@@ -507,3 +527,72 @@ def _destroys(case: ScriptCase) -> None:
         raise Broken(f"""destroy: all numbers are right, but rank {left[0]} ends with its process group:
             dist.destroy_process_group() at the end waits for what is under way; with NCCL a rank without it warns, and
             may hang.""")
+
+
+def _forwards(case: ScriptCase) -> list[Event]:
+    """Return the training forwards of rank 0 in its second step."""
+    begun, over = (event["time_ns"] for event in case.ranks[0].optimizer_steps[:2])
+    return [e for e in case.ranks[0].all("forward") if e["training"] and begun < e["time_ns"] < over]
+
+
+def _small_forwards(case: ScriptCase) -> None:
+    """Require micro-batches of the size that they have in the one-rank script."""
+    most, allowed = (max(len(e["rows"]) for e in rank.all("forward")[:-1]) for rank in (case.ranks[0], case.one))
+    if most > allowed:
+        raise Broken(f"""accumulate: all numbers are right, but a forward of rank 0 has {most} examples, where
+            {allowed} fit into the memory of the one-rank script: keep its micro-batches.""")
+
+
+def _small_units(case: ScriptCase) -> None:
+    """Require that rank 0 holds its share of the parameters, and gathers them block by block."""
+    total, held = sum(case.whole.values()), sum(case.held(0).values())
+    if held > 1.1 * total / case.dp:
+        raise Broken(f"""shards: all numbers are right, but rank 0 holds {held:,} of {total:,} parameters, where
+            1/{case.dp} of them is its share: fully_shard(model) replaces each parameter by this rank's shard.""")
+    begun, over = (event["time_ns"] for event in case.ranks[0].optimizer_steps[:2])
+    entries = case.ranks[0].between(begun, over)
+    largest = max((nbytes(entry) for entry in entries if entry["op"] == "all_gather"), default=0)
+    if largest > 0.9 * 8 * total:
+        raise Broken(f"""units: all numbers are right, but rank 0 gathers {bytes_text(largest)} at once: the whole
+            model. fully_shard(block) for each of model.blocks, then fully_shard(model), gather a block at a time.""")
+
+
+def _adds_once(case: ScriptCase) -> None:
+    """Require that gradients are added over ranks once in a step, and parameters gathered twice in a micro-batch."""
+    found, needed, times = step_traffic(case), 8 * sum(case.whole.values()), len(_forwards(case))
+    sums = (found["all_reduce"] + found["reduce_scatter"]) / needed  # gloo has an all-reduce in the place of the other
+    if sums > TOO_MUCH:
+        raise Broken(f"""traffic: all numbers are right, but in a step of {times} micro-batches rank 0 adds all
+            gradients over ranks {sums:.0f} times. model.set_requires_gradient_sync(False) in all micro-batches but the
+            last leaves one reduce-scatter in a step.""")
+    if found["all_gather"] > TOO_MUCH * 2 * times * needed:
+        raise Broken(f"""traffic: all numbers are right, but in a step of {times} micro-batches rank 0 sends
+            {described(found)}: FSDP gathers each parameter in forward and in backward, no more.""")
+
+
+def _saves_shards(case: ScriptCase) -> None:
+    """Require a checkpoint of the model and of AdamW's moments, and that each rank has written its part of it."""
+    got, right = case.run.shared, cast("dict[str, Tensor]", case.alone.shared)
+    if got is None:
+        raise Broken(f"""saved: there is no checkpoint in the folder "{SHARED}": every rank calls
+            dcp.save(state, checkpoint_id="{SHARED}").""")
+    if not isinstance(got, dict):
+        raise Broken(f"checkpoint: the one in {SHARED} cannot be read ({type(got).__name__}: {got}).")
+    wrote = case.run.wrote
+    name, most = max(wrote.items(), key=lambda file: file[1])
+    if most > 0.75 * sum(wrote.values()):
+        raise Broken(f"""saved: all numbers are right, but the file {name} has {bytes_text(most)} of the
+            {bytes_text(sum(wrote.values()))} in {SHARED}: one rank has gathered everything and written it. dcp.save of
+            DTensors lets each rank write its own shards.""")
+    for weight in case.whole:
+        for part, what in (("", "the model"), (".exp_avg", "AdamW's moments"), (".exp_avg_sq", "AdamW's moments")):
+            wanted, found = (
+                [tensor for key, tensor in state.items() if f".{key}".endswith(f".{weight}{part}")]
+                for state in (right, got)
+            )
+            if not found:
+                raise Broken(f"""checkpoint: {SHARED} has no {weight}{part}. A training that goes on needs {what}:
+                    get_state_dict(model, optimizer) returns weights and moments by the names of parameters.""")
+            if found[0].shape != wanted[0].shape or float((found[0] - wanted[0]).abs().max()) > 1e-6:
+                raise Broken(f"""checkpoint: {weight}{part} in {SHARED} is not {what} of the one-rank script after its
+                    last step.""")

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 STALL = 3.0  # s in which no rank computes and none moves to another line: they wait for each other
 LIMIT = 90.0  # s for a whole run, mostly the import of torch
-SAVED = "gpt.pt"
+SAVED, SHARED = "gpt.pt", "checkpoint"  # a file of one rank; a folder of all ranks
 LOSS = re.compile(r"^(step \d+|test) loss (\S+)", re.M)
 
 
@@ -60,7 +61,7 @@ class ScriptRank(Observed):
                 found[-1] += event["rows"]
             elif event["what"] == "optimizer":
                 found.append([])
-        return found[:-1]
+        return [rows for rows in found[:-1] if rows]  # get_state_dict steps without examples, if no step was taken
 
     @property
     def weights(self) -> dict[str, Event]:
@@ -72,7 +73,9 @@ class ScriptRank(Observed):
 class ScriptRun:
     """Ranks after a run. stalled: they waited for each other; late: they still ran after LIMIT; both were ended.
 
-    state: what rank 0 has saved as SAVED, or the error of reading it, or None.
+    state:  what rank 0 has saved as SAVED, or the error of reading it, or None.
+    shared: {name: tensor} of the checkpoint in SHARED, or the error of reading it, or None.
+    wrote:  {file: bytes} in SHARED.
     """
 
     ranks: list[ScriptRank]
@@ -81,6 +84,8 @@ class ScriptRun:
     seconds: float
     output: str
     state: object = None
+    shared: object = None
+    wrote: dict[str, int] = field(default_factory=dict)
 
 
 class ScriptLauncher:
@@ -131,7 +136,9 @@ class ScriptLauncher:
                         time.sleep(0.01)
             out = folder / "torchrun.out"
             output = out.read_text(errors="replace") if out.exists() else ""
-            return ScriptRun(found, stalled, late, time.monotonic() - began, output, _saved(folder / "0" / SAVED))
+            wrote = {path.name: path.stat().st_size for path in (folder / SHARED).glob("*.distcp")}
+            saved = _saved(folder / "0" / SAVED), _checkpoint(folder / SHARED), wrote
+            return ScriptRun(found, stalled, late, time.monotonic() - began, output, *saved)
 
 
 def read_script_ranks(folder: Path, ranks: int) -> list[ScriptRank]:
@@ -163,5 +170,28 @@ def _saved(path: Path) -> object:
 
     try:
         return torch.load(path, weights_only=True)
+    except Exception as error:
+        return error
+
+
+def _checkpoint(folder: Path) -> object:
+    """Return {name: whole tensor} of a checkpoint of torch's DCP, None if there is none, or the error of reading it."""
+    if not (folder / ".metadata").exists():
+        return None
+    import torch
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    try:
+        reader = dcp.FileSystemReader(folder)
+        kept = reader.read_metadata().state_dict_metadata.items()
+        state = {
+            name: torch.empty(about.size, dtype=about.properties.dtype)
+            for name, about in kept
+            if isinstance(about, TensorStorageMetadata)
+        }
+        with warnings.catch_warnings(action="ignore"):  # of one process, without a process group
+            dcp.load(state, storage_reader=reader, no_dist=True)
+        return state
     except Exception as error:
         return error

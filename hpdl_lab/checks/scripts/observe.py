@@ -7,6 +7,7 @@ works in a folder of its own, so that two ranks that save the same file are seen
     FOLDER/torchrun.out what the launcher of the ranks printed
     FOLDER/0/           where rank 0 works
     FOLDER/0.out        what it printed
+    FOLDER/checkpoint/  a folder of all ranks, "checkpoint" for each
 """
 
 import importlib
@@ -21,10 +22,12 @@ from pathlib import Path
 from ...features.freed_memory import uncollected
 from ...watch.observer import NAMED, Observer
 from ...watch.training import install
+from .launch import SHARED
 
 IMPORTED = (  # what a rank may need, and what takes it longest
     "hpdl_lab.data.text",
     "hpdl_lab.models.gpt",
+    "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
@@ -36,7 +39,7 @@ def _serve() -> None:
     with uncollected():
         for module in IMPORTED:
             importlib.import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: they are gone when they have ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # not waited for: they are gone when they have ended
     for line in sys.stdin:
         if pid := os.fork():
             print(pid, flush=True)
@@ -80,6 +83,8 @@ def _run_rank(script: Path, folder: Path) -> int:
     rank = int(os.environ.get("RANK", "0"))
     (folder / str(rank)).mkdir(exist_ok=True)
     os.chdir(folder / str(rank))
+    (folder / SHARED).mkdir(exist_ok=True)
+    os.symlink(folder / SHARED, SHARED)  # a checkpoint that all ranks write has one folder, as on a shared file system
     with open(folder / f"{rank}.out", "wb") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)

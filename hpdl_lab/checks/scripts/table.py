@@ -20,7 +20,13 @@ ALONE = "train_gpt.py"
 
 @dataclass(frozen=True)
 class ScriptExercise(Hinted):
-    """A script to be converted. name: of the attendee's file and the solution, without .py; dp, tp: ranks per axis."""
+    """A script to be converted.
+
+    name:    of the attendee's file and the solution, without .py.
+    dp, tp:  ranks per axis.
+    alone:   the file of the one-rank script.
+    sharded: True if each rank has to hold, and to save, its shards only, and to add gradients once in a step.
+    """
 
     id: str
     title: str
@@ -28,6 +34,8 @@ class ScriptExercise(Hinted):
     stars: int
     dp: int
     tp: int
+    alone: str = ALONE
+    sharded: bool = False
 
     @property
     def ranks(self) -> int:
@@ -45,8 +53,11 @@ class ScriptExercise(Hinted):
 
 SCRIPTS = (
     ScriptExercise("6.7", "convert this script: data parallel", "train_ddp", 2, dp=2, tp=1),
-    ScriptExercise("9.6", "convert this script: tensor parallel", "train_tp", 3, dp=1, tp=2),
-    ScriptExercise("11.5", "convert this script: data and tensor parallel", "train_hybrid", 3, dp=2, tp=2),
+    ScriptExercise(
+        "8.6", "convert this script: FSDP2", "train_fsdp", 2, dp=2, tp=1, alone="train_long.py", sharded=True
+    ),
+    ScriptExercise("9.5", "convert this script: tensor parallel", "train_tp", 3, dp=1, tp=2),
+    ScriptExercise("11.4", "convert this script: data and tensor parallel", "train_hybrid", 3, dp=2, tp=2),
 )
 
 
@@ -56,14 +67,14 @@ def script_of(name: str) -> Path:
     return next((path for path in folders if path.exists()), folders[0])
 
 
-ONE: dict[str, ScriptRun] = {}  # the run of the one-rank script, which is the same for all checks of this process
+ONE: dict[str, ScriptRun] = {}  # the runs of one-rank scripts, which are the same for all checks of this process
 
 
-def _alone(launcher: ScriptLauncher) -> ScriptRun:
-    """Return the run of the one-rank script, once in this process."""
-    if ALONE not in ONE:
-        ONE[ALONE] = launcher.launch(script_of(ALONE), 1)
-    return ONE[ALONE]
+def _alone(launcher: ScriptLauncher, name: str) -> ScriptRun:
+    """Return the run of a one-rank script, once in this process."""
+    if name not in ONE:
+        ONE[name] = launcher.launch(script_of(name), 1)
+    return ONE[name]
 
 
 def check_script(exercise: ScriptExercise, path: Path, launcher: ScriptLauncher | None = None) -> CheckResult:
@@ -79,12 +90,12 @@ def check_script(exercise: ScriptExercise, path: Path, launcher: ScriptLauncher 
         line = (error.text or "").strip()
         return CheckResult(label, "syntax", f"line {error.lineno}, `{line}`: {error.msg}.")
     with nullcontext(launcher) if launcher else ScriptLauncher() as ranks, ThreadPoolExecutor(1) as pool:
-        one = pool.submit(_alone, ranks)
+        one = pool.submit(_alone, ranks, exercise.alone)
         run = ranks.launch(path.resolve(), exercise.ranks)
-    case = ScriptCase(run, one.result(), exercise.dp, exercise.tp)
+    case = ScriptCase(run, one.result(), exercise.dp, exercise.tp, exercise.sharded)
     if not case.one.first("ended"):
         ONE.clear()
-        raise RuntimeError(f"{ALONE} itself did not run to its end on this machine: {case.one.printed[-500:]}")
+        raise RuntimeError(f"{exercise.alone} itself did not run to its end on this machine: {case.one.printed[-500:]}")
     try:
         judge_script(case)
     except Broken as broken:
