@@ -67,10 +67,11 @@ sanitize: $(INSTALLED_DEV) ## csrc/ under three sanitizers: 13,200 cases of bad 
 bench: $(INSTALLED) ## race this package's all-reduce against MPI and gloo, in the cycle of a step
 	@$(VENV)/bin/hpdl bench all_reduce --cycle --ranks $(RANKS) --sizes $(SIZES) --against mpi,gloo
 
-lint: $(INSTALLED_DEV) ## check style and types: ruff, pyrefly, clang-format, shellcheck, hadolint
+lint: $(INSTALLED_DEV) ## check style, types and English: ruff, pyrefly, tests/prose.py, clang-format, shellcheck, hadolint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyrefly check --python-interpreter-path $(VENV)/bin/python --output-format min-text
+	$(VENV)/bin/python tests/prose.py
 	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*.* csrc/cuda/*.*)
 	$(VENV)/bin/shellcheck $(wildcard cluster/*.sh cluster/*/*.sh cluster/*/*.pbs)
 	$(VENV)/bin/hadolint --no-color cluster/docker/Dockerfile .binder/Dockerfile

@@ -37,12 +37,12 @@ c.JupyterHub.tornado_settings = {
     "headers": {"Cross-Origin-Opener-Policy": "noopener-allow-popups"},
     "xsrf_cookie_kwargs": {"httponly": True},
 }
-# Requests are bounded in size and time, and so are the connections of each user id: nobody fills the hub's memory.
+# Requests are bounded in size and time, and so are the connections of each user id: no user fills the hub's memory.
 bounds.bound_requests()
 # AUTHENTICATOR: attendees choose a password at their first login, or have got one by the users file. Others: "pam" for
 # the accounts of this machine, "oauthenticator.GitHubOAuthenticator", ... "dummy" lets in anybody: for rehearsals.
 c.JupyterHub.authenticator_class = "dummy" if given.dummy else "hpdl_lab.classroom.authenticator.AttendeeAuthenticator"
-# The names that may log in, and nobody else. A site with accounts of its own: c.Authenticator.allow_all = True.
+# Only these names may log in. A site with accounts of its own: c.Authenticator.allow_all = True.
 c.Authenticator.allowed_users = set(given.users)
 # Nor who was on an earlier list: they lose their sessions and tokens.
 c.Authenticator.allow_existing_users, c.Authenticator.delete_invalid_users = False, not given.dummy
@@ -98,8 +98,8 @@ c.JupyterHub.load_roles = [{"name": "hpdl", "scopes": ["delete:users", "delete:s
 own_rights = ["read:users!user", "users:activity!user", "servers!user", "access:servers!user"]
 c.JupyterHub.load_roles.append({"name": "user", "description": "An attendee", "scopes": own_rights})
 if given.idle:
-    # jupyterhub-idle-culler stops servers, with their engines, that nobody has used for so long. Files stay.
-    # It ends with its hub, also where that is killed: the next one starts another.
+    # jupyterhub-idle-culler stops servers that are idle for so long, with their engines. Files stay.
+    # It ends with its hub, also if the hub is killed: the next hub starts another.
     cull = (
         "import runpy; from hpdl_lab.classroom.hub import end_with_parent; end_with_parent(); "
         "runpy.run_module('jupyterhub_idle_culler', run_name='__main__', alter_sys=True)"
@@ -111,14 +111,14 @@ if given.idle:
     scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
     c.JupyterHub.load_roles.append({"name": "cull-idle", "scopes": scopes, "services": ["cull-idle"]})
 
-# -- what stays, and who hears whom ------------------------------------------------------------------------------------
+# -- what stays, and who connects to whom ------------------------------------------------------------------------------
 
 # Who is there and whose server runs where: with it a hub that was restarted, or killed, takes over running servers.
 c.JupyterHub.db_url = f"sqlite:///{given.private / 'jupyterhub.sqlite'}"
 # Browsers stay logged in over a restart.
 c.JupyterHub.cookie_secret_file = str(given.private / "cookie_secret")
-# What hub, proxy and servers say to each other is encrypted, and each proves who it is: nobody believes a server that
-# an attendee starts in the place of another's.
+# Hub, proxy and servers encrypt their connections and prove who they are: a server that an attendee starts in the
+# place of another's is refused.
 c.JupyterHub.internal_ssl = True
 c.JupyterHub.internal_certs_location = str(given.certificates)
 # Servers reach the hub here; the port stays, because servers that run over a restart know it.

@@ -25,7 +25,7 @@ ranks (`hpdl_lab.comm.sim.run`), on the engine cluster (`hpdl_lab.lab.run`) and 
     models, optim, data    MLP, CNN, GPT, ViT, LLaMA, DeepSeek; optimizers; data, how it is shared and read
     kernels      GPU kernels, and a CPU that runs them thread by thread
     torch_backend    torch.distributed's backend "hpdl": DDP on the compiled collectives
-    schedules    pipeline schedules as data: which rank runs which micro-batch of which stage, in which order
+    schedules    pipeline schedules as data: which rank runs which micro-batch in which stage, and when
     predict      the model of time that needs no ranks: a graph of tasks, and the messages of a schedule on a network
     mesh         ranks on a grid of named axes (dp, pp, tp, cp, ep), with a communicator along each
     comm         the communicator on simulated ranks, on ranks of mpiexec and of torchrun, and its errors

@@ -4,8 +4,8 @@
                                   pp 0       0  1          pp 0       4  5        ranks 0 and 1 are neighbors on one
                                   pp 1       2  3          pp 1       6  7        host, and tp sends most there
 
-Along every axis a rank belongs to one group, those that differ from it in that coordinate only: rank 2 adds gradients
-with rank 6 (dp), passes activations to and from rank 0 (pp), and shares its layers with rank 3 (tp).
+Along every axis a rank belongs to one group, whose ranks differ in that coordinate only: rank 2 adds gradients with
+rank 6 (dp), passes activations to and from rank 0 (pp), and shares its layers with rank 3 (tp).
 Ref: Narayanan et al. 2021, arXiv:2104.04473; torch.distributed.device_mesh.init_device_mesh has the same order.
 """
 
@@ -35,7 +35,7 @@ AXES = {
 
 
 def coordinates(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Say where rank number `rank` stands on a grid: one coordinate per axis, and the last varies fastest.
+    """Return where a rank stands on a grid: one coordinate per axis, and the last varies fastest.
 
         sizes (2, 3):   0 1 2      rank 4 -> (1, 1)
                         3 4 5
@@ -43,23 +43,26 @@ def coordinates(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     Args:    rank: int, 0 <= rank < product of sizes; sizes: how many ranks along each axis, ints.
     Returns: tuple of len(sizes) ints.
     """
-    ### BEGIN SOLUTION
     place = []
     for size in reversed(sizes):
         rank, coordinate = divmod(rank, size)
         place.append(coordinate)
     return tuple(reversed(place))
-    ### END SOLUTION
 
 
 def groups(sizes: tuple[int, ...], axis: int) -> list[list[int]]:
-    """List the groups of ranks along one axis: those that differ in this coordinate only.
+    """List the groups of ranks along one axis of a grid.
 
         sizes (2, 3):   0 1 2      axis 0, downwards: [[0, 3], [1, 4], [2, 5]]
                         3 4 5      axis 1, across:    [[0, 1, 2], [3, 4, 5]]
 
+    Ranks of a group differ in their coordinate along this axis, and in no other
+    coordinate. The last axis varies fastest. `coordinates(rank, sizes)` returns the
+    coordinates of a rank: (1, 1) for rank 4.
+
     Args:    sizes: how many ranks along each axis, ints; axis: index into sizes.
-    Returns: list of lists of ranks: each in the order of that coordinate, all in the order of their lowest rank.
+    Returns: list of lists of ranks. Each group is in the order of the coordinate along
+             the axis, and the groups are in the order of their lowest ranks.
     """
     ### BEGIN SOLUTION
     found: dict[tuple[int, ...], list[int]] = {}
@@ -107,7 +110,7 @@ class Grid:
         return place | {axis: 0 for axis in AXES if axis not in place}
 
     def rank(self, **place: int) -> int:
-        """Return the rank at these coordinates; those that are not given are 0. The inverse of `coordinates`."""
+        """Return the rank at these coordinates; axes that are not given are 0. The inverse of `coordinates`."""
         number = 0
         for axis, coordinate in place.items():
             if not 0 <= coordinate < self[axis]:

@@ -40,5 +40,5 @@ def write_file(path: str | Path, text: str | bytes, mode: int = 0o666, sync: boo
         if os.path.exists(new):
             os.remove(new)
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # not that of the unfinished file
+            error.filename, error.filename2 = str(path), None  # not the unfinished file's name
         raise

@@ -1,7 +1,7 @@
-"""Small programs that get stuck, contradict themselves or are late, each with its repair and with what is wrong.
+"""Small programs with one fault each: a deadlock, a contradiction or a slow rank. Each has its repair and its reason.
 
-The reason that comm/status/report.py finds is right for each of them on simulated ranks and on MPI ranks; in notebook
-03 attendees find it and repair the program.
+comm/status/report.py finds the right reason for each program, on simulated ranks and on MPI ranks. In notebook 03,
+attendees find it themselves, and repair two programs.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from .comm.base import Comm
 from .trace import user_files
 
-user_files.append(__file__)  # a report blames a line of a program here as if its reader had written it
+user_files.append(__file__)  # a report names lines of this file as if the attendee had written them
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program that is wrong in one way.
+    """A program with one fault.
 
-    name:     what is wrong; title: what the program is to do, in one line.
-    ranks:    how many it is for.
-    broken:   broken(comm) never ends well; repaired(comm) returns returns[rank], a number.
-    reason:   what the report says, or a part of it: the same on simulated ranks and on MPI ranks.
-    deadline: seconds within which it can be diagnosed; the repaired program needs far less.
+    name:     the fault; title: what the program should do, in one line.
+    ranks:    the number of ranks that it needs.
+    broken:   broken(comm) has the fault; repaired(comm) returns the number returns[rank].
+    reason:   a part of what the report says, the same on simulated ranks and on MPI ranks.
+    deadline: seconds after which the report finds the reason; the repaired program takes far less.
     """
 
     name: str
@@ -52,18 +52,18 @@ def swap_receiving_first(comm: Comm) -> float:
 
 
 def swap(comm: Comm) -> float:
-    """Swap a number with the other rank: sendrecv begins both before it waits for either."""
+    """Swap a number with the other rank: sendrecv starts both messages before it waits for either."""
     mine, theirs = torch.tensor([float(comm.rank)]), torch.zeros(1)
     other = 1 - comm.rank
     comm.sendrecv(mine, other, theirs, other)
     return theirs.item()
 
 
-# -- Two ranks send before they receive. MPI sends small messages away at once; a large one waits for its receive ------
+# -- Two ranks send before they receive: a small message leaves at once, a large one waits for its receive -------------
 
 
 def swap_sending_first(comm: Comm) -> float:
-    """Swap a million numbers with the other rank; returns the first."""
+    """Swap a million numbers with the other rank; return the first one."""
     mine, theirs = torch.full((1_000_000,), float(comm.rank)), torch.zeros(1_000_000)
     other = 1 - comm.rank
     comm.send(mine, other)
@@ -84,7 +84,7 @@ def swap_large(comm: Comm) -> float:
     return theirs[0].item()
 
 
-# -- The receiver has made room for one element more than the sender sends ---------------------------------------------
+# -- The receiver expects one element more than the sender sends -------------------------------------------------------
 
 
 def hand_over_with_bias(comm: Comm) -> float:
@@ -98,7 +98,7 @@ def hand_over_with_bias(comm: Comm) -> float:
 
 
 def hand_over(comm: Comm) -> float:
-    """Hand 1,000 weights from rank 0 to rank 1, which returns their sum: both ends count alike."""
+    """Hand 1,000 weights from rank 0 to rank 1, which returns their sum: both ranks expect 1,000 elements."""
     if comm.rank == 0:
         comm.send(torch.ones(1000), 1)
         return 0.0
@@ -107,7 +107,7 @@ def hand_over(comm: Comm) -> float:
     return weights.sum().item()
 
 
-# -- The receiver takes integers for floats: as many elements, but not the same bytes ----------------------------------
+# -- The receiver expects floats, the sender sends integers: as many elements, but other bytes -------------------------
 
 
 def hand_over_labels_as_floats(comm: Comm) -> float:
@@ -121,7 +121,7 @@ def hand_over_labels_as_floats(comm: Comm) -> float:
 
 
 def hand_over_labels(comm: Comm) -> float:
-    """Hand 1,000 labels from rank 0 to rank 1, which returns their sum: both ends mean integers."""
+    """Hand 1,000 labels from rank 0 to rank 1, which returns their sum: both ranks expect integers."""
     if comm.rank == 0:
         comm.send(torch.arange(1000), 1)
         return 0.0
@@ -130,7 +130,7 @@ def hand_over_labels(comm: Comm) -> float:
     return float(labels.sum())
 
 
-# -- Two messages are received in another order than they are sent. Messages have no tags here: they have an order -----
+# -- Two messages are received in another order than they are sent; messages have no tags here -------------------------
 
 
 def hand_over_layer_backwards(comm: Comm) -> float:
@@ -157,7 +157,7 @@ def hand_over_layer(comm: Comm) -> float:
     return (weights.sum() + bias.sum()).item()
 
 
-# -- On a ring everybody exchanges with its right neighbor first, who is busy with its own right neighbor --------------
+# -- On a ring every rank exchanges with its right neighbor first, which is busy with its own right neighbor -----------
 
 
 def add_neighbors_all_alike(comm: Comm) -> float:
@@ -183,7 +183,7 @@ def add_neighbors(comm: Comm) -> float:
     return total
 
 
-# -- Only one rank writes the log, and so only one rank calls the collective that the log needs ------------------------
+# -- Only one rank writes the log, so only this rank calls the collective that the log needs ---------------------------
 
 
 def mean_loss_for_the_log(comm: Comm) -> float:
@@ -213,7 +213,7 @@ def mean_loss(comm: Comm) -> float:
 
 
 def count_samples_apart(comm: Comm) -> float:
-    """Meet, then add up 10 * rank samples; every rank returns the sum."""
+    """Wait for all ranks, then add up 10 * rank samples; every rank returns the sum."""
     seen = torch.tensor([10.0 * comm.rank])
     if comm.rank != 2:
         comm.barrier()
@@ -222,7 +222,7 @@ def count_samples_apart(comm: Comm) -> float:
 
 
 def count_samples(comm: Comm) -> float:
-    """Meet, then add up 10 * rank samples: all ranks call the same collectives in the same order."""
+    """Wait for all ranks, then add up 10 * rank samples: all ranks call the same collectives in the same order."""
     seen = torch.tensor([10.0 * comm.rank])
     comm.barrier()
     comm.all_reduce(seen)
@@ -233,7 +233,7 @@ def count_samples(comm: Comm) -> float:
 
 
 def sum_of_own_steps(comm: Comm) -> float:
-    """Add up the numbers 0 to 10, dealt out to the ranks like cards: in each step every rank adds one of its own."""
+    """Add up the numbers 0 to 10: in each step every rank adds one of its own."""
     total = 0.0
     for number in range(comm.rank, 11, comm.size):
         x = torch.tensor([float(number)])
@@ -243,11 +243,12 @@ def sum_of_own_steps(comm: Comm) -> float:
 
 
 def sum_of_steps(comm: Comm) -> float:
-    """Add up the numbers 0 to 10, dealt out to the ranks like cards: in each step every rank adds one of its own.
+    """Add up the numbers 0 to 10: in each step every rank adds one of its own.
 
-    With 4 ranks, rank 0 has 0, 4 and 8; rank 3 has 3 and 7.
+    The ranks take the numbers in turns. With 4 ranks, rank 0 has 0, 4 and 8, and rank 3
+    has 3 and 7.
 
-    Returns: the sum of all eleven, 55, on every rank.
+    Returns: the sum of all eleven numbers, 55, on every rank.
     """
     total = 0.0
     for first in range(0, 11, comm.size):
@@ -258,7 +259,7 @@ def sum_of_steps(comm: Comm) -> float:
     return total
 
 
-# -- One rank takes itself for the root of a broadcast -----------------------------------------------------------------
+# -- One rank names itself as the root of a broadcast ------------------------------------------------------------------
 
 
 def share_seed_from_two(comm: Comm) -> float:
@@ -269,7 +270,7 @@ def share_seed_from_two(comm: Comm) -> float:
 
 
 def share_seed(comm: Comm) -> float:
-    """Give every rank the seed of rank 0, which is 7: all name the same root."""
+    """Give every rank the seed of rank 0, which is 7: all ranks name the same root."""
     seed = torch.tensor([7.0 if comm.rank == 0 else 0.0])
     comm.broadcast(seed, root=0)
     return seed.item()
@@ -289,14 +290,14 @@ def sum_of_means_of_some(comm: Comm) -> float:
 
 
 def sum_of_means(comm: Comm) -> float:
-    """Add up the means of all batches; an empty one counts as 0, and its rank takes part."""
+    """Add up the means of all batches; an empty batch counts as 0, and its rank takes part."""
     batch = torch.full((0 if comm.rank == 2 else 5,), float(comm.rank))
     mean = batch.mean().reshape(1) if len(batch) > 0 else torch.zeros(1)
     comm.all_reduce(mean)
     return mean.item()
 
 
-# -- One rank does the work of all: nothing is wrong but that the others lose their patience ---------------------------
+# -- One rank does all the work: nothing is wrong, but the others wait for a long time ---------------------------------
 
 SECONDS = 0.1  # of work per sample
 
@@ -312,7 +313,7 @@ def work_alone(comm: Comm) -> float:
 
 
 def work_together(comm: Comm) -> float:
-    """Work on 30 samples, which the ranks deal out among themselves, then add up how many there were."""
+    """Work on 30 samples, each rank on its share, then add up how many there were."""
     mine = range(comm.rank, 30, comm.size)
     for _ in mine:
         time.sleep(SECONDS / 10)
@@ -325,7 +326,7 @@ def work_together(comm: Comm) -> float:
 
 
 def add_in_both_groups_crosswise(comm: Comm) -> float:
-    """Add up a one over two groups, one after the other; both groups have both ranks."""
+    """Add up a 1 in two groups, one after the other; both groups have both ranks."""
     data, model = comm.split("data"), comm.split("model")
     x = torch.ones(1)
     if comm.rank == 0:
@@ -338,7 +339,7 @@ def add_in_both_groups_crosswise(comm: Comm) -> float:
 
 
 def add_in_both_groups(comm: Comm) -> float:
-    """Add up a one over two groups, in the same order on both ranks."""
+    """Add up a 1 in two groups, in the same order on both ranks."""
     data, model = comm.split("data"), comm.split("model")
     x = torch.ones(1)
     data.all_reduce(x)
@@ -346,7 +347,7 @@ def add_in_both_groups(comm: Comm) -> float:
     return x.item()
 
 
-# -- A receive is begun and never waited for: what is read may be what was in the tensor before ------------------------
+# -- A receive is started, and the rank reads its tensor without waiting: it may find the old values -------------------
 
 
 def read_before_it_has_come(comm: Comm) -> float:
@@ -361,7 +362,7 @@ def read_before_it_has_come(comm: Comm) -> float:
 
 
 def read_when_it_has_come(comm: Comm) -> float:
-    """Hand the number 42 from rank 0 to rank 1; both return it, rank 1 when it has waited."""
+    """Hand the number 42 from rank 0 to rank 1; both return it, rank 1 after it has waited."""
     x = torch.zeros(1)
     if comm.rank == 0:
         x += 42
@@ -392,7 +393,7 @@ PROGRAMS = (
     ),
     Program(
         name="counts_differ",
-        title="rank 0 hands its 1,000 weights to rank 1",
+        title="rank 0 sends its 1,000 weights to rank 1",
         ranks=2,
         broken=hand_over_with_bias,
         repaired=hand_over,
@@ -401,7 +402,7 @@ PROGRAMS = (
     ),
     Program(
         name="dtypes_differ",
-        title="rank 0 hands its labels to rank 1",
+        title="rank 0 sends its labels to rank 1",
         ranks=2,
         broken=hand_over_labels_as_floats,
         repaired=hand_over_labels,
@@ -410,7 +411,7 @@ PROGRAMS = (
     ),
     Program(
         name="wrong_order",
-        title="rank 0 hands a layer, weights and bias, to rank 1",
+        title="rank 0 sends a layer, its weights and bias, to rank 1",
         ranks=2,
         broken=hand_over_layer_backwards,
         repaired=hand_over_layer,
@@ -419,7 +420,7 @@ PROGRAMS = (
     ),
     Program(
         name="ring_even_odd",
-        title="every rank adds up the numbers of its two neighbors on a ring",
+        title="every rank adds the numbers of its two neighbors on a ring",
         ranks=4,
         broken=add_neighbors_all_alike,
         repaired=add_neighbors,
@@ -428,7 +429,7 @@ PROGRAMS = (
     ),
     Program(
         name="branch_around_collective",
-        title="write the mean loss into the log, which rank 0 prints",
+        title="write the mean loss into the log: rank 0 alone prints it",
         ranks=4,
         broken=mean_loss_for_the_log,
         repaired=mean_loss,
@@ -437,7 +438,7 @@ PROGRAMS = (
     ),
     Program(
         name="other_collective",
-        title="all ranks meet, then add up how many samples they have seen",
+        title="all ranks wait for each other, then add up how many samples they have seen",
         ranks=4,
         broken=count_samples_apart,
         repaired=count_samples,
@@ -446,7 +447,7 @@ PROGRAMS = (
     ),
     Program(
         name="unequal_loops",
-        title="add up the numbers 0 to 10, dealt out to the ranks like cards",
+        title="add up the numbers 0 to 10, which the ranks take in turns",
         ranks=4,
         broken=sum_of_own_steps,
         repaired=sum_of_steps,
@@ -464,7 +465,7 @@ PROGRAMS = (
     ),
     Program(
         name="a_rank_raises",
-        title="the sum over ranks of the mean of their batches",
+        title="each rank takes the mean of its batch, and all means are added up",
         ranks=4,
         broken=sum_of_means_of_some,
         repaired=sum_of_means,
@@ -473,7 +474,7 @@ PROGRAMS = (
     ),
     Program(
         name="straggler",
-        title="work on 30 samples, then add up how many there were",
+        title="work on 30 samples, then add up how many samples there were",
         ranks=4,
         broken=work_alone,
         repaired=work_together,
@@ -482,7 +483,7 @@ PROGRAMS = (
     ),
     Program(
         name="opposite_communicators",
-        title="add up over the data group, then over the model group",
+        title="add up a number in the data group, then in the model group",
         ranks=2,
         broken=add_in_both_groups_crosswise,
         repaired=add_in_both_groups,
@@ -491,7 +492,7 @@ PROGRAMS = (
     ),
     Program(
         name="forgotten_wait",
-        title="rank 0 hands a number to rank 1, which works meanwhile",
+        title="rank 0 sends a number to rank 1, which works meanwhile",
         ranks=2,
         broken=read_before_it_has_come,
         repaired=read_when_it_has_come,
@@ -511,7 +512,7 @@ def find(name: str) -> Program:
 
 # -- notebook 03 ----------------------------------------------------------------------------------------------------
 
-LABELS = {  # letter: name of the program, which gives too much away
+LABELS = {  # letter: name of the program, which would give its fault away
     "A": "both_receive_first",
     "B": "counts_differ",
     "C": "branch_around_collective",
@@ -522,26 +523,27 @@ LABELS = {  # letter: name of the program, which gives too much away
 }
 
 DIAGNOSES = {  # diagnosis: what it means
-    "circle": "some ranks wait in the same call, each for the next, and the last for the first",
-    "mismatch": "a send and its receive do not mean the same message",
-    "absent": "a rank never calls what the others wait in, because its program takes another path",
+    "circle": "ranks wait in a circle, each in the same call",
+    "mismatch": "a send and its receive do not agree about the message",
+    "absent": "a rank never makes the call in which the others wait",
     "order": "all ranks make the same calls, but not in the same order",
     "error": "a rank raised an exception, and the others wait for it in vain",
-    "slow": "nobody is stuck: one rank is late, and all others wait for it",
+    "slow": "there is no deadlock: one rank is late, and all others wait for it",
 }
 
 
 def diagnose() -> dict[str, str]:
     """Diagnose each of the programs A to G, which `lab.show("zoo")` shows.
 
-        "circle"     some ranks wait in the same call, each for the next, and the last for the first
-        "mismatch"   a send and its receive do not mean the same message
-        "absent"     a rank never calls what the others wait in, because its program takes another path
+        "circle"     ranks wait in a circle, each in the same call
+        "mismatch"   a send and its receive do not agree about the message
+        "absent"     a rank never makes the call in which the others wait
         "order"      all ranks make the same calls, but not in the same order
         "error"      a rank raised an exception, and the others wait for it in vain
-        "slow"       nobody is stuck: one rank is late, and all others wait for it
+        "slow"       there is no deadlock: one rank is late, and all others wait for it
 
-    Returns: dict, such as {"A": "slow", "B": ...}. A diagnosis may fit more than one program.
+    Returns: dict, such as {"A": "slow", "B": ...}. A diagnosis may fit more
+             than one program.
     """
     return {
         "A": "circle",

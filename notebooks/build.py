@@ -23,7 +23,7 @@ program; and `...` in the place of guesses. Both carry nbgrader's metadata and m
 makes nbgrader's source.
 
 tracks.py makes the tables of minutes and tracks, which stand in the place of `<!-- tracks -->` and `<!-- links -->` in
-the sources, and between their marks in README.md and docs/.
+the sources, and between their marks in README.md and docs/; the terms of docs/glossary.md stand at `<!-- terms -->`.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from hpdl_lab.features.freed_memory import uncollected
 
 with uncollected():  # a quarter of the time
     from hpdl_lab.checks import exercises
-    from hpdl_lab.checks.scripts.table import ALONE, script_of
+    from hpdl_lab.checks.scripts.table import script_of
     from hpdl_lab.plain_source import plain_source
     from hpdl_lab.release.forms import digest, worked_in
 
@@ -159,7 +159,7 @@ def shown_cell(path, defined):
 
 def script_cell(script, form):
     """A file: in the solution form the converted script, in the exercise form the one-rank script."""
-    text = script.solution if form == "solution" else script_of(ALONE).read_text()
+    text = script.solution if form == "solution" else script_of(script.alone).read_text()
     return nbformat.v4.new_code_cell(f"%%writefile {script.file}\n{text.rstrip()}", metadata={"tags": ["script"]})
 
 

@@ -1,18 +1,19 @@
 """How long each section of each notebook takes, and who does it: behind headers, README and plans.
 
-A mark behind a heading in notebooks/source says it: `<!-- 2 homework 16 -->` is part two, in the shortest track that
+A mark behind a heading in notebooks/source says it: `<!-- 2 two days 16 -->` is part two, in the shortest track that
 has the section, and 16 minutes. Minutes are estimates for somebody who types: 200 words a minute, about 5, 12 and 22
 minutes for an exercise of one, two and three stars with one or two failed checks, and cells as long as they run.
 build.py writes tables of them into the headers of the notebooks, and between the marks `<!-- tracks: ... -->` of
-README.md and docs/.
+README.md and docs/. The terms of a recap, at `<!-- terms -->`, come from docs/glossary.md.
 """
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-TRACKS = ("half day", "full day", "homework")  # each has what those before it have; homework may be a second day
-LENGTHS = {"half day": 240, "full day": 480}  # minutes, with breaks
+GLOSSARY = Path(__file__).resolve().parent.parent / "docs" / "glossary.md"
+TRACKS = ("half day", "full day", "two days", "homework")  # each has what those before it have
+LENGTHS = {"half day": 240, "full day": 480, "two days": 960}  # minutes, with breaks
 COUNTS = ("one", "two", "three")
 
 
@@ -47,14 +48,18 @@ class Notebook(NamedTuple):
         longest = TRACKS.index(track)
         return [s for s in self.sections if TRACKS.index(s.track) <= longest and part in (None, s.part)]
 
+    def taught(self, track, part=None):
+        """The sections that the plan of a track names: two days begin with the full day."""
+        return [s for s in self.of(track, part) if track != "two days" or s.track == track]
+
 
 TABLE = """
 00_why  Why many computers
     why many computers, and three ways to share a training among them; what SGD, mini-batch and epoch are
-    nothing but this notebook: no engines, no exercises
+    nothing: begin here
 00_engines  Ranks are processes
     what a rank is, that ranks share nothing, and how to stop a cell that hangs
-    [00](00_why.ipynb), which is the beginning; two cores
+    [00](00_why.ipynb); two processor cores
 01_gradient_descent  Gradient descent
     what a gradient step does, on a live loss landscape; the largest rate that is stable
     no engines: one process
@@ -75,18 +80,18 @@ TABLE = """
     replicas, buckets, overlap with backward; a GPT on Moby-Dick; S-Caffe, Horovod, and PyTorch's DDP on your own ring
     [04](04_ring_all_reduce.ipynb); four engines
 07_large_batch  Large batches and fewer bytes
-    what a batch is worth, how large batches fail and what rescues them; gradients of which fewer bytes travel
+    what a batch is worth, how large batches fail and what rescues them; gradients that travel in fewer bytes
     [06](06_data_parallel.ipynb); four engines
 08_memory  What fits: memory and ZeRO
     16 bytes for each parameter, and how ZeRO 1, 2 and 3 divide them; activations that are computed twice; 16 bits
     [06](06_data_parallel.ipynb); four engines
 09_tensor_parallel  Tensor parallelism
-    one layer on several ranks: columns and rows, attention by heads, sequences and images that are cut; a GPT of which
-    no rank has a whole layer
+    one layer on several ranks: columns and rows, attention by heads, sequences and images that are cut; a GPT with
+    every layer cut over the ranks
     [06](06_data_parallel.ipynb); four engines
 10_pipeline_parallel  Pipeline parallelism
-    stages and bubbles: GPipe, 1F1B, zero bubble, where to cut a model, and GEMS in both directions; a GPT in four
-    pieces
+    stages and bubbles: GPipe, 1F1B, zero bubble, where to cut a model; GEMS and DualPipe in both directions; a GPT in
+    four pieces
     [06](06_data_parallel.ipynb); four engines
 11_hybrid_parallel  Hybrid parallelism
     a mesh of replicas, stages and shards in three changed lines; which gradient is added where; the best of 66 grids
@@ -94,7 +99,7 @@ TABLE = """
     [00](00_engines.ipynb), for parts two and three [06](06_data_parallel.ipynb); four engines
 12_large_models  Models of today
     what LLaMA and DeepSeek changed: key heads that are shared, latents, experts to which tokens travel, sequences that
-    ranks share, DualPipe; a ViT on four ranks
+    ranks share; a ViT on four ranks
     [09](09_tensor_parallel.ipynb), [11](11_hybrid_parallel.ipynb); four engines
 13_inference  Inference
     what a token costs: the cache of keys and values, decode on two ranks, continuous batching, pages, speculation;
@@ -118,7 +123,7 @@ TABLE = """
     [07](07_large_batch.ipynb), [11](11_hybrid_parallel.ipynb), [15](15_open_issues.ipynb); two cores
 """
 
-# A notebook, with the part where it has several; or what else takes time, and its minutes.
+# A notebook, with the part if it has several; or what else takes time, and its minutes: None is what is left.
 PLANS = {
     "half day": (
         ("welcome, log in", 10),
@@ -130,9 +135,10 @@ PLANS = {
         ("break", 15),
         "04_ring_all_reduce 1",
         "06_data_parallel 1",
+        "08_memory 1",
         "11_hybrid_parallel 1",
         "13_inference 1",
-        ("to catch up, questions", 4),
+        ("to catch up, questions", None),
     ),
     "full day": (
         ("welcome, log in", 15),
@@ -147,18 +153,40 @@ PLANS = {
         ("lunch", 60),
         "04_ring_all_reduce 1",
         "04_ring_all_reduce 2",
-        "05_kernels 1",
         ("break", 15),
         "06_data_parallel 1",
         "06_data_parallel 2",
+        "08_memory 1",
+        "10_pipeline_parallel 1",
         "11_hybrid_parallel 1",
         "13_inference 1",
-        ("to catch up, questions", 9),
+        ("to catch up, questions", None),
+    ),
+    "two days": (
+        ("the first day: as the full day", 480),
+        ("what was hard yesterday", 15),
+        "08_memory 1",
+        "08_memory 2",
+        "07_large_batch 1",
+        ("break", 15),
+        "09_tensor_parallel 1",
+        "10_pipeline_parallel 1",
+        "10_pipeline_parallel 2",
+        ("lunch", 60),
+        "12_large_models 1",
+        "12_large_models 2",
+        "12_large_models 3",
+        "13_inference 2",
+        "13_inference 3",
+        ("break", 15),
+        "14_performance 1",
+        "15_race",
+        ("to catch up, questions", None),
     ),
 }
 
 
-MARK = re.compile(r" <!-- (\d) (half day|full day|homework) (\d+) -->$", re.M)
+MARK = re.compile(rf" <!-- (\d) ({'|'.join(TRACKS)}) (\d+) -->$", re.M)
 SECTION = re.compile(rf"^# ##? (Exercise \d+\.\d+|)(.*?){MARK.pattern}", re.M)
 
 
@@ -199,9 +227,9 @@ def header(name):
     shares = []
     for track in LENGTHS:
         sections = notebook.of(track)
-        shares.append(f"{minutes(sections)}: {share(notebook, track)}" if sections else "not in it")
+        shares.append(f"{minutes(sections)} minutes: {share(notebook, track)}" if sections else "not in it")
     return (
-        "| minutes | half day | full day | you need |\n|---|---|---|---|\n"
+        "| minutes | half day | full day | two days | you need |\n|---|---|---|---|---|\n"
         f"| {minutes(notebook.sections)} | {' | '.join(shares)} | {notebook.needs} |"
     )
 
@@ -215,7 +243,7 @@ def share(notebook, track):
         sections = notebook.of(track, part)
         whole = sections == [s for s in notebook.sections if s.part == part]
         found.append(f"part {COUNTS[part - 1]}" if whole else exercises(sections))
-    return ", ".join(filter(None, found))
+    return ", ".join(filter(None, found)) or "without exercises"
 
 
 def links(name):
@@ -229,6 +257,12 @@ def links(name):
     return " · ".join(line)
 
 
+def terms(name):
+    """The table of a notebook's terms, as docs/glossary.md has it."""
+    section = GLOSSARY.read_text().partition(f"(../notebooks/{name}.ipynb)\n\n")[2]
+    return section.partition("\n\n")[0].rstrip()
+
+
 def link(name):
     return f"[{name[:2]} · {NOTEBOOKS[name].title}]({name}.ipynb)"
 
@@ -236,7 +270,7 @@ def link(name):
 def labelled(name, text):
     """Markdown with the track behind each heading of a section that not every track has."""
     for section in NOTEBOOKS[name].sections:
-        if section.track != TRACKS[0] and NOTEBOOKS[name].of("full day"):
+        if section.track != TRACKS[0] and NOTEBOOKS[name].of("two days"):
             text = re.sub(rf"^(##? {re.escape(section.heading)}(?!\d).*)$", rf"\1 · {section.track}", text, flags=re.M)
     return text
 
@@ -245,7 +279,8 @@ def filled(name, text):
     """Markdown of a notebook's source with header and links in the place of their marks."""
     if name not in NOTEBOOKS:
         return text
-    text = text.replace("<!-- tracks -->", header(name)).replace("<!-- links -->", links(name))
+    for mark, made in (("tracks", header), ("terms", terms), ("links", links)):
+        text = text.replace(f"<!-- {mark} -->", made(name))
     return labelled(name, MARK.sub("", text))
 
 
@@ -265,12 +300,13 @@ def planned(track):
         if isinstance(row, str):
             name, _, part = row.partition(" ")
             notebook = NOTEBOOKS[name]
-            sections = notebook.of(track, int(part) if part else None)
+            sections = notebook.taught(track, int(part) if part else None)
             what = f"{name}, part {COUNTS[int(part) - 1]}" if part else name
             done = exercises(sections)
             row = (f"{what}: {done}" if done else what), minutes(sections)
         rows.append(row)
-    return rows
+    left = LENGTHS[track] - sum(time or 0 for _, time in rows)
+    return [(what, left if time is None else time) for what, time in rows]
 
 
 def overview():

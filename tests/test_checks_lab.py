@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from hpdl_lab import lab
+from hpdl_lab.checks.result import Note
 from hpdl_lab.collectives import ring
 from hpdl_lab.comm import sim
 from hpdl_lab.engines.errors import EngineError, RunFailed
@@ -123,7 +124,7 @@ def test_a_solution_is_the_library_function_with_its_explanation(home):
     text = str(exercises.solution(ring.all_gather))
     assert "solution, from hpdl_lab/collectives/ring.py" in text
     assert "def all_gather(comm, x):" in text
-    assert "What arrives goes straight into its place" in " ".join(text.split())
+    assert "A chunk is received into its place" in " ".join(text.split())
     assert "### " not in str(exercises.solution("assign_buckets"))
     assert rows(home)[-1]["kind"] == "solution"
 
@@ -230,3 +231,9 @@ def test_nobody_catches_up_to_what_there_is_not(notebook, until):
     with raises(LookupError, "00, 01, 02"):
         lab.catch_up(until)
     assert "reduce_scatter" not in notebook
+
+
+def test_code_in_a_sentence_is_shown_as_code_in_a_notebook_and_escaped():
+    note = Note("a hint", "Call `f(x < 1)` first, <b>then</b> wait.")
+    assert "Call <code>f(x &lt; 1)</code> first, &lt;b&gt;then" in note._repr_html_()
+    assert "Call `f(x < 1)` first" in str(note)

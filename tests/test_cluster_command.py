@@ -37,7 +37,7 @@ def test_engines_stay_for_notebooks_until_they_are_stopped(up):
     told = hpdl("status")
     while "used by processes" in told.stdout:  # it has not been seen yet that they have gone
         told = hpdl("status")
-    assert told.returncode == 0 and told.stdout.startswith("2 engines, used by nobody now.\nrank"), told
+    assert told.returncode == 0 and told.stdout.startswith("2 engines, used by no process now.\nrank"), told
     again = hpdl("start", "--engines", "3")
     assert again.returncode == 1
     assert again.stderr == "hpdl: 2 engines are up already: use them, or end them first: hpdl cluster stop\n"

@@ -170,7 +170,7 @@ def test_a_refusal_of_this_package_shows_none_of_its_lines_and_a_bug_does(cluste
 
 
 def test_nobody_can_answer_an_engine(cluster):
-    with pytest.raises(RunFailed, match=r"^ranks 0-3: EOFError: nobody can answer input\(\)"):
+    with pytest.raises(RunFailed, match=r"^ranks 0-3: EOFError: a rank cannot call input\(\)"):
         cluster.run(lambda comm: input())
 
 

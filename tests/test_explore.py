@@ -132,6 +132,20 @@ def test_a_small_batch_walks_noisily_and_the_whole_one_does_not():
     assert "diverges" in explored("rate", rate=2).text
 
 
+@pytest.mark.parametrize("k", [1, 4, 64])
+def test_gradient_accumulation_sends_more_with_stages_2_and_3(k):
+    """In units of all parameters, 2 bytes each: an all-reduce is 2 of them."""
+    unit = 2 * 63 / 64 * explorers._model_spec("7B", explorers.MIXED).parameters
+    sent = [explorers.sent_in_step("7B", explorers.MIXED, stage, 64, 1, 1, k) / unit for stage in range(4)]
+    assert sent == pytest.approx([2, 2, k + 1, 3 * k])
+    megatron = [explorers.sent_in_step("7B", "Megatron: 2 + 4 + 12", stage, 64, 1, 1, k) / unit for stage in range(4)]
+    assert megatron == pytest.approx([4, 3, 2 * k + 1, 4 * k]), "gradients of 4 bytes, parameters of 2"
+    bars = explored("memory", micro_batches=k).picture.figure.axes[1].patches
+    assert [bar.get_height() / unit for bar in bars] == pytest.approx(sent)
+    text = explored("memory", micro_batches=k, stage=3).text
+    assert f": {k} reduce-scatter" in text and f", {2 * k} all-gathers." in text
+
+
 # -- as widgets -------------------------------------------------------------------------------------------------------
 
 WIDGETS = """

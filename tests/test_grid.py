@@ -16,7 +16,7 @@ from hpdl_lab.parallel.grid import memory
 from hpdl_lab.parallel.grid import search as grid_search
 from hpdl_lab.parallel.grid.machine import MACHINES, Machine, grid_of, message_cost
 from hpdl_lab.parallel.grid.measure import bytes_over_axes, grid_steps, measured, spec_of
-from hpdl_lab.parallel.grid.memory import SavedBytes, memory_of, state_bytes
+from hpdl_lab.parallel.grid.memory import SavedBytes, collectives_per_step, memory_of, state_bytes
 from hpdl_lab.parallel.grid.model import predict_step
 from hpdl_lab.parallel.grid.search import best, best_grid, grids, search_grids
 from hpdl_lab.parallel.grid.simulation import simulate_step
@@ -86,6 +86,27 @@ def test_zero_holds_16_4_12_2_14_and_16_bytes_of_a_parameter(n):
         assert (held.temporaries > 0) == (n > 1 and stage > 1)
         in_32_bits = memory_of(replace(spec, training="adam"), grid_of(dp=n), stage=stage)[0]
         assert in_32_bits[:3] == state_bytes(spec.parameters, n, stage, mixed=False)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "stage", "whole", "divided"),
+    [("mixed adam", 1, 4, 12), ("fsdp2 adam", 3, 0, 16), ("megatron adam", 1, 6, 12), ("adam", 1, 8, 8)],
+)
+def test_recipes_hold_what_their_authors_say(recipe, stage, whole, divided):
+    """Megatron Core, "Distributed Optimizer"; FSDP2: dtypes of parameters, gradients and states counted in torch."""
+    spec = gpt("a gpt", 4, 64, 2, 192, 64, recipe)
+    plain, held = (memory_of(spec, grid_of(dp=64), stage=n)[0] for n in (0, stage))
+    assert sum(plain[:3]) == (whole + divided) * spec.parameters
+    assert sum(held[:3]) == (whole + divided / 64) * spec.parameters
+    gathered = spec.parameters - 2 * spec.layers[2].parameters  # of four blocks two are whole at once
+    assert held.temporaries == (gathered * (2 + 4) if stage == 3 else 0)
+    assert plain.temporaries == (2 * spec.parameters if recipe == "fsdp2 adam" else 0), "copies that compute"
+
+
+@pytest.mark.parametrize("k", [1, 2, 16])
+def test_micro_batches_multiply_the_messages_of_stages_2_and_3(k):
+    """Counted in torch's FSDP2: 2 k all-gathers and k reduce-scatters of each unit."""
+    assert [collectives_per_step(stage, k) for stage in range(4)] == [(1, 1), (1, 1), (1, k), (2 * k, k)]
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (4, 64)), ("cnn", (4, 1, 8, 8)), ("vit", (4, 1, 8, 8))])

@@ -430,7 +430,7 @@ def test_a_scheduler_that_lets_nobody_go_on_is_told_so():
     engine = Engine(small("gpt"), slots=2, pages=2, page_size=2, schedule=prompts_only)
     first, second = engine.submit([1], 4), engine.submit([2, 3, 1], 2)
     next(first)
-    with raises(ValueError, "nothing to 1 running request", "nobody can go on"):
+    with raises(ValueError, "nothing to 1 running request", "no request can go on"):
         next(second)
 
 

@@ -116,7 +116,7 @@ def test_more_engines_than_memory_fit_nobody_and_say_so():
 @pytest.mark.parametrize(
     ("gpus", "attendees", "sentence"),
     [
-        (1, 4, "GPUs: one for 2 engines, which NCCL serves from 2.30 on"),
+        (1, 4, "GPUs: one for 2 engines, which NCCL allows from 2.30 on"),
         (4, 40, "so 2 attendees at a time, 20 turns for all"),
         (8, 1, "which is all of them; 6 GPUs stay idle"),
     ],
@@ -240,7 +240,7 @@ def test_a_plan_that_fits_prints_everything_and_is_code_0(home, capsys):
     said = capsys.readouterr().out
     for part in planning.BEYOND:
         assert f"\n| {part} " in said
-    for part in ("What hurts first", "Engines per person: 4", "hpdl hub --users 40", "scontrol create reservation"):
+    for part in ("What runs out first", "Engines per person: 4", "hpdl hub --users 40", "scontrol create reservation"):
         assert part in said
     assert "\n| torch " in said and "constants, measured by `hpdl plan --measure" in said
 

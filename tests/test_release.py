@@ -130,7 +130,8 @@ def test_the_laboratorys_own_folder_is_no_attendees(source):
 def test_where_the_instructor_has_worked_the_notebook_is_built_anew(tmp_path):
     clone = tmp_path / "notebooks"
     shutil.copytree(NOTEBOOKS, clone, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "csrc").symlink_to(NOTEBOOKS.parent / "csrc")  # of which 05 shows a function
+    for name in ("csrc", "docs"):  # functions that 05 shows, and the glossary
+        (tmp_path / name).symlink_to(NOTEBOOKS.parent / name)
     edit(clone / RING, work)
     (clone / HELLO).write_text("<<<<<<< HEAD")
     update.write_notebooks(tmp_path / "attendee", clone)

@@ -7,8 +7,12 @@ import pytest
 import torch
 
 from hpdl_lab.comm import CommTimeout, Deadlock, PerRank, sim
+from hpdl_lab.comm.errors import explainers
 from hpdl_lab.comm.network import Switch
+from hpdl_lab.spelling import explain_spelling
 from tests.wording import raises
+
+explainers.add(explain_spelling)  # as lab and checks do
 
 
 def around(comm, x):

@@ -263,7 +263,7 @@ def test_a_port_that_a_process_holds(capsys, lasting_port):
     assert cli.main(["doctor", "--port", str(port)]) == 0
     assert capsys.readouterr().out.endswith(f"Port {port} is free.\n")
     assert cli.main(["doctor", "--port", f"127.0.0.1:{port}"]) == 1
-    assert f"hpdl: 127.0.0.1 can be reached, but nobody listens at its port {port}: " in capsys.readouterr().err
+    assert f"hpdl: 127.0.0.1 can be reached, but no server listens at its port {port}: " in capsys.readouterr().err
 
 
 def test_a_port_behind_a_wall(place):

@@ -27,14 +27,14 @@ c.JupyterHub.bind_url = "http://127.0.0.1:8000"
 c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = "", ""
 # AUTHENTICATOR: the accounts of this machine. They must be the same on the nodes.
 c.JupyterHub.authenticator_class = "pam"
-# Whoever has an account. A class: c.Authenticator.allowed_users = {...} or c.PAMAuthenticator.allowed_groups = {...}
+# All accounts may log in. A class: c.Authenticator.allowed_users = {...} or c.PAMAuthenticator.allowed_groups = {...}
 c.Authenticator.allow_all = True
 
 # -- what they get -----------------------------------------------------------------------------------------------------
 
 c.JupyterHub.spawner_class = batchspawner.SlurmSpawner
 # Who submits: the attendee, so that Slurm's limits and accounting are theirs. Without sudo, which root does not need.
-# umask: what a server prints is nobody else's business.
+# umask: only the attendee can read what a server prints.
 c.SlurmSpawner.exec_prefix = "umask 077; runuser -u {username} --"
 # What a server is given. Its engines, lab.start(4), share it; lab.start(8, where="slurm") is another job.
 c.SlurmSpawner.req_partition = ""  # of the site; "" is Slurm's default
@@ -68,10 +68,10 @@ c.Spawner.env_keep = ["PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SLURM_CONF"]
 # Seconds that a server may wait in the queue and start; then its job is cancelled.
 c.Spawner.start_timeout = 600
 c.Spawner.http_timeout = 120
-# Whoever starts a server sees at once that it is on its way: jobs wait.
+# The page shows at once that a server is on its way: jobs wait.
 c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
 
-# -- who hears whom ----------------------------------------------------------------------------------------------------
+# -- who connects to whom ----------------------------------------------------------------------------------------------
 
 # The hub listens where the nodes reach it: servers ask it who a visitor is. A server listens on all addresses of its
 # node. Between proxy, hub and servers it is plain HTTP: who can listen on the cluster's network reads cookies.

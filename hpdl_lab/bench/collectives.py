@@ -1,8 +1,8 @@
 """`hpdl bench all_reduce`, `hpdl bench collectives`: ours, MPI's and gloo's on real ranks, as nccl-tests prints them.
 
-The speed of light is the kernel of the registered path without any synchronization of the ranks: what is lost to it is
-what synchronization costs. The Python algorithms are those that attendees read: they show what an algorithm does to the
-bytes, not what a language can do to it.
+The speed of light is the kernel of the registered path without any synchronization of the ranks: the difference to it
+is the cost of synchronization. Attendees read the Python algorithms: they show what an algorithm does to the bytes, not
+what a language can do to it.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _all_reduces(comm: RealComm, count: int, against: list[str]) -> list[Candida
         Candidate("compiled ring", lambda: comm.ring_all_reduce(x), x, x),
     ]
     if "mpi" in against:
-        # Without the barrier by which mpi_all_reduce makes sure that nobody hangs: it would be part of the time.
+        # Without the barrier by which mpi_all_reduce keeps ranks from hanging: it would be part of the time.
         group = cast("MpiTransport", comm.transport).group
         candidates += [
             Candidate("MPI in place", lambda: comm.core.mpi.all_reduce(group, x, x), x, x),

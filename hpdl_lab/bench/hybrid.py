@@ -18,7 +18,7 @@ from .report import Report, Row, Table, field
 GRID = {"dp": 8, "pp": 16, "tp": 8}
 BATCH, MICRO_BATCHES = 1536, 192
 README = 'NVIDIA, Megatron-LM, README.md, "GPT-3 Example", with examples/pretrain_gpt3_175B.sh: this grid and batch'
-SBH = "Korthikanti et al. 2022, arXiv:2205.05198, equation 1: sbh (34 + 5as/h), of which 32 sbh have no dropout masks"
+SBH = "Korthikanti et al. 2022, arXiv:2205.05198, equation 1: sbh (34 + 5as/h); 34 sbh less 2 of dropout masks"
 BUBBLE = "Narayanan et al. 2021, arXiv:2104.04473: (p - 1) / m of the ideal time, for equal stages"
 ZERO = "Rajbhandari et al. 2020, arXiv:1910.02054: 16 bytes per parameter, over tp x pp"
 
@@ -46,7 +46,7 @@ def _assumed() -> str:
         f"{SPECS['gpt3'].parameters / 1e9:.1f} billion parameters, dp=8, pp=16, tp=8, 1F1B with 192 micro-batches of "
         "one sequence, recomputation. What is assumed, and not published: a GPU computes with "
         f"{EFFICIENCY:.0%} of its peak of {PEAKS['A100'] / 1e12:.0f} teraFLOP/s if it neither waits nor sends. "
-        "All else follows. Our bubble is larger than that of equal stages: the last one computes the logits besides "
+        "All else follows. Our bubble is larger than with equal stages: the last one computes the logits besides "
         "its blocks, and the others wait for it."
     )
 

@@ -110,7 +110,7 @@ def measure_write_again(comm: RealComm, nbytes: int, most: int, rest_s: float) -
 
 
 def _time_round(comm: RealComm, write: Callable[[], object], load: Callable[[], object], read: bool) -> float:
-    """Return the ns that rank 0 takes to write, and rank 1, after it, to read; nobody works at the same time."""
+    """Return the ns that rank 0 takes to write, or rank 1, after it, to read; only one of them works at a time."""
     took = _timed(write) if comm.rank == 0 else 0.0
     comm.barrier()
     if comm.rank == 1 and read:

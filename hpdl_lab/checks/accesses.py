@@ -59,7 +59,7 @@ class Watched:
 
 
 class Accesses(TorchDispatchMode):
-    """Within it, operations of torch on simulated ranks are counted, and those that race are found.
+    """Within it, operations of torch on simulated ranks are counted, and races among them are found.
 
     A temporary, which an operation returns, counts for nothing: it may stay in registers. Buffers that a rank makes
     with torch.empty or the like do count. What NumPy or messages do is not seen.
@@ -85,7 +85,7 @@ class Accesses(TorchDispatchMode):
         self.comms[getcurrent()] = cast("SimComm", comm)
 
     def leave(self, comm: Comm, x: Tensor) -> None:
-        """Note that the rank returns `x`: whoever called reads it."""
+        """Note that the rank returns `x`: its caller reads it."""
         mine = self.comms.pop(getcurrent())
         self.returned[comm.rank] = mine.meetings
         self._note_read(self.of(x), slice(x.storage_offset(), x.storage_offset() + x.numel()), mine)
@@ -151,7 +151,7 @@ class Accesses(TorchDispatchMode):
     def _judge(
         self, found: Watched, place: Tensor | slice, comm: SimComm, who: Tensor, when: Tensor, writes: bool
     ) -> None:
-        """Keep the first race of this rank with those that have read, or written, after as many barriers."""
+        """Keep the first race of this rank with ranks that have read, or written, after as many barriers."""
         racing = (who[place] != comm.rank) & (when[place] == comm.meetings)
         if self.race is None and racing.any():
             i = int(torch.arange(len(who))[place][racing][0])

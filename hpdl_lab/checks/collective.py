@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 ENGINE_SIZES = ((1000,), (1001,), (1,), (0,))
-GUARD = 16  # elements before and after every buffer that nobody may touch
+GUARD = 16  # elements before and after every buffer; no rank may touch them
 
 
 @dataclass(frozen=True)

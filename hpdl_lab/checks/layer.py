@@ -245,7 +245,7 @@ def difference(name: str, got: np.ndarray, expected: np.ndarray) -> str:
 def why_wrong(got: np.ndarray, right: np.ndarray, candidates: Rows, otherwise: str) -> Reason:
     """Return the reason of the first of [(array, reason)] that was got; a Reason of `otherwise` if none."""
     if np.isnan(got).any():
-        return "value: NaN is no number: a division by zero, or memory that nobody has written to?"
+        return "value: NaN is no number: a division by zero, or memory that was never written?"
     found = nearly(got, right) or next((why for value, why in candidates if equal(np.asarray(value), got)), None)
     share = times(got, right)
     return found or f"{otherwise}: " + ("" if share is None else f"That is {number(share)} times as much.")

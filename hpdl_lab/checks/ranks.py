@@ -56,7 +56,6 @@ def simulate(
     try:
         with contextlib.redirect_stdout(printed):
             run = sim.run(p, fn, *args, network=network, deadline=DEADLINE, threads=threads)
-        vars(run)["printed"] = printed.getvalue()
         if evidence:
             judged.set(run)
         return run
@@ -98,7 +97,7 @@ def with_evidence(broken: Broken) -> Broken:
 
 @contextlib.contextmanager
 def compared_with(best: Callable[[], Results], run: Results) -> Generator[None]:
-    """Give what is raised within about `run` its events, and those of best(), the same run of a right answer."""
+    """Attach events to a Broken raised within: of `run`, and of best(), the same run of a right answer."""
     try:
         yield
     except Broken as broken:
@@ -121,7 +120,7 @@ def alone(fn: Callable[..., T], *args: Any, where: str = "", keep: str = "") -> 
 
 
 def numbers_of(got: Any, n: int, where: str, ask: str) -> list[float]:
-    """Return the n numbers that an answer has returned, of which one is no list; raise Broken that asks for `ask`."""
+    """Return the n numbers that an answer has returned, one without a list; raise Broken that asks for `ask`."""
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
         values = [real(value) for value in ([got] if n == 1 else got)]
         if len(values) == n:
@@ -153,7 +152,7 @@ def on_engines(runner: Callable[..., Results], fn: Callable[..., object], *args:
 
 
 def in_company(comm: Comm, fn: Callable[..., T], *args: object) -> T | None:
-    """Return fn(comm, *args) on an engine, or None if it is the only engine and has nobody to talk to."""
+    """Return fn(comm, *args) on an engine, or None if it is the only engine and has no peer."""
     return fn(comm, *args) if comm.size > 1 else None
 
 

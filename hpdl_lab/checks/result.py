@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -40,14 +41,13 @@ class _Card:
 
     def _repr_html_(self) -> str:
         styles = {
+            "html": "{}",
             "text": "<div style='margin:.4em 0;max-width:60em;line-height:1.45'>{}</div>",
             "lines": "<pre style='margin:.5em 0;padding:0;background:none;line-height:1.35;"
             "white-space:pre-wrap'>{}</pre>",
         }
-        body = "".join(
-            text if kind == "html" else styles[kind].format(html.escape(text.strip("\n")))
-            for kind, text in self.sections()
-        )
+        shown = {"html": str, "lines": html.escape, "text": _with_code}
+        body = "".join(styles[kind].format(shown[kind](text.strip("\n"))) for kind, text in self.sections())
         return (
             f"<div style='border-left:5px solid {self.color};padding:.3em 0 .3em 1em;margin:.3em 0'>"
             f"<div style='font-weight:600;font-size:1.08em'>{html.escape(self.title)}</div>{body}</div>"
@@ -55,6 +55,11 @@ class _Card:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": self._repr_html_()}
+
+
+def _with_code(text: str) -> str:
+    """Return a text as HTML, with `code` in the typeface of code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 @dataclass(repr=False)

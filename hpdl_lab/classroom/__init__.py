@@ -1,7 +1,7 @@
 """The classroom: a hub for many attendees, what it needs, and its rehearsal.
 
     instructor's shell                                  attendee's browser
-        |  hpdl plan    plan.py    will it fit, and what hurts first; constants from costs.py
+        |  hpdl plan    plan.py    will it fit, and what runs out first; constants from costs.py
         |  hpdl hub     hub.py     ------ proxy ---------->|  login, server, notebook, engines
         |  hpdl drill   drill.py   ------ proxy ------>  attendee.py, which does what the browser does
 

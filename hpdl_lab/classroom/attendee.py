@@ -17,7 +17,7 @@ from jupyter_client.jsonutil import json_default
 from jupyter_client.session import Session
 
 Message: TypeAlias = dict[str, Any]  # between browser and kernel
-RECEIVE_SECONDS = 1  # shorter than the time between two pings of the server, each of which ends a wait
+RECEIVE_SECONDS = 1  # shorter than the time between two pings of the server: each ping ends a wait
 HTTP_SECONDS = 60  # that one request may take when a whole class comes at once
 
 
@@ -181,5 +181,5 @@ def _broken(what: str) -> Generator[None]:
     """Raise what the network does meanwhile as Trouble("what: why")."""
     try:
         yield
-    except (OSError, websocket.WebSocketException) as error:  # those of requests are OSErrors
+    except (OSError, websocket.WebSocketException) as error:  # errors of requests are OSErrors
         raise Trouble(f"{what}: {error}") from None

@@ -51,7 +51,7 @@ class AttendeeAuthenticator(Authenticator):
         self._logins = logging.handlers.RotatingFileHandler(
             Path(self.passwords).with_name("logins.log"), "a", LOG_BYTES, LOGS, delay=True
         )
-        self._checks, self._waiting = ThreadPoolExecutor(AT_ONCE), 0  # others than those that stop servers
+        self._checks, self._waiting = ThreadPoolExecutor(AT_ONCE), 0  # not the threads that stop servers
 
     def add_user(self, user: "User") -> None:
         """Refuse a name off the list, also of the database, from which it is deleted at the start of the hub."""

@@ -57,7 +57,7 @@ def own_path() -> str:
 
 
 def load_costs() -> ClassroomCosts:
-    """Return the Costs of this machine if they were measured, else those that come with the package."""
+    """Return the Costs of this machine if they were measured, else the package's."""
     return read_costs(own_path() if os.path.exists(own_path()) else str(SHIPPED))
 
 

@@ -4,8 +4,9 @@
             census             census                census       census     census                          census
 
 A step begins when everybody who is still there has done the one before, as when an instructor says "now start your
-engines": times and memory are for the whole class at once. Whoever fails stays out, and is named with the step and
-the reason. At the end nothing may be left, which is looked at. A drill of one attendee measures the plan's constants.
+engines": times and memory are for the whole class at once. An attendee who fails stays out, and is named with the
+step and the reason. At the end the drill checks that nothing is left. A drill of one attendee measures the plan's
+constants.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Drill:
                 self.actions[step](attendee)
             except Trouble as trouble:
                 failed.append(_Failure(attendee.name, step, str(trouble)))
-            except Exception as error:  # a reply that nobody thought of: this attendee failed, and is not forgotten
+            except Exception as error:  # an unforeseen reply: this attendee failed, and is not forgotten
                 failed.append(_Failure(attendee.name, step, f"{type(error).__name__}: {error}"))
             else:
                 seconds[attendee.name] = time.monotonic() - began

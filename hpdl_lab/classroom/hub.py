@@ -104,7 +104,7 @@ class Hub:
             self._launch_survivor()
             self._start()
             clear(self.settings, self.state, set(self.state.manifest.names) - set(given.users))  # who is off the list
-        except BaseException:  # Ctrl-C as well: half a hub helps nobody
+        except BaseException:  # Ctrl-C as well: half a hub is of no use
             self.stop(servers=False)
             raise
         return self
@@ -341,7 +341,7 @@ def forget_password(folder: str, name: str) -> str:
         try:
             http_status(given, f"/hub/api/users/{name}", STOP_SECONDS, "DELETE", token)
         except urllib.error.HTTPError as error:
-            if error.code != 404:  # nobody has logged in with this name
+            if error.code != 404:  # 404: this name has never logged in
                 raise RuntimeError(f"the password is new, but sessions of before go on: {error}") from None
     else:
         sandbox.end_all(state.account(name))

@@ -52,7 +52,7 @@ def make(given: Settings, name: str) -> list[str]:
     """Make the groups of an attendee, or of the HUB, and set their limits; return the files by which one joins."""
     hub = name == HUB  # which has as many cores as it wants, before any attendee
     memory, quota = HUB_MEMORY if hub else given.memory_limit, int(given.core_limit * PERIOD)
-    limits = {  # files of both versions, in the order in which they can be written; those that are not there are left
+    limits = {  # files of both versions, in the order in which they can be written; missing ones are skipped
         "memory.max": memory,
         "memory.swap.max": 0,
         "cpu.max": f"{'max' if hub else quota} {PERIOD}",

@@ -1,6 +1,6 @@
-"""The plan of a class on a node: whether it fits, what hurts first, and how long all wait when all begin at once.
+"""The plan of a class on a node: whether it fits, what runs out first, and how long all wait when all begin at once.
 
-A resource is a line: base + attendees * each <= limit. The one that allows the fewest attendees hurts first. When all
+A resource is a line: base + attendees * each <= limit. The one that allows fewest attendees runs out first. When all
 begin at once, they share the cores, and the hub, which is one Python process, takes one after the other:
 
     seconds until the last of N is ready = max(alone, N * processor seconds / cores, N * processor seconds of the hub)
@@ -100,7 +100,7 @@ class ClassPlan:
         return max(self.costs[f"{step}_s"], shared, self.attendees * self.costs[f"{step}_hub_cpu_s"])
 
     def resources(self) -> list[Resource]:
-        """Return all resources, the one that hurts first first."""
+        """Return all resources, in the order in which they run out."""
         memory_MB, n = self.memory / 1e6, self.engines
         shm_base = dev_shm.LEAST / 1e6 if n > 1 else 0  # what the last `lab.start` wants to see free
         found = [

@@ -208,7 +208,7 @@ def processes() -> Iterator[psutil.Process]:
 
 
 def remaining_processes(account: UnixAccount) -> list[psutil.Process]:
-    """Return what runs as the attendee. Without root everything runs as one user, and nobody can tell."""
+    """Return what runs as the attendee; [] without root, when everything runs as one user."""
     if os.geteuid() != 0:
         return []
     found: list[psutil.Process] = []

@@ -13,7 +13,7 @@ from ..features.freed_memory import uncollected
 from ..release import forms, update
 
 FOLDER = "notebooks"  # in the home; the configuration has JupyterLab start there
-SOURCE = "HPDL_NOTEBOOKS"  # environment: the folder of exercise forms; else those of the clone
+SOURCE = "HPDL_NOTEBOOKS"  # environment: the folder of exercise forms; else the clone's
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 def quick_imports() -> Generator[None]:
     """Import JupyterLab in less time: without the garbage collector, and without Node on the path.
 
-    JupyterLab would ask Node for packages that nobody installs here.
+    JupyterLab would ask Node for packages that are never installed here.
     """
     path = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = os.devnull

@@ -42,7 +42,7 @@ class ReservedPort:
             self.socket.close()
             raise RuntimeError(_refusal(address, port, error)) from None
         self.port = self.socket.getsockname()[1]
-        self.other: socket.socket | None = None  # bound, and answering nobody
+        self.other: socket.socket | None = None  # bound, but not answering
         if other := OTHER.get(address):
             try:
                 self.other = socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET)

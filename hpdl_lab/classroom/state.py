@@ -68,7 +68,7 @@ class HubState:
             raise RuntimeError(
                 f"{folder} is a copy of the state folder of hub {manifest.id}, or was restored: its user ids may be in "
                 f'use elsewhere. If the original is gone for good, put {_place(folder)} as "place" into '
-                f"{folder}/hub/manifest.json; a copy that nobody needs is removed with rm -r"
+                f"{folder}/hub/manifest.json; remove a copy that is not needed with rm -r"
             )
         return cls(folder, manifest)
 

@@ -63,13 +63,13 @@ def add(commands: Commands) -> None:
                 f"--{option.replace('_', '-')}", default=default, help=f"{help_} ({default_text})", **how
             )
         for kind in files:
-            what = {"json": "rows, machine and versions", "markdown": "the tables, in place of the last"}[kind]
-            command.add_argument(f"--{kind}", type=file, metavar="FILE", help=f"write {what} there")
+            what = {"json": "rows, machine and versions", "markdown": "tables, in place of the last ones"}[kind]
+            command.add_argument(f"--{kind}", type=file, metavar="FILE", help=f"write to FILE: {what}")
         command.set_defaults(command=run)
         return command
 
-    in_the_cycle = "what it adds to a step that writes its tensor before and reads the result after it"
-    against = (name_list, "mpi,gloo", "of mpi, gloo and, for --cycle, environments such as .venv-openmpi; or none")
+    in_the_cycle = "the time added to a step that writes its tensor before and reads the result afterwards"
+    against = (name_list, "mpi,gloo", "mpi, gloo, and for --cycle environments such as .venv-openmpi; or none")
     bench(
         "all_reduce",
         all_reduce,
@@ -77,7 +77,7 @@ def add(commands: Commands) -> None:
         many=2,
         sizes=(sizes, "4,1KiB,256KiB,4MiB,64MiB", "bytes per rank"),
         against=against,
-        rounds=(ranks, 3, "of --cycle"),
+        rounds=(ranks, 3, "rounds of --cycle"),
     ).add_argument("--cycle", action="store_true", help=in_the_cycle)
     bench(
         "collectives",
@@ -85,13 +85,13 @@ def add(commands: Commands) -> None:
         "the whole family of algorithms for each of the eight collectives",
         many=4,
         sizes=(sizes, "1KiB,256KiB,8MiB", "bytes of the whole vector"),
-        collective=(name_list, "all", "such as all_reduce,broadcast"),
+        collective=(name_list, "all", "names, such as all_reduce,broadcast"),
         where=(("here", "emulated"), "here", "emulated: a host for each rank"),
-        link=(str, "1gbit", "of emulated hosts"),
+        link=(str, "1gbit", "links of emulated hosts"),
         against=against,
-        rounds=(ranks, 3, "of --cycle"),
+        rounds=(ranks, 3, "rounds of --cycle"),
     ).add_argument("--cycle", action="store_true", help=in_the_cycle)
-    gpt = {"size": (("tiny", "small"), "small", "of the GPT")}
+    gpt = {"size": (("tiny", "small"), "small", "size of the GPT")}
     bench(
         "ddp",
         ddp,
@@ -99,8 +99,8 @@ def add(commands: Commands) -> None:
         many=2,
         **gpt,
         batch=(ranks, 8, "examples a step over all ranks"),
-        rounds=(ranks, 25, "in which each candidate takes a step"),
-        device=(("cpu", "cuda"), "cpu", "of the tensors"),
+        rounds=(ranks, 25, "steps of each candidate, in turn"),
+        device=(("cpu", "cuda"), "cpu", "device of the tensors"),
     )
     bench(
         "memory",
@@ -109,7 +109,7 @@ def add(commands: Commands) -> None:
         many=2,
         **gpt,
         batch=(ranks, 8, "examples a step over all ranks"),
-        rounds=(ranks, 25, "in which each candidate takes a step"),
+        rounds=(ranks, 25, "steps of each candidate, in turn"),
     )
     bench(
         "pipeline",
@@ -118,18 +118,18 @@ def add(commands: Commands) -> None:
         many=2,
         **gpt,
         batch=(ranks, 16, "examples a step"),
-        micro_batches=(ranks, 8, "into which the batch is cut"),
-        rounds=(ranks, 15, "in which each candidate takes a step"),
-        schedule=(name_list, "all", "such as gpipe,1f1b"),
+        micro_batches=(ranks, 8, "micro-batches of a batch"),
+        rounds=(ranks, 15, "steps of each candidate, in turn"),
+        schedule=(name_list, "all", "names, such as gpipe,1f1b"),
     )
     bench(
         "inference",
         inference,
         "generating with one LLaMA on the same cores: transformers and our engine; then decode on ranks, and on gloo",
         many=2,
-        size=(("small", "medium"), "medium", "of the LLaMA"),
-        requests=(ranks, 16, "of mixed lengths"),
-        rounds=(ranks, 7, "in which each candidate generates"),
+        size=(("small", "medium"), "medium", "size of the LLaMA"),
+        requests=(ranks, 16, "requests of mixed lengths"),
+        rounds=(ranks, 7, "times that each candidate generates"),
     )
     bench("hybrid", hybrid, "a step of GPT-3 on 1,024 simulated GPUs, with published figures", files=("markdown",))
     bench(
@@ -151,15 +151,17 @@ def add(commands: Commands) -> None:
         scaling,
         "simulated over measured training steps, and the figure of scaling",
         files=("markdown",),
-        rounds=(ranks, 3, "whose median is shown"),
+        rounds=(ranks, 3, "rounds; the median is shown"),
     )
     command.add_argument("--png", type=file, metavar="FILE", help="write the figure of the emulated hosts there")
 
     command = commands.add_parser("tune", help="measure every all-reduce here: which is best for which message size")
     command.add_argument("--ranks", type=ranks, default=4, help="engines (4)")
     command.add_argument("--sizes", type=sizes, default="4,256,4KiB,64KiB,1MiB,4MiB", help="bytes per rank")
-    command.add_argument("--where", choices=("local", "emulated"), default="local", help="emulated: a host each")
-    command.add_argument("--link", default="1gbit", help="of emulated hosts (1gbit)")
+    command.add_argument(
+        "--where", choices=("local", "emulated"), default="local", help="emulated: a host for each engine"
+    )
+    command.add_argument("--link", default="1gbit", help="links of emulated hosts (1gbit)")
     command.add_argument("--save", type=file, metavar="FILE", help="write the choice there, for Selection.load")
     command.set_defaults(command=tune)
 
@@ -223,14 +225,14 @@ def ddp(arguments: argparse.Namespace) -> int:
 
     task = arguments.ranks, arguments.size, arguments.batch, arguments.rounds
     rows = ddp.ddp(*task, _report_of(arguments), arguments.device)
-    return _code_of(rows, "parameters differ from those of DDP on gloo")
+    return _code_of(rows, "parameters differ from DDP on gloo")
 
 
 def memory(arguments: argparse.Namespace) -> int:
     from ..bench import fsdp
 
     rows = fsdp.race_memory(arguments.ranks, arguments.size, arguments.batch, arguments.rounds, _report_of(arguments))
-    return _code_of(rows, "parameters differ from those of FSDP2 on gloo")
+    return _code_of(rows, "parameters differ from FSDP2 on gloo")
 
 
 def pipeline(arguments: argparse.Namespace) -> int:
@@ -238,9 +240,7 @@ def pipeline(arguments: argparse.Namespace) -> int:
 
     chosen = pipeline.SCHEDULES if arguments.schedule == ("all",) else arguments.schedule
     task = arguments.ranks, arguments.size, arguments.batch, arguments.micro_batches, arguments.rounds
-    return _code_of(
-        pipeline.race_pipelines(*task, chosen, _report_of(arguments)), "gradients differ from those of torch"
-    )
+    return _code_of(pipeline.race_pipelines(*task, chosen, _report_of(arguments)), "gradients differ from torch's")
 
 
 def inference(arguments: argparse.Namespace) -> int:
@@ -250,7 +250,7 @@ def inference(arguments: argparse.Namespace) -> int:
     rows = inference.inference(arguments.size, arguments.requests, arguments.rounds, report)
     print()
     rows += decode.race_decode(arguments.ranks, arguments.size, 3 * arguments.rounds, report._replace(json=None))
-    return _code_of(rows, "tokens differ from those of transformers, or of gloo")
+    return _code_of(rows, "tokens differ from transformers, or from gloo")
 
 
 def hybrid(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from .arguments import Commands
 
 
 def add(commands: Commands) -> None:
-    command = commands.add_parser("check", help="launch train_ddp.py, train_tp.py or train_hybrid.py, and judge it")
+    command = commands.add_parser("check", help="launch a converted script, such as train_ddp.py, and judge it")
     command.add_argument("file", metavar="FILE", help="the converted script")
     command.set_defaults(command=check)
 

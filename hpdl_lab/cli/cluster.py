@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
     clusters = commands.add_parser("cluster", help="engines that stay up for notebooks")
     clusters = clusters.add_subparsers(required=True, metavar="WHAT")
     _add_start(clusters.add_parser("start", help="start engines and leave them up, here or in a Slurm job"))
-    command = clusters.add_parser("status", help="which engines are up, where, and who uses them")
+    command = clusters.add_parser("status", help="which engines are up, where, and which processes use them")
     command.set_defaults(command=status)
     command = clusters.add_parser("stop", help="end the engines, and their Slurm job")
     command.set_defaults(command=stop)
@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
         "emulate", help="keep engines on emulated hosts until Ctrl-C, for notebooks and shells"
     )
     command.add_argument("--hosts", type=ranks, default=4, help="hosts (4)")
-    command.add_argument("--link", default="1gbit", help="of each host, in both directions (1gbit)")
+    command.add_argument("--link", default="1gbit", help="speed of each host's link, in both directions (1gbit)")
     command.add_argument("--engines", type=ranks, help="engines on all hosts together (one on each)")
     command.set_defaults(command=emulate)
     command = clusters.add_parser("shell", help="a shell on one of the emulated hosts that are up")
@@ -45,15 +45,15 @@ def add(commands: Commands) -> None:
 def _add_start(command: argparse.ArgumentParser) -> None:
     command.add_argument("--engines", type=ranks, default=4, help="engines (4)")
     command.add_argument("--where", choices=["local", "slurm"], help="on this machine, or in a Slurm job (local)")
-    command.add_argument("--device", choices=["cpu", "cuda"], help="of the engines (cpu; cuda with --gpus)")
-    slurm = command.add_argument_group("what Slurm is asked for", "any of them means --where slurm")
-    slurm.add_argument("--partition", help="as sinfo names it")
+    command.add_argument("--device", choices=["cpu", "cuda"], help="device of the engines (cpu; cuda with --gpus)")
+    slurm = command.add_argument_group("options of the Slurm job", "any of them means --where slurm")
+    slurm.add_argument("--partition", help="partition, as sinfo names it")
     slurm.add_argument("--nodes", type=ranks, help="nodes that share the engines evenly")
     slurm.add_argument("--gpus", type=ranks, help="GPUs for each engine")
-    slurm.add_argument("--time", help="of the job: minutes, or such as 1:30:00")
-    slurm.add_argument("--account", help="that pays")
+    slurm.add_argument("--time", help="time limit of the job: minutes, or such as 1:30:00")
+    slurm.add_argument("--account", help="account that pays")
     slurm.add_argument("--qos", help="quality of service")
-    slurm.add_argument("--reservation", help="nodes that are kept free for the class")
+    slurm.add_argument("--reservation", help="reservation with nodes for the class")
     slurm.add_argument("--wait", type=ranks, help="seconds that the job may wait in the queue (600)")
     command.set_defaults(command=start)
 
@@ -96,7 +96,7 @@ def status(arguments: argparse.Namespace) -> int:
             print(f"Engines are being started. {job or ''}".rstrip())
             return 1
         users = [pid for pid in cluster.kernels() if pid != os.getpid() and not supervisor_client.keeps_up(pid)]
-        print(f"{cluster.layout}, used by {f'processes {users}' if users else 'nobody now'}.")
+        print(f"{cluster.layout}, used by {f'processes {users}' if users else 'no process now'}.")
         if job:
             print(f"{job}.")
         if fault := cluster.fault():
@@ -109,7 +109,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def stop(arguments: argparse.Namespace) -> int:
-    """End the engines for whoever uses them."""
+    """End the engines, whichever notebooks use them."""
     from ..engines.cluster import Cluster
 
     cluster = Cluster.find()

@@ -11,8 +11,10 @@ from .arguments import Commands
 def add(commands: Commands) -> None:
     command = commands.add_parser("doctor", help="what this machine and build can do, and what is wrong, with the fix")
     only = command.add_mutually_exclusive_group()
-    only.add_argument("--log", metavar="FILE", help="name the symptoms in what a program has printed; -: stdin")
-    only.add_argument("--port", type=_place, metavar="[HOST:]PORT", help="is it free here; does HOST answer there?")
+    only.add_argument("--log", metavar="FILE", help="name the symptoms in a program's output; -: stdin")
+    only.add_argument(
+        "--port", type=_place, metavar="[HOST:]PORT", help="is this port free here, or does HOST answer at it?"
+    )
     command.set_defaults(command=doctor)
 
 

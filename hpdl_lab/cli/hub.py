@@ -28,16 +28,19 @@ def add(commands: Commands) -> None:
     command = commands.add_parser("hub", help="JupyterHub for a class on this machine, until Ctrl-C")
     who = command.add_mutually_exclusive_group()
     who.add_argument("--users", type=ranks, metavar="N", help="attendee01, attendee02, ..., who choose a password (12)")
-    who.add_argument("--users-file", metavar="FILE", help="a name on each line, and a first password if you give one")
-    command.add_argument("--engines", type=ranks, default=usual.engines, help="of one attendee at most (4)")
+    who.add_argument("--users-file", metavar="FILE", help="a name on each line, with a first password if you choose it")
+    command.add_argument("--engines", type=ranks, default=usual.engines, help="engines of one attendee at most (4)")
     command.add_argument(
-        "--memory", type=memory_size, default=0, help="of one attendee, such as 3G (1G and 0.5G an engine)"
+        "--memory",
+        type=memory_size,
+        default=0,
+        help="memory of one attendee, such as 3G (1G, and 0.5G for each engine)",
     )
     command.add_argument(
         "--cores",
         type=CORES,
         default=0,
-        help="of one attendee (one for each engine)",
+        help="cores of one attendee (one for each engine)",
     )
     command.add_argument(
         "--idle",
@@ -45,28 +48,30 @@ def add(commands: Commands) -> None:
         default=usual.idle,
         help="minutes until unused servers stop; 0: never (60)",
     )
-    command.add_argument("--start-timeout", type=ranks, default=usual.start_timeout, help="seconds for a server (120)")
     command.add_argument(
-        "--address", default=usual.address, help="to listen on: 0.0.0.0 is all (127.0.0.1, this machine)"
+        "--start-timeout", type=ranks, default=usual.start_timeout, help="seconds for a server to start (120)"
     )
-    command.add_argument("--port", type=int, default=usual.port, help="for browsers (8000)")
+    command.add_argument(
+        "--address", default=usual.address, help="address to listen on: 0.0.0.0 is all (127.0.0.1, this machine)"
+    )
+    command.add_argument("--port", type=int, default=usual.port, help="port for browsers (8000)")
     command.add_argument("--certificate", default="", metavar="FILE", help="TLS: the certificate chain")
     command.add_argument("--key", default="", metavar="FILE", help="TLS: its key")
     command.add_argument(
         "--subdomain-host",
         default="",
         metavar="URL",
-        help="https://hub.example.org: servers at names below it, by a wildcard name and certificate",
-    )
-    command.add_argument("--state", type=folder, default=STATE, help=f"accounts' files and all else ({STATE})")
-    command.add_argument(
-        "--no-tls", action="store_true", help="beyond this machine without TLS: another server does it"
+        help="such as https://hub.example.org: servers get names below it; needs a wildcard name and certificate",
     )
     command.add_argument(
-        "--trust-attendees", action="store_true", help="start even if they cannot be kept apart, or within limits"
+        "--state", type=folder, default=STATE, help=f"folder of accounts' files and all else ({STATE})"
+    )
+    command.add_argument("--no-tls", action="store_true", help="serve the network without TLS: another server does TLS")
+    command.add_argument(
+        "--trust-attendees", action="store_true", help="start even if attendees cannot be isolated or limited"
     )
     command.add_argument(
-        "--emulated", action="store_true", help="emulated hosts work: attendees may make user namespaces"
+        "--emulated", action="store_true", help="let attendees make user namespaces, for emulated hosts"
     )
     command.add_argument("--dummy", action="store_true", help="any password opens any account; on 127.0.0.1 only")
     task = command.add_mutually_exclusive_group()
@@ -156,7 +161,7 @@ def check_options(given: Settings, no_tls: bool = False) -> None:
     for path in filter(None, (given.certificate, given.key)):
         open(path).close()  # OSError with its name
     if given.certificate:
-        authenticator.require_secret(given.key, "whoever has the key can be the hub")
+        authenticator.require_secret(given.key, "with the key, any server can pose as the hub")
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(given.certificate, given.key, password="")
         except ssl.SSLError:

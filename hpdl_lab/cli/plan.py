@@ -33,24 +33,32 @@ STEP_COLUMNS += ("error", "memory of all (GB)", "planned", "error")
 
 
 def add(commands: Commands) -> None:
-    command = commands.add_parser("plan", help="will a class fit on a node, what hurts first, settings to paste")
-    command.add_argument("--attendees", type=int, help="who come")
+    command = commands.add_parser("plan", help="will a class fit on a node, what runs out first, settings to paste")
+    command.add_argument("--attendees", type=int, help="number of attendees")
     command.add_argument("--node-cores", type=int, help="cores of one node")
-    command.add_argument("--memory", type=memory_size, help="of one node, with its unit: 256GB, or 12GiB")
-    command.add_argument("--gpus", type=int, default=0, help="of one node (0)")
-    command.add_argument("--engines", type=int, help="of each attendee (4, which the notebooks start)")
+    command.add_argument("--memory", type=memory_size, help="memory of one node, with its unit: 256GB, or 12GiB")
+    command.add_argument("--gpus", type=int, default=0, help="GPUs of one node (0)")
+    command.add_argument("--engines", type=int, help="engines of each attendee (4, as in the notebooks)")
     command.add_argument("--measure", action="store_true", help="measure the constants on this machine first, 1 minute")
-    command.add_argument("--save", type=file, metavar="FILE", help="where --measure writes (~/.hpdl/costs.json)")
+    command.add_argument(
+        "--save", type=file, metavar="FILE", help="write the constants of --measure there (~/.hpdl/costs.json)"
+    )
     command.set_defaults(command=plan)
 
     command = commands.add_parser("drill", help="rehearse a class: logins, servers, engines, a notebook, all at once")
     command.add_argument("--users", type=ranks, required=True, help="attendees at once")
-    command.add_argument("--notebook", default="00", metavar="NN", help="whose solution they run (00)")
-    command.add_argument("--markdown", type=file, metavar="FILE", help="write the tables there, in place of the last")
+    command.add_argument(
+        "--notebook", default="00", metavar="NN", help="the notebook that they run, with its solutions (00)"
+    )
+    command.add_argument(
+        "--markdown", type=file, metavar="FILE", help="write the tables there, in place of the last ones"
+    )
     command.set_defaults(command=drill)
 
     command = commands.add_parser("release", help="write the exercises into a folder, or update what is there")
-    command.add_argument("folder", type=folder, metavar="FOLDER", help="of one attendee, or a course: changes are kept")
+    command.add_argument(
+        "folder", type=folder, metavar="FOLDER", help="an attendee's folder, or a course: changes are kept"
+    )
     kind = command.add_mutually_exclusive_group()
     kind.add_argument("--from", dest="source", type=folder, metavar="DIR", help="exercise forms (notebooks/)")
     kind.add_argument("--nbgrader", action="store_true", help="FOLDER is a course: write the sources for nbgrader")
@@ -92,7 +100,7 @@ def plan(arguments: argparse.Namespace) -> int:
     print(text(made), constants_text(known), sep="\n\n")
     if made.fits < made.attendees:
         print(
-            f"hpdl: {made.fits:,} of {made.attendees:,} attendees fit on such a node: see what hurts first",
+            f"hpdl: {made.fits:,} of {made.attendees:,} attendees fit on such a node: see what runs out first",
             file=sys.stderr,
         )
         return 1
@@ -146,7 +154,7 @@ def _times(plan: ClassPlan) -> str:
 
 
 def capacity_text(plan: ClassPlan) -> str:
-    """Say who fits, what hurts first, engines per person: sentences."""
+    """Return sentences: how many fit, what runs out first, engines per person."""
     hurts = []
     for row in plan.resources():
         limited = f"{row.name}, beyond {counted(row.fits, 'attendee')}"
@@ -156,7 +164,7 @@ def capacity_text(plan: ClassPlan) -> str:
         none = f"{row.name}: even one attendee has fewer than wanted"
         hurts.append(f"{limited}, who then take turns" if row.fits else none)
     said = [
-        f"What hurts first: {'; then '.join(hurts)}.",
+        f"What runs out first: {'; then '.join(hurts)}.",
         f"Memory: {plan.each('MB') / 1e3:.2f} GB an attendee, {plan.memory_MB() / 1e3:.1f} GB in all.",
     ]
     most = plan.most_engines()
@@ -177,7 +185,7 @@ def _shared_gpus(plan: ClassPlan, each: int) -> str:
     """Say how a class shares its GPUs. each: engines that one attendee has on them."""
     idle, at_once = plan.gpus - plan.attendees * each, plan.gpus // each
     if at_once == 0:
-        return f"one for {each} engines, which NCCL serves from 2.30 on; before, their tensors go through the host"
+        return f"one for {each} engines, which NCCL allows from 2.30 on; before, tensors go through the host"
     said = f"one for each of {each} engines, so {counted(at_once, 'attendee')} at a time"
     if idle > 0:
         return f"{said}, which is all of them; {counted(idle, 'GPU')} stay idle"

@@ -12,8 +12,8 @@ def add(commands: Commands) -> None:
     command = commands.add_parser("race", help="race with a plan: score = time x (1 + prediction error)")
     command.add_argument("file", metavar="FILE", help="TOML, with a table [simulated], [here], or both")
     command.add_argument("--league", choices=("simulated", "here"), help="only this table of the file")
-    command.add_argument("--seed", type=int, help="of the failure and of the hidden text (drawn now)")
-    command.add_argument("--rounds", type=ranks, default=3, help="trainings of the league here, the median counts (3)")
+    command.add_argument("--seed", type=int, help="seed of the failure and of the hidden text (drawn now)")
+    command.add_argument("--rounds", type=ranks, default=3, help="trainings of the league here; the median counts (3)")
     command.set_defaults(command=race)
 
 

@@ -38,8 +38,8 @@ class Job(NamedTuple):
 
 def add(commands: Commands) -> None:
     command = commands.add_parser("record", help="measure this machine for lab.replay on others")
-    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: what a GPU does (cpu)")
-    command.add_argument("--only", type=name_list, metavar="JOBS", help=f"of {', '.join(JOBS)}")
+    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device to measure (cpu)")
+    command.add_argument("--only", type=name_list, metavar="JOBS", help=f"some of {', '.join(JOBS)}")
     command.add_argument("--folder", type=folder, help="write there; by default where lab.replay looks")
     command.set_defaults(command=_record_all)
 

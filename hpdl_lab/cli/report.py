@@ -11,8 +11,12 @@ from .arguments import Commands, file, folder
 
 def add(commands: Commands) -> None:
     command = commands.add_parser("report", help="write one HTML file: exercises, guesses, figures, the race")
-    command.add_argument("file", nargs="?", type=file, default="hpdl_report.html", metavar="FILE", help="(%(default)s)")
-    command.add_argument("--home", type=folder, metavar="FOLDER", help="with somebody else's progress.jsonl (~/.hpdl)")
+    command.add_argument(
+        "file", nargs="?", type=file, default="hpdl_report.html", metavar="FILE", help="file to write (%(default)s)"
+    )
+    command.add_argument(
+        "--home", type=folder, metavar="FOLDER", help="folder of another person's progress.jsonl (~/.hpdl)"
+    )
     command.set_defaults(command=report)
 
 

@@ -32,10 +32,12 @@ def _options() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser("hpdl watch", usage=USAGE, allow_abbrev=False)
     parser.add_argument("--mpi", action="store_true", help="launch by mpiexec, whose options follow: -n 4")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if it hangs, crashes or computes otherwise")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with 1 if it hangs, crashes or computes something else"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the report there as JSON")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a trace of the first steps for Perfetto")
-    more = f"s without progress until ranks that wait for each other are ended ({PATIENCE:g})"
+    more = f"end ranks that wait for each other after S seconds ({PATIENCE:g})"
     parser.add_argument("--patience", metavar="S", type=float, default=PATIENCE, help=more)
     return parser
 

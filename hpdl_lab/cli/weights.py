@@ -11,8 +11,8 @@ from .arguments import Commands, folder, ranks
 
 def add(commands: Commands) -> None:
     command = commands.add_parser("weights", help="train the Moby-Dick GPT and its draft, in about nine minutes")
-    command.add_argument("--steps", type=ranks, help="of each (those that the stored weights had)")
-    command.add_argument("--folder", type=folder, help="of the .safetensors files (the installed package's)")
+    command.add_argument("--steps", type=ranks, help="training steps of each (as for the stored weights)")
+    command.add_argument("--folder", type=folder, help="where the .safetensors files go (the installed package)")
     command.set_defaults(command=weights)
 
 

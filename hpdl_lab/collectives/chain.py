@@ -18,19 +18,25 @@ if TYPE_CHECKING:
 
 
 def broadcast(comm: Comm, x: Tensor, root: int = 0, segments: int = 4) -> Tensor:
-    """Copy `x` of rank `root` to every rank: each passes a segment on while it receives the next.
+    """Copy `x` from rank `root` to every rank, in segments along a chain of ranks.
 
-        p = 3      0 -> 1       1 -> 2          a whole vector would take p - 1 times the time of one hop;
-        step 0     segment 0                    in `segments` pieces the hops overlap, and each is shorter
+    Rank 1 sends each segment on while it receives the next segment: in steps 1 and 2,
+    both links are busy.
+
+        p = 3      0 -> 1       1 -> 2
+        step 0     segment 0
         step 1     segment 1    segment 0
         step 2     segment 2    segment 1
         step 3                  segment 2
 
-    Args:    x: (N,) tensor, read on the root, overwritten elsewhere; root, segments: the same on every rank.
-             chunk(x, segments, k) is a view of segment k.
+    Args:    x: (N,) tensor, read on the root, overwritten on all other ranks.
+             root, segments: the same on every rank; chunk(x, segments, k) is a view
+             of segment k.
     Returns: x, the same on every rank.
-    Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
-    Steps: segments + p - 2.   Bytes per rank: N * itemsize, the last one none.   Ref: Awan et al. 2017 (S-Caffe).
+    Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not
+             answer.
+    Steps: segments + p - 2.   Bytes per rank: N * itemsize, none on the last rank.
+    Ref: Awan et al. 2017 (S-Caffe).
     """
     require_segments(segments)
     ### BEGIN SOLUTION

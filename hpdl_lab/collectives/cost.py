@@ -231,11 +231,12 @@ def busbw_factor(collective: str, p: int) -> float:
 
 
 def fit_alpha_beta(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """Fit seconds = alpha + beta * size to one-way message times, by least squares on relative errors.
+    """Fit seconds = alpha + beta * size by least squares on the relative errors.
 
-    Relative errors, because small messages would not count otherwise.
+    A relative error is the error of a time divided by that time.
 
-    Args:    sizes: list of bytes; seconds: list of as many times, all > 0; at least two different sizes.
+    Args:    sizes: list of message sizes in bytes, at least two of them different.
+             seconds: list of the times of these messages in one direction, all > 0.
     Returns: (alpha s, beta s/byte).
     """
     beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / np.array(seconds))
@@ -258,16 +259,17 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, flo
 
 
 def choose(costs: Mapping[str, Priced], p: int, nbytes: int, alpha: float, beta: float) -> str:
-    """Name the algorithm that takes the least time for this number of ranks, this size, and this network.
+    """Name the algorithm that takes the least time on `p` ranks.
 
-        algorithm      steps in a row    bytes in a row
-        ring           2(p - 1)          2(p - 1)/p * nbytes      many short steps
-        tree           2 log2(p)         2 log2(p) * nbytes       few long steps
+        algorithm      .steps        .nbytes
+        ring           2(p - 1)      2(p - 1)/p * nbytes      many short steps
+        tree           2 log2(p)     2 log2(p) * nbytes       few long steps
 
-    Args:    costs: {name: cost}, where cost(p, nbytes) returns a record with .steps and .nbytes of one rank
-             from beginning to end, such as {"ring": ring_cost, "tree": tree_cost}.
-             p: ranks; nbytes: bytes per rank; alpha: s per step; beta: s per byte.
-    Returns: the name of the one that takes the fewest seconds.
+    Args:    costs: {name: cost}, such as {"ring": ring_cost, "tree": tree_cost}.
+             cost(p, nbytes) returns a record: .steps counts the messages that follow
+             one another, and .nbytes counts the bytes in these messages.
+             p: ranks; nbytes: bytes of the vector; alpha: s per step; beta: s per byte.
+    Returns: the name of the fastest algorithm, a key of `costs`.
     """
     seconds = {}
     for name, cost in costs.items():

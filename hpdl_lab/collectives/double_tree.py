@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Tree(NamedTuple):
     """A tree of ranks, (p,) int64 each: parent, -1 for the root; distance from the root; color of the way up.
 
-    Colors are 0 and 1, so that in both trees together nobody has two ways down, or two ways up, of the same color.
+    Colors are 0 and 1, so that in both trees together no rank has two ways down, or two ways up, of the same color.
     """
 
     parent: np.ndarray

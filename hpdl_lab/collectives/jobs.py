@@ -48,14 +48,14 @@ JOBS = (
     ),
     _Job(
         "H",
-        "Every rank has a row of words for every other rank's expert.",
+        "Each of p ranks has p rows of words. Rank r needs row r of every rank.",
         "every rank needs one row from every rank, unadded",
     ),
 )
 
 
 def which_collective() -> dict[str, str]:
-    """Name the collective that does each job and no more.
+    """For each job, name the collective that sends only the data that ranks need.
 
         A  Rank 0 has read the weights from a file. Every rank needs them.
         B  Every rank has a gradient. Every rank needs their sum.
@@ -64,10 +64,11 @@ def which_collective() -> dict[str, str]:
         E  Every rank has a list of its mistakes. Rank 0 shows all lists.
         F  Every rank has trained one layer. Every rank needs all layers.
         G  Every rank has a gradient. Rank r needs only row r of the sum.
-        H  Every rank has a row of words for every other rank's expert.
+        H  Each of p ranks has p rows of words. Rank r needs row r of every rank.
 
-    Returns: dict, such as {"A": "all_to_all", "B": ...}, whose values are "broadcast", "scatter", "gather",
-             "all_gather", "reduce", "all_reduce", "reduce_scatter" or "all_to_all".
+    Returns: dict, such as {"A": "all_to_all", "B": ...}. Its values are "broadcast",
+             "scatter", "gather", "all_gather", "reduce", "all_reduce",
+             "reduce_scatter" and "all_to_all", each once.
     """
     return {
         "A": "broadcast",

@@ -18,19 +18,25 @@ ALGORITHMS = (ONE_PASS, STAGED, RING_ONCE, RING_TWICE)
 
 
 def bytes_moved(algorithm: str, p: int, n: float) -> tuple[float, float]:
-    """Count what one of p ranks reads from memory, and what it writes there, in an all-reduce of n bytes.
+    """Count the bytes that one of p ranks reads and writes in an all-reduce of n bytes.
 
-        one pass            tensors lie in shared memory: each rank adds its slice of all of them, 1/p of the length,
-                            in registers, and stores the sum to all of them
-        staged              each rank copies its tensor to shared memory, adds its slice of all the copies, stores the
-                            sum once, to shared memory, and copies the whole result from there into its tensor
-        ring, one copy      reduce-scatter and all-gather; a message is copied from the tensor of its sender into the
-                            buffer of its receiver, and if a sum is due that buffer is added to the tensor
-        ring, two copies    the same ring; a message is copied into memory of the library, and from there on
+        one pass            Each rank reads its slice, 1/p, of all p tensors, adds in
+                            registers, and stores the sum to all p tensors.
+        staged              Each rank copies its tensor to shared memory, and reads its
+                            slice of all p copies. It stores the sum once, to shared
+                            memory. Then it copies the whole result into its tensor.
+        ring, one copy      In the reduce-scatter, each message is copied to a buffer
+                            of the receiver, which adds this buffer to its tensor. In
+                            the all-gather, each message is copied from the sender's
+                            tensor to the receiver's tensor.
+        ring, two copies    The same ring, but each message is first copied to a
+                            buffer of the library, and then to its destination.
 
-    Which rank makes a copy does not matter: all do the same, and a copy reads each byte once and writes it once.
+    A copy reads each byte once and writes it once. Count the copies of a message for
+    its sender only, and the addition for its receiver.
 
-    Args:    algorithm: one of these four names; p: ranks, at least 2; n: bytes of each rank's tensor.
+    Args:    algorithm: one of these four names; p: ranks, at least 2;
+             n: bytes of each rank's tensor.
     Returns: (bytes read, bytes written).
     """
     if algorithm == "one pass":
@@ -44,19 +50,21 @@ def bytes_moved(algorithm: str, p: int, n: float) -> tuple[float, float]:
 
 
 def one_pass(comm: Comm, x: Tensor) -> Tensor:
-    """Replace `x`, a tensor in shared memory, by the sum of all ranks' tensors; each element moves as little as it can.
+    """Replace `x`, in shared memory, by the sum over ranks, in one pass.
 
         p = 2             x of rank 0         x of rank 1
                          [ left | right ]    [ left | right ]
-        rank 0 reads       here                here                adds them in the order of ranks,
-               writes      here                here                and stores the sum to both
-        rank 1                    here                here         does the same with its half, at the same time
+        rank 0 reads       left                left              and adds both slices
+        rank 0 writes      sum                 sum               the same sum twice
+        rank 1 does the same with the right slices
 
-    The rank that adds a slice is its owner. Nobody else reads or writes it from one barrier to the next.
+    All ranks work at the same time. Between the two barriers, only the owner of a
+    slice, the rank that adds it, reads or writes this slice.
 
     Args:    x: (N,) tensor of comm.allocate, or a part of one, different per rank.
-    Returns: x, bitwise the same on every rank.
-    Bytes per rank: N * itemsize read and as many written; memory of its own at most for one slice.
+    Returns: x, bitwise the same on every rank: add in the order of ranks.
+    Bytes per rank: N * itemsize read, and as many written. A rank may allocate memory
+             for one slice.
     """
     views = comm.views(x)
     comm.barrier()

@@ -47,7 +47,7 @@ def all_reduce(comm: Comm, x: Tensor, servers: int = 1) -> Tensor:
     works += [comm.isend(chunk(x, servers, s), s) for s in _around(r, servers) if s != r]
     for work in works:
         work.wait()
-    for buffer in pushed:  # in the order of ranks, whoever came first
+    for buffer in pushed:  # in the order of ranks, not of arrival
         mine += buffer
     works = [comm.irecv(chunk(x, servers, s), s) for s in range(servers) if s != r]
     works += [comm.isend(mine, q) for q in _around(r, p) if q != r and r < servers]

@@ -43,17 +43,23 @@ def all_reduce_naive(comm: Comm, x: Tensor) -> Tensor:
 
 @adds_in_float32
 def reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
-    """Leave on rank r the sum over ranks of chunk r of `x`, by passing partial sums around the ring.
+    """Add every rank's `x` around the ring, and leave chunk r of the sum on rank r.
 
-        p = 3           rank 0      rank 1      rank 2
-        step 0 sends    chunk 2     chunk 0     chunk 1       always to the rank on the right;
-        step 1 sends    chunk 1     chunk 2     chunk 0       what comes from the left is added to one's own
-        owns the sum    chunk 0     chunk 1     chunk 2
+    In each step, a rank sends one chunk to the rank on its right. The receiver adds its
+    own numbers to this chunk.
 
-    Args:    x: (N,) tensor, different per rank, overwritten: only chunk r holds a result.
-    Returns: view of chunk r of x, (ceil(N/p),) at most.
-    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbor does not answer.
-    Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009.
+        p = 3            rank 0      rank 1      rank 2
+        step 0 sends     chunk 2     chunk 0     chunk 1
+        step 1 sends     chunk 1     chunk 2     chunk 0
+        sum at the end   chunk 0     chunk 1     chunk 2
+
+    Args:    x: (N,) tensor, different per rank, overwritten; in the end only chunk r
+             holds a result.
+    Returns: view of chunk r of x, with ceil(N/p) elements at most.
+    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout
+             if a neighbor does not answer.
+    Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize.
+    Ref: Patarasuk & Yuan 2009.
     """
     p, r = comm.size, comm.rank
     arriving = new_like(x, bounds(len(x), p, 0)[1])
@@ -64,16 +70,20 @@ def reduce_scatter(comm: Comm, x: Tensor) -> Tensor:
 
 
 def all_gather(comm: Comm, x: Tensor) -> Tensor:
-    """Give every rank every chunk of `x`; rank r holds only chunk r at the start.
+    """Copy every chunk of `x` to every rank; rank r begins with chunk r only.
 
-        p = 3           rank 0      rank 1      rank 2
-        step 0 sends    chunk 0     chunk 1     chunk 2       always to the rank on the right
-        step 1 sends    chunk 2     chunk 0     chunk 1
+    In each step, a rank sends one chunk to the rank on its right.
 
-    Args:    x: (N,) tensor; on rank r chunk r is read and all the others are overwritten.
+        p = 3            rank 0      rank 1      rank 2
+        step 0 sends     chunk 0     chunk 1     chunk 2
+        step 1 sends     chunk 2     chunk 0     chunk 1
+
+    Args:    x: (N,) tensor; rank r reads its chunk r, and overwrites all other chunks.
     Returns: x, the same on every rank.
-    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbor does not answer.
-    Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009.
+    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout
+             if a neighbor does not answer.
+    Steps: p - 1.   Bytes per rank: (p - 1)/p * N * itemsize.
+    Ref: Patarasuk & Yuan 2009.
     """
     p, r = comm.size, comm.rank
     for i in range(p - 1):
@@ -83,14 +93,16 @@ def all_gather(comm: Comm, x: Tensor) -> Tensor:
 
 @adds_in_float32
 def all_reduce(comm: Comm, x: Tensor) -> Tensor:
-    """Add every rank's `x`, leaving the sum on every rank: reduce_scatter, then all_gather.
+    """Add every rank's `x`, and leave the sum on every rank.
 
-    Every rank sends each chunk but one twice, whatever the number of ranks: 2(p-1)/p vectors, never more than two.
+    A rank sends 2(p - 1) chunks of 1/p of the vector: always less than two vectors.
 
     Args:    x: (N,) tensor, different per rank, overwritten with the sum.
     Returns: x, bitwise the same on every rank.
-    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout if a neighbor does not answer.
-    Steps: 2(p - 1).   Bytes per rank: 2(p - 1)/p * N * itemsize.   Ref: Patarasuk & Yuan 2009; Gibiansky 2017.
+    Raises:  ValueError if x is not contiguous or the ranks' sizes differ; CommTimeout
+             if a neighbor does not answer.
+    Steps: 2(p - 1).   Bytes per rank: 2(p - 1)/p * N * itemsize.
+    Ref: Patarasuk & Yuan 2009; Gibiansky 2017.
     """
     reduce_scatter(comm, x)
     return all_gather(comm, x)

@@ -139,7 +139,7 @@ def _require_right(comm: Comm, name: str, function: Collective, x: Tensor, colle
         wrong = np.flatnonzero(got != want)
         first = wrong[0] if len(wrong) else 0
         mine = [len(wrong), begin + first, want[first], got[first]]
-    reports = np.asarray(comm.all_gather(np.array(mine, dtype=np.float64)))  # so that every rank knows, and stops
+    reports = np.asarray(comm.all_gather(np.array(mine, dtype=np.float64)))  # so that every rank stops
     for rank, (count, first, want, have) in enumerate(reports):
         if count and first < 0:
             raise WrongAnswer(f"{name} is not timed: rank {rank} gave {want:,.0f} elements and got {have:,.0f} back")

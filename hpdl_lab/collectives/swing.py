@@ -41,7 +41,7 @@ def all_reduce(comm: Comm, x: Tensor) -> Tensor:
     if mine is not None:
         cut, place = edges(len(x), power), int(_places(power)[mine])
         arriving = new_like(x, int(cut[(power + 1) // 2]))
-        ways = []  # (peer, the chunks that stay here, those that the peer keeps) of each step
+        ways = []  # (peer, the chunks that stay here, the chunks that the peer keeps) of each step
         for step, bit in enumerate(reversed(bits_below(power))):
             first, other = place - place % bit, (place ^ bit) - place % bit
             peer = int(unfolded_rank(_peer(mine, step, power), surplus))
@@ -63,7 +63,7 @@ def _peer(i: Index, step: int, power: int) -> Index:
 def _places(power: int) -> np.ndarray:
     """Return (power,) the chunk that each number keeps, so that what two of them swap is in one piece.
 
-    A number and its peer part in a step, and those that they swap with later stay on their sides.
+    A number and its peer part in a step; the numbers that they swap with later stay on their sides.
     """
     order = np.zeros(1, np.int64)
     for step in range(len(bits_below(power))):

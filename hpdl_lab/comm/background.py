@@ -61,7 +61,7 @@ class Background:
         self._thread: threading.Thread | None = None
         self._last_function: FunctionWork | None = None
         self._broken: BaseException | None = None
-        self._works: deque[BackgroundWork] = deque()  # in order, without those that have been seen to end
+        self._works: deque[BackgroundWork] = deque()  # in order, without works that have been seen to end
         self._unwaited: dict[int, BackgroundWork] = {}  # by id
 
     def start(self, fn: Callable[..., object], args: tuple[Any, ...], after: Sequence[Work] = ()) -> BackgroundWork:
@@ -116,7 +116,7 @@ class Background:
         self._unwaited.pop(id(work), None)
 
     def require_no_forgotten_wait(self) -> None:
-        """Raise ForgottenWait if nobody has waited for something."""
+        """Raise ForgottenWait if a work was never waited for."""
         for work in self._unwaited.values():
             raise ForgottenWait.of_background(self.comm.names[self.comm.rank], work.what, work.line)
 

@@ -212,7 +212,7 @@ class Comm(ABC):
         return None
 
     def report(self, **row: object) -> None:
-        """Stream one row (loss, samples/s, ...) to whoever watches this run; rows also end up in `Results.rows`."""
+        """Stream one row (loss, samples/s, ...) to the watcher of this run; rows also end up in `Results.rows`."""
         row = {"rank": self.rank, **row}
         self.rows.append(row)
         if self.on_row is not None:

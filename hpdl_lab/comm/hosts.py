@@ -30,7 +30,7 @@ def shared_file(kind: str) -> str:
     """Return the path of a new file, which only its owner can read, for the ranks of this host to open together.
 
     On engines it is in their own folder, elsewhere in memory: TMPDIR may be longer than a note that ranks exchange
-    (120 bytes), or on NFS without locks. Whoever asks for the file removes it; engines remove theirs, too.
+    (120 bytes), or on NFS without locks. The caller removes the file; engines remove theirs, too.
     """
     places = (os.environ.get(SESSION), "/dev/shm", "/tmp")
     place = next((p for p in places if p and os.access(p, os.W_OK | os.X_OK)), tempfile.gettempdir())

@@ -1,4 +1,4 @@
-"""Trouble on purpose: a rank that is slow, a link that is slow. Who then waits for whom is what the timeline shows."""
+"""Delays on purpose: a slow rank, a slow link. The timeline shows which ranks then wait for which."""
 
 from __future__ import annotations
 

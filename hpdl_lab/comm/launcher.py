@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 
 MPI = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")  # of Hydra, PRRTE, Slurm's srun
-TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of torchrun, and of whoever sets them by hand
+TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of torchrun, or set by hand
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # of torchrun alone, whose ranks inherit the variables of an srun around it
 
 

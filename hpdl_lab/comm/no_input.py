@@ -1,4 +1,4 @@
-"""`input()` in a rank: nobody can answer it."""
+"""`input()` in a rank: it cannot be answered."""
 
 import builtins
 import threading
@@ -23,4 +23,4 @@ def no_input() -> Generator[None]:
 
 
 def _refuse(prompt: object = "") -> str:
-    raise EOFError("nobody can answer input() here: ask in a cell of its own, and hand the answer over as an argument")
+    raise EOFError("a rank cannot call input(): ask in a cell of its own, and hand the answer over as an argument")

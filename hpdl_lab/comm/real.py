@@ -81,7 +81,7 @@ class RealComm(Comm):
         self.names = [waiting.members.index(r) for r in members]  # how events and reports call our ranks
         hosts = [session.hosts[r] for r in members]
         self.node_rank, self.node_size = hosts[: self.rank].count(hosts[self.rank]), hosts.count(hosts[self.rank])
-        self.pending: dict[int, Pending] = {}  # by id: their tensors may still be touched, whoever holds the work
+        self.pending: dict[int, Pending] = {}  # by id: their tensors may still be touched, held or not
         self.parts: list[RealComm] = []  # communicators split from this one
         self._background: Background | None = None  # from its first use on
         self._shared: SharedRanks | None = None
@@ -135,7 +135,7 @@ class RealComm(Comm):
                 chosen = split_group_of([note[NUMBER_NBYTES:] for note in notes], self.rank)
             except Exception as error:
                 reason = str(error) or type(error).__name__
-            # To make a part may block: nobody begins before all are on their way, and only a death can stop them.
+            # Making a part may block: no rank begins before all are on their way, and only a death can stop them.
             for rank, why in enumerate(self.agree("split", note=reason.encode()[:120])):
                 if why:
                     raise ValueError(f"rank {rank} cannot split: {why.decode(errors='replace')}")
@@ -364,7 +364,7 @@ class RealComm(Comm):
             self.waiting.inject.before(self)
         run = shared.collectives[op]
         try:
-            if not trace.enabled:  # the way of a few hundred ns, of which a call with *rest takes 150
+            if not trace.enabled:  # the way of a few hundred ns: a call with *rest takes 150 of them
                 if not (run(x, *rest, SPIN, self.oversubscribed) if rest else run(x, SPIN, self.oversubscribed)):
                     self._go_on(group, op, partial(self.facts_of, op, (x, *rest)))
                 return

@@ -96,7 +96,7 @@ def share(
     if memory is not None:
         part = (nbytes if taken is None else taken) // comm.size
         _, reason = attempt(memory.reserve, comm.rank * part, part)
-    # Nobody can open it after this: rank 0 lets go of the name when all have said how it went.
+    # No process can open it after this: rank 0 removes the name when all have answered.
     reasons = comm.agree(op, note=reason.encode()[:100])
     if memory is not None:
         memory.seal()

@@ -140,7 +140,7 @@ class RealWork(Work):
         self._forget()
         trace.add(self.step, self.op, self.t0_ns, trace.clock(), comm.names[self.peer], nbytes, self.line)
         self.message = None
-        del self.x  # whoever keeps the work does not keep its tensor
+        del self.x  # a caller that keeps the work does not keep its tensor
 
 
 def still_pending(works: Sequence[Pending], seconds: float) -> list[Pending]:

@@ -111,7 +111,7 @@ class Cluster:
                 self = cls(path, supervisor_client.start(path), reasons)
                 try:
                     self._launch(wanted)
-                except BaseException:  # the stop button as well: half a cluster helps nobody
+                except BaseException:  # the stop button as well: half a cluster is of no use
                     self.stop()
                     raise
                 return self
@@ -375,7 +375,7 @@ def _table_rows(infos: Sequence[Info]) -> list[tuple[str, ...]]:
 
 def _table_notes(infos: Sequence[Info], reasons: Sequence[str]) -> list[str]:
     """Return sentences below the table: too few cores; `reasons`, such as why the session directory is elsewhere."""
-    cores = {(i["machine"], c) for i in infos for c in i["cores"]}  # emulated hosts share those of the machine
+    cores = {(i["machine"], c) for i in infos for c in i["cores"]}  # emulated hosts share the machine's
     found = [f"Note: {reason}." for reason in reasons]
     if len(infos) > len(cores):
         found.append(

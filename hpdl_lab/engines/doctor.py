@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SETTLE = 0.5  # s: what has just lost its supervisor may be ending
 SEGMENTS = ("mpich_", "sm_segment.", "nccl-")  # begin the names of shared memory of MPICH, Open MPI and NCCL
-LITTLE = 16 << 20  # bytes of segments that are in nobody's way
+LITTLE = 16 << 20  # bytes of segments that do no harm
 
 
 def leftover_folders() -> list[str]:

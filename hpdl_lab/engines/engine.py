@@ -317,7 +317,7 @@ def import_torch(server: Server, path: str) -> None:
     """Import torch once a first kernel has connected, while the attendee reads; a task that needs it does not wait.
 
     On half of the cores at a time: the others are for tasks, which then take 10 ms more meanwhile, and not 80. With
-    HPDL_TORCH=later in the environment nobody does: engines that live for seconds have no use for it.
+    HPDL_TORCH=later in the environment no engine does: it is of no use to engines that live for seconds.
     """
     server.connected.wait()
     with open(session_dir.torch_lock(path), "w", opener=session_dir.readable_by_me) as lock:

@@ -135,7 +135,7 @@ LOOPBACK = {  # the MPI libraries would listen on every network interface
 MPI_BY_TCP = {
     "MPIR_CVAR_CH4_NETMOD": "ofi",
     "FI_PROVIDER": "tcp",
-    "FI_TCP_MAX_SAVED": str(10**6),  # messages that nobody has received yet; beyond its 64, even a barrier would wait
+    "FI_TCP_MAX_SAVED": str(10**6),  # messages not received yet; beyond its 64, even a barrier would wait
 }
 BETWEEN_HOSTS = MPI_BY_TCP | {"FI_TCP_IFACE": INTERFACE, "GLOO_SOCKET_IFNAME": INTERFACE}
 

@@ -283,7 +283,7 @@ async def _serve_engine(file: str, step: int, n: int) -> None:
     hello = {"role": "engine", "step": step, "rank": rank, "node": _node_name()}
     async with connected(_load(file), **hello) as (relay, welcome, own):
         if "connection" not in welcome:
-            return  # nobody wants this engine any more
+            return  # this engine is not wanted any more
         agent = _EngineAgent(relay, rank, n, session_dir.of_an_engine(rank))
         serving = asyncio.ensure_future(agent.serve(welcome["connection"], _interface_of(own)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)

@@ -164,7 +164,7 @@ class Relay:
                     session_dir.engine_socket(self.path, rank),
                     lambda reader, writer: self.on_kernel(mine, rank, reader, writer),
                 )
-        if self.step is mine:  # else it was ended because nobody wants it any more
+        if self.step is mine:  # else it was ended because it is not wanted any more
             session_dir.write_private_file(session_dir.exit_file(self.path, rank), ending)
         if server is not None:
             server.close()

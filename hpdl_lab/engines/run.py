@@ -312,7 +312,7 @@ class Run:
             print(f"{who} busy with an earlier cell of %px: waiting for its end. The stop button ends it.", flush=True)
 
     def _given_up(self) -> bool:
-        """Interrupt those who wait in vain; return True when what is left answers nothing."""
+        """Interrupt ranks that wait in vain; return True when the others do not answer."""
         now = time.monotonic()
         if self.interrupted_at is None:
             if self.limit is not None and self.failed_at is None and now - self.started_at > self.limit:

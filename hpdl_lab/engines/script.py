@@ -47,7 +47,7 @@ class Script:
 def _as_main(main: types.ModuleType, folder: str, argv: list[str]) -> Generator[None]:
     """Make `main` the module that Python runs meanwhile, and modules of `folder` importable, anew each time.
 
-    Afterwards torch's default dtype and device are those of a new process again: the engines live on.
+    Afterwards torch's default dtype and device are as in a new process: the engines live on.
     """
     before, argv_before, known = sys.modules["__main__"], sys.argv, set(sys.modules)
     sys.modules["__main__"], sys.argv = main, argv

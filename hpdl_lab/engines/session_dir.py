@@ -116,7 +116,7 @@ def _has_locks(folder: str) -> bool:
     """Return True if the file system locks folders: NFS mostly does not."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # some sites let nobody list /var/tmp, which can be used all the same
+    except PermissionError:  # some sites forbid listing /var/tmp, which can be used all the same
         return True
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

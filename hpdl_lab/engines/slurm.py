@@ -239,7 +239,7 @@ def shared_relay_file(path: str) -> str:
 
 
 ADDRESS, PORTS = "HPDL_ADDRESS", "HPDL_PORTS"  # variables that overrule what is found: "10.1.0.5", "60001-60100"
-ASKED = 8  # nodes whose routes are looked at: those of a partition share a network
+ASKED = 8  # nodes whose routes are looked at: nodes of a partition share a network
 ANSWER_SECONDS = 20.0  # for Slurm to answer
 CONTROLLER = "see whether its controller runs: scontrol ping"
 

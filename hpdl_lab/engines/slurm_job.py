@@ -29,7 +29,7 @@ from .supervisor import die_with_parent
 Json: TypeAlias = dict[str, Any]
 Record: TypeAlias = dict[str, str]  # of a job, as `scontrol` shows it
 FULL = "temporarily unable to accept job"  # after which sbatch tries again and again
-REFUSED = (  # what sbatch says -> the cause and the remedy; {partitions}: those of the site, {slurm}: what it said
+REFUSED = (  # sbatch's message -> cause and remedy; {partitions}: the site's, {slurm}: the whole message
     (
         FULL,
         "its queue is full, for everybody: try again when other jobs have ended, or use engines of this machine, "

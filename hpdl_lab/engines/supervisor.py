@@ -1,4 +1,4 @@
-r"""The supervisor: a small process that owns all processes of an engine cluster, and ends them when nobody needs them.
+r"""The supervisor: a small process that owns all processes of an engine cluster, and ends them after their last user.
 
     kernel A --\                                 /-- controller
                 >-- supervisor.sock -- supervisor
@@ -17,7 +17,7 @@ milliseconds. Requests and replies are JSON, one per line, each with the "id" of
     {"do": "status"}                                       ->  {"running": {name: pid}, "attached": [pid]}
     {"do": "ready"}    the processes are all there         ->  {}
     {"do": "kill"}     end all processes, keep the session ->  {}
-                       "keep": names of those that go on
+                       "keep": names of processes that go on
     {"do": "stop"}     end the session                     ->  {}
 """
 

@@ -93,7 +93,7 @@ def attach(path: str) -> SupervisorConnection | None:
     """Connect to the supervisor of the session at `path`; None if none is alive. Raises SupervisorEnding."""
     connection = socket.socket(socket.AF_UNIX)
     try:
-        os.close(session_dir.open_session_dir(path))  # what is there from now on, nobody else can replace
+        os.close(session_dir.open_session_dir(path))  # no other process can replace it from now on
         connection.connect(session_dir.supervisor_socket(path))
     except OSError:
         connection.close()

@@ -14,7 +14,7 @@ PATH = "/dev/shm"
 MIB = 1 << 20
 LEAST = 24 * MIB  # for several ranks: MPICH 5.0.2 crashes in 16 MiB, which would be enough for two
 PER_RANK = 6 * MIB  # measured: 5.2 MiB for each of 1 to 16 ranks
-ABANDONED = 60.0  # s that a file of ranks may be mapped by nobody: they map it when they make it
+ABANDONED = 60.0  # s that no process may map a file of ranks: they map it when they make it
 FIX = f"`mount -o remount,size=1g {PATH}` as root, remove files from it, or start the container with --shm-size=1g"
 
 
@@ -53,7 +53,9 @@ def of_others() -> str:
     del owners[os.geteuid()]
     found = ", ".join(f"{n:,} of user {owner}" for owner, n in owners.items())
     return (
-        f"Under names like {PATH}/mpich_shm_* are files of others ({found}): they may keep MPICH out" if found else ""
+        f"Other accounts have files like {PATH}/mpich_shm_* ({found}): they may keep MPICH from starting"
+        if found
+        else ""
     )
 
 

@@ -14,7 +14,7 @@ SECONDS = 3  # for a connection: a port that a firewall drops never answers
 
 def require_loopback() -> None:
     """Raise Missing if a program cannot talk to another one on this machine, as Jupyter does with its kernels."""
-    fix = "as root: ip link set lo up; or let the firewall pass what goes by lo"
+    fix = "as root: ip link set lo up; or let the firewall pass traffic on lo"
     with socket.socket() as listener, socket.socket() as caller:
         try:
             listener.bind((HERE, 0))
@@ -29,7 +29,7 @@ def require_loopback() -> None:
 def require_free(port: int, host: str = HERE) -> None:
     """Raise Missing, with the process that holds it, if nothing can be served at `port` of the address `host`."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended is in nobody's way
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended is no obstacle
         try:
             probe.bind((host, port))
         except PermissionError:
@@ -73,7 +73,7 @@ def require_answer(host: str, port: int) -> None:
         socket.create_connection((host, port), SECONDS).close()
     except ConnectionRefusedError:
         raise Missing(
-            f"{host} can be reached, but nobody listens at its port {port}",
+            f"{host} can be reached, but no server listens at its port {port}",
             "start the server there, and have it listen on the address of the network, not on 127.0.0.1",
         ) from None
     except socket.gaierror as error:

@@ -59,7 +59,7 @@ class FeatureTable(list[Feature]):
         return "\n".join(self.row(feature, width) for feature in self)
 
     def end(self) -> str:
-        return "Ready." if self.ok else "Not ready: a NO is needed and says how to get it."
+        return "Ready." if self.ok else "Not ready: each row with NO is needed, and says how to get it."
 
     __repr__ = __str__
 

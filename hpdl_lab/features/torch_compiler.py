@@ -1,4 +1,4 @@
-"""Stand-ins for torch's compiler until something uses it: torch only asks it about things that nobody has compiled.
+"""Stand-ins for torch's compiler until something uses it: torch only asks it about things that were not compiled.
 
 For that the first optimizer of a process imports torch._dynamo, 800 modules: as long as `import torch` itself (1.1 s of
 a core), and 70 MB, in each engine and each kernel. The first backward that is given gradients imports half of them, to
@@ -132,4 +132,4 @@ class _Imported(Loader):
         return self.module
 
     def exec_module(self, module: ModuleType) -> None:
-        vars(module)["__spec__"] = self.spec  # some of these modules let nobody set an attribute
+        vars(module)["__spec__"] = self.spec  # some of these modules forbid setting an attribute

@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
 class _AttentionGroup(NamedTuple):
     """Rows that attend in one call: a token each of requests that decode, or (chunk) several tokens of one request.
 
-    kv_slots: (requests t,): slots in memory of the first t tokens of each request; mask: True for those that a row
+    kv_slots: (requests t,): slots in memory of the first t tokens of each request; mask: True for slots that a row
     attends to, (requests, 1, 1, t) or (rows, t); None: all.
     """
 

@@ -1,7 +1,7 @@
 """Two steps of decoding, written out: one layer of attention with a cache, and a stack of layers on several ranks.
 
     prefill   x (b, s, d) of a whole prompt at once: products of matrices, as in training
-    decode    x (b, d) of one new token, again and again: each weight is read for a vector, each old key for a score
+    decode    x (b, d) of one new token at a time: each weight is read for a vector, each old key for a score
 
 A token's key and value never change, so they are computed once and kept: 2 d numbers for each token and layer.
 The engine's own cache is in cache.py; it keeps them in pages (pages.py).   Ref: Shazeer 2019, arXiv:1911.02150.
@@ -22,7 +22,7 @@ from ..measure import Measured, measure
 
 
 def without_cache(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Return `decode_step` without a cache: all s positions again for each new token."""
+    """Return the same as `decode_step`, without a cache: it computes all s positions for each new token."""
     b, s, d = x.shape
     q, k, v = (x @ qkv.T).view(b, s, 3, keys.shape[1], -1).permute(2, 0, 3, 1, 4)  # each (b, heads, s, n)
     attn_output = scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -30,19 +30,24 @@ def without_cache(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Ten
 
 
 def decode_step(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Compute causal attention for the newest position of a sequence, with a cache of keys and values.
+    """Compute causal attention at the newest position, with a cache of keys and values.
 
-        position       0    1    2    3  ...            x of them all is there; 3 is the newest of s = 4
-        keys         [ k0 | k1 | k2 |    |    |    ]    room for more; yours are in it from earlier calls
-        values       [ v0 | v1 | v2 |    |    |    ]    and this call adds the newest position's
+        position       0    1    2    3           s = 4 positions so far, 3 is newest
+        keys         [ k0 | k1 | k2 |    |    ]   earlier calls have written k0 to k2,
+        values       [ v0 | v1 | v2 |    |    ]   and this call writes k3 and v3
 
-    A score is a query times a key over the root of n, the numbers of a head; softmax makes weights of the scores.
+    A score is a query times a key, divided by the root of n, the length of a key.
+    Softmax over the positions turns scores into weights of the values.
 
-    Args:    x: (b, s, d), the input of this layer for all s positions so far. Called for s = 1, 2, 3 ...
-             qkv: (3d, d), the rows of q, then of k, then of v, each head by head; out: (d, d).
+    Args:    x: (b, s, d), the input of this layer for all s positions so far. The
+             function is called for s = 1, then 2, 3 ...
+             qkv: (3d, d), the rows of q, then of k, then of v, each head by head.
+             out: (d, d), the weight of the last linear layer, as `linear` keeps it.
              keys, values: (b, heads, room, n), overwritten at the newest position.
     Returns: (b, d), the attention at the newest position, after `out`.
-    Work: the same number of rows of x is multiplied by qkv and out, whatever s is.   Ref: Shazeer 2019, section 2.4.
+    Work: a call for s = 1,000 takes as many multiplications by the numbers of qkv, and
+          by the numbers of out, as a call for s = 1.
+    Ref: Shazeer 2019, section 2.4.
     """
     ### BEGIN SOLUTION
     b, heads, _, n = keys.shape
@@ -105,17 +110,22 @@ def norm(x: Tensor) -> Tensor:
 
 
 def tensor_parallel_decode(comm: Comm, x: Tensor, layers: Sequence[Shard]) -> Tensor:
-    """Send one new token through layers; of each, every rank has some heads and a part of the MLP.
+    """Send one new token through layers that ranks share, with some heads on each rank.
 
-        x -> norm -> [attention of my heads] -> add over ranks -> + x
-          -> norm -> [up, gelu, down: my part] -> add over ranks -> + x      and so on, layer by layer
+        x -> norm -> [attention of my heads]   -> add over ranks -> + x
+          -> norm -> [up, gelu, down: my part] -> add over ranks -> + x    in each layer
+
+    `norm(x)` is a layer norm without parameters, and `gelu` is torch's.
 
     Args:    x: (b, d), the same on every rank.
-             layers: each with .qkv (3d/p, d), .out (d, d/p), .up (4d/p, d), .down (d, 4d/p), as `linear` keeps weights,
-             and .attend(q, k, v), each (b, d/p), which puts k and v into this rank's cache and returns (b, d/p).
+             layers: this rank's part of each layer. .qkv (3d/p, d), .out (d, d/p), .up
+             (4d/p, d) and .down (d, 4d/p) are weights as `linear` keeps them.
+             .attend(q, k, v), each (b, d/p), puts k and v into this rank's cache and
+             returns its heads' attention, (b, d/p).
     Returns: (b, d), the same on every rank. x stays as it is.
-    Steps: two all_reduce of b d elements for each layer; no key, value or weight travels.
-    Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3; Pope et al. 2022, arXiv:2211.05102.
+    Steps: two all_reduce of b d elements per layer. No key, value or weight travels.
+    Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3; Pope et al. 2022,
+         arXiv:2211.05102.
     """
     ### BEGIN SOLUTION
     for layer in layers:

@@ -323,7 +323,7 @@ class Engine:
         if self.running and not batch:
             raise ValueError(
                 f"the scheduler gives nothing to {counted(len(running), 'running request')}, which hold the pages that "
-                "those it admits need: nobody can go on"
+                "the requests it admits need: no request can go on"
             )
         return batch
 
@@ -423,7 +423,7 @@ def _require_counts(counts: Sequence[int], num_new_tokens: Sequence[int], runnin
     )
     if not fits or sum(counts) > budget or (num_new_tokens and not any(counts)):
         raise ValueError(
-            f"the scheduler gives {[*counts]} to {counted(running, 'running request')} and those that wait, which have "
-            f"{[*num_new_tokens]} tokens to read, with a budget of {budget}: a number for each running one, at least 1 "
-            "for each that is admitted, and something for one of them"
+            f"the scheduler gives {[*counts]} to {counted(running, 'running request')} and the waiting ones, which "
+            f"have {[*num_new_tokens]} tokens to read, with a budget of {budget}: it must give a number to each "
+            "running one, at least 1 to each that it admits, and more than 0 to one of them"
         )

@@ -15,19 +15,23 @@ from hashlib import blake2b
 
 
 def reserve(free: list[int], pages: list[int], tokens: int, page_size: int) -> bool:
-    """Extend the pages of a request so that they hold `tokens` tokens, or change nothing if too few are free.
+    """Give a request the pages for `tokens` tokens, or none if too few pages are free.
 
-        page_size = 4, tokens = 9                 before                       after
-        pages of the request                      [7]                          [7, 2, 5]      4 + 4 + 1 tokens
-        free                                      [3, 0, 5, 2]                 [3, 0]
+        page_size = 4, tokens = 9         before            after
+        pages of the request              [7]               [7, 2, 5]   4 + 4 + 1 tokens
+        free                              [3, 0, 5, 2]      [3, 0]
 
-    Pages need not follow each other in memory: any free page will do, so that no memory is too scattered to be used.
-    The last free page is taken first. A request that holds enough already gets nothing.
+    You may take any free page, because pages need not follow each other in memory. In
+    the example the last free page is taken first. A request that has enough pages gets
+    no more.
 
-    Args:    free: pages that nobody holds, changed in place; pages: of the request, in order of its tokens,
-             extended in place; tokens: how many they have to hold, at least 0; page_size: tokens per page.
-    Returns: True if the pages hold `tokens` tokens now.
-    Waste: less than one page per request.   Ref: Kwon et al. 2023, section 4.2.
+    Args:    free: pages that no request holds, changed in place; pages: the request's
+             pages, in order of its tokens, extended in place; tokens: how many tokens
+             they have to hold, at least 0; page_size: tokens per page.
+    Returns: True if the request has room for `tokens` tokens now. False if too few
+             pages are free; then nothing has changed.
+    Waste: less than one page per request.
+    Ref: Kwon et al. 2023, section 4.2.
     """
     ### BEGIN SOLUTION
     missing = -(-tokens // page_size) - len(pages)

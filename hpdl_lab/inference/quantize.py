@@ -3,7 +3,7 @@
 int8 has a quarter of the bytes of float32:
 
     W (out, in) float32     ->  whole numbers -127 ... 127 (out, in) int8, and a scale for each of `out` rows
-    x (n, in), a token each ->  likewise, a scale for each token, anew in every forward
+    x (n, in), a token each ->  likewise, a scale for each token, computed in every forward
     y = x W^T               ~   (whole x) (whole W)^T, exact in int32, times both scales
 
 Products of whole numbers do not depend on the order in which they are added: a token's y is bit for bit the same, in

@@ -12,26 +12,31 @@ from typing import NamedTuple
 def schedule(running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> list[int]:
     """Choose how many tokens of each request the model reads in the next step.
 
-    A request is described by the number of tokens that it still has to read before its next token is chosen: 1 while
-    it decodes, more while it is in its prompt. A slot is free as soon as its request has ended, and a waiting request
-    may take it in the very next step, in the midst of the others:
+    A number describes each request: the tokens that the request still has to read
+    before its next token is chosen. A request that decodes has 1. A request in prefill
+    has the rest of its prompt, and a waiting request has its whole prompt.
 
-        slots = 3, budget = 8                        still to read          read in this step
-        running, in the midst of its prompt                9                       7      the rest of the budget
-        running, decodes                                   1                       1      decodes come first
-        waiting, came first                                4                       -      a slot is free, but no budget
-        waiting, came second                               1                       -      nobody overtakes
+        slots = 3, budget = 8     to read   reads now
+        running, in prefill          9          7      the rest of the budget
+        running, decodes             1          1      decodes come first
+        waiting, came first          4          -      one slot is free, budget is used
+        waiting, came second         1          -      its prompt is short, but it waits
 
-    Requests that decode are served first, so that no long prompt makes them wait. The rest of the budget goes to
-    prompts, as much of each as fits: of running requests, then of waiting ones, in order of arrival. A waiting
-    request is admitted if there is a slot and at least one token of the budget for it.
+    First each request that decodes reads its token, so that no long prompt makes it
+    wait. The rest of the budget goes to prompts, as much of each as fits: first to
+    running requests, then to waiting requests, in order of arrival. A waiting request
+    is admitted if a slot is free and the budget has at least one token left for it.
+    When a request has ended, its slot is free in the very next step.
 
-    Args:    running: of each request with a slot, in order of admission, at most `slots` of them, each at least 1.
-             waiting: of each request without, in order of arrival; slots: requests that run at once; budget: tokens
-             that a step reads at most.
-    Returns: a number for each running request (0: it has to wait in this step), then one, at least 1, for each waiting
-             request that is admitted. Nothing is changed in place.
-    Tokens: at most the budget.   Idle slots: none while requests wait and the budget lasts.
+    Args:    running: the number of each request with a slot, in order of admission.
+             There are at most `slots` numbers, and each is at least 1.
+             waiting: the number of each request without a slot, in order of arrival.
+             slots: how many requests run at once; budget: the most tokens of a step.
+    Returns: a number for each running request, 0 if it has to wait in this step; then a
+             number of at least 1 for each waiting request that is admitted. The
+             arguments stay as they are.
+    Tokens: at most the budget.
+    Idle slots: none while requests wait and the budget lasts.
     """
     ### BEGIN SOLUTION
     left = [*running, *waiting[: slots - len(running)]]
@@ -80,7 +85,7 @@ def virtual_steps(
         waiting = range(admitted, arrived)
         counts = choose([left[i] for i in running], [left[i] for i in waiting], slots, budget)
         if not any(counts) and (running or waiting):
-            raise ValueError(f"step {len(steps)}: nobody runs, and {len(running)} have a slot, {len(waiting)} wait")
+            raise ValueError(f"step {len(steps)}: no request runs, and {len(running)} have a slot, {len(waiting)} wait")
         more = len(counts) - len(running)
         running += range(admitted, admitted + more)
         admitted += more

@@ -29,13 +29,19 @@ if TYPE_CHECKING:
 def expected_tokens(acceptance: float, gamma: int) -> float:
     """Predict how many tokens an iteration of speculative decoding yields on average.
 
-        gamma = 3        ok  ok  ok  + 1        all are kept: the model adds one more
-                         ok  no                 the model replaces the first that is rejected; the rest is dropped
-                         no
+    The model keeps the guesses before the first rejected guess, and adds one token.
+    This token replaces the rejected guess, and all later guesses are dropped. If the
+    model accepts all guesses, the added token comes after them.
 
-    Args:    acceptance: the probability that a proposed token is kept, whatever becomes of others, 0 to 1;
-             gamma: tokens that the draft proposes in an iteration, at least 0.
-    Returns: tokens per iteration, which is one forward of the model: from 1 to gamma + 1.
+        gamma = 3   ok  ok  ok        3 guesses are kept: 4 tokens
+                    ok  no            1 guess is kept: 2 tokens
+                    no                no guess is kept: 1 token
+
+    Args:    acceptance: the probability, 0 to 1, that the model accepts a guess. This
+             probability is the same for each guess, and independent of other guesses.
+             gamma: tokens that the draft guesses in an iteration, at least 0.
+    Returns: tokens per iteration, a number from 1 to gamma + 1. In an iteration the
+             model runs once.
     Ref: Leviathan et al. 2022, arXiv:2211.17192, section 3.1.
     """
     ### BEGIN SOLUTION

@@ -27,7 +27,7 @@ def naive(x: np.ndarray, out: np.ndarray) -> None:
 
 
 def interleaved(x: np.ndarray, out: np.ndarray) -> None:
-    """Add by a tree in shared memory, neighbors first; one atomic a block. Threads ask for words 2, 4, 8 ... apart."""
+    """Add up each block as a tree, neighbors first: words 1, 2, 4, 8 ... apart."""
     sums = cuda.shared.array(THREADS, np.float32)
     t = cuda.threadIdx.x
     total = np.float32(0)
@@ -68,16 +68,17 @@ def sequential(x: np.ndarray, out: np.ndarray) -> None:
 def gpu_sum(x: np.ndarray, out: np.ndarray) -> None:
     """Add the sum of `x` to out[0].
 
-    Every thread of gpu_sum[blocks, THREADS](x, out) executes it, with any number of blocks.
+    gpu_sum[blocks, THREADS](x, out) launches this kernel, and all threads run it.
 
-        n elements       every thread adds its share of them, however many blocks there are
-        THREADS sums     every block adds the upper half of its sums to the lower half, in shared memory
-        WARP sums        one warp is left, and goes on in registers, by shuffles
+        n elements       each thread adds its share of them, for any number of blocks
+        THREADS sums     each block adds the upper half of its sums to the lower half,
+                         in shared memory, again and again
+        WARP sums        one warp goes on in registers, by shuffles
         1 sum            one thread adds it to out[0]
 
-    Args:    x: (n,) float32, for any n; out: (1,) float32, 0 before the first block begins.
+    Args:    x: (n,) float32, for any n; out: (1,) float32, 0 before the launch.
     Steps: at most 3 barriers and 1 atomic in each block; no race, no bank conflict.
-    Bytes: every element of x is read once, neighbors by neighbors.
+    Bytes: x is read once. Neighboring threads read neighboring elements.
     Ref: M. Harris, "Optimizing Parallel Reduction in CUDA", NVIDIA 2007.
     """
     sums = cuda.shared.array(THREADS, np.float32)
@@ -99,9 +100,10 @@ def gpu_sum(x: np.ndarray, out: np.ndarray) -> None:
 
 
 def add_slices(tensors: Sequence[np.ndarray], first: int, count: int) -> None:
-    """Replace elements [first, first + count) of all `tensors`, (n,) each, by their sum: a GPU does so with its slice.
+    """Add one slice of all `tensors`, and store the sum to all of them.
 
-    The tensors belong to all GPUs, whose memory this one can reach. csrc/cuda/one_pass.h has it in CUDA.
+    The slice has `count` elements, from index `first` on. Each GPU has one of the
+    (n,) tensors, and can reach all tensors.
     """
     for i in range(first + cuda.grid(1), first + count, cuda.gridsize(1)):
         total = tensors[0][i]

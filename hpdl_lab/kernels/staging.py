@@ -212,19 +212,24 @@ def device_of(comm: Comm, alpha: float = 0.0, beta: float = 0.0) -> Device[Any]:
 
 
 def pipelined_copy(comm: Comm, x: V, src: int, dst: int, device: Device[V], block: int) -> None:
-    """Copy `x` in the device memory of rank `src` into `x` on rank `dst`, in blocks, by three stages at once.
+    """Copy `x` on the device of rank `src` to `x` on the device of `dst`, in blocks.
 
-        time          0        1        2        3        4        a block takes about as long in each stage
+        time          0        1        2        3        4
         copy out   block 0  block 1  block 2
         wire                block 0  block 1  block 2
         copy in                      block 0  block 1  block 2
 
-    Args:    x: (n,) vector on the device; on `dst` it is overwritten. Slices of it are views on the device: x[2:5].
-             device: device.pinned(n, x.dtype) is an (n,) tensor of the host that copies and messages may use;
-             device.copy_out(part of x, pinned), device.copy_in(pinned, part of x) start a copy and return a Work.
-             block: elements, the last block may have fewer. Other ranks than src and dst do nothing.
-    Memory: two blocks of pinned memory on src and on dst.   Time: blocks + 2 stages if all take equally long.
-    Ref: Wang et al. 2011, "MVAPICH2-GPU: optimized GPU to GPU communication for InfiniBand clusters".
+    Args:    x: (n,) vector on the device, overwritten on `dst`. Slices, such as x[2:5],
+             are views on the device.
+             src, dst: two ranks; all other ranks do nothing.
+             device: device.pinned(n, x.dtype) returns an (n,) tensor in pinned memory.
+             device.copy_out(part of x, pinned) and device.copy_in(pinned, part of x)
+             start a copy and return a Work.
+             block: elements of a block; the last block may have fewer.
+    Memory: two blocks of pinned memory on src and on dst.
+    Time: blocks + 2 block times, if all stages are equally fast.
+    Ref: Wang et al. 2011, "MVAPICH2-GPU: optimized GPU to GPU communication for
+    InfiniBand clusters".
     """
     ### BEGIN SOLUTION
     pieces = [x[first : first + block] for first in range(0, len(x), block)]

@@ -41,7 +41,7 @@ class Stream:
     """A queue of functions f(comm, *args) that run in order, with the communicator of this stream; no host waits."""
 
     def __init__(self, comm: Comm, name: str) -> None:
-        """Use a communicator whose background nobody else uses: comm.split(comm.rank) if work needs no other rank."""
+        """Use a communicator whose background has no other user: comm.split(comm.rank) if work needs no other rank."""
         self.name, self._comm = name, comm
         self._works: list[Work] = []  # that the host has not waited for
         self._after: list[Work] = []  # what the next work waits for
@@ -57,7 +57,7 @@ class Stream:
         return _Event(self._works[-1:] + self._after)
 
     def wait_event(self, event: _Event) -> None:
-        """Let what is launched here from now on begin when `event` has come. Nobody else waits."""
+        """Let what is launched here from now on begin when `event` has come. Nothing else waits."""
         if not isinstance(event, _Event):
             raise TypeError(f"wait_event needs what record_event() returns, got {type(event).__name__}")
         self._after += event._works
@@ -73,21 +73,23 @@ class Stream:
 
 
 def all_reduce_on_stream(comm_stream: Stream, x: Tensor, stream: Stream, all_reduce: AllReduce) -> None:
-    """Add `x` over the ranks as a part of `stream`: behind what has been launched there, and before what will be.
+    """Launch an all-reduce of `x` between earlier and later kernels of `stream`.
 
-        host            launch   all_reduce_on_stream   launch   ... goes on, and waits for nothing
-        stream          | produce x |                                | consume x |
-        comm_stream                 | all_reduce(comm, x) -----------|
+        host           launch   all_reduce_on_stream   launch   ... goes on
+        stream         | produce x |                            | consume x |
+        comm_stream                | all_reduce(comm, x) -------|
 
-    Args:    comm_stream: what is launched there is given the communicator of all ranks: comm_stream.launch(f, x) calls
-             f(comm, x) when its turn comes. The nth call of one rank meets the nth of the others.
-             x: (n,) tensor, which work on `stream` may still be computing; overwritten with the sum.
-             stream: stream.record_event() is the place behind all that it has been given; after
-             stream.wait_event(event) whatever is launched there next begins when `event` has come.
+    Args:    comm_stream: comm_stream.launch(f, x) adds a call f(comm, x) to this
+             stream; comm is the communicator of all ranks.
+             x: (n,) tensor, overwritten with the sum. Kernels in the queue of `stream`
+             may not have computed x yet.
+             stream: stream.record_event() marks the present end of the queue, and
+             returns this event. After stream.wait_event(event), kernels that are
+             launched later wait for `event`. (comm_stream has both calls, too.)
              all_reduce: f(comm, x), in place.
     Returns: None, at once: neither the host nor another stream waits.
-    Ref: Dryden et al. 2018, "Aluminum: An Asynchronous, GPU-Aware Communication Library Optimized for Large-Scale
-    Training of Deep Neural Networks on HPC Systems".
+    Ref: Dryden et al. 2018, "Aluminum: An Asynchronous, GPU-Aware Communication Library
+    Optimized for Large-Scale Training of Deep Neural Networks on HPC Systems".
     """
     ### BEGIN SOLUTION
     comm_stream.wait_event(stream.record_event())

@@ -55,11 +55,11 @@ def build(name: str, size: str = "tiny", seed: int = 0, dtype: str = "float32", 
 
         build("gpt", size="small", vocabulary=83, block=128)
 
-    Args:    name: one of MODELS; size: "tiny", "small" or "paper"; fields: those that shall differ from this size, see
+    Args:    name: one of MODELS; size: "tiny", "small" or "paper"; fields: what shall differ from this size, see
              SIZES in the model's file.
     Returns: nn.Module.
-    Raises:  LookupError for names that are none; ValueError for fields that the model does not have or
-             cannot be, and for a dtype or a seed that is none.
+    Raises:  LookupError for unknown names; ValueError for fields that are unknown or cannot be, and for a wrong
+             dtype or seed.
     """
     module = module_of(name)
     if size not in module.SIZES:

@@ -92,16 +92,21 @@ class Causal(Attend):
 
 
 def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-    """Compute causal attention if several query heads share one key head, without a copy of the keys for each.
+    """Compute causal attention in which several query heads share one key head.
 
         8 query heads, 2 key heads      q0 q1 q2 q3 | q4 q5 q6 q7
-                                             k0     |     k1          each group asks the same keys: more rows of q
+                                             k0     |     k1
 
-    Args:    q: (b, h, s, d), of the last s of t positions; k: (b, h_kv, t, d); v: (b, h_kv, t, d_v); h_kv divides h.
-             scale: of the products q k, 1/sqrt(d) if it is None.
-    Returns: (b, h, s, d_v): for each query the weighted mean of the values at positions up to its own.
+    Keys are not copied: the queries of a group are all multiplied by its one key head.
+
+    Args:    q: (b, h, s, d), s queries of each head.
+             k: (b, h_kv, t, d), v: (b, h_kv, t, d_v), of the positions 0 to t - 1.
+             The queries are at the last s positions, from t - s to t - 1.
+             scale: factor of the products q k, 1/sqrt(d) if it is None.
+    Returns: (b, h, s, d_v): for each query the weighted mean of the values at positions
+             up to its own.
     Raises:  ValueError if the key heads do not divide the query heads.
-    Bytes: none of k or v is repeated; the largest new tensor has max(b h s t, b h_kv t d) numbers.
+    Bytes: the largest new tensor has max(b h s t, b h_kv t d) numbers.
     Ref: Ainslie et al. 2023, arXiv:2305.13245.
     """
     require_groups(q.shape[1], k.shape[1])

@@ -99,19 +99,23 @@ def latent_attention(
     scale: float,
     attend: Callable[[Tensor, Tensor, Tensor, float], Tensor],
 ) -> Tensor:
-    """Attend to a cache of latents, without keys and values of each head for all its tokens.
+    """Attend to a cache of latents, without making keys and values of each head.
 
-        cache, per token    | latent, c numbers | rotated, r |       576 numbers in DeepSeek-V3, for 128 heads
-        one key head        | k                             |
-                            | v                 |
+        cache, per token    | latent, c numbers | rotated, r |    V3: c = 512, r = 64
+        as a key            | k                              |    V3: 128 query heads
+        as a value          | v                 |
 
-    Args:    q: (b, h, s, n), q_rope: (b, h, s, r): of the last s of t positions, the latter rotated by them.
-             cache: (b, t, c + r), of each token its latent and the part of its key that all heads share, rotated.
-             key_up: (h, n, c), value_up: (h, m, c): they make a head's key, n numbers, and value, m, of a latent.
-             scale: of the products of queries and keys. attend: f(q, k, v, scale), such as grouped_query_attention.
-    Returns: (b, h, s, m): of each head, as attention with keys and values of its own would return it.
-    Bytes: no new tensor has a number per head, token and number of the latent: none is larger than the larger of cache,
-    scores (b h s t) and weights.
+    Args:    q: (b, h, s, n), s queries of each head.
+             q_rope: (b, h, s, r), the rotated part of these queries.
+             cache: (b, t, c + r), of the positions 0 to t - 1: each token's latent, and
+             behind the latent the rotated part of the key, which all heads share.
+             The queries are at the last s positions, from t - s to t - 1.
+             key_up: (h, n, c), value_up: (h, m, c): each head's matrices, which make
+             a key (n numbers) and a value (m numbers) from a latent.
+             scale: factor of the products of queries and keys.
+             attend: f(q, k, v, scale), a function like grouped_query_attention.
+    Returns: (b, h, s, m): the result of attention with keys and values of each head.
+    Bytes: no new tensor is larger than the largest of cache, scores (b h s t), key_up.
     Ref: DeepSeek-AI 2024 (DeepSeek-V2), arXiv:2405.04434, section 2.1.2.
     """
     ### BEGIN SOLUTION

@@ -63,9 +63,9 @@ class MixerBlock(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Images (b, channels, image, image) -> logits (b, classes), the mean over positions of which each is a patch.
+    """Images (b, channels, image, image) -> logits (b, classes), the mean over positions; each position is a patch.
 
-    (c patch^2 + 1) d + 2 d + (d + 1) classes parameters, for c channels, and those of the blocks.
+    (c patch^2 + 1) d + 2 d + (d + 1) classes parameters, for c channels, and the blocks'.
     """
 
     def __init__(self, config: MixerConfig) -> None:

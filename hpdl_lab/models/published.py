@@ -5,9 +5,9 @@
     theirs    q_proj (h n, d)   k_proj (h_kv n, d)   v_proj (h_kv n, d)
     ours      qkv ((h + 2 h_kv) n, d)                                      one below the other: one product
 
-The fields of a config define the use of the weights. Each is taken, or must have a value that ours knows, or is among
-those that no logits depend on (IGNORED), or must be as its class has it by default: a field that is new to this file is
-not dropped without a word.
+The fields of a config define the use of the weights. Each is taken, or must have a value that ours knows, or is
+IGNORED because no logits depend on it, or must be its class's default: a field that is new to this file is not
+dropped without a word.
 """
 
 from __future__ import annotations

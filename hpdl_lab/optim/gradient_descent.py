@@ -1,4 +1,4 @@
-"""Gradient descent on a linear model: the smallest training there is, with the largest learning rate that it bears.
+"""Gradient descent on a linear model: the smallest training there is, and the largest learning rate that is stable.
 
 prediction = x @ w        loss(w) = mean((x @ w - y)^2) / 2        step: w <- w - rate * gradient
 """
@@ -9,21 +9,22 @@ import numpy as np
 
 
 def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
-    """Return half the mean squared error of the predictions x @ w.
+    """Return half of the mean squared error of the predictions x @ w.
 
-    Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,) what should have been predicted.
+    Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,) the true values.
     Returns: float, at least 0.
     """
     return float(((x @ w - y) ** 2).mean() / 2)
 
 
 def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Compute the slope of the loss at `w`, one number per weight: it points uphill.
+    """Compute the gradient of the loss at `w`: the slope uphill, one number per weight.
 
-    If weight j grows by a tiny h, the loss rises by h times number j of what is returned. The loss is half the mean of
-    the squared errors; the error of an example is what the weights predict for it, minus its y.
+    If weight j grows by a tiny h, the loss rises by h times entry j of the gradient.
+    The loss is half of the mean of the squared errors. The error of an example is its
+    prediction minus its y.
 
-    Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,) what should have been predicted.
+    Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,) the true values.
     Returns: (d,) new NumPy array; w, x and y stay as they are.
     """
     error = x @ w - y  # (n, d) @ (d,) - (n,) = (n,)
@@ -33,8 +34,9 @@ def gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def gradient_step(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
     """Take one step downhill, against the gradient, and return the new weights.
 
-    Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,); rate: the learning rate, a number above 0.
-    Returns: (d,) new NumPy array; w stays as it is, so that the path of all the w can be drawn.
+    Args:    w: (d,) weights; x: (n, d) one example per row; y: (n,) the true values;
+             rate: the learning rate, a number above 0.
+    Returns: (d,) new NumPy array. w stays as it is, so that its path can be drawn.
     """
     return w - rate * gradient(w, x, y)
 
@@ -42,13 +44,14 @@ def gradient_step(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> n
 def largest_stable_rate(x: np.ndarray) -> float:
     """Find the learning rate above which gradient descent on `x` diverges.
 
-    Every axis of the bowl has a limit of its own, and the steepest axis has the last word. The curvatures along the
-    axes are the eigenvalues of the (d, d) matrix below, which is symmetric: NumPy finds them.
+    Each axis of the bowl has a limit for the rate, and the smallest limit counts. The
+    eigenvalues of the symmetric matrix `curvature` below are the curvatures along the
+    axes. NumPy can compute eigenvalues.
 
     Args:    x: (n, d) one example per row.
     Returns: float.
     """
-    curvature = x.T @ x / len(x)  # (d, d): how fast the gradient changes with w; the same everywhere
+    curvature = x.T @ x / len(x)  # (d, d): how fast the gradient changes with w
     ### BEGIN SOLUTION
     return float(2 / np.linalg.eigvalsh(curvature).max())
     ### END SOLUTION

@@ -29,20 +29,21 @@ LossT = TypeVar("LossT")
 
 
 def learning_rate(step: int, batch: int, base_rate: float, base_batch: int, warmup: int) -> float:
-    """Compute the learning rate of a step: scaled with the batch, and reached gradually from the base rate.
+    """Compute the learning rate of a step, by linear scaling and warm-up.
 
-        rate       _________  what the batch deserves
+        rate       _________  full rate, in proportion to the batch
                  /
                /
              /                base_rate at step 0
            +-------+-------> step
                  warmup
 
-    A step on k times as many examples stands for k small steps. Early in training, when the gradient changes fast, it
-    cannot replace them: so the rate grows by the same amount with every step of the warm-up.
+    In the warm-up, the rate grows by the same amount with every step. The gradient
+    still changes fast then, so a large step cannot replace k small ones.
 
-    Args:    step: from 0; batch: examples per step, over all ranks; base_rate: of a batch of base_batch examples.
-             warmup: the first step that has the full rate; 0 for none.
+    Args:    step: from 0; batch: examples per step, over all ranks.
+             base_rate: the rate that suits a batch of base_batch examples.
+             warmup: the first step that has the full rate; 0: no warm-up.
     Returns: float.
     Ref: Goyal et al. 2017, arXiv:1706.02677, sections 2.1 and 2.2.
     """
@@ -55,16 +56,17 @@ def learning_rate(step: int, batch: int, base_rate: float, base_batch: int, warm
 
 
 def trust_ratio(w: Tensor, grad: Tensor, trust: float, weight_decay: float) -> float:
-    """Compute by how much LARS multiplies the rate of one layer, so that its step is a share of its weights.
+    """Compute the trust ratio, by which LARS multiplies the rate of one layer.
 
-    A step of SGD is long if the gradient is long, whatever the weights are. With the ratio, the gradient cannot
-    change the weights by more than rate times `trust` of their own length, in any layer (before momentum).
+        ratio = trust * |w| / (|grad| + weight_decay * |w|)
 
-        ratio = trust * |w| / (|grad| + weight_decay * |w|)          |w| = the length (L2 norm) of all of w
+    |w| is the length of w: its L2 norm. A step of SGD is long if the gradient is long.
+    With the ratio, a step (without momentum) is at most rate * trust * |w| long.
 
-    Args:    w: parameters of one layer, any shape; grad: their gradient, the same shape; both stay as they are.
-             trust: above 0; weight_decay: at least 0, which counts as a part of the step.
-    Returns: float; 1 if w or grad is all zeros: weights that start at zero have to be able to leave it.
+    Args:    w: parameters of one layer, any shape; grad: their gradient, of the same
+             shape. Do not change w or grad. trust: above 0; weight_decay: at least 0.
+    Returns: float; 1 if w or grad is all zeros. With a ratio of 0, weights that start
+             at zero would stay there.
     Ref: You, Gitman & Ginsburg 2017, arXiv:1708.03888.
     """
     length, slope = float(w.detach().norm()), float(grad.norm())
@@ -241,7 +243,7 @@ def noise_of_ranks(comm: Comm, mine: Tensor, mean: Tensor, batch: int) -> Noise:
 class TrainingJob(NamedTuple):
     """A training as a model of its time.
 
-    least_steps: S_min, with a batch without end; noise_scale: the batch at which twice as many are needed.
+    least_steps: S_min, with an infinitely large batch; noise_scale: the batch that needs 2 S_min steps.
     example_s: s of one example on one rank; fixed_s: of a step, however small; all_reduce_s: {ranks: s of one}.
     """
 
@@ -253,13 +255,17 @@ class TrainingJob(NamedTuple):
 
 
 def seconds_to_target(batch: int, ranks: int, job: TrainingJob) -> float:
-    """Predict how long a training takes to reach its target: the steps of a batch, times the seconds of a step.
+    """Predict how long a training takes: the number of steps times the time of a step.
 
-    Large batches need fewer steps, but never fewer than `job.least_steps`; at `job.noise_scale` they need twice as
-    many, and far below it every halving of the batch doubles the steps. A step lasts as long as the rank with most
-    examples computes, the part that every step costs, and one all-reduce among the ranks.
+    An infinitely large batch needs S_min steps, and a batch as large as the noise scale
+    needs 2 S_min. Far below the noise scale, half the batch needs twice the steps.
+    The time of a step has three parts: the computation on the rank that has the most
+    examples, a fixed cost, and one all-reduce.
 
-    Args:    batch: examples per step over all ranks; ranks: a key of job.all_reduce_s; job: TrainingJob.
+    Args:    batch: examples per step over all ranks; ranks: how many share the batch.
+             job: TrainingJob with least_steps (S_min), noise_scale (examples),
+             example_s (s of one example on one rank), fixed_s (s of every step) and
+             all_reduce_s (a dict: {ranks: s of one all-reduce}).
     Returns: float, s.
     Ref: McCandlish et al. 2018, arXiv:1812.06162 (steps = S_min (1 + B_noise / B)).
     """

@@ -212,5 +212,5 @@ def _contents(path: str) -> bytes:
     if not content.startswith(MAGIC):
         raise ValueError(f"{path} is not a checkpoint of this package: its first bytes differ")
     if hashlib.sha256(content[HEAD:]).digest() != content[len(MAGIC) : HEAD]:
-        raise ValueError(f"checkpoint {path} is damaged: its bytes are not those that were written")
+        raise ValueError(f"checkpoint {path} is damaged: its bytes have changed since it was written")
     return content

@@ -36,20 +36,25 @@ Shapes = Sequence[torch.Size]
 
 
 def top_k_all_reduce(comm: Comm, grad: Tensor, error: Tensor, k: int) -> Tensor:
-    """Add over ranks the k numbers of largest magnitude of each rank's `grad + error`; the others wait in `error`.
+    """Add up the k largest numbers of each rank's `grad + error`; keep the others.
 
-        grad + error     0.1  -2.0   0.3   1.0            k = 2
-        sent                  -2.0         1.0            two values and their two places
-        error            0.1    0    0.3    0             what is held back, for the next step
+        grad + error     0.1  -2.0   0.3   1.0     k = 2
+        sent                  -2.0         1.0     two values and their two places
+        error            0.1    0    0.3    0      held back for the next step
 
-    Ranks choose different places. So every rank gets all values and all places, and adds up what meets in one place.
+    "Largest" is by magnitude. Every rank receives the values and places of all ranks.
+    If two ranks have sent the same place, it adds both values.
 
-    Args:    grad: (N,) float tensor, different per rank, overwritten by the sum over ranks of what was sent.
-             error: (N,), what this rank has held back so far, zeros at first; overwritten by what it holds back now.
+    Args:    grad: (N,) float tensor, different per rank; overwritten by the sum over
+             ranks of the numbers sent.
+             error: (N,) float tensor, what this rank has held back so far, zeros at
+             first; overwritten by what it holds back now.
              k: int, 1 to N, the same on every rank.
     Returns: grad, bitwise the same on every rank.
-    Steps: two all_gathers.   Bytes per rank: as in all_gathers of k values, and of k places of 4 bytes.
-    Ref: Stich et al. 2018 (sparsified SGD with memory); Lin et al. 2018 (deep gradient compression).
+    Steps: two all_gathers.
+    Bytes per rank: as in all_gathers of k values, and of k places of 4 bytes.
+    Ref: Stich et al. 2018 (sparsified SGD with memory); Lin et al. 2018 (deep gradient
+    compression).
     """
     ### BEGIN SOLUTION
     error += grad
@@ -145,7 +150,7 @@ class TopK(Compressor):
     def __post_init__(self) -> None:
         require_number("share", self.share, above=0)
         if self.share > 1:
-            raise ValueError(f"share={self.share:g}: at most 1 is needed, which sends everything")
+            raise ValueError(f"share={self.share:g}: it must be at most 1, which sends everything")
         require_function("add_up(comm, grad, error, k)", self.add_up)
 
     def __repr__(self) -> str:  # the same on every rank, as a function's own would be its address in memory
@@ -212,7 +217,7 @@ class DataParallelCompressed(DataParallelBucketed):
         DataParallelCompressed(PowerSGD(rank=2))
 
     dense_steps: how many steps travel uncompressed first, while gradients still change fast.
-    A flag of one number travels first: if a rank has NaN or infinity, nobody takes the step, and what is held back
+    A flag of one number travels first: if a rank has NaN or infinity, no rank takes the step, and what is held back
     stays as it was.
     Steps: an all_reduce of the flag, and the steps of the compressor, per bucket.
     """

@@ -131,26 +131,38 @@ def attention_around_ring(
     causal: bool = True,
     holds: Callable[[int], tuple[int, ...]] | None = None,
 ) -> dict[int, Part]:
-    """Compute attention in a sequence of 2p chunks; this rank reads two of them: keys and values go around the ring.
+    """Compute attention of one sequence on p ranks; keys and values go around a ring.
 
-        rank r - 1           rank r                   rank r + 1          p steps, p - 1 hops
-        k, v of r - 1  -->   k, v of r         -->    k, v of r + 1       the next k, v come while these are computed
+        rank r - 1           rank r                rank r + 1
+        k, v of r - 1  -->   k, v of r      -->    k, v of r + 1
                              attends, merges
 
-    A chunk of queries sees its own chunk of keys causally, all of each earlier chunk, and nothing of a later one.
-    Share the chunks so that all ranks compute equally many blocks, and merge parts as they come (online softmax), with
-    exponents that cannot overflow, however large the scores are. pass_on(comm, x) -> (arrives, works) starts a hop,
-    which has ended when its works have.
+    There are p steps. Between two steps there is a hop: every rank sends the k and v
+    that it has to the next rank. Start a hop, compute the step, then wait for the hop.
 
-    Args:    read: read(c) -> (q, k, v) of chunk c, each (b, h, n, d); a rank has room for its own two chunks.
-             attend: attend(q, k, v, causal) -> (out, lse): what q gets from these keys alone, (b, h, n, d), and the
-             logarithm of the sum of exp(scores) that its weights were divided by, (b, h, n). It is all of the work:
-             not for blocks that no query sees.
-             causal, holds: for other uses of the ring, which leave them as they are here. causal=False: every chunk
-             sees all; holds(rank): the chunks of a rank, if the choice is not yours.
-    Returns: {c: (out, lse)} of this rank's chunks: as attend would for all keys that c sees.
+    The sequence has 2p chunks; each rank has two of them. A chunk of queries attends
+    causally to its own chunk of keys, fully to each earlier chunk, and to no later
+    chunk. Choose the chunks so that all ranks compute equally many blocks. Merge each
+    result of `attend` at once (online softmax). No exp may overflow, however large the
+    scores are.
+
+    pass_on(comm, x) -> (arrives, works) starts a hop: it sends x to rank r + 1. `works`
+    is a list of two Works, one for sending and one for receiving. Call wait() of both
+    Works; then `arrives` holds the x of rank r - 1.
+
+    Args:    read: read(c) -> (q, k, v) of chunk c, each (b, h, n, d). Call it only for
+             the two chunks of this rank.
+             attend: attend(q, k, v, causal) -> (out, lse), attention to these keys.
+             out: (b, h, n, d); lse: (b, h, n), the logarithm of the sum of exp(scores).
+             Do not call attend for a block that is masked as a whole.
+             causal, holds: ignore these two; the check does not pass them. The library
+             does: causal=False for attention without a mask, and holds, a function from
+             a rank to its chunks.
+    Returns: {c: (out, lse)} for each chunk c of this rank, over all keys that c attends
+             to.
     Steps: p - 1 hops.   Bytes per rank: (p - 1) times the bytes of its k and v.
-    Ref: Liu, Zaharia, Abbeel 2023, arXiv:2310.01889; Milakov, Gimelshein 2018, arXiv:1805.02867.
+    Ref: Liu, Zaharia, Abbeel 2023, arXiv:2310.01889; Milakov, Gimelshein 2018,
+         arXiv:1805.02867.
     """
     ### BEGIN SOLUTION
     p, none = comm.size, (torch.zeros(()), torch.tensor(-torch.inf))
@@ -326,7 +338,7 @@ def _ulysses_attention(
     """
     _require_heads(q, k, v)
     for x, what in ((q, "heads"), (k, "heads of keys")):
-        require_divisible(comm, x.shape[1], f"Ulysses gives every rank as many {what}")
+        require_divisible(comm, x.shape[1], f"Ulysses gives every rank equally many {what}")
     there, back = partial(to_heads, comm), partial(to_positions, comm)
     return conjugate(attend(*(conjugate(x, there, back) for x in (q, k, v)), scale=scale), back, there)
 

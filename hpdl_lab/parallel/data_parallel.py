@@ -48,16 +48,19 @@ if TYPE_CHECKING:
 
 
 def broadcast_parameters(comm: Comm, model: nn.Module) -> None:
-    """Give every rank the parameters and buffers of rank 0: replicas that start apart stay apart.
+    """Give every rank the parameters and buffers of rank 0.
 
-    Gradients that are added over ranks keep equal replicas equal; they do not make them so. Buffers, such as the
-    running mean of a batch norm, are a part of the replica that no gradient reaches.
+    Replicas that start different stay different, although all of them take the same
+    steps. Buffers, such as the running mean of a batch norm, are a part of the replica,
+    too, and no gradient reaches them.
 
-    Args:    model: nn.Module, of the same structure on every rank, overwritten in place.
+    Args:    model: nn.Module, of the same structure on every rank, overwritten in
+             place.
     Returns: None.
-    Raises:  Mismatch if the ranks' sizes or dtypes differ; CommTimeout if a rank does not answer.
-    Steps: one broadcast per tensor.   Bytes: rank 0 sends every parameter and buffer, the others send what the
-    algorithm of the broadcast lets them pass on.
+    Raises:  Mismatch if the ranks' sizes or dtypes differ; CommTimeout if a rank does
+             not answer.
+    Steps: one broadcast per tensor.
+    Bytes: rank 0 sends every parameter and buffer; other ranks may pass them on.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         comm.broadcast(tensor.data)
@@ -85,19 +88,25 @@ def as_sent(flat: Tensor) -> Tensor:
 
 
 def average_all_gradients(comm: Comm, params: Iterable[nn.Parameter], all_reduce: AllReduce) -> None:
-    """Replace every gradient by its mean over ranks, with a single all_reduce: one message per hop, not one per tensor.
+    """Replace every gradient by its mean over ranks, with a single all_reduce.
 
-        w1.grad (64, 128)   b1.grad (128,)   w2.grad (128, 10)   ...     of this rank
-        [ w1 ........ | b1 | w2 .... | ... ]   (N,)                      packed, added over ranks, divided by comm.size
-        w1.grad (64, 128)   b1.grad (128,)   w2.grad (128, 10)   ...     the mean, in the same shapes
+        w1.grad (64, 128)   b1.grad (128,)   w2.grad (128, 10)  ...  this rank's
+        [ w1 ........ | b1 | w2 .... | ... ]   (N,)                  packed, averaged
+        w1.grad (64, 128)   b1.grad (128,)   w2.grad (128, 10)  ...  unpacked
 
-    Args:    params: parameters of one dtype, in the same order on every rank. One without a gradient counts as zeros:
-             another rank may have one for it, and all must send the same N.
-             all_reduce: f(comm, x), which replaces the flat tensor x by its sum over ranks.
-    Returns: None; every p.grad is overwritten, bitwise the same on every rank if all_reduce is.
-    Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
-    Steps: one all_reduce.   Bytes per rank: as in an all_reduce of N elements.
-    Ref: Sergeev & Del Balso 2018 (Horovod), tensor fusion; Li et al. 2020 (PyTorch DDP), section 3.2.
+    Args:    params: parameters of one dtype, in the same order on every rank. If a
+             parameter has no gradient on this rank, send zeros for it. Another rank may
+             have a gradient for it, and all ranks must send the same number N.
+             all_reduce: f(comm, x), which replaces the flat tensor x by its sum over
+             ranks.
+    Returns: None. Every p.grad is overwritten. It is bitwise the same on every rank if
+             the result of all_reduce is.
+    Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not
+             answer.
+    Steps: one all_reduce.
+    Bytes per rank: one all_reduce of N elements.
+    Ref: Sergeev & Del Balso 2018 (Horovod), tensor fusion; Li et al. 2020 (PyTorch
+    DDP), section 3.2.
     """
     params = list(params)
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
@@ -334,7 +343,7 @@ class Strategy(ABC):
         if started == id(self) and rank != comm.rank:
             raise ValueError(
                 f"rank {comm.rank} starts the {type(self).__name__} of rank {rank}: every simulated rank needs its "
-                "own, made inside the function, or given to sim.run as an argument, which each rank gets a copy of"
+                "own: make it inside the function, or pass it to sim.run as an argument, which copies it for each rank"
             )
 
     def require_begun(self) -> Reducer[Bucket]:
@@ -349,7 +358,7 @@ class Strategy(ABC):
         """Return the reducer. Raises ValueError unless `model` is what was started, and its gradients are complete."""
         reducer = self.require_begun()
         if self.adds_up:
-            raise ValueError("add_gradients inside accumulating(): the last backward, and this, come after it")
+            raise ValueError("add_gradients inside accumulating(): call it, and the last backward, after that block")
         now = [p for p in model.parameters() if p.requires_grad]
         if len(now) != len(self.params) or any(a is not b for a, b in zip(now, self.params, strict=True)):
             raise ValueError(
@@ -524,6 +533,6 @@ class DataParallelOverlapped(DataParallelBucketed):
                 self.gradient_ready(comm, reducer, index)
         if len(reducer.works) != len(reducer.buckets):
             raise ValueError(
-                f"gradient_ready has started {len(reducer.works)} of {len(reducer.buckets)} buckets; all are complete"
+                f"gradient_ready has started {len(reducer.works)} of {len(reducer.buckets)} buckets, but all are full"
             )
         self.finalize_backward(comm, reducer.end(comm))

@@ -37,13 +37,18 @@ class Communication(NamedTuple):
 
 # DDP reads these annotations, and takes none but its own types, as types: no `from __future__ import annotations`
 def ddp_hook(state: Communication, bucket: GradBucket) -> Future[Tensor]:
-    """Average one bucket of gradients over all ranks, with any all_reduce that works in place.
+    """Average one bucket of gradients over all ranks, with any all_reduce.
 
-    Backward stands still meanwhile: what `ddp_hook_async` changes.
+    Backward waits until this function returns.
 
-    Args:    state: Communication. bucket: dist.GradBucket, whose buffer() is (n,), this rank's gradients, flat.
+    Args:    state: Communication, with state.comm and state.all_reduce.
+             state.all_reduce(comm, x) replaces x by its sum over ranks, in place.
+             bucket: dist.GradBucket. bucket.buffer() is (n,), this rank's gradients,
+             flat.
     Returns: torch.futures.Future with the (n,) average, the same on every rank.
-    Steps: one all_reduce per bucket.   Bytes per rank: as in an all_reduce of n elements.   Ref: Li et al. 2020.
+    Steps: one all_reduce per bucket.
+    Bytes per rank: one all_reduce of n elements.
+    Ref: Li et al. 2020.
     """
     ### BEGIN SOLUTION
     flat = bucket.buffer()  # (n,)

@@ -61,21 +61,25 @@ def _moved(comm: Comm, sent: Sequence[int], received: Sequence[int], x: Tensor) 
 
 
 def expert_layer(comm: Comm, x: Tensor, chosen: Tensor, weights: Tensor, mine: Callable[[Tensor], Tensor]) -> Tensor:
-    """Send each token to its k experts, one of them on each rank, and add up what comes back.
+    """Send each token to its k experts, one expert per rank, and add up the results.
 
-        p = 2, k = 1   rank 0: tokens a b, chosen 1 0       rank 1: tokens c d e, chosen 0 0 1
-        by expert              [ b | a ]                            [ c d | e ]
-        dispatch               [ b | c d ] -> expert 0              [ a | e ] -> expert 1
-        combine                [ B | A ]                            [ C D | E ]
-        y                      A B, times their weights             C D E, times their weights
+        p = 2, k = 1  rank 0: tokens a b, chosen 1 0  rank 1: tokens c d e, chosen 0 0 1
+        by expert             [ b | a ]                       [ c d | e ]
+        dispatch              [ b | c d ] -> expert 0         [ a | e ] -> expert 1
+        combine               [ B | A ]                       [ C D | E ]
+        y                     A B, times their weights        C D E, times their weights
 
-    Args:    x: (n, d), the tokens of this rank, n different per rank; chosen: (n, k) int64, the ranks of each token's
-             experts, k different ones; weights: (n, k), how much each of them counts.
-             mine: f((m, d)) -> (m, d), the expert of this rank, for any m; called once.
-    Returns: (n, d): for each token the sum over its experts of weight * expert(token). After backward the gradients of
-             x, weights and every expert are complete.
-    Steps: sizes first, then an all-to-all there and one back; the last two again in backward.
-    Bytes per rank: in each direction d * itemsize for each copy for another rank; 8 for each rank's size.
+    A to E are the results of the experts for the tokens a to e.
+
+    Args:    x: (n, d), the tokens of this rank; other ranks may have another n.
+             chosen: (n, k) int64, the ranks of each token's k experts, no two equal.
+             weights: (n, k), the factor of each expert's result.
+             mine: f((m, d)) -> (m, d), this rank's expert, for any m. Call it once.
+    Returns: (n, d): for each token the sum over its experts of weight * expert(token).
+             After backward the gradients of x, weights and every expert are complete.
+    Steps: first the sizes, then dispatch and combine; in backward two more all-to-alls.
+    Bytes per rank: d * itemsize for each copy that goes to another rank, and as much on
+        the way back; 8 bytes for the size that is sent to each rank.
     Ref: Lepikhin et al. 2020 (GShard), arXiv:2006.16668, section 3.2.
     """
     ### BEGIN SOLUTION
@@ -207,7 +211,7 @@ def bytes_per_token(top_k: int, width: int, dispatch: float = 1, combine: float 
 class Routing:
     """The experts that tokens have chosen, and the rank, of `ranks`, of each token and expert: for lab.show.
 
-    chosen: (n, k) int64, of the tokens of all ranks, dealt out in order, as the `experts` are.
+    chosen: (n, k) int64, of the tokens of all ranks, shared among them in order, as the `experts` are.
     """
 
     chosen: Tensor

@@ -1,4 +1,4 @@
-"""Partners of gossip: graphs over ranks, the weights of their averages, and how fast these bring agreement.
+"""Partners of gossip: graphs over ranks, the weights of their averages, and how fast the ranks agree.
 
 Gossip: ranks average with their neighbors only, and agree in the end without any all-reduce.
 """
@@ -24,7 +24,7 @@ Edge = tuple[int, int]
 
 
 class Graph(NamedTuple):
-    """neighbors[i]: the ranks that rank i exchanges messages with, in rising order; i is a neighbor of each."""
+    """neighbors[i]: the ranks that rank i exchanges messages with, in ascending order; i is a neighbor of each."""
 
     name: str
     neighbors: tuple[tuple[int, ...], ...]
@@ -98,7 +98,7 @@ def spectral_gap(weights: np.ndarray) -> float:
 
 
 def one_peer_hop(n: int, step: int) -> int:
-    """Return how far away the peer of step number `step` is: 1, 2, 4, ... below n, again and again; 0 for one rank."""
+    """Return how many places away the peer of a step is: 1, 2, 4, ... below n, then 1 again; 0 for one rank."""
     hops = (n - 1).bit_length()
     return 1 << step % hops if hops else 0
 
@@ -111,20 +111,26 @@ def disagreement(x: ArrayLike) -> float:
 
 @adds_in_float32
 def gossip_step(comm: Comm, x: Tensor, graph: Graph) -> Tensor:
-    """Move `x` towards the neighbors' x: one step, after which the mean over ranks is what it was.
+    """Move `x` towards the x of the neighbors; the mean over all ranks stays the same.
 
-        x of rank i  <-  x_i + sum over neighbors j of W_ij (x_j - x_i), all of them as they were before the step
+        x of rank i  <-  x_i + sum over neighbors j of W_ij (x_j - x_i)
 
-    The Metropolis weight W_ij of an edge is 1 over one more than the larger of its two ends' numbers of neighbors: the
-    same seen from both ends. Every rank meets its neighbors in ascending order. So nobody waits forever: of all pairs
-    that have not met, the one with the lowest ranks has nobody to wait for.
+    On the right, every x is the x from before the step. The Metropolis weight W_ij is
+    1 / (1 + the larger of the degrees of i and j), so W_ij and W_ji are equal.
 
-    Args:    x: (N,) float array, different per rank, overwritten. (hpdl_lab's own takes tensors too.)
-             graph: graphs.Graph, the same on every rank; the ranks that rank i talks to are graph.neighbors[i], in
-             ascending order.
+    Every rank exchanges x with one neighbor after the other, in ascending order. This
+    order cannot deadlock, because some pair can always go on. Think of all pairs (i, j),
+    i < j, that have yet to exchange x, and of the first of them in ascending order. Both
+    ranks of this first pair are done with all lower neighbors. So neither rank waits for
+    a third rank.
+
+    Args:    x: (N,) float array or tensor, different on every rank; overwritten.
+             graph: gossip.Graph, the same on every rank. graph.neighbors[i] lists the
+             neighbors of rank i, in ascending order.
     Returns: x.
-    Raises:  CommTimeout if a neighbor does not answer.
-    Steps: one per neighbor.   Bytes per rank: neighbors * N * itemsize.   Ref: Xiao & Boyd 2004; Lian et al. 2017.
+    Raises:  only what comm raises: CommTimeout if a neighbor does not answer.
+    Steps: one exchange per neighbor.   Bytes per rank: neighbors * N * itemsize.
+    Ref: Xiao & Boyd 2004; Lian et al. 2017.
     """
     before, theirs = 1 * x, 0 * x
     for j in graph.neighbors[comm.rank]:
@@ -136,15 +142,23 @@ def gossip_step(comm: Comm, x: Tensor, graph: Graph) -> Tensor:
 
 @adds_in_float32
 def one_peer_step(comm: Comm, x: Tensor, step: int) -> Tensor:
-    """Average `x` with one rank only, 1, 2, 4, ... places further on, in turn. Among 2^k ranks k steps give the mean.
+    """Average `x` with the x of one rank only: its peer of this step.
 
-        p = 4     step 0: 0 <- 1, 1 <- 2, 2 <- 3, 3 <- 0       step 1: 0 <- 2, 1 <- 3, 2 <- 0, 3 <- 1
+    The peer is 1, 2, 4, ... places further on. With p = 4 ranks (0 <- 1: rank 0 receives
+    from rank 1):
 
-    Args:    x: (N,) float tensor, different per rank, overwritten; step: how many have been made before, the same on
-             every rank.
+        step 0: 0 <- 1, 1 <- 2, 2 <- 3, 3 <- 0
+        step 1: 0 <- 2, 1 <- 3, 2 <- 0, 3 <- 1
+
+    With 2^k ranks, every rank holds the mean over all ranks after k steps.
+
+    Args:    x: (N,) float array or tensor, different on every rank; overwritten.
+             step: the number of steps before this one, the same on every rank.
     Returns: x.
-    Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
-    Steps: 1.   Bytes per rank: N * itemsize.   Ref: Assran et al. 2019; Ying et al. 2021 (one-peer exponential graph).
+    Raises:  only what comm raises: ValueError if x is longer on one rank than on
+             another, CommTimeout if a rank does not answer before the deadline.
+    Steps: one exchange.   Bytes per rank: N * itemsize.
+    Ref: Assran et al. 2019; Ying et al. 2021 (one-peer exponential graph).
     """
     p, r, hop = comm.size, comm.rank, one_peer_hop(comm.size, step)
     if p > 1:

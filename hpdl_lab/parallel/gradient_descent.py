@@ -6,7 +6,7 @@ rank 2: its examples -> g2 --+                            +--> the same step
 rank 3: its examples -> g3 --+                            +--> the same step
 
 rank 1: its examples -> g1 --+                                  +--> w
-rank 2: its examples -> g2 --+--> rank 0: w -= rate * mean(g) --+--> w        all that workers say passes through rank 0
+rank 2: its examples -> g2 --+--> rank 0: w -= rate * mean(g) --+--> w        all messages pass through rank 0
 rank 3: its examples -> g3 --+                                  +--> w
 """
 
@@ -35,12 +35,14 @@ def own_gradient(comm: Comm, w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.
 
 
 def average_gradients(comm: Comm, g: np.ndarray) -> np.ndarray:
-    """Replace the gradient of every rank by the mean over ranks.
+    """Replace the gradient of every rank by the mean over all ranks.
 
-    Args:    g: (d,) float array, different per rank, overwritten with the mean. (hpdl_lab's own takes tensors too.)
-    Returns: g, bitwise the same on every rank.
-    Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
-    Steps: one all_reduce.   Bytes per rank: as in the communicator's all_reduce of d elements.
+    Args:    g: (d,) float array or tensor, different on every rank; overwritten with
+             the mean.
+    Returns: g, with the same bits on every rank.
+    Raises:  only what comm raises: ValueError if g is longer on one rank than on
+             another, CommTimeout if a rank does not answer before the deadline.
+    Steps of communication: one all_reduce.
     """
     comm.all_reduce(g)  # now the sum
     g /= comm.size
@@ -64,16 +66,22 @@ def step_together(
 
 
 def server_step(comm: Comm, w: np.ndarray, g: np.ndarray, rate: float) -> np.ndarray:
-    """Take one step: rank 0, the server, collects the workers' gradients, updates the weights and sends them out.
+    """Collect the workers' gradients on rank 0, update the weights, send them out.
 
-    Args:    w: (d,) float array: on rank 0 the weights, on the workers overwritten with the new ones. (hpdl_lab's own
-             takes tensors too.)
-             g: (d,) like w, the gradient of a worker, left as it is. Rank 0's does not count: it has no examples.
+    With p ranks, rank 0 is the server, and ranks 1 to p - 1 are the workers.
+
+    Args:    w: (d,) float array or tensor, overwritten with the new weights on every
+             rank. Before the step, only rank 0 holds the weights.
+             g: (d,) the gradient of a worker, left as it is. Rank 0 has no examples:
+             ignore its g.
              rate: the learning rate.
-    Returns: w, the new weights, bitwise the same on every rank.
-    Raises:  ValueError if the ranks' sizes differ; CommTimeout if a rank does not answer.
-    Steps: 2(p - 1) at the server.   Bytes: (p - 1) * d * itemsize into the server and as many out of it; d * itemsize
-    in and out of each of the p - 1 workers.   Ref: Li et al. 2014, "Parameter Server".
+    Returns: w, the new weights, with the same bits on every rank.
+    Raises:  only what comm raises: ValueError if w and g differ in length,
+             CommTimeout if a rank does not answer before the deadline.
+    Steps: the server receives p - 1 messages one after the other, then sends p - 1.
+    Bytes: the server receives (p - 1) * d * itemsize bytes and sends as many. A worker
+    sends d * itemsize bytes and receives as many. A number has itemsize bytes.
+    Ref: Li et al. 2014, "Parameter Server".
     """
     if comm.rank == 0:
         total = 0 * w

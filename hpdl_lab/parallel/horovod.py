@@ -183,9 +183,9 @@ class _Fusion:
             if self._passed[index] > self.passes:
                 raise ValueError(
                     f"rank {self.comm.rank}: another backward than the {self.passes} of this step came to "
-                    f"{self.names[index]}, whose gradient is on its way already: give `passes` the number of backwards "
-                    "in a step; after a step that failed or was left out call synchronize() and zero_grad() on every "
-                    "rank first"
+                    f"{self.names[index]}, after its gradient was sent: set `passes` to the number of backwards in a "
+                    "step; after a step that failed or was left out, call synchronize() and zero_grad() on every rank "
+                    "first"
                 )
             if self._passed[index] == self.passes:
                 if self.timeline:
@@ -220,9 +220,7 @@ class _Fusion:
                 buckets, totals = self.buckets, self.reducer.end(self.comm)
             else:
                 buckets, totals = (self._negotiation or self.comm.background(self._negotiate)).wait()
-                remedy = (
-                    "averaged gradients keep equal replicas equal, no more: broadcast_parameters(comm, model) first"
-                )
+                remedy = "averaging gradients does not make them equal: call broadcast_parameters(comm, model) first"
                 require_same_values(self.comm, dict(zip(self.names, self.params, strict=True)), remedy)
                 self.buckets, self.reducer = buckets, Reducer(buckets, self._reduce)
             begun = self.comm.trace.clock()

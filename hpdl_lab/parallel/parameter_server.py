@@ -1,4 +1,4 @@
-"""Asynchronous training with bounded staleness: nobody waits for the others' latest gradients, only for old ones.
+"""Asynchronous training with bounded staleness: no rank waits for the others' latest gradients, only for old ones.
 
     staleness 1     clock 0      clock 1      clock 2      clock 3
     rank 0          [ step ]     [ step ]     [ step ]     . waits for clock 2 - 1 of rank 1 .

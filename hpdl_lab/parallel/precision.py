@@ -65,18 +65,22 @@ class LossScale:
 
 
 def unscale_together(comm: Comm, grads: Sequence[Tensor], scaler: LossScale) -> bool:
-    """Divide the gradients by the loss scale, decide with all ranks whether to take the step, and set the next scale.
+    """Unscale the gradients, decide with all ranks on the step, and set the next scale.
 
-        rank 0: finite        --+                    +--> skip the step, scale / 2
-        rank 1: has infinity  --+-- is one not ok? --+--> skip the step, scale / 2
-        rank 2: finite        --+                    +--> skip the step, scale / 2
+        rank 0: finite        --+                        +--> skip the step, scale / 2
+        rank 1: has infinity  --+-- is one not finite? --+--> skip the step, scale / 2
+        rank 2: finite        --+                        +--> skip the step, scale / 2
 
-    Each rank holds other gradients, such as its shard of their sum, and sees infinity or NaN in these alone.
+    Each rank holds different gradients, such as its shard, and can look for infinity and
+    NaN only in the gradients that it holds. Unscale: divide by the loss scale.
 
     Args:    grads: list of float tensors, different per rank, perhaps none; overwritten.
-             scaler: LossScale, the same on every rank; .scale and .good_steps are yours to change.
+             scaler: LossScale, the same on every rank. Set its .scale and .good_steps.
+             .good_steps counts the good steps in a row so far.
+             After .interval good steps in a row the scale doubles.
     Returns: whether this step is taken, the same on every rank.
-    Steps: one all_reduce of one number.   Ref: Micikevicius et al. 2018, section 3.2; torch.amp.GradScaler.
+    Steps: one all_reduce of one number.
+    Ref: Micikevicius et al. 2018, section 3.2; torch.amp.GradScaler.
     """
     ### BEGIN SOLUTION
     for grad in grads:

@@ -37,18 +37,22 @@ Recomputed: TypeAlias = Callable[[nn.Module, Tensor], tuple[Tensor, Callable[[Te
 
 
 def recomputed(block: nn.Module, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor | None]]:
-    """Run a block so that nothing is kept for its backward but its input.
+    """Run a block, and keep only its input for backward.
 
-        forward    x  --> [ block, without a graph ] --> y                   kept: x, and the state of random numbers
-        backward   dy --> [ block again, with its graph, and back ] --> dx   the graph is gone when this returns
+        forward    x  --> [ block, no graph ] --> y            kept: x, random state
+        backward   dy --> [ block with graph, back ] --> dx    then the graph is gone
 
-    Dropout must draw the same numbers again, and what is drawn afterwards must not notice that it did.
+    The second forward must drop the same numbers as the first (dropout). When backward
+    returns, the random generator must be in the state that it had when backward began.
 
-    Args:    block: nn.Module, one tensor in, one tensor out; x: (b, ...), which may require a gradient.
-    Returns: (y, backward). y: block(x), without a graph. backward(dy): adds to the .grad of the block's parameters what
-             this x contributes, and returns dx, of the shape of x: bit by bit what autograd gives without
-             recomputation. Other calls may come in between: two micro-batches are under way at once.
-    FLOPs: 4/3 of those without recomputation.   Ref: Chen et al. 2016, arXiv:1604.06174.
+    Args:    block: nn.Module, one tensor in, one tensor out.
+             x: (b, ...), which may require a gradient.
+    Returns: (y, backward). y: block(x), without a graph.
+             backward(dy) adds the gradients of the block's parameters to their .grad, and
+             returns dx, the gradient of x, of the shape of x.
+             All gradients are bit for bit as without recomputation.
+             `recomputed` may be called for a second micro-batch before this backward.
+    FLOPs: 4/3 of a step without recomputation.   Ref: Chen et al. 2016, arXiv:1604.06174.
     """
     ### BEGIN SOLUTION
     random = torch.get_rng_state()
@@ -118,7 +122,7 @@ def recompute(model: nn.Module, *kinds: type[nn.Module], by: Recomputed | None =
             raise ValueError(f"{type(module).__name__} contains another {names}, which would be computed three times")
         if any(buffer.is_floating_point() for buffer in module.buffers()):
             raise ValueError(
-                f"{type(module).__name__} has running statistics: another forward would change these again"
+                f"{type(module).__name__} has running statistics: a second forward would change them twice"
             )
         if by is None:
             forward = partial(checkpoint, module.forward, use_reentrant=False)

@@ -109,9 +109,9 @@ class SCaffe(Strategy):
         """Start the reduction of every layer that is whole and next, from the last on."""
         if self.layer_of[id(self.params[index])] not in self.awaited:
             raise ValueError(
-                f"{self.names[index]} was used before it came from rank 0, for which {self} waits when modules are "
-                "called: call the model as a whole, and in it the module of this parameter; or use SCaffe(), in which "
-                "only the first counts"
+                f"{self.names[index]} was used before it came from rank 0: {self} waits for a parameter when its "
+                "module is called. Call the whole model, and in its forward this module; with SCaffe() the first is "
+                "enough"
             )
         if self.overlaps_reduction and not self.adds_up:
             gradient_ready(self.comm, self.require_begun(), index)
@@ -163,7 +163,7 @@ class SCaffeOverlappedPropagation(SCaffe):
 
     A module that has parameters of its own may use its children's, too, without a call (MultiheadAttention
     does): it waits for all of them. Other modules wait for nothing, and may only call theirs: the gradient of a
-    parameter that nobody has waited for is a ValueError. Until they come, parameters are NaN on all ranks but 0, so
+    parameter that was not waited for is a ValueError. Until they come, parameters are NaN on all ranks but 0, so
     that a use before the call is NaN in a gradient, and found as such. A forward without gradients waits for all.
 
     end of f[l] = max(end of f[l-1], b[1] + ... + b[l]) + f[l];   then + sum(B) + sum(r) + update

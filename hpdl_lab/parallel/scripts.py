@@ -55,11 +55,13 @@ RingOf: TypeAlias = Callable[..., dict[int, Part]]  # as context.attention_aroun
 
 
 def horovod_script(comm: Comm, data: Dataset, steps: int = 10, timeline: bool = False) -> list[float]:
-    """Train a tiny GPT by DistributedOptimizer; returns this rank's mean loss of every step.
+    """Train a tiny GPT by DistributedOptimizer; return this rank's mean loss of each step.
 
-    Three lines make many ranks of it, 1 to 3; and each rank reads its own share of the data.
+    The lines 1, 2 and 3 turn a script for one rank into a script for many. Also, each
+    rank reads its own share of the data.
 
-    Args:    data: a data.dataset.Dataset of tokens. timeline: record Horovod's activities for every gradient.
+    Args:    data: a data.dataset.Dataset of tokens.
+             timeline: True to record Horovod's activities for each gradient.
     """
     # 1, which lab.run has done: comm = hpdl_lab.comm.world()
     model = build_for(data, "gpt", seed=comm.rank)
@@ -72,11 +74,13 @@ def horovod_script(comm: Comm, data: Dataset, steps: int = 10, timeline: bool = 
 def ddp_script(
     comm: Comm, data: Dataset, steps: int = 10, all_reduce: AllReduce | None = None, hook: Hook = ddp_hook
 ) -> list[float]:
-    """Train a tiny GPT by PyTorch's DistributedDataParallel, which sends its gradients by `hook` and `all_reduce`.
+    """Train a tiny GPT by PyTorch's DistributedDataParallel; `hook` sends its gradients.
 
-    Args:    data, steps: as above; all_reduce: f(comm, x), default the communicator's own; hook: of parallel/ddp.py.
-    Raises:  ValueError on simulated ranks, because PyTorch's process groups need processes; if all_reduce does not
-             add up.
+    Args:    data, steps: as in horovod_script.
+             all_reduce: f(comm, x), for the hook; default the communicator's own.
+             hook: a function like ddp_hook.
+    Raises:  ValueError on simulated ranks, because PyTorch's process groups need
+             processes; ValueError if all_reduce does not add.
     """
     from torch.nn.parallel import DistributedDataParallel  # takes torch.distributed along
 
@@ -260,7 +264,7 @@ def attend_chunks(comm: Comm, ring: RingOf, contiguous: bool = False, n: int = 3
     """Compute causal attention in a sequence of 2p chunks by `ring`, an attendee's; a block takes a virtual second.
 
     Args:    ring: as parallel.context.attention_around_ring; n: tokens of a chunk.
-             contiguous: give each rank two chunks that follow each other, and not those that the ring chooses.
+             contiguous: give each rank two chunks that follow each other, not the ring's choice.
     """
     shape, generator = (1, 4, 2 * comm.size * n, 16), torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
@@ -310,10 +314,12 @@ def script(comm: Comm, data: Dataset, steps: int = 3) -> Trained:
 def hybrid_script(
     comm: Comm, data: Dataset, grid: dict[str, int], steps: int = 3, load: str | None = None, save: str | None = None
 ) -> Trained:
-    """Train the same GPT on a mesh: lines 1 to 3 are new, and in place of forward, loss and backward; returns Trained.
+    """Train the same GPT on a mesh: lines 1 and 2 are new, and line 3 replaces forward, loss and backward.
 
     Args:    data: a data.dataset.Dataset of tokens, the same on every rank; grid: {"dp": 2, "pp": 2} for four ranks.
-             load, save: paths of checkpoints, of any grid, to go on from and to write; None for neither.
+             load: path of a checkpoint from which training goes on, written on any grid, or None.
+             save: path of the checkpoint to write after the last step, or None.
+    Returns: Trained.
     """
     mesh = DeviceMesh(comm, **grid)  # 1
     model = build_for(data, "gpt", dtype="float64")

@@ -25,21 +25,24 @@ def sharded_step(
     state: dict[str, Tensor],
     update: Callable[[Tensor, Tensor, dict[str, Tensor]], object],
 ) -> None:
-    """Take a step with the mean gradient, and keep 1/p of the optimizer state on each rank (ZeRO-1).
+    """Take a step with the mean gradient, each rank with 1/p of the optimizer state (ZeRO-1).
 
-        p = 3        rank 0           rank 1           rank 2
-        grad         [ a0 a1 a2 ]     [ b0 b1 b2 ]     [ c0 c1 c2 ]     of its own examples
-        mean         [ m0 .. .. ]     [ .. m1 .. ]     [ .. .. m2 ]
-        params       [ q0 p1 p2 ]     [ p0 q1 p2 ]     [ p0 p1 q2 ]     with state 0, 1, 2
-        params       [ q0 q1 q2 ]     [ q0 q1 q2 ]     [ q0 q1 q2 ]
+        p = 3      rank 0          rank 1          rank 2
+        grad       [ a0 a1 a2 ]    [ b0 b1 b2 ]    [ c0 c1 c2 ]    of its own examples
+        mean       [ m0 .. .. ]    [ .. m1 .. ]    [ .. .. m2 ]
+        params     [ q0 p1 p2 ]    [ p0 q1 p2 ]    [ p0 p1 q2 ]    with state 0, 1, 2
+        params     [ q0 q1 q2 ]    [ q0 q1 q2 ]    [ q0 q1 q2 ]
 
-    Args:    params: (N,) float tensor, the same on every rank, overwritten; N need not be a multiple of p.
+    Args:    params: (N,) float tensor, the same on every rank, overwritten.
+             N need not be a multiple of p.
              grad: (N,) tensor, different per rank, which may be overwritten.
-             state: {} before the first step, then as the step before has left it; the optimizer state of this rank.
-             update: update(x, g, state) moves the tensor x along its gradient g, in place; it keeps tensors in
-             `state` that are as long as x, two of them for Adam.
+             state: dict, the optimizer state of this rank. It is empty in the first step,
+             and `update` fills it for the next step.
+             update: update(x, g, state) changes the tensor x in place, by its gradient g.
+             It stores tensors of the length of x in `state`: Adam stores two.
     Returns: None.
-    Steps: 2(p - 1).   Bytes per rank: 2(p - 1)/p * N * itemsize.   Ref: Rajbhandari et al. 2020 (ZeRO).
+    Steps: 2(p - 1).   Bytes per rank: 2(p - 1)/p * N * itemsize.
+    Ref: Rajbhandari et al. 2020 (ZeRO).
     """
     ### BEGIN SOLUTION
     mean = reduce_scatter(comm, grad)
@@ -73,19 +76,22 @@ class ShardedLayer:
 
 
 def gather_and_release(comm: Comm, layers: Sequence[ShardedLayer], use: Callable[[ShardedLayer], object]) -> None:
-    """Call use(layer) for one layer after the other, each of them whole no longer than it has to be (ZeRO-3).
+    """Gather each layer, call use(layer), and release the layer (ZeRO-3).
 
         background   gather 0 | gather 1 | gather 2 |
         this rank             | use 0    | use 1    | use 2    |
-        whole        0          0 1        1 2        2               two layers at most
+        whole        0          0 1        1 2        2          two layers at most
 
-    Args:    layers: one at least, in the order of their use: the first comes first in forward, and last in backward.
-             layer.allocate() takes memory for the whole layer, puts this rank's chunk into its place there, and
-             returns it, (n,); layer.release() gives that memory back.
-             use: computes with layer.whole. It takes as long as gathering a layer, or longer.
+    Args:    layers: at least one, in the order of their use. In forward the first layer of
+             the model comes first, in backward the last.
+             layer.allocate() takes memory for the whole layer, copies this rank's chunk
+             into its place, and returns the tensor, (n,).
+             layer.release() gives this memory back.
+             use: use(layer) computes with layer.whole, the tensor that allocate made. This
+             call takes as long as a gather, or longer.
     Returns: None; no layer is whole any more.
-    Bytes per rank: (p - 1)/p * n * itemsize for each layer.   Ref: Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023
-    (PyTorch FSDP).
+    Bytes per rank: (p - 1)/p * n * itemsize for each layer.
+    Ref: Rajbhandari et al. 2020 (ZeRO); Zhao et al. 2023 (PyTorch FSDP).
     """
     ### BEGIN SOLUTION
     gathering = comm.background(all_gather, layers[0].allocate())

@@ -311,19 +311,25 @@ def train_steps(
     steps: list[list[tuple[Tensor, ...]]],
     loss_of: Callable[[torch.nn.Module, Tensor, Tensor], Tensor],
 ) -> None:
-    """Train on this rank's micro-batches, in as many steps as the rank with most: the same steps on every rank.
+    """Train on this rank's micro-batches; every rank takes the same number of steps.
 
-    Adding gradients is collective: a rank that leaves its loop early leaves the others waiting. One that has no batch
-    for a step has no gradients, which count as zeros, and takes the step of the others.
+    Adding gradients is collective: a rank that leaves its loop early leaves the others
+    waiting. So all ranks take as many steps as the rank that has most steps. If a rank
+    has no batch for a step, its gradients count as zeros, and it takes the step, too.
 
-    Args:    strategy: of data_parallel.py, started. It may send gradients while the last backward of a step goes on,
-             and only then: all backwards before that one belong into `with strategy.accumulating():`.
-             steps: of this rank, a list of steps, each a list of micro-batches (x, y). Ranks have different numbers of
-             steps and of micro-batches, or none.
-             loss_of: loss_of(model, x, y), a part of the loss: all parts of a step, of all ranks, add up to the loss.
-             optimizer: of the parameters of `model`; zero_grad before, step after.
-    Returns: None. `model` is what one rank that has all micro-batches would make of it, on every rank.
-    Steps: one all_gather of a number; strategy.add_gradients(comm, model) once per step.
+    Args:    strategy: an object that sends the gradients of `model` during backward. In
+             each step, only the last backward may send. Put all other backwards into
+             `with strategy.accumulating():`.
+             optimizer: of the parameters of `model`. Each step calls its zero_grad
+             first and its step last.
+             steps: this rank's steps, each a list of micro-batches (x, y). Ranks have
+             different numbers of steps and of micro-batches, or none.
+             loss_of: loss_of(model, x, y) is a part of the loss. The loss of a step is
+             the sum of these parts over all micro-batches of all ranks.
+    Returns: None. On every rank, `model` is trained as by one rank with all
+             micro-batches.
+    Steps: one all_gather of a number; strategy.add_gradients(comm, model) once per
+    step.
     """
     counts = comm.all_gather(torch.tensor([len(steps)]))  # (p, 1): how many steps each rank has
     ### BEGIN SOLUTION

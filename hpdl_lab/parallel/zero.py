@@ -240,8 +240,8 @@ class ZeRO1(Strategy):
         reducer = super().require_started(model)
         if not self.has_optimizer:
             raise ValueError(
-                f"{type(self).__name__} leaves gradients in shards, which no optimizer of the model's parameters has: "
-                "after strategy.start, make it by strategy.optimizer(model, make)"
+                f"{type(self).__name__} shards gradients, and an optimizer of the model's parameters has no shards: "
+                "after strategy.start, make the optimizer by strategy.optimizer(model, make)"
             )
         return reducer
 
@@ -472,14 +472,14 @@ class ZeRO3(ZeRO2):
             self.hook(unit.module.register_forward_hook(after, with_kwargs=True))
 
     def gather(self, unit: Unit) -> None:
-        """Begin to gather a unit, in the background, if nobody has."""
+        """Begin to gather a unit, in the background, unless that has begun."""
         if not unit.unsharded and not unit.works:
             for flat in unit.flats:
                 flat.allocate()
             unit.works = [self.comm.background(self.all_gather, flat.full) for flat in unit.flats]
 
     def unshard(self, unit: Unit, prefetched: Unit | None = None) -> None:
-        """Make the parameters of a unit whole, and begin to gather those of `prefetched`."""
+        """Make the parameters of a unit whole, and begin to gather `prefetched`."""
         self.gather(unit)
         works, unit.works = unit.works, []
         if prefetched is not None:

@@ -12,15 +12,15 @@ def attainable(m: int, k: int, n: int, bytes_each: int, peak: float, bandwidth: 
                      FLOPs per byte
 
     Multiply x (m, k) by weights (k, n). A multiplication and the addition after it are
-    two FLOPs. Both operands come from memory once and stay on the chip as long as they
-    are needed, and the result goes to memory once. Bytes move while the processor
-    computes.
+    two FLOPs. Both operands are read from memory once, and then stay on the chip. The
+    result is written to memory once. Bytes move while the processor computes.
 
-    Args:    m: rows of x, in decoding the batch; k, n: rows and columns of the weights;
+    Args:    m: rows of x (in decoding, the batch);
+             k, n: rows and columns of the weights;
              bytes_each: bytes of one number, the same in all three matrices;
-             peak: FLOP/s of the arithmetic; bandwidth: bytes/s of the memory.
-    Returns: (FLOP/s, bound); bound is "compute" or "memory", and any of the two if both
-             take equally long.
+             peak: FLOP/s of the processor; bandwidth: bytes/s of its memory.
+    Returns: (FLOP/s, bound); bound is "compute" or "memory". If both take equally long,
+             either is right.
     Ref: Williams, Waterman & Patterson 2009, Roofline, doi:10.1145/1498765.1498785.
     """
     flops = 2 * m * k * n

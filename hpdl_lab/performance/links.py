@@ -47,12 +47,12 @@ def cheapest_link(
                             hidden                    exposed
 
     Each rank has one such link. A ring all-reduce (04) adds the gradients of all ranks.
-    In each step of the ring, a rank sends one chunk of them: a message, which takes the
-    latency and the time of its bytes. The ring can start when the first gradient is
-    ready. What it does until backward ends is hidden, and the ranks wait for the rest.
+    In each step of the ring, a rank sends one chunk of the gradients. This message
+    takes the latency plus the time of its bytes. The ring starts when the first
+    gradient is ready. Until backward ends, the ring is hidden; ranks wait for the rest.
 
-    Args:    links: [(name, bandwidth in bytes/s, latency in s)], cheapest first; they
-             send and receive at the same time, each at this bandwidth;
+    Args:    links: [(name, bandwidth in bytes/s, latency in s)], cheapest first; a link
+             sends and receives at the same time, each at this bandwidth;
              gradient_bytes: all gradients of one rank; ranks: 2 or more;
              backward_s: seconds of backward after the first gradient is ready;
              hidden: the least share of the communication time that has to be hidden.

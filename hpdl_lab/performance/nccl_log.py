@@ -18,26 +18,32 @@ def diagnose_log(log: str) -> tuple[int, str, str]:
     """Find in a log of NCCL the setting that makes a job slow.
 
         ... [1] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/1/GDRDMA
-            GPU           ring 0         rank[GPU], twice    how the data travel
 
-    A setting is a fault only if the log shows its effect. So see first how the data
-    travel, and then look for the setting that does this. Most settings are harmless.
+        Channel 00        ring 0
+        1[1] -> 2[0]      from rank 1, which has GPU 1 of its node, to rank 2, GPU 0
+        via NET/IB/...    how the data travel
+
+    A setting is a fault only if the log shows its effect, and most settings are
+    harmless. So find out how the data travel, and only then look for a setting.
 
         cause     effect: the data travel ...             setting
         "socket"  between nodes over Ethernet             NCCL_IB_DISABLE is 1
         "shm"     between GPUs of a node through the      NCCL_P2P_DISABLE is 1, or
-                  node's main memory                      NCCL_P2P_LEVEL is LOC (never)
+                  node's main memory                      NCCL_P2P_LEVEL is LOC
         "gdr"     to a network adapter through the        NCCL_NET_GDR_LEVEL is LOC, or
-                  node's main memory                      NCCL_IB_HCA is a far adapter
+                  node's main memory                      NCCL_IB_HCA: a far adapter
         "none"    in none of these ways
 
-    Over Ethernet, data pass through main memory, too: the cause is "socket" then. A log
-    has one cause at most.
+    The level LOC means that direct transfers are never used. A far adapter is too far
+    from a GPU to read its memory. The log then says "GPU Direct RDMA Disabled for GPU
+    ... / HCA ...". Over Ethernet, data also pass through main memory, but the cause is
+    "socket". A log has one cause at most.
 
     Args:    log: lines of all ranks, mixed; a setting may be made on one node only.
-    Returns: (line, cause, variable): the number of a line that makes the setting or
-             shows its effect, counted from 1; the cause; and the variable that has to
-             change. (0, "none", "") if no setting does harm.
+    Returns: (line, cause, variable). line: the number of a line, counted from 1. Any
+             line is right that makes the setting or shows its effect. variable:
+             the environment variable that has to change.
+             (0, "none", "") if no setting does harm.
     Ref: NVIDIA, NCCL user guide, Environment Variables.
     """
     known = (

@@ -98,28 +98,29 @@ def play(reads: Sequence[float], step: float, workers: int, prefetch: int, late:
 
 
 def workers_and_prefetch(reads: Sequence[float], step: float, cores: int, room: int) -> tuple[int, int] | None:
-    """Find the least workers, then the least prefetch, with which a step hardly waits.
+    """Find the fewest workers, then the least prefetch, for a step that hardly waits.
 
         worker 0   [ 0][   2    ][ 4 ]        2 workers, prefetch 1: 2 places
         worker 1   [ 1 ]   [ 3]      [ 5]     3 gets its place when the step takes 1
         step           [ 0][ 1]..[ 2][ 3][ 4] the step waits for 2, though 3 is ready
 
-    Play a measured epoch in virtual time. Workers get batches in turn: with 2 workers,
-    worker 0 reads batches 0, 2, 4 and so on. A worker reads its batches one after the
-    other. The step takes batches in the order of their numbers, each as soon as it is
-    ready and the step before is done.
+    Simulate a measured epoch in virtual time: compute all times, and do not wait.
+    Workers get batches in turn: with 2 workers, worker 0 reads batches 0, 2, 4 and so
+    on. A worker reads its batches one after the other. The step takes batches in the
+    order of their numbers. It takes a batch when this batch is ready and the step
+    before is done.
 
-    In memory there are `prefetch` places for each worker. A batch needs a place before
-    its read can begin. Batches get places in the order of their numbers, and a place
-    becomes free when the step takes its batch.
+    Memory has `prefetch` places for each worker. A batch needs a place before its read
+    can begin. Batches get places in the order of their numbers. A place becomes free
+    when the step takes its batch.
 
     The wait for the first batch does not count. From there to the last batch, the waits
     may add 1% to the time of the steps.
 
     Args:    reads: seconds to read each batch of the epoch, in order of the numbers;
-             step: seconds of a step; cores: cores that no rank uses, for a worker each;
-             room: batches for which there is memory, all places together.
-    Returns: (workers, prefetch), or None if no pair for cores and room is enough.
+             step: seconds of a step; cores: cores that no rank uses; each worker takes
+             one; room: batches that fit in memory, all places together.
+    Returns: (workers, prefetch), or None if no pair within cores and room is enough.
     Ref: torch.utils.data.DataLoader with its num_workers and prefetch_factor.
     """
     most = 1.01 * step * (len(reads) - 1)

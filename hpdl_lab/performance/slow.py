@@ -111,19 +111,19 @@ def train_quickly(job: RankWork) -> list[float]:
 
         one rank:  storage --read--> main memory --to_device--> GPU --loss_of--> losses
 
-    Nothing may change in the losses. The all-reduce of gradients is left out.
+    The losses must not change. The all-reduce of gradients is left out.
 
-    Args:    job: `cores` and `ranks` of the node, the number `rank` of this rank, and
-             `batches`: for each step the numbers of all ranks' texts. `read(numbers)`
-             reads texts, (length, 4) each. `to_device(texts, pin_memory=False,
-             non_blocking=False)` copies them to the GPU as one tensor, (rows, 4).
-             pin_memory: collect them in pinned memory; non_blocking: do not wait for
-             the copy.
+    Args:    job: `job.cores`, `job.ranks`: how many a node has; `job.rank`: this rank.
+             `job.batches`: for each step, the indices of the texts of all ranks.
+             `job.read(indices)`: read these texts, (length, 4) each.
+             `job.to_device(texts, pin_memory=False, non_blocking=False)`: copy texts to
+             the GPU as one tensor, (rows, 4). pin_memory: collect the texts in pinned
+             memory first. non_blocking: do not wait for the copy.
     Returns: the loss of each step.
-    Budget:  at most one synchronization; one graph, or two; no graph break; the threads
-             of all ranks fill the cores of the node, and are not more; no bytes waited
-             for; every text that is read is used. backend="eager" runs the graphs as
-             they are, without a compiler.
+    Budget:  at most one synchronization, at most two graphs, no graph break, and no
+             bytes waited for. The threads of all ranks fill the cores of the node, with
+             at most one thread on a core. Every text that is read is used.
+             backend="eager" runs graphs as they are, without a compiler.
     """
     torch.set_num_threads(job.cores // job.ranks)
 

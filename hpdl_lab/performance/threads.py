@@ -18,7 +18,7 @@ def split_cores(
     gradients: float,
     bandwidth: float,
 ) -> int:
-    """Choose how many ranks a node runs. Each of them has cores / ranks threads.
+    """Choose how many ranks a node runs; each of them has cores / ranks threads.
 
         1 rank x 4 threads            2 ranks x 2 threads
         thread 0  s#s#s#s#            rank 0, thread 0  s##s##A    s serial part
@@ -27,20 +27,22 @@ def split_cores(
         thread 3  .#.#.#.#            rank 1, thread 1  .##.##.    . waits
 
     The ranks divide the examples equally. For each example of its share, one thread of
-    a rank does the serial part alone. Then all its threads divide the arithmetic, and
-    memory moves bytes at the same time: the longer of the two counts. A ring all-reduce
-    of the gradients ends the step (04). All ranks send at once, and share `bandwidth`.
+    a rank does the serial part alone. Then all threads of the rank share the arithmetic
+    while memory moves bytes, and the longer of the two counts. A ring all-reduce of the
+    gradients ends the step (04). All ranks send at once, and share `bandwidth`.
 
     Cores come in domains, each with its own memory. Rank 0 has the first cores, rank 1
     the next ones, and so on. All data of a rank lie in the domain of its first core,
     even if its threads use cores of other domains. Ranks with data in the same domain
     share its memory equally, and the slowest rank counts.
 
-    Args:    cores: of the node; domain: cores of a domain, a divisor of cores;
-             examples: in a step, of all ranks, a multiple of cores; serial: s for the
-             serial part of an example; arithmetic: s for its arithmetic on one core;
-             memory: s in which the memory of one domain moves its bytes;
-             gradients: bytes of all of them; bandwidth: bytes/s of all ranks together.
+    Args:    cores: cores of the node; domain: cores of a domain, a divisor of cores;
+             examples: examples of a step, all ranks together, a multiple of cores;
+             serial: seconds of the serial part of one example;
+             arithmetic: seconds of an example's arithmetic on one core;
+             memory: seconds in which one domain's memory moves an example's bytes;
+             gradients: bytes of all gradients;
+             bandwidth: bytes/s that all ranks together send.
     Returns: the number of ranks, a divisor of cores, with the shortest step.
     """
 

@@ -239,7 +239,7 @@ def cell(held: np.ndarray, wanted: np.ndarray, adds: bool) -> tuple[str, str, st
 
 
 def _mark(ax: Axes, move: Move, chunks: tuple[int, int, int], grid: _Cells, color: str) -> None:
-    """Draw a dot in the cells that were sent, a frame around those that have received."""
+    """Draw a dot in the cells that were sent, a frame around cells that have received."""
     first, last, into = chunks
     for c in range(first, last):
         look: Look = {"markersize": grid.points * 0.47, "markeredgecolor": "white", "markeredgewidth": 0.6}

@@ -360,15 +360,18 @@ def draw_ledger(
     curves: Sequence[Sequence[float]],
     ranks: int,
     memory: float,
+    sent: Sequence[float],
     title: str,
 ) -> None:
-    """Draw what a rank holds at each stage of ZeRO, and how that falls with the ranks, against the memory of a GPU.
+    """Draw what a rank holds and sends at each stage of ZeRO, and what it holds with more ranks, against a GPU.
 
     Args:    stages: what a rank holds at each; stage: the one that is asked.
              curves: for each stage, bytes of a rank for each of `counts` ranks; memory: GB.
+             sent: for each stage, bytes that a rank sends in a step.
     """
-    left, right = panels(figure, ("a rank holds", "and with more ranks"), width_ratios=(1, 1.1))
-    figure.subplots_adjust(top=0.72, right=0.9, bottom=0.16, wspace=0.3)
+    titles = "a rank holds", "sends over dp in a step", "holds, with more ranks"
+    left, sends, right = panels(figure, titles, width_ratios=(1, 0.85, 1.1))
+    figure.subplots_adjust(top=0.72, right=0.9, bottom=0.16, wspace=0.42)
     limit = 1e9 * memory
     bottoms = np.zeros(len(stages))
     edges = [INK if n == stage else "white" for n in range(len(stages))]
@@ -377,10 +380,15 @@ def draw_ledger(
         left.bar(range(len(stages)), sizes, 0.72, bottom=bottoms, color=color, edgecolor=edges, linewidth=1.1)
         bottoms += sizes
     left.set_ylim(0, 1.08 * max(*bottoms, limit if limit < 4 * max(bottoms) else 0))
-    left.set_xticks(range(len(stages)), ["plain", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
-    left.grid(axis="x", visible=False)
-    left.yaxis.set_major_formatter(amounts("B"))
-    left.yaxis.set_major_locator(MaxNLocator(5))
+    sends.bar(range(len(sent)), sent, 0.72, color=GRAY, edgecolor=edges, linewidth=1.1)
+    sends.set_ylim(0, 1.08 * max(*sent, 1))
+    for ax in (left, sends):
+        ax.set_xticks(range(len(stages)), ["none", "1", "2", "3"])
+        x_label(ax, "stage of ZeRO")
+        ax.grid(axis="x", visible=False)
+        ax.yaxis.set_major_formatter(amounts("B"))
+        ax.yaxis.set_major_locator(MaxNLocator(5))
+    left.axhline(limit, color=VERMILION, linewidth=1.6)
     decades(right, counts[0] / 1.3, counts[-1] * 1.3)
     log_axis(right, [*(nbytes for curve in curves for nbytes in curve), limit], "B")
     names = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -391,8 +399,7 @@ def draw_ledger(
         if n == stage and ranks in counts:
             here = curve[counts.index(ranks)]
             right.plot([ranks], [here], "o", color=color if here <= limit else VERMILION, markersize=9, zorder=5)
-    for ax in (left, right):
-        ax.axhline(limit, color=VERMILION, linewidth=1.6)
+    right.axhline(limit, color=VERMILION, linewidth=1.6)
     label_ends(right, ends)
     x_label(right, "ranks")
     heading(figure, title)

@@ -89,7 +89,7 @@ def draw_write_again(figure: Figure, rows: Rows, chunk: int, prediction: float |
     curves: dict[tuple[bool, bool], list[Row]] = {(read, old): [] for read in (False, True) for old in (False, True)}
     for r in rows:
         curves[r["read"], "recorded" in r].append(r)
-    names = {False: "nobody has read it", True: "the other core has"}
+    names = {False: "not read since", True: "read by the other core"}
     looks = {False: BLUE, True: VERMILION}
     values = [r[key] / 1e6 for r in rows for key in ("p25_us", "p75_us")]
     ends = []
@@ -151,7 +151,7 @@ def draw_held(
     ax.set_xlim(0)
     ax.yaxis.set_major_formatter(amounts("B"))
     ax.set_title("bytes held")
-    x_label(ax, f"arithmetic done, of that of a step with {name}")
+    x_label(ax, f"arithmetic done, as a share of a step with {name}")
     label_ends(ax, ends)
     heading(figure, title, "points: the most that is held" + ("; star: your guess" if prediction else ""))
     footnote(figure, "What forward and backward have computed and still hold, without the gradients of parameters.")

@@ -59,7 +59,7 @@ def draw(figure: Figure, panels: Sequence[Panel], title: str, guess: float | Non
     kinds = {bar.action.kind for panel in panels for bar in panel.computing}
     entries = [(color, NAMES[kind]) for kind, color in COLORS.items() if kind in kinds]
     legend(figure, [*entries, (VERMILION, "exposed")], LEFT, 1 - 0.5 / tall)
-    footnote(figure, "A number is a micro-batch, where there is room: compare those of the two lanes.")
+    footnote(figure, "A number is a micro-batch, where there is room: compare the two lanes.")
 
 
 def _uncovered(bar: Bar, computing: Sequence[Bar]) -> list[tuple[float, float]]:

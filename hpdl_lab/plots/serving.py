@@ -9,7 +9,7 @@ from .colors import BLUE, GRAY, INK, ORANGE
 from .style import Axes, Figure, Rows, footnote, heading, legend, log_axis, oversubscribed_note, x_label
 
 DOTS, DASHES = (0, (1, 1.2)), (0, (5, 2))
-APART = 36, 14  # pixels from the name of one point to that of another
+APART = 36, 14  # pixels from the name of one point to the name of another
 
 
 def draw(

@@ -23,7 +23,7 @@ FIRST = -1  # the priority of what takes no link: before all messages that are r
 class Need(NamedTuple):
     """A task that must have ended. far: and `delay` after that, see TaskGraph.times.
 
-    priority: at equal times the task with the least one goes first: that of the need that ends last.
+    priority: at equal times the task with the least one goes first; a task has it from the need that ends last.
     """
 
     task: int
@@ -78,7 +78,7 @@ class TaskGraph:
 
     @cached_property
     def order(self) -> list[int]:
-        """The tasks, each behind what it needs; without those that wait for each other, and for these."""
+        """The tasks, each behind what it needs; without tasks that wait for each other, and for these."""
         waiting = self._waiting()
         order = [task for task, count in enumerate(waiting) if not count]
         for task in order:  # which grows

@@ -4,7 +4,7 @@
 messages is a few vector operations: all are booked at once, on each link in the order in which they become ready. That
 is right as long as no message of a later round is ready before one that has booked the same link. If one is, its
 rounds become tasks of a graph (graph.py), which finds the order. Both make the same additions in the same order as
-simulated ranks, so their times are equal, bit by bit.
+simulated ranks, so their times are equal, bit for bit.
 """
 
 from __future__ import annotations

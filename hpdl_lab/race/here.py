@@ -34,7 +34,7 @@ COMPRESSIONS: dict[str, Compressor | None] = {
 
 @dataclass(frozen=True)
 class HerePlan:
-    """A plan for the machine at hand.
+    """A plan for this machine.
 
     dp, pp, tp: the grid; micro_batches, schedule: of its pipeline; bucket_bytes: of the buckets that data parallelism
     sends during backward; precision: "float32" or "bfloat16"; compression: "none", "bfloat16", "top-k", "powersgd".

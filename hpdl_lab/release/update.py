@@ -5,7 +5,7 @@
     FOLDER/.hpdl-release/given/04_ring_all_reduce.ipynb     the form as last given: what an update starts from
     FOLDER/.hpdl-release/before/04_ring_all_reduce.ipynb    theirs as it was before the last merge
 
-Every file is written under a new name that nobody can foresee, then renamed; `given` comes last. So whatever ends this
+Every file is written under a new, unforeseeable name, then renamed; `given` comes last. So whatever ends this
 half way, each notebook is as it was or as it will be, and the next run does the rest.
 
 Each attendee's server runs this as it starts, mostly with nothing to merge: nbformat, which takes as long to import as
@@ -42,7 +42,7 @@ NOT_SO_WRITTEN = (AssertionError, AttributeError, KeyError, TypeError, Recursion
 def write_notebooks(
     folder: str | os.PathLike[str], source: str | os.PathLike[str] | None = None, lock: Path | None = None
 ) -> list[str]:
-    """Write the exercise forms of `source` (None: of this clone) into `folder`, or update those that it holds.
+    """Write the exercise forms of `source` (None: of this clone) into `folder`, or update what it holds.
 
     lock: the folder that two such runs lock in turn; None: one in `folder`, which anybody who may read it can lock.
     Run by root on a folder of somebody else, or in somebody's home, it writes as they would, with no more rights.

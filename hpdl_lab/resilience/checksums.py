@@ -50,21 +50,24 @@ def checked_all_reduce(comm: Comm, x: Tensor) -> list[tuple[int, int]]:
         hop p-1 to 2p-3, all-gather        the message is copied: elements and checksums
 
     The checksum of a sum is the sum of the checksums. So a rank needs no correct copy
-    to compare with: at the start it computes the checksums of its own chunks. At each
-    hop it adds (or copies) what arrives. Then it compares the checksums that it has
-    now with the checksums of the elements that it has now.
+    to compare with. At the start, it computes the checksums of its own chunks. At each
+    hop, elements and checksums arrive. The rank adds (or copies) the elements. It also
+    adds (or copies) the checksums, which gives the expected checksums. Then the rank
+    computes the checksums of the new elements, and compares both pairs of checksums.
 
-    Rounding alone makes a difference of up to n * eps * sum|x|, for a chunk of n
-    elements, and for the weighted sum of up to n * eps * sum of weight * |x|. The x
-    are the numbers that were added at this hop, and not their sums: they may cancel.
+    Rounding alone makes two sums of a chunk of n elements differ by up to
+    n * eps * sum|a|. Two weighted sums differ by up to n * eps * sum(weight * |a|).
+    Here a is each number that is added (or copied) at this hop. eps is 2**-52, the
+    distance from 1 to the next larger float64. Numbers of both signs cancel, so the sum
+    of a may be much smaller than the sum of |a|.
 
-    After each comparison, the checksums of the elements replace the others, also if
-    they differ. So later ranks note nothing about this fault, and rounding does not
-    grow from hop to hop.
+    After each comparison, keep the checksums of the new elements, also if they differ
+    from the expected ones. So later ranks do not note the same fault, and rounding does
+    not grow from hop to hop.
 
-    Args:    x: (N,) float64 tensor, finite, different per rank, overwritten with the sum.
+    Args:    x: (N,) float64 tensor, finite, different per rank; the sum overwrites it.
     Returns: [(source rank of the message, hop)] that this rank noted, earliest first.
-             The fault was in that message, or here before or during the addition.
+             The fault was in the message, or on this rank (in its memory or addition).
     Raises:  CommTimeout if a neighbor does not answer.
     Steps: 2(p - 1).   Bytes per rank: 2(p - 1)/p * N * 8, and 16 for each message.
     Ref: Huang & Abraham 1984, doi:10.1109/TC.1984.1676475.

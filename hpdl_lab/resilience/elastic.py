@@ -68,27 +68,35 @@ def assembled(comm: Comm, part: Tensor, start: int, n: int) -> Tensor:
 def train_elastic(comm: Comm, disk: Disk, task: Task, until: int, every: int) -> Tensor:
     """Go on from the checkpoint on `disk` to step `until`, on any number of ranks.
 
-    Without a checkpoint, begin with step 0 and `task.start`. The job may be killed at any
-    moment, and started again with fewer or more ranks. The weights have to be as with
-    one rank without a break, to 1e-10.
+    Without a checkpoint, begin with step 0 and `task.start`. The job may be killed at
+    any moment, and started again with fewer or more ranks. It has to reach the same
+    weights, to 1e-10, as one rank that is never killed.
 
         place   0  1  2  3  4  5  6  7  8  9 ...     of all epochs, one after the other
         epoch   0  0  0  0  0  0  0  1  1  1 ...     here with 7 examples
         step    0  0  0  1  1  1  2  2  2  3 ...     here with a batch of 3
 
-    task.order(epoch)[k] is the example at place k of an epoch. A step takes the next
-    `task.batch` places, in even shares for the ranks. Rank r updates and saves weights
-    bounds(n, comm.size, r) and their moments (ZeRO-1), a row [w, m, v] for each weight.
+    A new epoch goes on with the next place, not with place 0. task.order(epoch) returns
+    the numbers of all examples, in the order in which this epoch uses them. A step takes
+    the next `task.batch` places, and the ranks take even shares of these places. As in
+    ZeRO-1, rank r updates and saves only its shard of the weights. The first weight of
+    the shard, and the first weight after it, are bounds(n, comm.size, r). A shard has
+    one row [w, m, v] for each of its weights: the weight and its two moments.
 
-    Helpers: task.gradient(weights, ids), the SUM of the gradients of these examples, for
-             all n weights; task.update(shard, gradient, t), Adam's update number t, in
-             place, with the mean gradient of the shard; assembled(comm, part, start, n);
-             read_latest(disk.read(LATEST)), (steps, elements, shards) of the checkpoint;
-             load_range(disk, start, stop), and save_sharded(comm, disk, step, shard, start,
-             total), for flat float64 tensors.
-    Args:    until: number of steps done at the end, of all lives of the job together;
-             every: save after each step number that it divides, and after step `until`.
-             The same step is never saved twice. There may be no LATEST in disk.names().
+    Helpers: task.gradient(weights, ids) returns the SUM of the gradients of these
+             examples, for all n weights. task.update(shard, gradient, t) changes the
+             rows of `shard` in place, by Adam's update number t (the first is 1).
+             `gradient` is the MEAN over the batch, for the shard's weights only.
+             assembled(comm, part, start, n) returns all n elements on every rank, from
+             the parts of all ranks. read_latest(disk.read(LATEST)) returns three
+             values: the number of finished steps, the number of all elements (three for
+             each weight), and the list of shards. Without a checkpoint, LATEST is not in
+             disk.names(). load_range(disk, start, stop) returns elements start to
+             stop - 1, as a flat float64 tensor. save_sharded(comm, disk, step, shard,
+             start, total) saves `shard`, also a flat float64 tensor.
+    Args:    until: total number of steps, counting the steps before any restart;
+             every: save when the number of finished steps is a multiple of `every`, and
+             when it is `until`. Save each step only once.
     Returns: all n weights, (n,) float64, the same on every rank.
     Ref:     torch.distributed.checkpoint; Rajbhandari et al. 2020 (ZeRO), section 5.1.
     """

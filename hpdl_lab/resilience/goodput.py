@@ -153,7 +153,7 @@ def measure_goodput(
 
         measure(lab.run, lab.restart, model, data, checkpoint_every=100)
 
-    A failure comes `every_s` after a start of the training; a function draws these seconds anew for each failure. Then
+    A failure comes `every_s` after a start of the training; a function draws new seconds for each failure. Then
     all engines are replaced, and the training goes on from its last checkpoint, or begins again if there is none.
 
     Args:    steps: at which the training ends; if more are done at the last failure, it ends one checkpoint later.

@@ -18,28 +18,29 @@ MONTH_S = 30 * 86_400.0
 def checkpoint_interval(write_s: float, rank_mtbf_s: float, ranks: int, slowdown: float = 1.0) -> float:
     """Compute the checkpoint interval that gives the highest goodput.
 
-        synchronous  |--train--|write|--train--|write|--train--X  failure: all ranks go
-                               ^     |interval |                  back to the last state
-                                     |         ^                  that is completely
-                                     |         state is copied    written
+        synchronous  |--train--|write|--train--|write|--train--X
+                               ^     |interval ^
 
         background   |--train--|--slower--|--train--|--slower--|--train--X
-                               |     interval       |
-                               ^ state is copied    ^
+                               ^     interval       ^
+
+        ^ the state is copied     X a rank fails
 
     Goodput is useful time over wall time. Training that is lost and repeated is not
-    useful. A job ends as soon as one rank fails. Then all ranks restart from the last
-    checkpoint that is completely written: its state is of the moment at which its
-    write began. The interval is counted from the start of one write to the start of
-    the next. It counts the seconds in which training goes on, at full speed or slower.
-    So a synchronous write does not belong to it, and a background write does. One
-    checkpoint is written at a time: in the background, the interval is at least write_s.
+    useful. If one rank fails, the job stops. Then all ranks restart from the last
+    checkpoint that is completely written. This checkpoint holds the state at the start
+    of its write.
+
+    With synchronous writes, the interval is the time from the end of one write to the
+    start of the next write. With writes in the background, the interval is the time
+    from the start of one write to the start of the next write. Only one checkpoint is
+    written at a time, so this interval is at least write_s.
 
     Args:    write_s: seconds to write one checkpoint, much less than the time between
              two failures of the job; rank_mtbf_s: mean time between failures (MTBF) of
              one rank, in s; ranks: number of ranks, which fail independently;
-             slowdown: share of the training's speed that is lost during a write, above
-             0. 1: training stops (synchronous); below 1: written in the background.
+             slowdown: share of the training speed that is lost during a write: 1 for
+             a synchronous write, between 0 and 1 for a write in the background.
     Returns: the interval, in s.
     Ref: Young 1974; Daly 2006.
     """

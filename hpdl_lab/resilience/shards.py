@@ -153,24 +153,28 @@ def save_sharded(comm: Comm, disk: Disk, step: int, shard: Tensor, start: int, t
         rank 1   write shard ---+--> all written?  --> commit -+               +--> return
         rank 2   write shard ---+    (name, start, n, CRC)                     +--> return
 
-    The file LATEST names the checkpoint that is loaded. The commit is the moment at which
-    LATEST names this one. The job may be killed before and in the midst of every
-    operation, on all ranks at once. Then that checkpoint is loaded, by any number of
-    ranks. It has to be whole, and from this save or from the last one. As soon as the
-    save has returned on one rank, it has to be from this save.
+    The file LATEST names one checkpoint: only this checkpoint can be loaded. At the
+    commit, LATEST begins to name the new checkpoint instead of the previous one. The job
+    may be killed before every operation and in the middle of every write, on all ranks
+    at once. Afterwards, any number of ranks load the checkpoint that LATEST names. This
+    checkpoint has to be whole. After the first rank has returned from save_sharded,
+    LATEST has to name the new checkpoint.
 
-    No rank may hold, send or write more than its shard and some facts: 1,000 bytes more.
-    There is room for two checkpoints on the disk. A job that was killed leaves files on
-    it, also in the midst of writing. Remove them, and the files of older checkpoints.
+    No rank may hold, send or write more than its shard and 1,000 bytes. The disk has
+    room for two checkpoints. After the commit, remove all files that do not belong to
+    the new checkpoint: the files of older checkpoints, and the files that a killed job
+    left, whole or half-written.
 
-    Helpers: packed(shard), bytes for a file; zlib.crc32(bytes), an int;
-             shard_name(step, rank, ranks); manifest(step, total, shards), bytes for
-             LATEST, with (name, start, number of elements, CRC) of each file in shards;
-             PART, a name for LATEST while it is written. See Disk for its operations:
-             write(name, data) is not atomic; rename(old, new) and remove(name) are.
-    Args:    step: larger in every save than in the last one that was committed;
+    Helpers: packed(shard) returns the bytes for a file; zlib.crc32(bytes) returns an
+             int; shard_name(step, rank, ranks) returns a file name; manifest(step,
+             total, shards) returns the bytes for LATEST, and shards has one tuple (name,
+             start, number of elements, CRC) per file; PART is the name of a temporary
+             file, for the bytes of LATEST. disk.write(name, data) is not atomic;
+             disk.rename(old, new) and disk.remove(name) are atomic; disk.names()
+             returns all names.
+    Args:    step: number of finished training steps, larger than the step in LATEST;
              shard: (n,) float64, elements start to start + n - 1 of all `total` elements;
-             n differs from rank to rank, and starts need not grow with the ranks.
+             n differs between ranks, and a higher rank may have a lower start.
     Returns: None, on every rank.
     Ref:     torch.distributed.checkpoint, which writes its file .metadata last.
     """

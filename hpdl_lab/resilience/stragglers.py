@@ -31,25 +31,27 @@ def find_straggler(lanes: Lanes, least: float = 1.2) -> tuple[int, str]:
 
         one step, rank r:  | input | forward | backward | ring all-reduce | update |
 
-        send on rank r       |------------------------|      a message moves only when
-        recv on rank r + 1             |==============|      both ends are ready
+        send on rank r       |---------===============|
+        recv on rank r + 1             |==============|      ===  the message moves
 
     In each step of the ring, each rank sends to the next rank and receives from the
-    one before. Chunks have different sizes. All ranks share one clock.
-    A rank is measured by what it usually needs in a step, for each cause:
+    rank before it. Chunks have different sizes. All ranks share one clock.
+    For each cause, measure what a rank usually needs in a step:
       core:  seconds of "forward", "backward" and "update" together;
       input: seconds of "input";
-      link:  seconds per byte of the messages that it sends. The time of a message
-             runs from the moment when both ends are ready to the end of "recv".
-    A straggler needs `least` times the median of all ranks, or more, in one of them.
+      link:  seconds per byte of the messages that the rank sends. A message moves
+             from the moment when both "send" and "recv" have begun, until "recv" ends.
+    The factor of a rank, for one cause, is its need divided by the median need of all
+    ranks. A straggler is a rank with a factor of `least` or more.
 
     Args:    lanes: lanes[rank][step] is the list of trace.Events of one step, in the
              order of their begin. Event.t0_ns and t1_ns are begin and end, in ns.
-             "send" and "recv" also have peer and nbytes. The k-th "send" to a rank
-             is its k-th "recv" from there. Other events may occur. A single step may
-             be slow on any rank.
-    Returns: (rank, "core", "input" or "link"); a link belongs to the rank that sends.
-             With more than one, the largest factor; without a straggler (-1, "none").
+             "send" and "recv" also have peer and nbytes. If rank a sends to rank b,
+             the k-th "send" of a and the k-th "recv" of b are the same message.
+             Other events may occur. A single step may be slow on any rank.
+    Returns: (rank, cause) of the largest factor; cause is "core", "input" or "link";
+             a slow link belongs to the rank that sends. (-1, "none") if no factor
+             reaches `least`.
     Ref: Dean & Barroso 2013, The Tail at Scale (why one slow part slows the whole).
     """
     worst, found = least, (-1, "none")

@@ -12,9 +12,10 @@ def gpipe(rank: int, ranks: int, micro_batches: int) -> list[Action]:
         rank 1  .  F0 F1 F2 F3 .  .  .  B0 -- B1 -- B2 -- B3 -- .  .
         rank 2  .  .  F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .  .  .  .
 
-    Args:    rank: of the pipeline, which holds stage `rank`; ranks: p; micro_batches: m.
+    Args:    rank: this rank, which holds stage `rank`; ranks: p; micro_batches: m.
     Returns: list of Action, in order.
-    Steps: 2 m actions; (m + p - 1)(tf + tb) seconds.   Live micro-batches: m.   Ref: Huang et al. 2019.
+    Steps: 2 m actions; (m + p - 1)(tf + tb) seconds, if F takes tf and B takes tb.
+    Live micro-batches: m, whose activations are in memory.   Ref: Huang et al. 2019.
     """
     forwards = [Action(rank, "F", i) for i in range(micro_batches)]
     backwards = [Action(rank, "B", i) for i in range(micro_batches)]

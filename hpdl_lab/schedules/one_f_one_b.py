@@ -6,17 +6,20 @@ from .schedule import Action
 def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """List what rank `rank` does in the schedule 1F1B.
 
-        p = 3, m = 4                                                     warm-up, then forward and backward in turn
+        p = 3, m = 4                                                        warm-up
 
         rank 0  F0 F1 F2 .  .  .  .  B0 -- F3 B1 -- .  B2 -- .  B3 --    2 forwards
         rank 1  .  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 -- .  .     1 forward
         rank 2  .  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .  .  .     none
 
-    It takes as long as GPipe, but a backward comes as early as it can, and frees what its micro-batch held.
+    First come forwards only, the warm-up; then one forward and one backward in turn.
+    1F1B takes as long as GPipe. But each backward comes as early as it can, and frees
+    its micro-batch's activations.
 
-    Args:    rank: of the pipeline, which holds stage `rank`; ranks: p; micro_batches: m.
+    Args:    rank: this rank, which holds stage `rank`; ranks: p; micro_batches: m.
     Returns: list of Action, in order.
-    Steps: 2 m actions; (m + p - 1)(tf + tb) seconds.   Live micro-batches: min(m, p - rank).
+    Steps: 2 m actions; (m + p - 1)(tf + tb) seconds, if F takes tf and B takes tb.
+    Live micro-batches: min(m, p - rank), whose activations are in memory.
     Ref: Narayanan et al. 2019, "PipeDream"; Fan et al. 2021, "DAPPLE".
     """
     warm_up = min(ranks - 1 - rank, micro_batches)
@@ -66,8 +69,9 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[
 def zero_bubble_h1(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     """List what rank `rank` does in the schedule ZB-H1.
 
-    The stage before waits for the gradient of the input (I), none for the gradients of the weights (W): these fill the
-    slots in which others wait.
+    I computes the gradient of a stage's input, and the previous stage waits for it.
+    W computes the gradients of the weights. No stage waits for W, so a rank does W in
+    slots in which it would otherwise wait.
 
         p = 3, m = 4, and F, I and W take equally long
 
@@ -75,10 +79,11 @@ def zero_bubble_h1(rank: int, ranks: int, micro_batches: int) -> list[Action]:
         rank 1  .  F0 F1 .  I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
         rank 2  .  .  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
-    Args:    rank: of the pipeline, which holds stage `rank`; ranks: p; micro_batches: m.
+    Args:    rank: this rank, which holds stage `rank`; ranks: p; micro_batches: m.
     Returns: list of Action, in order.
     Steps: 3 m actions; 3 m + p - 1 units if F, I and W take one unit each and m >= p.
-    Live micro-batches: min(m, p), on every rank.   Ref: Qi et al. 2023, arXiv:2401.10241.
+    Live micro-batches: min(m, p), on every rank.
+    Ref: Qi et al. 2023, arXiv:2401.10241.
     """
     warm_up = min(ranks - 1 - rank, micro_batches)
     row = [Action(rank, "F", i) for i in range(warm_up)]

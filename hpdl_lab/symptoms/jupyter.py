@@ -47,6 +47,6 @@ SYMPTOMS = (
         "ipykernel mismatch",
         look=_require_own_kernel,
         said=r"No module named '?hpdl_lab'?|No module named ipykernel",
-        fix=f"take the kernel of {sys.prefix}: Jupyter must be started there, and `hpdl doctor` shows what shadows it",
+        fix=f"start Jupyter in {sys.prefix}, for its kernel; `hpdl doctor` shows a kernel that shadows it",
     ),
 )

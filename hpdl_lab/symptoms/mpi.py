@@ -34,6 +34,6 @@ SYMPTOMS = (
         "engine id is not the rank",
         said=r"a second process wants to be engine \d+|"
         r"Did not get the requested id: \d+ != \d+|the controller numbers MPI rank \d+ as engine \d+",
-        fix="lab.restart(): another process was this engine, or had registered with the controller as one, first",
+        fix="lab.restart(): another process had registered with the controller as this engine",
     ),
 )

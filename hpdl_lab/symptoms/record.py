@@ -53,7 +53,7 @@ def _examine(symptom: Symptom) -> Diagnosis | None:
         symptom.look()
     except Missing as missing:
         return Diagnosis(symptom.name, missing.what, missing.fix)
-    except Exception as error:  # what a damaged environment raises nobody can foresee
+    except Exception as error:  # a damaged environment may raise anything
         what = f"could not be looked for ({type(error).__name__}: {error})"
         return Diagnosis(symptom.name, what, "repair the environment: make install")
     return None

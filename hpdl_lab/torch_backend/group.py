@@ -275,7 +275,7 @@ def tell_torch_of_mpiexec(environment: MutableMapping[str, str] = os.environ) ->
 
 
 def _free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

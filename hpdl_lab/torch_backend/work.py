@@ -32,7 +32,7 @@ class HpdlWork(dist.Work):
         self._future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
 
     def run(self, comm: Comm, function: Callable[..., object], *args: object) -> None:
-        """Do it, if nobody may ever wait for it but by its future."""
+        """Do it, if its future is the only way to wait for it."""
         try:
             function(comm, *args)
         except BaseException as error:
@@ -77,7 +77,7 @@ class HpdlWork(dist.Work):
 
 
 class MessageWork(HpdlWork):
-    """A message: the waits of its own rank carry it on, so nobody would fulfill a future."""
+    """A message: the waits of its own rank carry it on, so no thread would fulfill a future."""
 
     def get_future(self) -> NoReturn:
         raise NotImplementedError('a message of the backend "hpdl" has no future: use its wait()')

@@ -171,7 +171,7 @@ class _Notebook:
     def restart(self) -> Cluster:
         """Replace all engines by new ones; the notebook keeps its variables. Returns the Cluster.
 
-        If another notebook has ended them, start them again, or use those that it has started since.
+        If another notebook has ended them, start them again, or use the engines that it has started since.
         """
         cluster = self._running()
         if not cluster.alive():

@@ -58,9 +58,9 @@ def check(fn: Answer) -> CheckResult:
 def check_script(path: str | Path) -> CheckResult:
     """Check a training script that you have converted: launch it, and compare its ranks with the one-rank script.
 
-    The exercise is found by the name of the file: train_ddp.py, train_tp.py or train_hybrid.py. Its ranks are launched
-    as by torchrun, on CPUs, each in a folder of its own; they print losses as the one-rank script does. A rank that
-    waits for another one that never comes is reported within seconds.
+    The exercise is found by the name of the file: train_ddp.py, train_fsdp.py, train_tp.py or train_hybrid.py. Its
+    ranks are launched as by torchrun, on CPUs, each in a folder of its own; they print losses as the one-rank script
+    does. A rank that waits for another one that never comes is reported within seconds.
 
     Returns: a CheckResult: true if right. `.failed` names the invariant that broke, `.message` says it all.
     Raises:  TypeError for what is no name; LookupError for another name; FileNotFoundError.

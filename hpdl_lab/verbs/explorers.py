@@ -23,7 +23,7 @@ from ..optim.gradient_descent import descend_in_batches, loss
 from ..optim.large_batch import TrainingJob, seconds_to_target
 from ..parallel import gossip
 from ..parallel.grid.machine import EFFICIENCY, MACHINES, PEAKS, grid_of, message_cost
-from ..parallel.grid.memory import Memory, memory_of
+from ..parallel.grid.memory import Memory, collectives_per_step, memory_of
 from ..parallel.grid.search import grids
 from ..parallel.grid.spec import TRAININGS, Spec, gpt, transformer_block
 from ..parallel.reducer import assign_buckets
@@ -368,48 +368,78 @@ SHAPES = {  # layers, width, heads, vocabulary; but for 7B and 175B: Narayanan e
     "530B": (105, 20480, 128, 51200),
     "1T": (128, 25600, 160, 51200),
 }
-SIXTEEN, THIRTY_TWO = "16 bits, 32 for Adam", "32 bits"
-DTYPES = {SIXTEEN: "mixed adam", THIRTY_TWO: "adam"}
+MIXED = "mixed: 2 + 2 + 12"
+RECIPES = {  # bytes per parameter: parameter + gradient + optimizer; a key of TRAININGS
+    MIXED: "mixed adam",
+    "FSDP2: 4 + 4 + 8": "fsdp2 adam",
+    "Megatron: 2 + 4 + 12": "megatron adam",
+    "32 bits: 4 + 4 + 8": "adam",
+}
+RECIPE = "bytes of a parameter + its gradient + its optimizer state, before ZeRO divides them"
 RECOMPUTED: dict[str, bool | str] = {"nothing": False, "attention": "attention", "blocks": "blocks"}
 GPU_MEMORY = (16, 24, 32, 40, 48, 80, 96, 141, 192)  # GB
-IN_FLIGHT = 2  # micro-batches for each stage of a pipeline
 
 
 @functools.lru_cache(maxsize=32)
-def _model_spec(model: str, dtype: str) -> Spec:
+def _model_spec(model: str, recipe: str) -> Spec:
     """Return the Spec, with dropout and with attention that keeps its weights, as in Korthikanti et al. 2022."""
     layers, width, heads, vocabulary = SHAPES[model]
-    return gpt(model, layers, width, heads, vocabulary, TOKENS, DTYPES[dtype], eager=True)
+    return gpt(model, layers, width, heads, vocabulary, TOKENS, RECIPES[recipe], eager=True)
 
 
 @functools.lru_cache(maxsize=4096)
-def _fullest(model: str, dtype: str, stage: int, dp: int, recompute: str, tp: int, pp: int) -> Memory:
-    """Return the Memory of the fullest rank, one sequence in a micro-batch. Raises ValueError if tp splits heads."""
-    spec = _model_spec(model, dtype)
+def _fullest(model: str, recipe: str, stage: int, dp: int, recompute: str, tp: int, pp: int, k: int) -> Memory:
+    """Return the Memory of the fullest rank, k micro-batches of a sequence. Raises ValueError if tp splits heads."""
+    spec = _model_spec(model, recipe)
     if spec.heads % tp:
         raise ValueError(f"{spec.heads} heads of {model} cannot be shared by tp={tp} ranks: tp must divide them")
-    every = memory_of(
-        spec, grid_of(dp, pp, tp), "1f1b", recompute=RECOMPUTED[recompute], micro_batches=IN_FLIGHT * pp, stage=stage
-    )
+    every = memory_of(spec, grid_of(dp, pp, tp), "1f1b", recompute=RECOMPUTED[recompute], micro_batches=k, stage=stage)
     return max(every, key=lambda held: held.total)
 
 
-def _memory(model: str, dtype: str, stage: int, ranks: int, recompute: str, tp: int, pp: int, memory: int) -> Picture:
-    """Draw the ledger of a rank, at each stage of ZeRO, and at this one for any number of ranks."""
+def sent_in_step(model: str, recipe: str, stage: int, dp: int, tp: int, pp: int, k: int) -> float:
+    """Return bytes that a rank sends over dp in a step of k micro-batches."""
+    spec = _model_spec(model, recipe)
+    parameters = _fullest(model, recipe, 0, 1, "nothing", tp, pp, k).parameters / spec.bytes_each.parameters
+    gathers, scatters = collectives_per_step(stage, k)
+    gathered = spec.bytes_each.activations if stage else spec.sent_each  # parameters; in an all-reduce gradients
+    return (dp - 1) / dp * parameters * (gathers * gathered + scatters * spec.sent_each)
+
+
+def _memory(
+    model: str,
+    recipe: str,
+    stage: int,
+    ranks: int,
+    micro_batches: int,
+    recompute: str,
+    tp: int,
+    pp: int,
+    memory: int,
+) -> Picture:
+    """Draw the ledger of a rank and what it sends, at each stage of ZeRO, and at this one for any number of ranks."""
     dp = ranks // (tp * pp)
     if dp * tp * pp != ranks:
         raise ValueError(f"tp={tp} x pp={pp} = {tp * pp} does not divide {counted(ranks, 'rank')}")
-    stages = [_fullest(model, dtype, n, dp, recompute, tp, pp) for n in range(4)]
+    how = recompute, tp, pp, micro_batches
+    stages = [_fullest(model, recipe, n, dp, *how) for n in range(4)]
+    sent = [sent_in_step(model, recipe, n, dp, tp, pp, micro_batches) for n in range(4)]
     counts = [tp * pp * n for n in doublings(1, 4096)]
-    curves = [[_fullest(model, dtype, n, k // (tp * pp), recompute, tp, pp).total for k in counts] for n in range(4)]
+    curves = [[_fullest(model, recipe, n, k // (tp * pp), *how).total for k in counts] for n in range(4)]
     held = stages[stage]
     parts = ", ".join(f"{name} {amount_text(nbytes)}" for name, nbytes in held._asdict().items() if nbytes)
     least = next((k for k, nbytes in zip(counts, curves[stage], strict=True) if nbytes <= memory * 1e9), None)
     fit = "it fits" if held.total <= memory * 1e9 else "it does NOT fit"
     enough = f"it fits from {counted(least, 'rank')} on" if least else "no number of ranks makes it fit"
-    text = f"{parts}: {amount_text(held.total)} a rank, {fit} into {memory} GB; like this {enough}."
-    title = f"{model}, dp {dp} x tp {tp} x pp {pp}, one sequence of {TOKENS:,} tokens in a micro-batch"
-    return draw_picture(drawing.draw_ledger, stages, stage, counts, curves, ranks, memory, title, text=text, height=3.9)
+    text = f"{parts}: {amount_text(held.total)} a rank, {fit} into {memory} GB; like this {enough}. "
+    gathers, scatters = collectives_per_step(stage, micro_batches)
+    batch = counted(micro_batches, "micro-batch", "micro-batches")
+    what = f"{counted(scatters, 'reduce-scatter')}, {counted(gathers, 'all-gather')}" if stage else "an all-reduce"
+    over_dp = f"{amount_text(sent[stage])} over dp: {what}" if dp > 1 else "nothing over dp"
+    text += f"A step of {batch} sends {over_dp}."
+    title = f"{model}, dp {dp} x tp {tp} x pp {pp}, {batch} of a sequence of {TOKENS:,} tokens"
+    args = stages, stage, counts, curves, ranks, memory, sent, title
+    return draw_picture(drawing.draw_ledger, *args, text=text, height=3.9)
 
 
 # -- 09: tensor parallel ----------------------------------------------------------------------------------------------
@@ -563,7 +593,9 @@ EXPLORERS: dict[str, Explorer] = {
             "tokens": Control(logarithmic(1e9, 1e14), 300e9, _in_words),
             "accelerators": Control(COUNTS, 1024, "{:,}".format),
             "hardware": Control(tuple(PEAKS), "A100"),
-            "share_of_peak": Control(tuple(k / 100 for k in range(5, 75, 5)), 0.35, _percent),
+            "share_of_peak": Control(
+                tuple(k / 100 for k in range(5, 75, 5)), 0.35, _percent, label="share of peak (MFU)"
+            ),
         },
         _days,
     ),
@@ -628,9 +660,10 @@ EXPLORERS: dict[str, Explorer] = {
     "memory": (
         {
             "model": Control(tuple(SHAPES), "7B"),
-            "dtype": Control(tuple(DTYPES), SIXTEEN),
+            "recipe": Control(tuple(RECIPES), MIXED, meaning=RECIPE),
             "stage": Control((0, 1, 2, 3), 1),
             "ranks": Control(doublings(1, 16384), 64, "{:,}".format),
+            "micro_batches": Control(doublings(1, 64), 16),
             "recompute": Control(tuple(RECOMPUTED), "nothing"),
             "tp": Control((1, 2, 4, 8), 1),
             "pp": Control((1, 2, 4, 8, 16), 1),
@@ -667,7 +700,9 @@ EXPLORERS: dict[str, Explorer] = {
     "share": (
         {
             "hardware": Control(("dgx_a100", "dgx_h100"), "dgx_a100"),
-            "share_of_peak": Control(PUBLISHED_SHARES, EFFICIENCY, lambda share: f"{share:.1%}"),
+            "share_of_peak": Control(
+                PUBLISHED_SHARES, EFFICIENCY, lambda share: f"{share:.1%}", label="share of peak (HFU)"
+            ),
         },
         _step_of_gpt3,
     ),
@@ -686,7 +721,7 @@ EXPLORERS: dict[str, Explorer] = {
 
 
 Points: TypeAlias = list[tuple[float, float]]
-SEVEN: dict[str, Value] = {"model": "7B", "dtype": SIXTEEN, "ranks": 64, "tp": 1, "pp": 1}
+SEVEN: dict[str, Value] = {"model": "7B", "recipe": MIXED, "ranks": 64, "tp": 1, "pp": 1}
 GPT3: dict[str, Value] = {"parameters": 175e9, "tokens": 300e9, "hardware": "A100", "share_of_peak": 0.5}
 MARKS: dict[str, tuple[int, dict[str, Value], Callable[..., Points]]] = {
     # explorer: (axes, the values of sliders for which the guess was made, its points)

@@ -212,7 +212,7 @@ class Picker(Adjustable):
         under_way = self._begin()
 
         def alone() -> None:
-            with suppress(BaseException):  # a thread has nobody who would catch it: `said` tells
+            with suppress(BaseException):  # a thread has no caller to catch it: `said` tells
                 self._run(under_way)
 
         threading.Thread(target=alone, daemon=True).start()

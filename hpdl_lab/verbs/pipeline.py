@@ -81,9 +81,7 @@ class PipelineRun(Result):
         cells = [(name, seconds_text(seconds), f"{bubble:.1%}", live) for name, seconds, bubble, live in rows]
         lines = text_table((self.where, "makespan", "bubble", "live activations at most"), cells)
         if self.chunks > 1:
-            lines.append(
-                f"live: activations of stages 1/{self.chunks} as long as those of a schedule with one per rank"
-            )
+            lines.append(f"live: activations of stages 1/{self.chunks} as long as with one stage per rank")
         return "\n".join(lines)
 
 

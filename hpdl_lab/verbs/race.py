@@ -94,12 +94,12 @@ def race(
 
     Args:    plan: a TOML file with a table for the league, or its entries; see race.simulated.SimulatedPlan and
              race.here.HerePlan. A plan that cannot be, that does not fit into memory, or that misses the loss, is
-             disqualified with its reason.
-             league: "simulated" or "here"; seed: of what nobody knows before: the moment of the failure; the hidden
+             disqualified, with the reason.
+             league: "simulated" or "here"; seed: of the random choices: the moment of the failure; the hidden
              text and the order of the examples. Default: drawn now.
              rounds: trainings of the league here; the median counts. deadline: s, the longest that a rank may wait.
     Returns: RaceResult, which is kept with your progress.
-    Raises:  ValueError for a league that is none, a file that cannot be read, or too few engines.
+    Raises:  ValueError for an unknown league, a file that cannot be read, or too few engines.
     """
     if league not in LEAGUES:
         raise ValueError(f"no league is called {league!r}: {', '.join(LEAGUES)}")

@@ -126,7 +126,7 @@ def _restored(found: Recording) -> Drawn | list[Event] | Note:
     values = {key: found[key] for key in _names_of(kind.result)}
     for key, made in kind.made.items():
         values[key] = made(values[key])
-    return cast(Callable[..., Drawn], kind.result)(**values, figure=None)  # whoever replays it draws a figure
+    return cast(Callable[..., Drawn], kind.result)(**values, figure=None)  # the caller draws a figure
 
 
 def _names_of(result: type[Drawn]) -> list[str]:

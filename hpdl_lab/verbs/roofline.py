@@ -166,7 +166,7 @@ class WriteAgainResult(Result):
             for n in sizes
         ]
         head = f"writing a chunk of {bytes_text(CHUNK)}, in turn into each chunk of a buffer"
-        return "\n".join([head, *text_table(["buffer", "nobody read it", "the other core did", "times"], rows)])
+        return "\n".join([head, *text_table(["buffer", "not read since", "read by the other core", "times"], rows)])
 
 
 def write_again(*, prediction: float | None = None, deadline: float = 10.0) -> WriteAgainResult:

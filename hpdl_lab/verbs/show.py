@@ -7,10 +7,11 @@ import glob
 import inspect
 import os
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from .. import schedules, trace, zoo
@@ -27,7 +28,7 @@ from ..inference.engine import Engine
 from ..kernels import ladder, on_gpu, reduction
 from ..mesh import Grid
 from ..models.shapes import shapes
-from ..parallel import gossip, horovod
+from ..parallel import gossip, horovod, rounding
 from ..parallel.experts import Balance, Routing
 from ..parallel.gossip import Graph
 from ..parallel.recompute import Costs
@@ -96,6 +97,7 @@ def show(x: object = None, *more: object, **options: object) -> Picture | Note:
         lab.show(engine)                              the pages of an inference engine: who holds which
         lab.show("applications")                      what five applications were trained on, and how long
         lab.show("formats")                           float32, bfloat16, float16, float8: bits, and ranges of numbers
+        lab.show("formats", {"weights": [w, ...]})    ... what rounding these tensors to 8 bits loses, with scales
         lab.show("parallelism")                       three ways to share a model and its batch among ranks
         lab.show("ladder")                            kernels that add a vector on a GPU: what each costs, and yours
         lab.show(gpu_sum)                             a kernel f(x, out): which banks of shared memory a warp asks
@@ -400,11 +402,24 @@ def _show_parallelism(x: str) -> Picture:
     return picture(models.draw_parallelism, text=text)
 
 
-def _show_formats(x: str) -> Picture:
-    """Show the formats of numbers that models are trained in."""
+def _show_formats(x: str, tensors: Mapping[str, Iterable[Tensor]] | None = None) -> Picture:
+    """Show the formats of numbers that models are trained in, or what 8 bits do to `tensors`; `data` are the rows."""
+    if tensors is not None:
+        return _show_rounding({name: list(several) for name, several in tensors.items()})
     rows = formats.formats()
     text = ", ".join(f"{row.name} from {row.smallest:.0e} to {row.largest:.1e}" for row in rows)
     return picture(formats.draw, rows, text=text, data=rows, height=formats.HEIGHT)
+
+
+def _show_rounding(tensors: Mapping[str, Sequence[Tensor]]) -> Picture:
+    """Show how far rounded tensors are from what they were, and how many of their numbers become zero."""
+    found = rounding.compare_formats(tensors)
+    flat = {name: torch.cat([x.detach().float().flatten() for x in several]) for name, several in tensors.items()}
+    lines = text_table(
+        ("", "format", "scale", "error", "zeros"),
+        [[row.tensors, row.dtype, row.scale, f"{row.error:.1%}", f"{row.zeros:.1%}"] for row in found],
+    )
+    return picture(formats.draw_rounding, flat, found, text="\n".join(lines), data=found, height=formats.HEIGHT)
 
 
 def _show_applications(x: str) -> Picture:

@@ -86,7 +86,7 @@ def train(
         lab.train(all_reduce=all_reduce)                            the model, the digits and strategy of lesson 04
         lab.train(model="gpt", data="text", strategy=strategy)      by name, see models.MODELS; digits, text, copy, ...
         lab.train(model, DataParallel(all_reduce), steps=200)       your own
-        lab.train("gpt", mesh={"dp": 2, "pp": 2}, micro_batches=4)  a model dealt out over a mesh
+        lab.train("gpt", mesh={"dp": 2, "pp": 2}, micro_batches=4)  a model sharded over a mesh
 
     Args:    model: a name, or an nn.Module that fits the data; data: a name, or a data.dataset.Dataset. If one of
              them is not given, it is what suits the other.

@@ -1,7 +1,7 @@
 """Sliders, menus and buttons of a notebook. No other file imports ipywidgets.
 
 Callbacks may run while a cell runs, in a thread of the kernel. Whatever they raise is one sentence under the
-buttons: otherwise it would go to the log, which is read by nobody.
+buttons: otherwise it would go to the log, where no attendee looks.
 """
 
 from __future__ import annotations

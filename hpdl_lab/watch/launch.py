@@ -30,7 +30,7 @@ ANSWER = 3.0  # s for ranks to note their collectives
 LAST = 10.0  # s for processes to end after a signal
 MEETING = ("init_process_group", "init_device_mesh")
 MEETING_PATIENCE = 30.0  # s, while the launcher works for ranks that meet: a busy machine may delay it
-OPTIONS_WITH_VALUES = re.compile(  # of torchrun and of ours, those that take the next word
+OPTIONS_WITH_VALUES = re.compile(  # options of torchrun and of ours that take the next word
     r"^(--(nproc[-_]per[-_]node|nnodes|node[-_]rank|master[-_](addr|port)|rdzv[-_](backend|endpoint|id|conf)|max[-_]restarts"
     r"|monitor[-_]interval|start[-_]method|role|log[-_]dir|redirects|tee|local[-_](addr|ranks[-_]filter)|event[-_]log[-_]handler"
     r"|json|trace|patience|logs[-_]specs|numa[-_]binding|signals[-_]to[-_]handle|virtual[-_]local[-_]rank)|-[rtn])$"

@@ -121,7 +121,7 @@ class Observer:
         """Write the state of this process, again and again; and its collectives whenever FOLDER/ask is newer."""
         asked, seen = self.folder / "ask", 0
         while not self.ended:
-            if not self.folder.exists():  # and with it whoever watches
+            if not self.folder.exists():  # and with it the process that watches
                 return
             try:
                 self.beat()

@@ -1,17 +1,15 @@
 # %% [markdown]
 # # 00 · Ranks are processes
 #
-# **The number to reach:** 4 ranks in 4 processes, and a stuck cell that gives you control back in less than 2
-# seconds.
+# **The number to reach:** run 4 ranks in 4 processes, and end a stuck cell in less than 2 seconds.
 #
 # <!-- tracks -->
 #
-# Run the cells from top to bottom with Shift+Enter. Nothing here hangs for good: a rank that waits for 10 seconds,
-# its *deadline*, gives up, and you read who waited for whom. The stop button above, ■, ends everything, even a loop
-# that computes forever; `lab.run(f, limit=60)` gives up after 60 s.
+# No cell hangs forever. A rank that waits for a message gives up after its **deadline**, 10 seconds. A report then says
+# which rank waited for which other rank. The stop button ■ in the toolbar ends the running cell on all ranks, even an
+# endless loop.
 #
-# A heading that ends in *full day* or *homework* begins a section that shorter courses leave out: go on at the next
-# heading without such a label. No later notebook needs its answer.
+# Later notebooks do not need answers from sections that your course skips.
 
 # %%
 import numpy as np
@@ -23,23 +21,24 @@ lab.start(4)
 # %% [markdown]
 # ## The idea <!-- 1 half day 4 -->
 #
-# Four more Python processes are now running behind this notebook. They are called **engines**; as members of a
-# parallel program they are **ranks**, numbered from 0. They share no variables. One rank learns what another knows
-# only through a message.
+# Four more Python processes, called **engines**, now run behind this notebook. When engines run a parallel program,
+# they are called **ranks** and have numbers, from 0. Ranks share no variables. A message is the only way to get data
+# from another rank.
 #
 #     your notebook ──┬──> rank 0   ┐
 #                     ├──> rank 1   │  the same function on every rank,
 #                     ├──> rank 2   │  each with its own `comm`
 #                     └──> rank 3   ┘
 #
-# `lab.run(fn)` calls `fn(comm)` on every rank at the same time and hands back what each of them returned, in rank
-# order. The first argument is always the **communicator**: it knows who you are (`comm.rank`), how many you are
-# (`comm.size`), and how to reach the others.
+# `lab.run(fn)` calls `fn(comm)` on every rank at the same time. It returns a list of the ranks' results, in rank order.
+# `lab.run(fn, limit=60)` ends after 60 seconds, even if `fn` is not done. The argument `comm` is the **communicator**,
+# the group of ranks that can send each other messages. `comm.rank` is the rank's own number, and `comm.size` is the
+# number of ranks.
 #
 # ## Predict
 #
-# How long does it take to call an empty function on four other processes and collect four answers? Type your guess in
-# place of `...` before you measure. A wrong guess is worth more than none.
+# How long does it take to call an empty function on four other processes and collect four answers? Guess before you
+# measure.
 
 # %% guess=[100]
 my_guess_ms = lab.guess("milliseconds of a lab.run that does nothing", ...)
@@ -47,8 +46,8 @@ my_guess_ms = lab.guess("milliseconds of a lab.run that does nothing", ...)
 # %% [markdown]
 # ## Exercise 0.1 ★ Hello from every rank <!-- 1 half day 5 -->
 #
-# Write `hello`. Then let `lab.check` look at it. If it is not right yet, the answer says what is wrong, and
-# `lab.hint()` in a new cell opens one hint at a time.
+# Write `hello`, which returns a sentence with the number of its rank and the number of ranks. The check calls `hello`
+# and explains any mistake. `lab.hint()` in a new cell opens one hint at a time.
 
 # %% exercise="hpdl_lab.parallel.messages:hello"
 
@@ -60,8 +59,9 @@ lab.run(hello)
 # %% [markdown]
 # ## Exercise 0.2 ★ Nothing is shared <!-- 1 full day 5 -->
 #
-# Four ranks write into `x`. What does each of them find there when all have written: its own number, or that of the
-# rank that wrote last? The process id is the operating system's name for a process.
+# Write `fill_with_rank`, which fills `x` with the number of its rank, waits for all ranks, and returns its process id
+# and `x`. (The process id is the operating system's number for a process.) Guess first: does each rank find its own
+# number in `x`, or the number of the rank that wrote last?
 
 # %% exercise="hpdl_lab.parallel.messages:fill_with_rank"
 
@@ -77,8 +77,8 @@ seen
 # %% [markdown]
 # ## Measure <!-- 1 half day 1 -->
 #
-# The same call, many times. Compare with your guess: it is the price of leaving the notebook, paid once per
-# `lab.run`. Inside a run, ranks talk to each other hundreds of times faster; notebook 03 measures that.
+# The cell calls an empty function many times. Every `lab.run` takes at least the measured time. Inside a run, messages
+# are hundreds of times faster: notebook 03 measures them.
 
 # %%
 # took = %timeit -n 20 -r 5 -o lab.run(lambda comm: None)
@@ -87,11 +87,10 @@ lab.reveal("milliseconds of a lab.run that does nothing", 1e3 * took.average)
 # %% [markdown]
 # ## A stuck cell <!-- 1 half day 3 -->
 #
-# The most common accident of parallel programming: everybody waits for everybody. `comm.recv(into, src)` receives
-# into an array. Here each rank waits for a number from the next one, and nobody sends any. Ordinarily such a program
-# hangs until somebody kills it.
-#
-# Here every wait has a deadline. When it passes, a report says who waits for whom, and the ranks are free again.
+# The most common accident of parallel programming is the **deadlock**: all ranks wait for each other.
+# `comm.recv(into, src)` receives a message from rank `src` into the array `into`. In the second cell below, each rank
+# waits for a number from the next rank, but no rank sends a number. Most programs would hang until you kill them. Here
+# the deadline is 1.5 seconds. Then a report appears, and the ranks are free again.
 
 # %%
 import os
@@ -102,19 +101,19 @@ pids = lab.run(lambda comm: os.getpid())
 lab.run(lambda comm: comm.recv(np.zeros(1), (comm.rank + 1) % comm.size), deadline=1.5)
 
 # %% [markdown]
-# The table says what every rank waits for, and in which line of the cell. Below it is the cycle: 0 waits for 1, 1
-# waits for 2, and so on, back to 0. The last line gives the likely cause.
+# The table shows what every rank waits for, and in which line of the cell. Below the table is the cycle: 0 waits for 1,
+# 1 waits for 2, and so on, back to 0. The last line of the report gives the likely cause.
 #
-# Now run the cell above again with `deadline=60`, and press ■ (interrupt) in the toolbar instead of waiting. You get
-# the same report at once. Then go on: the engines are the same as before.
+# Now run the cell above again with `deadline=60`, and press ■ (interrupt) instead of waiting. You get the same report
+# at once. The next cell shows that the engines are still the same processes.
 
 # %%
 assert lab.run(lambda comm: os.getpid()) == pids
 print("the same four processes answer")
 
 # %% [markdown]
-# `%%px` of ipyparallel works on the same engines: use it to inspect something on all of them. Its variables are its
-# own: what a `%%px` cell defines, a function given to `lab.run` does not see.
+# A cell that begins with `%%px` (from ipyparallel) runs on all engines. Functions in `lab.run` do not see the variables
+# of `%%px` cells.
 
 # %%
 # %%px
@@ -125,10 +124,10 @@ print("Python", sys.version.split()[0])
 # %% [markdown]
 # ## Take it home <!-- 1 full day 4 -->
 #
-# Ranks need no notebook. What you have seen is **SPMD**, *single program, multiple data*: all ranks run the same file,
-# and each decides by its rank what to do. Here is your hello as a file for mpi4py, which is MPI in Python, and as one
-# for PyTorch. `Get_rank()` and `get_rank()` are the lab's `comm.rank`; `gather` does what `lab.run` did for you: it
-# brings the answers of all ranks to one place.
+# Ranks need no notebook. All ranks run the same file, and each rank decides by its number what to do. This is **SPMD**,
+# *single program, multiple data*. The file below is your `hello` for **MPI**, the standard interface for messages
+# between processes. `mpi4py` is MPI in Python. `Get_rank()` is the lab's `comm.rank`. `gather` collects the answers of
+# all ranks on one rank.
 
 # %% tags=["take-home"]
 # %%writefile take_home_00_mpi.py
@@ -151,9 +150,9 @@ print(out.n)
 assert out.grep("hello") == list(lab.run(hello))
 
 # %% [markdown]
-# `torchrun` tells each rank its number, and where to find rank 0, by environment variables, which
-# `init_process_group` reads. `--standalone` means: all ranks on this machine, at a free port. `gloo` sends messages
-# between CPUs; for GPUs write `"nccl"`.
+# The next file is your `hello` for PyTorch. `torchrun` starts the ranks. It sets environment variables with the number
+# of each rank and the address of rank 0. `init_process_group` reads these variables. With `--standalone`, all ranks run
+# on this machine and use a free port. `gloo` sends messages between CPUs; for GPUs write `"nccl"`.
 
 # %% tags=["take-home"]
 # %%writefile take_home_00_torch.py
@@ -180,8 +179,8 @@ assert out.grep("hello") == list(lab.run(hello))
 # %% [markdown]
 # ## Question to discuss
 #
-# Rank 2 sets `x = 7`. What does rank 3 see in its `x`? What if both ran as threads of one process? Which of the two
-# would you rather debug?
+# Rank 2 sets `x = 7`. What does rank 3 see in its `x`? What if both ranks ran as threads of one process? Would you
+# rather debug processes or threads?
 #
 # ## Where to read the real code
 #
@@ -193,19 +192,12 @@ assert out.grep("hello") == list(lab.run(hello))
 # ## Recap
 #
 # 1. A rank is a process with a number; all ranks run the same program (SPMD) and share no variables.
-# 2. `lab.run(f)` calls `f(comm)` on every rank and hands back what each returns, in rank order.
-# 3. The communicator `comm` knows your rank and how many ranks there are, and reaches the others.
-# 4. Calling other processes from the notebook takes about a millisecond; do much in one run.
-# 5. A rank that waits for a message nobody sends is in a deadlock; a deadline turns it into a report.
+# 2. `lab.run(f)` calls `f(comm)` on every rank and returns a list of the results, in rank order.
+# 3. The communicator `comm` is a group of `comm.size` ranks that can send each other messages.
+# 4. A call from the notebook to other processes takes about a millisecond, so do much in one run.
+# 5. Ranks that wait for each other are in a deadlock; a deadline turns a deadlock into a report.
 #
-# | term | what it means |
-# |---|---|
-# | engine | a process of the cluster behind the notebook; as a member of a program it is a rank |
-# | rank, size | the number of a process in a communicator, from 0; how many processes it has |
-# | communicator | a group of ranks that can send each other messages |
-# | SPMD | single program, multiple data: every rank runs the same code on its own data |
-# | deadlock | ranks that wait for each other in a circle, forever |
-# | deadline | how long a rank may wait before the run is given up |
+# <!-- terms -->
 #
 # **What you can do now:** start ranks, run a function on all of them, and read the report of a run that is stuck.
 #

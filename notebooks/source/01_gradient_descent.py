@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 01 · Gradient descent
 #
-# **The number to reach:** the largest learning rate that still converges on this data, to within 2%.
+# **The number to reach:** the largest learning rate with which this training converges, exact to 2%.
 #
 # <!-- tracks -->
 #
-# Training a model of any size repeats one small step. This notebook is about that step, on a model with two weights,
-# so that all of it fits into one picture.
+# Training repeats one small step. This notebook shows the step on a model with two weights, whose loss fits into one
+# picture.
 
 # %%
 from hpdl_lab import lab
@@ -16,14 +16,13 @@ x, y = diabetes.load()
 print(x.shape, y.shape)
 
 # %% [markdown]
-# Each of the 442 rows of `x` holds two blood values of a patient; `y` says how far the disease had progressed a year
+# Each of the 442 rows of `x` holds two blood values of a patient. `y` says how far the disease had progressed a year
 # later. The model predicts `x @ w`, with two weights `w`.
 #
 # ## The idea <!-- 1 half day 4 -->
 #
-# The **loss** says how bad the predictions are: half the mean squared error. Over the plane of all pairs of weights
-# it is a bowl. Nobody sees the bowl from above; standing at `w`, we only feel the slope under our feet, the
-# **gradient**.
+# The **loss** says how bad the predictions are. On a map of the two weights, the loss is the height of the ground: the
+# ground is a bowl. Training sees only the slope at its weights `w`: the **gradient**.
 #
 #     loss                          loss(w)  = mean((x @ w - y)²) / 2
 #      │ \              /           gradient = how fast the loss rises, for each weight
@@ -33,20 +32,22 @@ print(x.shape, y.shape)
 #      │       ‾‾‾‾‾
 #      └─────────────────── w
 #
-# The **learning rate** turns the slope into a distance. It has no natural size, and that is the trouble with it.
+# The **learning rate** is the factor that turns the slope into a step.
 #
 # ## Predict
 #
-# Too small a rate crawls. Too large a rate jumps across the valley and lands higher than it started. Where is the
-# limit for this data: near 0.01, 0.1, 1 or 10?
+# A rate that is too small takes tiny steps. If the rate is too large, a step jumps across the bottom and ends higher
+# than it started: training **diverges**. What is the largest rate that still **converges** to the bottom: near 0.01,
+# 0.1, 1 or 10?
 
 # %% guess=[0.3]
 my_rate = lab.guess("the largest learning rate that still converges", ...)
 
 # %% [markdown]
-# ## Exercise 1.1 ★ The gradient <!-- 1 half day 5 -->
+# ## Exercise 1.1 ★ The gradient <!-- 1 full day 5 -->
 #
-# The text under the first line of the function, its docstring, says what comes in and what has to come out.
+# Write `gradient`. The docstring, the text in triple quotes, says what is given and what to return. The check tries
+# several shapes of `x`.
 
 # %% exercise="hpdl_lab.optim.gradient_descent:gradient"
 
@@ -54,6 +55,9 @@ my_rate = lab.guess("the largest learning rate that still converges", ...)
 
 # %% [markdown]
 # ## Exercise 1.2 ★ A gradient step <!-- 1 half day 5 -->
+#
+# Write `gradient_step`, which calls `gradient` and returns the weights after one step. If you skipped 1.1,
+# `lab.catch_up("1.1")` in a new cell defines `gradient`.
 
 # %% exercise="hpdl_lab.optim.gradient_descent:gradient_step"
 
@@ -62,10 +66,12 @@ my_rate = lab.guess("the largest learning rate that still converges", ...)
 # %% [markdown]
 # ## Watch it <!-- 1 half day 2 -->
 #
-# Your step, twenty times from w = (0, 0), for several learning rates; the last one is your guess. The star is the
-# bottom of the bowl. The bowl is a narrow valley, because the two blood values rise and fall together: steep across,
-# flat along. A rate is called good if twenty steps remove 95% of the loss that can be removed. The curves below show
-# what is left of it: a rate that is nearly too large loses as little as one that is far too small.
+# The pictures show twenty of your steps from w = (0, 0), for several rates; the last rate is your guess. Which paths
+# come near the star, the bottom of the bowl? The bowl is a narrow valley because the two blood values rise and fall
+# together.
+#
+# The curves show the height above the bottom. A rate is "good" if twenty steps reduce this height by 95%. The rate 0.02
+# takes short steps, and the rate 1.04 jumps from side to side of the valley. Both leave about 30% of the height.
 
 # %%
 walks = lab.landscape(gradient_step, x, y, rates=(0.02, 0.5, 1.04, 1.1), prediction=my_rate)
@@ -75,8 +81,9 @@ walks
 # %% [markdown]
 # ## Exercise 1.3 ★ The largest stable learning rate <!-- 1 homework 5 -->
 #
-# Along an axis of the bowl with curvature `c`, a step multiplies the distance to the bottom by `1 - rate · c`. Try it
-# with numbers: c = 2 and a rate of 0.1, then 0.9, then 1.1. When does the distance shrink?
+# Write `largest_stable_rate`. The bowl has two axes, across the valley and along the valley. The **curvature** `c` of
+# an axis says how fast the slope changes along this axis. On an axis, a step multiplies the distance to the bottom by
+# `1 - rate · c`. Compute this factor on paper for c = 2 and rates of 0.1, 0.9 and 1.1. When does the distance shrink?
 
 # %% exercise="hpdl_lab.optim.gradient_descent:largest_stable_rate"
 
@@ -85,7 +92,7 @@ walks
 # %% [markdown]
 # ## Measure <!-- 1 homework 2 -->
 #
-# Two percent below your limit, and two percent above it.
+# Compare rates 2% below and 2% above your limit. Only the higher rate should diverge.
 
 # %%
 limit = largest_stable_rate(x)
@@ -96,9 +103,9 @@ lab.reveal("the largest learning rate that still converges", limit)
 # %% [markdown]
 # ## Play: rate and batch <!-- 1 half day 3 -->
 #
-# So far each step looked at all 442 patients. **Stochastic** gradient descent (SGD) looks at a **mini-batch** of a few
-# of them: the gradient is right on average, and noisy. Move the rate, then the batch. With all 442, a higher rate is
-# better up to the limit. Is it with 8? Which rate comes closest to the minimum after 60 steps, and what stops it?
+# So far each step used the **full batch** of 442 patients. SGD uses mini-batches, whose gradients are noisy. Move both
+# sliders. With the full batch, a rate near 0.9 ends closest to the minimum. Which rate ends closest with batches of 8?
+# What keeps the weights from coming closer?
 
 # %%
 lab.explore("rate")
@@ -106,8 +113,8 @@ lab.explore("rate")
 # %% [markdown]
 # ## Take it home <!-- 1 homework 3 -->
 #
-# The same twenty steps in PyTorch. `loss.backward()` is your `gradient`, which autograd derives from the loss;
-# `optimizer.step()` is your `gradient_step`. The loss after them is the lab's. First the data, as a file:
+# Here are the twenty steps in PyTorch. `loss.backward()` is your `gradient`, and `optimizer.step()` is your
+# `gradient_step`. The final loss is the same as in the lab.
 
 # %% tags=["take-home"]
 import numpy as np
@@ -144,34 +151,26 @@ assert abs(float(out[-1].split()[1]) - loss(walks.paths[0.5][-1], x, y)) < 1e-12
 # %% [markdown]
 # ## Question to discuss
 #
-# Across the valley the curvature is 1.9, along it 0.1. Which of the two sets the largest learning rate, and which the
-# number of steps that you need? What would you do to the data, or to the step, so that they no longer disagree?
-# (Momentum, Adam and batch normalization are three answers.)
+# The curvature is 1.9 across the valley and 0.1 along the valley. Which curvature limits the learning rate? Which
+# curvature decides the number of steps? How would you change the data, or the step, so that one rate suits both
+# directions?
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/optim/gradient_descent.py`: the functions of this notebook; they are the solution.
+# - `hpdl_lab/optim/gradient_descent.py`: the functions of this notebook.
 # - `hpdl_lab/plots/landscape.py`: how the bowl is drawn.
 
 # %% [markdown]
 # ## Recap
 #
 # 1. Training repeats one step: weights minus rate times gradient.
-# 2. The gradient says how fast the loss rises with each weight; here it is a mean over examples.
-# 3. Too small a rate crawls; too large a rate diverges.
+# 2. The gradient says how fast the loss rises with each weight.
+# 3. Too small a rate is slow; too large a rate diverges.
 # 4. The largest stable rate is 2 / c, where c is the largest curvature of the loss.
-# 5. The smallest curvature decides how many steps it takes: a narrow valley is slow at any rate.
+# 5. The smallest curvature decides how many steps training takes: a narrow valley is slow at any rate.
 #
-# | term | what it means |
-# |---|---|
-# | loss | a number that says how bad the predictions are |
-# | gradient | the derivative of the loss with respect to each weight |
-# | learning rate | the factor between the gradient and the step |
-# | curvature | how fast the gradient changes along a direction: the second derivative |
-# | converge, diverge | to come closer to the minimum; to move farther and farther away from it |
-# | full batch | all examples in every step; with a part of them it is SGD |
+# <!-- terms -->
 #
-# **What you can do now:** write a training step, tell from a loss curve whether its rate is too low or too high, and
-# say why.
+# **What you can do now:** write a training step, and tell from a loss curve whether its rate is too low or too high.
 #
 # <!-- links -->

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 03 · Messages
 #
-# **The number to reach:** the size at which half of a message's time is latency, between two of your ranks; and no
-# rank that waits forever.
+# **The number to reach:** for messages between two of your ranks, the size in bytes at which starting up takes half of
+# the time.
 #
 # <!-- tracks -->
 
@@ -16,27 +16,31 @@ lab.start(4)
 #
 # ## The idea <!-- 1 half day 5 -->
 #
-# Ranks share nothing. All that one knows of another came in a **message**: one rank calls `comm.send(x, dst)`, the
-# other `comm.recv(into, src)`. Both ends must agree on how many numbers are sent, of which type, and in which order.
+# Ranks share no memory. Data moves in a **message**: one rank calls `comm.send(x, dst)`, and rank `dst` calls
+# `comm.recv(into, src)`. Both calls must agree on the number of elements and on their type.
 #
 #     rank 0                     rank 1
 #     comm.send(x, 1)   ──x──>   comm.recv(y, 0)        y now holds what x held
 #
-# A send may have to wait for its receive: never rely on the library buffering a message. A message takes
+# `send` may wait until the other rank calls `recv`, so never rely on a `send` that returns earlier. A message takes
 #
-#     time = α + β · bytes       α: latency, s per message       β: s per byte, one over the bandwidth
+#     time = α + β · bytes       α: s per message       β: s per byte
+#
+# The **latency** α is the time of an empty message. The **bandwidth** 1/β is the rate of a long message, in bytes per
+# second.
 #
 # ## Predict
 #
-# Two ranks on this machine. How long does a message of 8 bytes take, and one of 1 MiB? In microseconds.
+# How many microseconds does a message of 8 bytes take between two ranks on this machine? And a message of 1 MiB?
 
 # %% guess=[10, 1000]
 my_times = lab.guess("microseconds of a message", {"8": ..., "1MiB": ...})
 
 # %% [markdown]
-# ## Exercise 3.1 ★ Ping-pong <!-- 1 half day 8 -->
+# ## Exercise 3.1 ★ Ping-pong <!-- 1 full day 8 -->
 #
-# Two clocks on two ranks never agree. So a message is timed on one clock, there and back.
+# Write one round of ping-pong: from rank 0 to rank 1, and back. The clocks of two ranks never agree. So the lab
+# measures the round on rank 0, and halves its time.
 
 # %% exercise="hpdl_lab.parallel.messages:ping_pong"
 
@@ -45,8 +49,10 @@ my_times = lab.guess("microseconds of a message", {"8": ..., "1MiB": ...})
 # %% [markdown]
 # ## Measure <!-- 1 half day 3 -->
 #
-# Your ping-pong, many rounds for each size. Both axes are logarithmic: a flat part on the left, where α decides, a
-# rising one on the right, where β does.
+# Did you leave out 3.1? `lab.catch_up("3.1")` in a new cell defines `ping_pong`.
+#
+# The lab plays many rounds for each size. Look for a flat part on the left, where α decides, and a rising part on the
+# right, where β decides.
 
 # %%
 link = lab.ping_pong(ping_pong, prediction=my_times)
@@ -57,8 +63,8 @@ link
 # %% [markdown]
 # ## Exercise 3.2 ★ Fit α and β <!-- 1 full day 10 -->
 #
-# Two numbers out of a dozen measured times. Times have errors: those of large messages are large numbers, and so are
-# their errors.
+# Fit the line α + β · bytes to the measured times. Long times have large errors, so make the *relative* errors small:
+# otherwise long messages outweigh short ones.
 
 # %% exercise="hpdl_lab.collectives.cost:fit_alpha_beta"
 
@@ -71,21 +77,23 @@ alpha, beta = fit_alpha_beta(link.nbytes, link.seconds)
 print(alpha_beta_text(alpha, beta))
 
 # %% [markdown]
-# Now by hand: the blue points are yours. Which slider moves the left part of the curve, and which the right one? When
-# the curve lies on your points, make the link ten times as fast, and see above which size that matters.
+# In the next plot, fit by hand: move the sliders until the curve lies on the blue points, your measurements. Which
+# slider moves the left part of the curve, and which slider the right part? Then make the bandwidth ten times as large.
+# Above which size does the larger bandwidth help?
 
 # %%
 lab.explore("message", prediction=my_times)
 
 # %% [markdown]
-# Below that size a message is all latency, above it all bandwidth. Ten messages of 100 bytes cost ten times as much as
-# one of 1,000.
+# A larger bandwidth helps above **n½** = α/β bytes, the size at which half of the time is latency. Below n½ the number
+# of messages counts: ten messages of 100 bytes cost ten times as much as one message of 1,000.
 #
 # ## Eight patterns <!-- 1 half day 5 -->
 #
-# Programs rarely send single messages. Eight patterns, in which all ranks take part, are so common that they have
-# names: the **collectives**. Each column is a rank, each row a chunk; on the left is what the ranks have
-# before, on the right what they have after.
+# A message is **point-to-point**: it has one sender and one receiver. In eight common patterns, the **collectives**,
+# all ranks take part. Some collectives begin or end on one rank, the **root**: here rank 0.
+#
+# In the next picture, each column is a rank. Each arrow leads from the data before the call to the data after it.
 
 # %%
 lab.show("collectives", ranks=4)
@@ -93,8 +101,8 @@ lab.show("collectives", ranks=4)
 # %% [markdown]
 # ## Exercise 3.3 ★ Which collective is it? <!-- 1 half day 6 -->
 #
-# Eight jobs of a training program, one for each of them. Ask three questions: who has the data, who needs them, is
-# anything added?
+# Name the collective for each of eight jobs in a training program. Ask three questions: who has the data, who needs it,
+# and is anything added?
 
 # %% exercise="hpdl_lab.collectives.jobs:which_collective"
 
@@ -103,7 +111,7 @@ lab.show("collectives", ranks=4)
 # %% [markdown]
 # ## The same in MPI, PyTorch and NCCL <!-- 1 half day 2 -->
 #
-# You will meet these calls under other names. `comm` of mpi4py is an `MPI.Comm`, and `dist` is `torch.distributed`:
+# `comm` of mpi4py is an `MPI.Comm`, and `dist` is `torch.distributed`:
 #
 # | here | mpi4py | torch.distributed | NCCL |
 # |---|---|---|---|
@@ -114,7 +122,7 @@ lab.show("collectives", ranks=4)
 # | `comm.isend(x, dst)` | `comm.Isend(x, dest)` | `dist.isend(x, dst)` | `ncclSend` |
 # | `comm.irecv(y, src)` | `comm.Irecv(y, source)` | `dist.irecv(y, src)` | `ncclRecv` |
 # | `comm.sendrecv(x, dst, y, src)` | `comm.Sendrecv(x, dest, 0, y)` | `dist.batch_isend_irecv(ops)` | in a group |
-# | `comm.barrier()` | `comm.Barrier()` | `dist.barrier()` | - |
+# | `comm.barrier()`: all ranks wait for each other | `comm.Barrier()` | `dist.barrier()` | - |
 # | `comm.broadcast(x)` | `comm.Bcast(x)` | `dist.broadcast(x, 0)` | `ncclBroadcast` |
 # | `comm.scatter(xs, y)` | `comm.Scatter(xs, y)` | `dist.scatter(y, xs)` | `ncclScatter`, from 2.28 |
 # | `comm.gather(x)` | `comm.Gather(x, ys)` | `dist.gather(x, ys)` | `ncclGather`, from 2.28 |
@@ -123,20 +131,26 @@ lab.show("collectives", ranks=4)
 # | `comm.reduce_scatter(x)` | `comm.Reduce_scatter(x, y)` | `dist.reduce_scatter_tensor(y, x)` | `ncclReduceScatter` |
 # | `comm.all_gather(x)` | `comm.Allgather(x, y)` | `dist.all_gather_into_tensor(y, x)` | `ncclAllGather` |
 # | `comm.all_to_all(x)` | `comm.Alltoall(x, y)` | `dist.all_to_all_single(y, x)` | `ncclAlltoAll`, from 2.28 |
-# | `comm.split(color)` | `comm.Split(color, key)` | `dist.new_group(ranks)` | `ncclCommSplit` |
+# | `comm.split(color)` | `comm.Split(color)` | `dist.new_group(ranks)` | `ncclCommSplit` |
 #
-# `send` and `recv` are **blocking**: when they return, the memory of `x` is yours again. `isend` and `irecv` are
-# **non-blocking**: they return at once with a request, here a Work, and until its `wait()` returns, the memory belongs
-# to the library. A blocking `send` need not wait for its receive. Short messages go by the **eager** protocol: they
-# leave at once, and the receiver's library buffers them. Long ones go by the **rendezvous** protocol: the sender asks
-# first, and sends when the receiver has called `recv`. Calls of NCCL are queued on a CUDA stream: they return at once,
-# and the stream waits. "In a group" means sends and receives between `ncclGroupStart` and `ncclGroupEnd`.
+# After `comm.split(color)`, ranks that passed the same value form a new communicator. "In a group" means between
+# `ncclGroupStart` and `ncclGroupEnd`. The calls return at different times:
+#
+# | calls | when they return |
+# |---|---|
+# | **blocking**: `send`, `recv` | when you may use the memory of the message again |
+# | **non-blocking**: `isend`, `irecv` | at once, with a **Work** object (MPI: request); use the memory after `wait()` |
+# | NCCL | at once: the message waits in a CUDA stream, a queue of the GPU |
+#
+# A short message follows the **eager protocol**: the message leaves at once, and the receiver's library stores it. So
+# `send` can return before `recv` is called. A long message follows the **rendezvous protocol**: `send` waits until the
+# receiver has called `recv`, and then the message leaves.
 
 # %% [markdown]
 # # Part two: the deadlock zoo <!-- 2 full day 6 -->
 #
-# Seven programs, each with one fault. Nearly all of them once kept somebody busy for days. Read them before you run
-# them: what does each rank call first, and what must happen before that call returns?
+# The next cell shows seven programs, each with one fault. Read each program. What does each rank call first? What must
+# happen before that call returns?
 
 # %%
 lab.show("zoo")
@@ -144,16 +158,17 @@ lab.show("zoo")
 # %% [markdown]
 # ## Exercise 3.4 ★★ Diagnose <!-- 2 full day 12 -->
 #
-# Commit to an answer before you run anything. A wrong diagnosis is answered with the table of a real run: read it,
-# that is the skill.
+# Name the fault of each program from reading alone. If a diagnosis is wrong, the check runs the program and shows a
+# table: which rank waits, in which call, and for which rank. Every deadlock in this course prints such a table.
 
 # %% exercise="hpdl_lab.zoo:diagnose"
 
 # %% check="hpdl_lab.zoo:diagnose"
 
 # %% [markdown]
-# Now on the engines. Two communicators, used by two ranks in opposite order; the deadline ends it, and the engines are
-# free again. Try others: `lab.show(zoo.find("wrong_root"))` shows a program, and `zoo.PROGRAMS` lists all.
+# Now run two programs on engines. In the first program (D), two ranks use two communicators in opposite order. In the
+# second program, the ranks name different roots of a broadcast. After the deadline, a report names the fault. Try other
+# programs: `zoo.PROGRAMS` lists all, and `lab.show(zoo.find("wrong_root"))` shows the second program.
 
 # %% tags=["raises-exception"]
 lab.run(zoo.find("opposite_communicators").broken, ranks=[0, 1], deadline=2)
@@ -162,24 +177,19 @@ lab.run(zoo.find("opposite_communicators").broken, ranks=[0, 1], deadline=2)
 lab.run(zoo.find("wrong_root").broken, deadline=2)
 
 # %% [markdown]
-# ## Exercise 3.5 ★★ Repair: a ring in which all are alike <!-- 2 homework 8 -->
+# ## Exercise 3.5 ★★ Repair: a ring that deadlocks <!-- 2 homework 8 -->
 #
-# The cells of the next three exercises hold a broken program. Check it as it is, and read the report. Then change as
-# little as possible.
+# Repair the program in the next cell: every rank exchanges numbers with its two neighbors. First check the unchanged
+# program, and read the report. Then change as little as possible.
 
 # %% exercise="hpdl_lab.zoo:add_neighbors"
 
 # %% check="hpdl_lab.zoo:add_neighbors"
 
 # %% [markdown]
-# ## Exercise 3.6 ★★ Repair: a collective that only one rank calls <!-- 2 homework 7 -->
-
-# %% exercise="hpdl_lab.zoo:mean_loss"
-
-# %% check="hpdl_lab.zoo:mean_loss"
-
-# %% [markdown]
-# ## Exercise 3.7 ★★ Repair: loops of different length <!-- 2 homework 7 -->
+# ## Exercise 3.6 ★★ Repair: loops of different length <!-- 2 homework 7 -->
+#
+# Repair program E of the zoo. All ranks must call every collective, even a rank that has no number left.
 
 # %% exercise="hpdl_lab.zoo:sum_of_steps"
 
@@ -188,8 +198,9 @@ lab.run(zoo.find("wrong_root").broken, deadline=2)
 # %% [markdown]
 # ## Not stuck, only slow <!-- 2 homework 4 -->
 #
-# A straggler looks like a deadlock to those who wait for it. Here every operation of rank 2 is delayed by 5 ms, as if
-# its CPU were throttled or shared. How many milliseconds do the *other* ranks take?
+# A **straggler**, a slow rank, looks like a deadlock to the ranks that wait for it. The next run calls your
+# `add_neighbors`, and delays every operation of rank 2 by 5 ms. How many milliseconds do the *other* ranks take to
+# return?
 
 # %% guess=[5]
 my_ms = lab.guess("milliseconds that the other ranks take", ...)
@@ -203,15 +214,14 @@ lab.reveal("milliseconds that the other ranks take", (max(e.t1_ns for e in rest)
 lab.show(slow, prediction=my_ms / 1e3)
 
 # %% [markdown]
-# Every rank is as slow as the slowest, although three of four have nothing to do but wait. Look at who waits for
-# whom: the delay travels around the ring.
+# Every rank is as slow as rank 2, although three of four ranks only wait. The delay travels around the ring.
 
 # %% [markdown]
 # ## Take it home <!-- 2 homework 8 -->
 #
-# Two files. The first one is your ping-pong in mpi4py, as the OSU micro-benchmarks do it: warm up, play many rounds,
-# and divide by two, because half a round is one message. It takes the median round, not their mean, because a round
-# in which another program has the core can take a thousand times as long. Its last column is one over your β.
+# The first file is your ping-pong in mpi4py, as in the OSU micro-benchmarks. The file prints half of the fastest round,
+# because other programs on the core can make rounds a thousand times as long. The last column is the bandwidth, near
+# 1/β for long messages.
 
 # %% tags=["take-home"]
 # %%writefile take_home_03.py
@@ -245,8 +255,8 @@ for nbytes in (8, 2**10, 2**15, 2**20):
 print(out.n)
 
 # %% [markdown]
-# The same sizes by your α and β. The lab's messages cost more: each of them is watched, so that a deadlock can be
-# reported. Times also differ from run to run, so that only the order of the least ones is asserted.
+# Compare these times with α + β · bytes from your fit. The lab's messages take longer, because the lab watches them to
+# report deadlocks.
 
 # %% tags=["take-home"]
 rows = [line.split() for line in out.grep(" B ")]
@@ -254,8 +264,8 @@ print(*(f"{row[0]:>8} B {(alpha + beta * int(row[0])) * 1e6:8.2f} us" for row in
 assert [int(row[0]) for row in rows] == [8, 2**10, 2**15, 2**20] and float(rows[0][2]) < float(rows[-1][2])
 
 # %% [markdown]
-# The second file is a deadlock in PyTorch, the one of exercise 3.6: only rank 0 calls the collective. There is a
-# deadline here, too, but by default it is 30 minutes (10 with NCCL).
+# The second file is program C in PyTorch: only rank 0 calls the collective. PyTorch has a deadline, too: 30 minutes by
+# default, and 10 minutes with NCCL.
 
 # %% tags=["take-home"]
 # %%writefile take_home_03_stuck.py
@@ -284,8 +294,8 @@ print(out.n)
 assert out.grep("Timed out waiting 2000ms")
 
 # %% [markdown]
-# A timeout, and not a word about who waits for whom. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` all ranks compare what they
-# call before they call it. That is slow, and worth it when something hangs:
+# The error does not name the missing rank. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` the ranks compare their calls before
+# each collective. The comparison is slow, but use it when a program hangs:
 
 # %% tags=["take-home"]
 # out = !TORCH_DISTRIBUTED_DEBUG=DETAIL OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 take_home_03_stuck.py
@@ -296,48 +306,39 @@ told = " ".join(out.grep("Detected mismatch"))
 assert "ALLREDUCE" in told and "BROADCAST" in told
 
 # %% [markdown]
-# With NCCL the **flight recorder** answers afterwards. `TORCH_FR_BUFFER_SIZE=2000` has every rank keep its last 2,000
-# collectives, `TORCH_NCCL_DUMP_ON_TIMEOUT=1` has the watchdog write them to files when one times out, and the
-# command `torchfrtrace` finds the first one in which the ranks differ. (Older versions of PyTorch call the first one
-# `TORCH_NCCL_TRACE_BUFFER_SIZE`.)
+# With NCCL, PyTorch's **flight recorder** explains a deadlock afterwards:
+#
+# - `TORCH_FR_BUFFER_SIZE=2000` makes every rank record its last 2,000 collectives (in older versions of PyTorch:
+#   `TORCH_NCCL_TRACE_BUFFER_SIZE`).
+# - `TORCH_NCCL_DUMP_ON_TIMEOUT=1` writes the records to files after a timeout.
+# - The command `torchfrtrace` finds the first collective in which the ranks differ.
 
 # %% [markdown]
 # ## Question to discuss
 #
-# A send of 8 bytes often returns before anybody has received it: the library has buffered it, which MPI calls the
-# **eager** protocol. Why is a program wrong that relies on this, even if it has always worked? What happens on the
-# day when the vectors grow, and the library waits for the receiver (the **rendezvous** protocol)?
+# A send of 8 bytes often returns before the other rank has called `recv`. A program that relies on this early return is
+# wrong, even if it has always worked. Why? What happens when the program sends longer vectors?
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/comm/base.py`: all that a communicator can do, with the plainest collectives that are right.
+# - `hpdl_lab/comm/base.py`: everything that a communicator can do, with the simplest correct collectives.
 # - `hpdl_lab/collectives/jobs.py`, `hpdl_lab/parallel/messages.py`: the functions of this notebook.
 # - `hpdl_lab/zoo.py`: all broken programs, each with its repair.
-# - `hpdl_lab/comm/status/report.py`: the rules of the report about a stuck run.
+# - `hpdl_lab/comm/status/report.py`: how the report finds the fault.
 
 # %% [markdown]
 # ## Recap
 #
 # 1. A message takes about α + β · bytes: latency plus size over bandwidth.
-# 2. Below n½ = α/β a message is mostly latency: send few large messages rather than many small ones.
-# 3. Eight collectives cover nearly all that a training sends; all ranks have to call them, in the same order.
+# 2. Below n½ = α/β most of the time is latency: send few large messages, not many small ones.
+# 3. Eight collectives cover nearly all communication of training; all ranks must call collectives in the same order.
 # 4. A deadlock is a circle of waiting ranks; `sendrecv`, or another order on one rank, breaks the circle.
-# 5. A program must not rely on the library to buffer a send: it works for small messages and hangs for large ones.
+# 5. A program that relies on the eager protocol works for small messages and hangs for large messages.
 #
-# | term | what it means |
-# |---|---|
-# | latency, α | the time of an empty message |
-# | bandwidth, 1/β | bytes per second of a long message |
-# | n½ | the message size at which half of the time is latency |
-# | point-to-point | a send on one rank and its receive on another |
-# | collective | an operation in which all ranks of a communicator take part |
-# | blocking, non-blocking | returns when the buffer may be used again; returns at once, to be waited for later |
-# | eager, rendezvous protocol | the message is stored at the receiver; the sender waits for the receive |
-# | straggler | a slow rank that all others wait for |
+# <!-- terms -->
 #
 # **What you can do now:** measure a link, choose the collective that a job needs, and diagnose and repair a deadlock.
 #
-# Now that you know `send` and `recv`, do part two of [02](02_parallel_gradient_descent.ipynb): a parameter server, and
-# gossip.
+# Next, do part two of [02](02_parallel_gradient_descent.ipynb) with `send` and `recv`: a parameter server, and gossip.
 #
 # <!-- links -->

@@ -1,12 +1,10 @@
 # %% [markdown]
 # # 04 · Ring all-reduce
 #
-# **The number to reach:** 97% test accuracy on handwritten digits, of a model that four ranks trained with *your*
+# **The number to reach:** 97% test accuracy on handwritten digits, with a model that four ranks train by *your*
 # all-reduce.
 #
 # <!-- tracks -->
-#
-# Part one: you write a ring all-reduce, race it, and train with it. Part two: its relatives, and slow networks.
 
 # %%
 import torch
@@ -20,31 +18,31 @@ lab.start(4)
 #
 # ## The idea <!-- 1 half day 8 -->
 #
-# Every rank holds a vector of N numbers, its gradient. Every rank needs the sum of all of them. The obvious way sends
-# all vectors to rank 0, which adds them and sends the sum back. Then rank 0 receives p-1 vectors and sends p-1,
-# 2(p-1) in all, while the others wait: twice the ranks, about twice the time.
+# Each of p ranks holds a vector of N numbers, its gradient. Every rank needs the sum of all vectors. The obvious way
+# sends all vectors to rank 0, which adds them and sends the sum back. Rank 0 receives p-1 vectors and sends p-1, while
+# the other ranks wait. With twice the ranks, this way takes about twice the time.
 #
-# On a **ring** nobody is special. Rank r talks only to its neighbors: it sends to r+1 and receives from r-1. Cut the
-# vector into p chunks, and let all of them travel at the same time:
+# On a **ring** all ranks do the same: rank r sends to rank r+1 and receives from rank r-1. Cut the vector into p
+# **chunks** that travel at the same time:
 #
-# 1. **reduce-scatter**: each chunk goes around the ring once and collects every rank's contribution. After p-1 steps
+# 1. **Reduce-scatter**: each chunk goes around the ring once, and every rank adds its own numbers. After p-1 steps
 #    rank r holds the whole sum of chunk r.
-# 2. **all-gather**: each finished chunk goes around once more, and everybody keeps a copy. Another p-1 steps.
+# 2. **All-gather**: each finished chunk goes around once more, in p-1 more steps, and every rank keeps a copy.
 #
-# HPC had known this ring (Patarasuk & Yuan 2009) when Baidu brought it to deep learning in 2017 (A. Gibiansky,
-# "Bringing HPC Techniques to Deep Learning"); Horovod began with Baidu's implementation.
+# High-performance computing (HPC) used this ring (Patarasuk & Yuan 2009) before Baidu brought it to deep learning in
+# 2017 (A. Gibiansky, "Bringing HPC Techniques to Deep Learning"). Horovod began with Baidu's implementation.
 
 # %%
 lab.show("ring", ranks=4)
 
 # %% [markdown]
-# The number in a cell says how many ranks are already in its sum. Steps count from 0, as `i` does in your code.
-# Press play, or drag the slider to a step, and follow one chunk.
+# In the animation, columns are ranks and rows are chunks. The number in a cell says how many ranks have added their
+# numbers to this chunk. Press play, and follow one chunk.
 #
 # ## Predict
 #
-# Four ranks reduce a vector of 4 MiB. How many bytes does each rank **send**, in all? And how long does it take, for
-# 4 bytes and for 4 MiB?
+# Four ranks add up vectors of 4 MiB. How many bytes does each rank **send**, in all? And how many microseconds does an
+# all-reduce take, for 4 bytes and for 4 MiB?
 
 # %% guess=[16777216, 20, 5000]
 my_bytes = lab.guess("bytes that one rank sends", ...)
@@ -53,27 +51,32 @@ my_times = lab.guess("microseconds of an all-reduce", {"4": ..., "4MiB": ...})
 # %% [markdown]
 # ## Exercise 4.1 ★★ Reduce-scatter <!-- 1 half day 26 -->
 #
-# You need four things: `chunk(x, p, i)` is a view of chunk i mod p, so what you write into it is written into `x`;
-# `bounds(n, p, i)` says where that chunk starts and ends; `new_like(x, n)` is an empty tensor with the dtype of `x`;
-# and `comm.sendrecv(out, dst, into, src)` sends and receives at the same time.
+# Write the first half of the ring. You need:
+#
+# - `chunk(x, p, i)`: a view of chunk i mod p. What you write into the view is written into `x`.
+# - `bounds(n, p, i)`: the start and the end of chunk i mod p.
+# - `new_like(x, n)`: an empty tensor of n elements with the dtype of `x`.
+# - `comm.sendrecv(out, dst, into, src)`: a send and a receive at the same time.
+#
+# The check compares the sums, and counts steps and bytes.
 
 # %% exercise="hpdl_lab.collectives.ring:reduce_scatter"
 
 # %% check="hpdl_lab.collectives.ring:reduce_scatter"
 
 # %% [markdown]
-# ## Exercise 4.2 ★★ All-gather <!-- 1 half day 8 -->
+# ## Exercise 4.2 ★★ All-gather <!-- 1 full day 8 -->
 #
-# The same walk with nothing to add.
+# Write the second half: chunks travel in the same way, and nothing is added.
 
 # %% exercise="hpdl_lab.collectives.ring:all_gather"
 
 # %% check="hpdl_lab.collectives.ring:all_gather"
 
 # %% [markdown]
-# ## Exercise 4.3 ★★ All-reduce <!-- 1 half day 4 -->
+# ## Exercise 4.3 ★★ All-reduce <!-- 1 full day 4 -->
 #
-# One after the other: your two functions.
+# Call your two functions one after the other.
 
 # %% exercise="hpdl_lab.collectives.ring:all_reduce"
 
@@ -82,7 +85,9 @@ my_times = lab.guess("microseconds of an all-reduce", {"4": ..., "4MiB": ...})
 # %% [markdown]
 # ## Run it on four processes <!-- 1 half day 2 -->
 #
-# A vector of 4 MiB on every rank, and what each of them sent.
+# Did you leave out 4.2 or 4.3? `lab.catch_up("4.3")` in a new cell defines their functions.
+#
+# Run your all-reduce on vectors of 4 MiB, and count the bytes of each rank.
 
 # %%
 results = lab.run(all_reduce, torch.ones(2**20))
@@ -91,22 +96,25 @@ assert sent == 6 * 2**20 and all(bool((x == 4).all()) for x in results)
 lab.reveal("bytes that one rank sends", sent)
 
 # %% [markdown]
-# 2(p-1)/p vectors: 1.5 for four ranks, and never more than 2. Fewer are not possible. For each of the N numbers p-1
-# contributions have to leave their rank to be added, which is (p-1)/p of a vector per rank if the work is shared
-# equally. Then every rank still lacks the (p-1)/p of the sum that others have finished.
+# Each rank sends 2(p-1)/p vectors: 1.5 for four ranks, and never more than 2. The ring is **bandwidth-optimal**: no
+# algorithm of messages between ranks sends fewer bytes. For each of the N sums, p-1 ranks must send their number, and
+# then p-1 ranks must receive the sum. In all, ranks send 2(p-1) · N numbers: 2(p-1)/p vectors for each rank.
 #
 # ## Measure: a race <!-- 1 half day 6 -->
 #
-# Yours against the same ring in C++, against memory that the ranks share, against the MPI library, and against gloo,
-# which PyTorch uses on CPUs. Wrong sums are not timed. With more ranks than cores a single point may be off by a
-# factor of five: run the cell again before you believe it.
+# Your ring races against the same ring in C++, and against MPI and gloo, which PyTorch uses on CPUs. A fourth
+# all-reduce uses **shared memory**: all processes of a machine can use it. With more ranks than cores a point may be
+# off by a factor of five: run the cell again.
 #
-# Two numbers are used everywhere. **algbw** = bytes of the vector / time. **busbw** = algbw · 2(p-1)/p: the bytes
-# that a ring has to send / time. busbw can be compared with the speed of a link for any number of ranks; it is what
-# `nccl-tests` prints.
+# Benchmarks, such as NVIDIA's `nccl-tests`, print two numbers:
 #
-# The model is 2(p-1)·α + 2(p-1)/p·n·β + (p-1)/p·n·γ: α is the time of an empty message, β that of a byte on its way,
-# γ that of adding one.
+# - **algbw** = bytes of the vector / time.
+# - **busbw** = algbw · 2(p-1)/p = bytes that a ring sends / time. You can compare busbw with the speed of a link, for
+#   any number of ranks.
+#
+# The time of a ring of p ranks, with vectors of n bytes, is about
+#
+#     2(p-1)·α + 2(p-1)/p·n·β + (p-1)/p·n·γ      α: s per message    β: s per byte sent    γ: s per byte added
 
 # %%
 race = lab.measure(all_reduce, prediction=my_times)
@@ -115,16 +123,16 @@ lab.reveal("microseconds of an all-reduce", {"4": took[min(took)], "4MiB": took[
 race
 
 # %% [markdown]
-# On the left of the picture latency decides: the ring takes 2(p-1) messages one after another. On the right bandwidth
-# decides, and there it is hard to beat by anything that sends messages at all. Shared memory sends none.
+# On the left of the plot latency decides: the ring sends 2(p-1) messages one after another. On the right bandwidth
+# decides. The all-reduce in shared memory sends no messages.
 #
-# The two dotted lines are the same formula with different α, β and γ. "No contention" takes them from a ping-pong, in
-# which one message is on its way at a time, and is several times too fast. In a ring all ranks send, copy and add at
-# the same time, and here they share cores and memory: "ring model" measures messages and additions while all ranks do
-# so. Where each rank has a core and a link of its own, the two are nearly one line.
+# The two dotted lines show the formula for the time of a ring. In a ring all ranks work at the same time. If they share
+# cores and memory, they slow each other down: this is **contention**. For the line "ring model", the lab measures α, β
+# and γ under contention. For "no contention", the lab measures one message at a time, and the line is several times too
+# fast. If each rank has its own core and link, the two lines nearly agree.
 #
-# Dashed over your curves: the same race between two ranks that have a core each, recorded on another machine; "ring" is
-# the library's, in Python as yours. Whose times change most if ranks need not wait for a core, and why those?
+# The next plot adds dashed curves: the same race on another machine, between two ranks with a core each. The dashed
+# "ring" is the library's Python ring. Which curves change most if ranks never wait for a core, and why?
 
 # %%
 lab.replay("race_amd_epyc_2_cores", over=race)
@@ -132,8 +140,8 @@ lab.replay("race_amd_epyc_2_cores", over=race)
 # %% [markdown]
 # ## Train with it <!-- 1 half day 5 -->
 #
-# 1,437 real scans of handwritten digits, a model with 17,226 weights, four ranks. Every step adds the gradients of
-# all ranks with your function.
+# Train a model with 17,226 weights on 1,437 scans of handwritten digits. Your function adds the gradients in every
+# step.
 
 # %%
 trained = lab.train(all_reduce=all_reduce)
@@ -141,8 +149,8 @@ assert trained.test_accuracy >= 0.97
 trained
 
 # %% [markdown]
-# What the four ranks did meanwhile, one lane each. Your function is what happens within "add gradients"; the bar
-# "all_reduce" is the communicator's own and adds up the loss that is drawn above.
+# In the next timeline, your function runs within "add gradients". The bar "all_reduce" is the communicator's own
+# all-reduce: it adds the ranks' losses, for the loss plot.
 
 # %%
 lab.show(trained)
@@ -150,25 +158,38 @@ lab.show(trained)
 # %% [markdown]
 # # Part two: relatives, and real links <!-- 2 full day 8 -->
 #
-# Nobody uses one algorithm for everything. Each of these leaves the same sum on every rank:
+# No algorithm is best for every size and every network. The first table lists six other all-reduces. The second table
+# counts the messages that must follow one another (steps), and the bytes in these messages. A **host**, or node, is one
+# machine of a cluster.
 #
-# | name | steps in a row | bytes in a row | good for |
+# | name | how ranks add |
+# |---|---|
+# | **tree** | one rank of each pair sends, the other adds; ranks that added form new pairs; then the sum is sent back |
+# | **recursive doubling** | partners at distance 1, then 2, 4 ... swap whole vectors, and both partners add |
+# | **halving-doubling** | partners swap halves and add, then quarters ...; then they swap the sums in reverse order |
+# | **double binary tree** | two trees work at the same time, each on half of the vector, cut into m parts |
+# | **hierarchical** | ranks add first inside each host, then between hosts |
+# | **grid** of d1 × d2 ranks | ranks add on rings along the rows of the grid, then on rings along the columns |
+#
+# | name | steps | bytes | good for |
 # |---|---|---|---|
-# | ring | 2(p-1) | 2(p-1)/p · n | long vectors; any network, each rank needs one neighbor |
+# | ring | 2(p-1) | 2(p-1)/p · n | long vectors; any network, because each rank sends to one neighbor |
 # | tree | 2 log₂ p | 2 log₂ p · n | short vectors, many ranks |
 # | recursive doubling | log₂ p | log₂ p · n | very short vectors |
 # | halving-doubling | 2 log₂ p | 2(p-1)/p · n | short and long vectors, if every pair of ranks has a fast path |
-# | double binary tree | about 2 log₂ p + segments | about 2n | long vectors on thousands of ranks (NCCL) |
+# | double binary tree | about 2 log₂ p + m | about 2n | long vectors, thousands of ranks (NCCL) |
 # | hierarchical | few between hosts | n/g between hosts, with g ranks per host | several ranks per host (S-Caffe) |
-# | grid of d1 × d2 ranks | 2(d1-1) + 2(d2-1) | 2(p-1)/p · n | links of two speeds (IBM's PowerAI DDL) |
+# | grid | 2(d1-1) + 2(d2-1) | 2(p-1)/p · n | links of two speeds (IBM's PowerAI DDL) |
+#
+# See how the partners change in halving-doubling:
 
 # %%
 lab.show("halving_doubling", ranks=8)
 
 # %% [markdown]
-# How long would they take on four machines with four GPUs each: fast links inside a machine, one slower port between
-# the machines? You need not own such machines: a network is described as data, and your ring runs unchanged on 16
-# simulated ranks.
+# How long would these algorithms take on four machines with four GPUs each? Links inside a machine are fast. One slower
+# port of **InfiniBand**, a network for clusters, connects each machine with the others. The lab takes the α and β of
+# each link, and runs your ring unchanged on 16 **simulated** ranks. Messages carry real data, and times are computed.
 
 # %%
 from hpdl_lab.comm.network import Islands
@@ -177,32 +198,36 @@ machines = Islands(4, inside="nvlink_4", between="infiniband_ndr")
 lab.show(machines, ranks=16)
 
 # %% [markdown]
-# Before you run it: which of them is best for 64 bytes, and which for 2 MiB?
+# Predict: which algorithm is best for 64 bytes, and which for 2 MiB?
 
 # %%
 family = ("tree", "halving_doubling", "hierarchical", "grid")
 lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family, ranks=16, network=machines)
 
 # %% [markdown]
-# The grid is that of IBM's PowerAI DDL (Cho et al. 2017): a ring inside each machine leaves a quarter of its sum on
-# each GPU, rings between machines add the quarters, and a ring inside each machine brings them together. That is 12
-# steps in place of 30, and 1.5 vectors leave each machine in place of 1.9: 2 MiB take half as long as on one ring.
+# The grid comes from IBM's PowerAI DDL (Cho et al. 2017). A ring inside each machine leaves a quarter of the machine's
+# sum on each GPU. Rings between machines add these quarters, and a ring inside each machine collects the results.
+#
+# The grid takes 12 steps, six of them between machines. Your ring takes 2 · 15 = 30 steps, all with the latency of the
+# slow ports. At 2 MiB, this latency is half of the ring's time. The grid's six slow and six fast steps have a quarter
+# of this latency. With the grid 1.5 vectors leave each machine, and with your ring 1.9. Together, the savings halve the
+# time.
 #
 # ## Exercise 4.4 ★★★ Segment pipelining <!-- 2 homework 20 -->
 #
-# Trees and chains pass whole vectors on, one rank after the other, and most of them wait. Cut the vector into
-# **segments**: a rank passes the first one on while it receives the second. A chain shows it best. Root 0 sends to 1,
-# 1 to 2, and so on; with another root everybody moves up by as many places.
+# Broadcast a vector along a chain of ranks, in parts called **segments**. If ranks pass whole vectors on, most ranks
+# wait. With segments, a rank sends the first segment on while it receives the second. The chain begins at the root: on
+# four ranks, root 2 sends to 3, 3 to 0, and 0 to 1.
 #
-# `comm.isend(x, dst)` starts a send and returns at once; the Work that it returns has a `wait()`.
+# `comm.isend(x, dst)` starts a send and returns a Work at once. Call `wait()` of every Work before you return.
 
 # %% exercise="hpdl_lab.collectives.chain:broadcast"
 
 # %% check="hpdl_lab.collectives.chain:broadcast"
 
 # %% [markdown]
-# How many segments? Each costs a latency, and each shortens the wait of the ranks further down the chain. Where does
-# the best number go if α grows a hundredfold, and where if the vector does?
+# How many segments are best? Each further segment costs a latency, but ranks later in the chain wait less. What happens
+# to the best number if α or the vector grows a hundredfold?
 
 # %%
 lab.explore("segments")
@@ -210,19 +235,19 @@ lab.explore("segments")
 # %% [markdown]
 # ## Exercise 4.5 ★★ Choose by size <!-- 2 full day 8 -->
 #
-# Given α and β, the time of every algorithm is known before it runs. So the choice can be left to a function.
-# Libraries have one: NCCL chooses among trees, rings and others by the size, the number of ranks and what it knows of
-# the links; Intel's MLSL, today oneCCL, reads a table of sizes, such as
-# `CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max"`.
+# Choose the fastest of several algorithms: compute their times from α and β. NCCL chooses among trees,
+# rings and others by size, number of ranks and links. Intel's oneCCL (once MLSL) reads a table of
+# sizes, such as `CCL_ALLREDUCE="recursive_doubling:0-8192;ring:8193-max"`.
 
 # %% exercise="hpdl_lab.collectives.cost:choose"
 
 # %% check="hpdl_lab.collectives.cost:choose"
 
 # %% [markdown]
-# The same choice for six algorithms; on the right the fastest one for every size and number of ranks, the circle is
-# your setting, a diamond the crossover. Where does the ring win? Look at the numbers of ranks that are no powers of
-# two. This model gives every pair of ranks a path of its own: what would a network that does not have them change?
+# The next plot chooses among six algorithms. The left side shows their times; a diamond marks each **crossover**, where
+# the fastest algorithm changes. On the right, colors show the fastest algorithm for every size and number of ranks, and
+# the circle is your setting. Where does the ring win? What is different if the number of ranks is no power of two? In
+# this plot every pair of ranks has its own link. Which algorithms would lose most on shared links?
 
 # %%
 lab.explore("algorithms")
@@ -230,10 +255,11 @@ lab.explore("algorithms")
 # %% [markdown]
 # ## Real links <!-- 2 homework 10 -->
 #
-# So far all ranks shared one memory. Now this machine plays four hosts, each with its own name and a link of 1
-# Gbit/s; between them runs TCP, as in a real cluster. That needs network namespaces, which some machines refuse to
-# ordinary users, and engines that no other open notebook uses. If it cannot be done, the next cell says so in one
-# sentence. You keep the engines that you have, and the remaining cells still run, over shared memory.
+# So far your engines sent messages through shared memory. Now this machine **emulates** four hosts: they send over TCP,
+# as in a real cluster, and the system slows each link down to 1 Gbit/s. Times are measured, not computed.
+#
+# No other open notebook may use your engines now. Linux gives each host its own network, a network namespace. If this
+# machine forbids namespaces, the next cell says so, and the other cells run over shared memory.
 
 # %% tags=["raises-exception"]
 lab.start(4, where="emulated", link="1gbit")
@@ -251,7 +277,7 @@ link
 my_size = lab.guess("bytes from which on the ring is faster than the tree", ...)
 
 # %% [markdown]
-# Your `choose` knows, now that α and β are measured. Then measure.
+# Ask your `choose`, with the measured α and β. Then measure.
 
 # %%
 from hpdl_lab.collectives import cost
@@ -269,16 +295,16 @@ lab.reveal("bytes from which on the ring is faster than the tree", cross or pape
 real
 
 # %% [markdown]
-# On slow links your Python ring is as good as compiled code, because the link is what takes the time. The simulated
-# curves know nothing but α and β. How does the parameter server fare, with all traffic on one link?
+# On slow links your Python ring is as good as compiled code, because the link takes most of the time. The simulated
+# curves use only α and β. How does the parameter server compare, with all traffic on one link?
 #
-# Did ring and tree cross where your `choose` said they would? For large vectors the model is good to a few percent.
-# For small ones it has two problems here: after a pause the traffic shaper lets a burst of about 64 KB through, and
-# hosts that share two cores wait for a core as well as for each other.
+# Did ring and tree cross where your `choose` predicted? For large vectors `choose` is right within a few percent.
+# For small vectors `choose` is wrong: an idle link first lets about 64 KB pass at full speed. And hosts that share two
+# cores also wait for a core.
 #
-# Dashed over your curves: four such hosts as another machine played them, with the library's ring in place of yours. If
-# your machine could not, this is what you have missed: at 4 MiB the tree takes over twice as long as the ring, and the
-# parameter server almost four times. `lab.replay()` lists what else has been recorded, and whether a GPU is among it.
+# The next plot adds dashed curves from another machine, which emulated four such hosts and ran the library's ring. At
+# 4 MiB the tree takes over twice as long as the ring, and the parameter server almost four times as long.
+# `lab.replay()` lists all recordings and their machines.
 
 # %%
 lab.replay("race_emulated_amd_epyc_2_cores", over=real)
@@ -289,9 +315,8 @@ lab.start(4, where="local")
 # %% [markdown]
 # ## Take it home <!-- 2 homework 5 -->
 #
-# Your ring in PyTorch. `batch_isend_irecv` is your `comm.sendrecv`: it starts the send and the receive together. The
-# first p-1 steps are your `reduce_scatter`, the others your `all_gather`. Rank 0 prints how many bytes it has sent:
-# as many as yours.
+# This file is your ring in PyTorch. `batch_isend_irecv` starts a send and a receive together, as your `comm.sendrecv`
+# does. The first p-1 steps are your `reduce_scatter`, and the others are your `all_gather`.
 
 # %% tags=["take-home"]
 # %%writefile take_home_04.py
@@ -331,52 +356,43 @@ print(out.n)
 assert int(out.grep("bytes sent")[0].split()[-1]) == sent
 
 # %% [markdown]
-# On GPUs, NCCL chooses an algorithm and a protocol for every size, as your `choose` does. `NCCL_DEBUG=INFO` with
-# `NCCL_DEBUG_SUBSYS=TUNING` says which. To compare them, set one: `NCCL_ALGO=Ring` or `Tree`, and `NCCL_PROTO=Simple`,
-# `LL` or `LL128`. `LL` sends a flag of four bytes with every four bytes of data, so that nobody waits for a separate
-# signal: less latency for half of the bandwidth. `LL128` has 120 bytes of data in every 128. This measures rings on two
-# nodes with eight GPUs each, for 8 bytes to 4 GiB, and prints the columns of your race:
+# On GPUs, NCCL chooses an algorithm and a protocol for every size. `NCCL_DEBUG=INFO` with `NCCL_DEBUG_SUBSYS=TUNING`
+# prints the choice. To compare, set `NCCL_ALGO=Ring` or `Tree`, and `NCCL_PROTO=Simple`, `LL` or `LL128`. In `Simple`,
+# a separate signal follows each block of data. In `LL`, every four bytes of data carry a flag of four bytes, which
+# lowers the latency and halves the bandwidth. `LL128` has 120 bytes of data in every 128. The next command measures
+# rings on two nodes with eight GPUs each, from 8 bytes to 4 GiB, and prints the columns of your race:
 #
 #     NCCL_ALGO=Ring NCCL_PROTO=Simple mpirun -np 16 -N 8 ./build/all_reduce_perf -b 8 -e 4G -f 2 -g 1
 #
-# Your ring sends the fewest bytes as long as **ranks** do the adding. A switch can add, too: those of InfiniBand
-# (SHARP, which NCCL calls CollNet), and since the H100 the NVSwitch between the GPUs of a node (NVLink SHARP, or
-# **NVLS**). Each GPU then sends its vector about once and gets the sum once, n bytes instead of 2(p-1)/p · n, however
-# many GPUs there are. That is what NCCL takes for long vectors on such a node, and why the busbw of `nccl-tests` can
-# be higher there than any link is fast.
+# Your ring sends the fewest bytes if **ranks** add. A switch, which joins the links of a network, can add, too. The
+# switches of InfiniBand add by SHARP (CollNet in NCCL). The NVSwitch, which joins the GPUs of a node, adds since the
+# H100: this is **NVLS** (NVLink SHARP). Each GPU then sends about n bytes instead of 2(p-1)/p · n. NCCL uses NVLS for
+# long vectors. `nccl-tests` computes busbw as if a ring ran, so busbw can be above the speed of every link.
 
 # %% [markdown]
 # ## Question to discuss
 #
 # Your ring sends the fewest bytes possible. Why does shared memory still win? On which network does a chain with
-# segments beat a tree, and on which does it lose?
+# segments beat a tree, and on which network does the chain lose?
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/collectives/ring.py`: your three functions as the library has them.
-# - `hpdl_lab/collectives/table.py`: the whole family, as one table; `hpdl_lab/collectives/cost.py`: what each costs.
-# - `hpdl_lab/engines/hosts.py`: how one machine plays several hosts.
-# - `csrc/`: the compiled ring and the shared-memory kernel.
-# - `hpdl_lab/parallel/data_parallel.py`: how the gradients are packed, reduced and handed back.
+# - `hpdl_lab/collectives/ring.py`: your three functions in the library.
+# - `hpdl_lab/collectives/table.py`: all algorithms in one table; `hpdl_lab/collectives/cost.py`: what each costs.
+# - `hpdl_lab/engines/hosts.py`: how one machine emulates several hosts.
+# - `csrc/`: the compiled ring, and the all-reduce in shared memory.
+# - `hpdl_lab/parallel/data_parallel.py`: how gradients are packed into a vector, added and unpacked.
 
 # %% [markdown]
 # ## Recap
 #
 # 1. An all-reduce is a reduce-scatter and an all-gather.
-# 2. On a ring each rank sends 2(p-1)/p of its vector, less than twice its size for any number of ranks.
-# 3. No algorithm of messages sends less; a tree takes fewer steps, and wins for short vectors.
-# 4. algbw is vector size over time; busbw multiplies it by 2(p-1)/p and can be compared with the speed of a link.
-# 5. Libraries choose by size, ranks and network: NCCL among rings, trees and others, MPI among many more.
+# 2. On a ring each rank sends 2(p-1)/p vectors: less than two.
+# 3. No algorithm of messages sends fewer bytes; a tree takes fewer steps, and wins for short vectors.
+# 4. algbw is vector size over time; busbw is algbw · 2(p-1)/p, and can be compared with the speed of a link.
+# 5. NCCL and MPI choose the algorithm by size, ranks and network.
 #
-# | term | what it means |
-# |---|---|
-# | reduce-scatter | leaves a different chunk of the sum on each rank |
-# | all-gather | puts the chunks of all ranks together on every rank |
-# | chunk, segment | one of p parts of a vector, one per rank; a smaller part, for pipelining |
-# | tree, recursive doubling, halving-doubling | all-reduces with about log₂ p steps |
-# | hierarchical | first inside each host, then between hosts |
-# | algbw, busbw | bytes of the vector per second; bytes that a ring has to send per second |
-# | bandwidth-optimal | sends the least number of bytes that is possible |
+# <!-- terms -->
 #
 # **What you can do now:** write a ring all-reduce, predict its time from α and β, and say when another algorithm is
 # faster.

@@ -1,13 +1,12 @@
 # %% [markdown]
 # # 07 · Large batches and fewer bytes
 #
-# **The number to reach:** 97% of the digits read rightly in the fewest seconds, with the batch and the number of ranks
-# that you predict.
+# **The number to reach:** 97% test accuracy on the digits in the fewest seconds. You predict the best batch and number
+# of ranks.
 #
 # <!-- tracks -->
 #
-# Part one: a batch on many ranks is a large batch. Where that fails, and what rescues it. Part two: fewer bytes, in
-# fewer messages; and what is fastest in the end.
+# Part one rescues trainings with large batches. Part two sends fewer bytes, and finds the fastest batch.
 
 # %%
 from hpdl_lab import lab
@@ -17,45 +16,45 @@ lab.start(4)
 # %% [markdown]
 # # Part one: large batches
 #
-# ## The idea <!-- 1 homework 6 -->
+# ## The idea <!-- 1 two days 6 -->
 #
-# In weak scaling every rank keeps its share, so that the batch grows with the ranks. An epoch then has fewer steps:
+# In weak scaling (06) every rank keeps its share of the examples, so the **global batch** grows with the ranks. An
+# epoch then has fewer steps:
 #
 #     batch    32    | | | | | | | | | | | | | | | |   45 steps per epoch
 #     batch 1,024    |               |                 1.4 steps per epoch
 #
-# Each of these steps follows a better gradient, but it is no longer for that. The same epochs cost the same
-# computation; the question is what they teach. Three remedies, each made for what the one before it could not do:
+# The gradient of a large batch is less noisy, but the step is not longer. So in the same epochs, the model may learn
+# less. There are three remedies:
 #
-# 1. **Linear scaling**: a step on k times as many examples stands for k small steps, so its rate is k times as large.
-# 2. **Warm-up**: that rate is too large for a model that has not learned anything. It is reached gradually.
-# 3. **A rate for each layer** (LARS, LAMB): the step of a layer is a share of its own weights.
+# 1. **Linear scaling**: a step on k times as many examples replaces k small steps, so its rate is k times as large.
+# 2. **Warm-up**: this rate is too large for the first steps, so the rate grows gradually.
+# 3. **A rate for each layer** (LARS, LAMB): the length of a layer's step is proportional to the length of its weights.
+#    A length is an L2 norm: the root of the sum of squares.
 #
-# What the papers recorded, on ImageNet and with BERT:
+# Results on ImageNet and with BERT:
 #
 # | training | batch | result | source |
 # |---|---|---|---|
 # | ResNet-50 | 256 | 76.4% | Goyal et al. 2017, arXiv:1706.02677 |
 # | the same with linear scaling and warm-up, in one hour on 256 GPUs | 8,192 | 76.3% | the same |
-# | ResNet-50, LARS | 32K | no loss against its own baseline | You et al. 2017, arXiv:1708.03888 |
-# | BERT, LAMB | 32K and more | 76 minutes in place of 3 days | You et al. 2019, arXiv:1904.00962 |
-#
-# The run of one hour was made in Caffe2, whose all-reduce was Gloo's between servers. Halving-doubling (04) was three
-# times as fast as a ring on 32 servers with eight GPUs each.
+# | their all-reduce (Gloo and Caffe2, 32 servers) | | halving-doubling (04) three times as fast as a ring | the same |
+# | ResNet-50, LARS | 32K | accuracy as high as with a small batch | You et al. 2017, arXiv:1708.03888 |
+# | BERT, LAMB | 32K and more | 76 minutes instead of 3 days | You et al. 2019, arXiv:1904.00962 |
 #
 # ## Predict
 #
-# A small network reads the digits after 20 epochs, with a batch of 32 and a rate that suits it. Now 1,024 examples per
-# step, and still 20 epochs: how many digits are read rightly at the same rate, and with the rate times 32?
+# A small model learns the digits in 20 epochs, with a batch of 32 and a rate of 0.02. Now each step has 1,024 examples,
+# so 20 epochs are 28 steps. What is the test accuracy with the same rate, and with a rate 32 times as large?
 
 # %% guess=[0.9, 0.95]
 my_accuracy = lab.guess("test accuracy with a batch of 1,024, 0 to 1", {"plain": ..., "linear": ...})
 
 # %% [markdown]
-# ## Measure: large batches fail <!-- 1 homework 3 -->
+# ## Measure: large batches fail <!-- 1 two days 3 -->
 #
-# Every engine trains whole models of its own, three for each batch, which start from different parameters. The bars go
-# from the worst to the best of them.
+# For each batch, the lab trains three models with different random weights. A bar goes from the worst to the best of
+# the three. Look at the largest batch.
 
 # %%
 from statistics import fmean
@@ -66,38 +65,39 @@ assert min(failing.scores("plain", 32)) > 0.94 and max(failing.scores("plain", 1
 failing
 
 # %% [markdown]
-# At the old rate 28 steps lead nowhere. With the rate in proportion 512 examples still learn; at 1,024 some models do
-# and others do not, which depends on nothing but where they started.
+# With the old rate, 28 steps are not enough to learn. With the scaled rate, a batch of 512 still works. With 1,024,
+# some models learn and other models do not: only the random start decides.
 #
-# ## Exercise 7.1 ★★ Linear scaling and warm-up <!-- 1 homework 12 -->
+# ## Exercise 7.1 ★★ Linear scaling and warm-up <!-- 1 two days 12 -->
 #
-# So the rate of 32 × 0.02 is too large, but only in the first steps. Write the rate of any step.
+# Compute the rate of any step. A rate of 32 × 0.02 is too large only for the first steps, so let the rate grow from
+# 0.02.
 
 # %% exercise="hpdl_lab.optim.large_batch:learning_rate"
 
 # %% check="hpdl_lab.optim.large_batch:learning_rate"
 
 # %% [markdown]
-# Goyal et al. warm up for 5 epochs; here half of all steps does it, because 28 are so few. In the code of others
-# warm-up often starts from 0, and is counted in steps, examples or tokens: read which.
+# Goyal et al. warm up for 5 epochs. Here the warm-up takes half of the 28 steps.
 #
-# ## Exercise 7.2 ★★ LARS's trust ratio <!-- 1 homework 12 -->
+# ## Exercise 7.2 ★★ LARS's trust ratio <!-- 1 two days 12 -->
 #
-# Layers differ: in one the gradient is a thousandth of the weights, in another it is ten times as long. One rate for
-# all of them is too large for some and too small for others. LARS gives each layer its own.
+# Compute the **trust ratio**, by which LARS multiplies the rate of each layer. In one layer the gradient may be a
+# thousandth as long as the weights, and in another layer ten times as long. So one rate is too large for some layers
+# and too small for others.
 
 # %% exercise="hpdl_lab.optim.large_batch:trust_ratio"
 
 # %% check="hpdl_lab.optim.large_batch:trust_ratio"
 
 # %% [markdown]
-# Without weight decay, scale all gradients by 1,000, and the steps stay as they are: whoever forgets to divide by the
-# number of ranks does not notice. LAMB divides Adam's step by its length in the same way. The rates of both grow with
-# the root of the batch here.
+# If all gradients are 1,000 times as long, LARS takes the same steps (without weight decay). So LARS hides a mistake: a
+# sum that is not divided by the number of ranks. LAMB scales Adam's step to this length: rate × length of the layer's
+# weights. In the lab, the rates of LARS and LAMB grow with the square root of the batch, not linearly.
 #
-# ## Measure: what rescues them <!-- 1 homework 5 -->
+# ## Measure: what rescues them <!-- 1 two days 5 -->
 #
-# The same as above, and warm-up, LARS and LAMB with your two functions.
+# Look at the largest batch again, now with warm-up (7.1), LARS (7.2) and LAMB.
 
 # %%
 rescued = lab.batches(learning_rate=learning_rate, trust_ratio=trust_ratio, prediction=my_accuracy)
@@ -106,12 +106,12 @@ assert min(rescued.scores("LAMB", 1024)) > 0.85 > 0.5 > max(rescued.scores("plai
 rescued
 
 # %% [markdown]
-# From a fifth to nine tenths, in the same 28 steps; and yet not to the 97% of a batch of 32. The rates were tuned by
-# hand, one for each method; `lab.batches(rate=0.1)` shows how much hangs on that. At 0.1 a batch of 32 reads more
-# digits, and linear scaling fails at 512 already.
+# With a batch of 1,024 the accuracy rises from a fifth to nine tenths, in the same 28 steps. A batch of 32 has 97%.
+# Much depends on the rates, which were tuned by hand. With `lab.batches(rate=0.1)` a batch of 32 gets better, and
+# linear scaling already fails at 512.
 #
-# The same with a GPT on Moby-Dick, 2,000 windows of text: 251 steps of 8 windows, or 16 of 128. Lower is better, and
-# guessing among 81 characters costs ln 81 = 4.4.
+# Next, a GPT reads 2,000 windows (pieces of text) of Moby-Dick: 251 steps of 8 windows, or 16 steps of 128. The score
+# is the loss. Lower is better: a random guess among 81 characters has ln 81 = 4.4.
 
 # %%
 functions = {"learning_rate": learning_rate, "trust_ratio": trust_ratio}
@@ -121,27 +121,26 @@ assert large["LAMB"] < large["plain"] - 0.1 and large["linear"] > large["plain"]
 gpt
 
 # %% [markdown]
-# A transformer bears 16 times the rate of SGD even less. LAMB was made for such models: its paper reports that LARS
-# does poorly on them.
+# Linear scaling makes the rate 16 times as large, which is too much for SGD on a transformer. LAMB was made for
+# transformers, and its paper reports that LARS does poorly on them.
 #
 # # Part two: fewer bytes
 #
 # ## Exercise 7.3 ★★★ Top-k with error feedback <!-- 2 homework 20 -->
 #
-# Data parallelism sends a number for every parameter in every step. Most of them are small. What if only the k largest
-# travel?
+# Data parallelism sends **dense** gradients: one number for every parameter, in every step. Most of these numbers are
+# small. **Top-k** sends only the k largest, by magnitude:
 #
 #     grad + error     0.1  -2.0   0.3   1.0      k = 2
 #     sent                  -2.0         1.0      two values and their places
 #     error            0.1    0    0.3    0       held back for the next step
 #
-# The small ones must not be lost. What a rank has not sent, it adds to its next gradient: **error feedback**. At every
-# step, over all ranks, all that was sent and all that is held back add up to all gradients. Ranks choose different
-# places, so the places have to travel, too.
+# In **error feedback**, a rank holds back what it does not send, and adds it to its next gradient. So nothing is lost:
+# the numbers sent and the numbers held back add up to the sum of all gradients. Ranks choose different places, so they
+# send the places, too. Write an all-reduce by top-k with error feedback.
 #
-# Error feedback is older than top-k. In 2014 Microsoft trained speech recognition with one bit for each gradient, its
-# sign, and kept what the rounding lost (1-bit SGD, Seide et al. 2014). Its framework, the Cognitive Toolkit (CNTK),
-# has it built in.
+# Error feedback is older than top-k. Microsoft's 1-bit SGD (Seide et al. 2014, built into CNTK) sends the sign of each
+# number, and keeps the rounding error.
 
 # %% exercise="hpdl_lab.parallel.compression:top_k_all_reduce"
 
@@ -150,9 +149,9 @@ gpt
 # %% [markdown]
 # ## Exercise 7.4 ★★ Local SGD <!-- 2 homework 12 -->
 #
-# Or all numbers travel, but seldom: ranks take H steps on their own, and then average their parameters. A share of 1/H
-# of the bytes is left, and of the messages, too. With H = 1 and plain SGD that is data parallelism. With a large H
-# ranks drift apart, each towards what its own data want.
+# Send all numbers, but rarely. In **local SGD** the ranks take H steps on their own, and then average their parameters.
+# So they send 1/H of the bytes in 1/H of the messages. With H = 1 and plain SGD, this is data parallelism. With a large
+# H, the models drift apart, because each rank has its own data.
 
 # %% exercise="hpdl_lab.parallel.local_sgd:local_sgd"
 
@@ -161,18 +160,20 @@ gpt
 # %% [markdown]
 # ## Measure: bytes, steps and accuracy <!-- 2 homework 6 -->
 #
-# Twelve ways to train the same model in the same 120 steps, with the same batches, on eight simulated ranks. Their
-# bytes are counted, and the training is real. Besides yours:
+# Compare twelve trainings of the same model, in the same 120 steps, with the same batches, on eight simulated ranks.
+# Besides your two functions:
 #
-# - **fp16, bf16:** every number travels with 16 bits.
-# - **PowerSGD:** a gradient matrix of n × m numbers travels as two thin ones, r(n + m) numbers, with error feedback.
-# - **DiLoCo:** local SGD, whose mean is a gradient for an outer optimizer with Nesterov's momentum.
-# - **Gossip:** after each step a rank averages its parameters with its neighbors on a graph only (notebook 02); on the
-#   exponential one with a single rank, 1, 2 and 4 places further on, in turn.
-# - **Tournament**, LBANN's LTFB: every ten steps two ranks exchange their models, and each keeps the one that is better
-#   on examples that it has held out. In the end the best model is taken.
+# - **fp16, bf16:** every number is sent in 16 bits.
+# - **PowerSGD:** a matrix of n × m numbers is approximated by a **low-rank** one, the product of two thin matrices with
+#   r(n + m) numbers. Here r is called the rank of the matrix. Error feedback keeps the rest.
+# - **DiLoCo:** local SGD in which an **outer optimizer** with Nesterov's momentum takes a step at each average. The
+#   optimizer's gradient is the change of the parameters since the last average.
+# - **Gossip** (02): after each step, a rank averages its parameters with its neighbors on a graph. On the exponential
+#   graph, a rank has one neighbor in each step: 1, 2 and 4 places further on, in turn.
+# - **Tournament**, LBANN's LTFB: every ten steps, the ranks form pairs and exchange models. Each rank keeps the model
+#   that is better on held-out examples. The best model wins.
 #
-# Plain data parallelism reaches about 92% here. What do you expect of these three?
+# Dense gradients reach about 92%. Predict the accuracy of three other ways:
 
 # %% guess=[0.88, 0.91, 0.86]
 my_scores = lab.guess(
@@ -188,24 +189,27 @@ assert abs(compared["local SGD, H = 10"].nbytes / dense.nbytes - 0.1) < 0.001
 compared
 
 # %% [markdown]
-# Read it with care. All have the same rate, and none is tuned. DiLoCo learns faster because its outer momentum takes
-# longer steps; momentum would make the others faster, too. Top-k sends 1% of the numbers and 9% of the bytes: a place
-# costs as much as a value, and every rank gets those of all others, so that its share grows with the ranks. Gossip
-# saves no bytes: on a ring a rank sends about what it sends in a ring all-reduce, but waits for
-# two neighbors only. And
-# each model of the tournament has learned from an eighth of each batch only: its steps are noisier.
+# All twelve have the same, untuned rate. So read the picture with care:
 #
-# Error feedback delays small numbers, and momentum repeats what comes late. With `momentum=0.9` and 60 steps top-k
-# reached 67 to 79% here, where dense gradients reached 92 to 95%. Deep gradient compression (Lin et al. 2018) corrects
-# the momentum for that.
+# - DiLoCo learns faster because its outer momentum takes longer steps. Momentum would help the other ways, too,
+#   except top-k.
+# - Top-k sends 1% of the numbers, but 9% of the bytes. A place takes as many bytes as a value, and each rank
+#   gets the numbers of all ranks. So the bytes grow with the ranks.
+# - Gossip on a ring sends about as many bytes as a ring all-reduce, but a rank waits only for its neighbors.
+# - A model of the tournament learns from an eighth of each batch, so its steps are noisier.
+#
+# In top-k, numbers that were held back come late. Momentum repeats these outdated numbers, so training gets worse. With
+# `momentum=0.9` and 60 steps, top-k reached 67 to 79%, and dense gradients reached 92 to 95%. Deep gradient
+# compression (Lin et al. 2018) corrects the momentum.
 
 # %% [markdown]
 # ## Exercise 7.5 ★ The time to 97% <!-- 2 homework 7 -->
 #
-# How large should a batch be? Gradients of a few examples differ: that is noise, and a larger batch averages it out.
-# Once there is more gradient than noise, still more examples tell nothing new. The batch at which both are equal is the
-# **noise scale**. Data parallelism measures it for free: the gradient of one rank has the noise of its share, and the
-# mean over ranks has less, so that the difference of their lengths says how much there is (McCandlish et al. 2018).
+# How large should a batch be? The gradients of single examples differ: this is noise, and a larger batch averages it
+# out. The **noise scale** is the batch size at which the noise in the gradient is as large as the gradient itself.
+#
+# Data parallelism measures the noise for free (McCandlish et al. 2018). The gradient of one rank has more noise than
+# the mean over ranks, and noise makes a gradient longer. So the difference of the two lengths shows the noise.
 
 # %%
 from hpdl_lab import data, models
@@ -216,10 +220,12 @@ noise = lab.run(measure_noise, models.build_for(digits, "mlp"), digits, 128, 100
 print(f"noise scale {sum(n.variance for n in noise) / sum(n.square for n in noise):.0f} examples")
 
 # %% [markdown]
-# Far below the noise scale a batch twice as large needs half the steps: perfect **statistical efficiency**. Far above
-# it, it needs as many as before. On the other side stands **hardware efficiency**: a step on more ranks is shorter, but
-# not by what every step costs. The time to a target is the product of both. Which batch, on one or two ranks, reaches
-# 97% first: 8, 32, 128 or 512?
+# Far below the noise scale, a batch twice as large needs half the steps. Far above it, the number of steps stays the
+# same: additional examples are wasted. **Statistical efficiency** is the share of examples that are not wasted.
+# **Hardware efficiency** is the time of a step with perfect speedup, divided by its real time. The time to a target is
+# steps × time of a step.
+#
+# Which batch, on one or two ranks, reaches 97% first: 8, 32, 128 or 512? Guess, then compute the times.
 
 # %% guess=[128, 2]
 my_best = lab.guess("the fastest pair", {"batch": ..., "ranks": ...})
@@ -229,8 +235,8 @@ my_best = lab.guess("the fastest pair", {"batch": ..., "ranks": ...})
 # %% check="hpdl_lab.optim.large_batch:seconds_to_target"
 
 # %% [markdown]
-# Now measured: SGD until 97% of the test digits are read rightly, with a rate tuned for each batch. Points are
-# trainings, the dotted lines the model that fits them. In brackets: what your function says about that model.
+# SGD trains until the test accuracy is 97%, with a rate tuned for each batch. Each point is a training. The dotted
+# lines are the formula of 7.5, fitted to the points. In the table, your function's times are in brackets.
 
 # %%
 raced = lab.time_to_target(seconds_to_target, prediction=my_best)
@@ -241,13 +247,13 @@ assert raced.predicted[raced.best] < 3 * min(raced.predicted.values())
 raced
 
 # %% [markdown]
-# From 8 to 128 examples the steps fall by a factor of three, from 128 to 512 hardly any more: the noise scale lies
-# between. It agrees with the one measured above to within a factor of a few, which is all that the theory promises: the
-# noise grows while the model learns. And a model this small computes a small batch faster than two ranks exchange its
-# gradients, on most machines.
+# From a batch of 8 to 128, the steps fall by a factor of three; from 128 to 512 they hardly fall. The fitted noise
+# scale, in the table's last line, lies between 8 and 128. Your measured noise scale has the same order of magnitude,
+# not the same value, because the noise grows while the model learns. With small batches, two ranks are slower than one
+# on most machines, because an all-reduce takes longer than computing this small model.
 #
-# On real clusters the sliders are those of a larger job, 10,000 steps at least. How many ranks are worth their money
-# with this noise scale, and with ten times as much?
+# The sliders describe a job of at least 10,000 steps on a cluster. At first, twice as many ranks almost halve the time.
+# Up to how many ranks is this so, with a noise scale of 1,000? And with 10,000?
 
 # %%
 lab.explore("target")
@@ -255,9 +261,9 @@ lab.explore("target")
 # %% [markdown]
 # ## Take it home <!-- 2 homework 6 -->
 #
-# Exercise 7.1 in PyTorch's own schedules: `LinearLR` for the warm-up and `CosineAnnealingLR` for the way down, whose
-# factors `ChainedScheduler` multiplies. (`SequentialLR` would take one after the other.) The rate of every step is the
-# lab's, and so is the accuracy with warm-up in the picture above. First the data, as a file:
+# The first script repeats the lab's training with warm-up. `LinearLR` is your warm-up. The lab also multiplies your
+# rate by a cosine that falls to 0, `CosineAnnealingLR`. `ChainedScheduler` multiplies the two factors. First save the
+# data:
 
 # %% tags=["take-home"]
 import torch
@@ -306,11 +312,12 @@ assert max(abs(a - b) for a, b in zip(rates, lab_rates, strict=True)) < 1e-12
 assert abs(float(out.grep("accuracy")[0].split()[1]) - rescued.scores("warm-up", 1024)[0]) < 0.01
 
 # %% [markdown]
-# **PowerSGD** is a communication hook that PyTorch brings along. `start_powerSGD_iter` steps travel uncompressed; in
-# real trainings a tenth of all steps do. The state counts what was sent: `compression_stats`. Of a matrix of 128 × 64
-# numbers 2 · (128 + 64) travel, of a bias all. (For local SGD PyTorch has `PostLocalSGDOptimizer`, for 16 bits
-# `bf16_compress_hook`; of top-k it brings nothing, so your function would be a hook, as
-# `hpdl_lab/parallel/ddp.py` makes it one.)
+# The second script uses PowerSGD as a communication hook (06) of PyTorch. The first `start_powerSGD_iter` steps are not
+# compressed: in real trainings, a tenth of all steps. `compression_stats` counts the numbers sent: 2 ·
+# (128 + 64) for a matrix of 128 × 64, and all numbers of a bias.
+#
+# PyTorch also has `PostLocalSGDOptimizer` for local SGD and `bf16_compress_hook` for 16 bits. PyTorch has no top-k, but
+# `hpdl_lab/parallel/ddp.py` shows how your function becomes a hook.
 
 # %% tags=["take-home"]
 # %%writefile take_home_07_powersgd.py
@@ -350,7 +357,7 @@ dist.destroy_process_group()
 print(out.n)
 
 # %% [markdown]
-# The lab's PowerSGD draws the same random numbers, and has the same losses.
+# The lab's PowerSGD draws the same random numbers as PyTorch's, and has the same losses.
 
 # %% tags=["take-home"]
 from hpdl_lab.parallel.compression import DataParallelCompressed, PowerSGD
@@ -368,8 +375,8 @@ print(f"{sent / whole:.1%} of the numbers travel, and the losses are the lab's")
 # %% [markdown]
 # ## Question to discuss
 #
-# You get four times as many ranks for the same job. Do you keep the share of a rank, so that the batch grows, or the
-# batch, so that the shares shrink? Which measurements would you make before you decide, and on how many ranks?
+# You get four times as many ranks for the same job. Do you let the batch grow, or the ranks' shares shrink?
+# What would you measure first, and on how many ranks?
 #
 # ## Where to read the real code
 #
@@ -380,23 +387,15 @@ print(f"{sent / whole:.1%} of the numbers travel, and the losses are the lab's")
 # %% [markdown]
 # ## Recap
 #
-# 1. With the same epochs a batch k times as large has a k-th of the steps; at the old rate it learns little.
-# 2. Linear scaling gives a step the length of the k that it replaces; warm-up spares the model that in the beginning.
-# 3. LARS and LAMB make the step of a layer a share of its weights, whatever the length of its gradient.
-# 4. Gradients bear to be cut, rounded and delayed, as long as what was left out is kept and sent later.
-# 5. Time to a target is steps times seconds: above the noise scale a larger batch buys no fewer steps.
+# 1. In the same epochs, a batch k times as large takes 1/k of the steps; with the old rate the model learns little.
+# 2. With linear scaling, one step is as long as the k steps that it replaces; warm-up starts with shorter steps.
+# 3. In LARS and LAMB, the length of a layer's step depends on the length of the weights, not on the gradient.
+# 4. Gradients may be cut, rounded and delayed, if a rank keeps what it has not sent and sends it later.
+# 5. The time to a target is steps × time of a step. Above the noise scale, a larger batch hardly saves steps.
 #
-# | term | what it means |
-# |---|---|
-# | global batch | the examples of one step, over all ranks |
-# | linear scaling, warm-up | the rate in proportion to the batch; reaching it gradually |
-# | trust ratio | the factor of a layer's rate in LARS: its weights' length over its gradient's |
-# | noise scale | the batch whose gradient has as much noise as gradient |
-# | statistical, hardware efficiency | examples needed at least over examples used; time of perfect speedup over time |
-# | error feedback | adding what was not sent to the next gradient |
-# | local SGD | steps on one's own between two averages of the parameters |
+# <!-- terms -->
 #
-# **What you can do now:** choose a batch, its rate and its warm-up, tell from two short measurements how many ranks are
-# worth their price, and send fewer bytes when the network is what you wait for.
+# **What you can do now:** choose a batch, its rate and its warm-up. Tell from the noise scale how many ranks are worth
+# their price. Send fewer bytes over a slow network.
 #
 # <!-- links -->

@@ -1,13 +1,14 @@
 # %% [markdown]
 # # 08 · What fits: memory and ZeRO
 #
-# **The number to reach:** what a rank holds, predicted within 5% of what is counted, in nine ways to train one model;
-# from 16 bytes for each parameter down to 16/N on N ranks, with the losses of a single rank, to 10⁻¹⁰.
+# **The number to reach:** predict within 5% how much memory a rank needs, for each of nine ways to train a model. Then
+# divide the model among N ranks: each rank holds 16/N bytes for each parameter, not 16. The losses agree with a single
+# rank to 10⁻¹⁰.
 #
 # <!-- tracks -->
 #
-# In 06 every rank held the whole model, its gradients and the optimizer's state. Part one counts what that takes, and
-# what activations add to it. Part two takes it apart: ZeRO in three stages, which PyTorch calls FSDP.
+# In 06 every rank held the whole model, its gradients and the optimizer's state. Part one counts the bytes of all
+# three, and of activations. Part two divides the three among the ranks (ZeRO, FSDP).
 
 # %%
 from hpdl_lab import lab
@@ -17,40 +18,42 @@ lab.start(4)
 # %% [markdown]
 # # Part one: what a rank holds
 #
-# ## The idea <!-- 1 homework 6 -->
+# ## The idea <!-- 1 half day 6 -->
 #
-# "Out of memory" is the first error of everybody who trains something large, and mostly it comes before the first step.
-# Five things share the memory of a rank:
+# "Out of memory" is often the first error of a large training. Five things share the memory of a rank. A list of their
+# bytes is the rank's **ledger**:
 #
 # | | when it is there | how much |
 # |---|---|---|
 # | parameters | all the time | the model |
-# | gradients | from backward to the update | as many as parameters |
-# | optimizer | all the time | averages of all earlier gradients, and master weights |
-# | activations | from forward to backward | what backward needs; it grows with the batch |
-# | temporaries | for a moment | what is whole for a while: two gathered layers, a bucket |
+# | gradients | from backward to the update | one for each parameter |
+# | optimizer | all the time | averages of all earlier gradients, and 32-bit weights |
+# | **activations** | from forward to backward | what forward keeps for backward; they grow with the batch |
+# | temporaries | for a moment | buffers, such as a bucket of gradients (06) |
 #
-# In **mixed precision** forward and backward compute with 16-bit numbers, on GPUs many times as fast as with 32. An
-# update in 16 bits would be lost: it changes a weight by a thousandth or less, and bfloat16 has two to three digits. So
-# the optimizer keeps a copy of the weights in 32 bits, the **master weights**.
+# In **mixed precision** forward and backward compute with 16-bit numbers. GPUs compute with 16 bits many times as fast
+# as with 32. But an update in 16 bits would be lost. An update changes a weight by a thousandth or less, and bfloat16,
+# a 16-bit format, has two to three decimal digits. So the optimizer keeps a copy of the weights in 32 bits, the
+# **master weights**.
 #
-# Data parallelism keeps N copies of all that on N ranks. **ZeRO** (zero redundancy optimizer) divides it among them, in
-# three stages: first the optimizer's state, then gradients as well, then parameters too.
+# Data parallelism keeps N copies of parameters, gradients and optimizer state on N ranks. **ZeRO** (zero redundancy
+# optimizer) divides all three among the ranks. Stage 1 divides the optimizer's state, stage 2 also gradients, stage 3
+# also parameters.
 
 # %% [markdown]
 # ## Predict
 #
-# A model of 7 billion parameters, mixed precision, Adam, 64 ranks: how many GB (10⁹ bytes) does each of them hold
-# before it has seen an example? As data parallelism keeps it (stage 0), and if all of it is divided (stage 3)?
+# Adam trains a model of 7 billion parameters in mixed precision on 64 ranks. How many GB (10⁹ bytes) of parameters,
+# gradients and optimizer state does each rank hold? Answer for stage 0, plain data parallelism, and for stage 3.
 
 # %% guess=[100, 2]
 my_ledger = lab.guess("GB of a 7B model's state on each of 64 ranks", {"stage 0": ..., "stage 3": ...})
 
 # %% [markdown]
-# ## Exercise 8.1 ★ The ledger of a 7B model <!-- 1 homework 6 -->
+# ## Exercise 8.1 ★ The ledger of a 7B model <!-- 1 half day 6 -->
 #
-# What a rank holds in bytes before it has seen an example. Count for a single parameter first, then ask what each stage
-# divides.
+# Count the bytes of parameters, gradients and optimizer state on one rank. Count for a single parameter first. Then ask
+# what each stage divides.
 
 # %% exercise="hpdl_lab.parallel.grid.memory:state_bytes"
 
@@ -61,12 +64,15 @@ held = {f"stage {stage}": sum(state_bytes(7_000_000_000, 64, stage)) / 1e9 for s
 lab.reveal("GB of a 7B model's state on each of 64 ranks", held)
 
 # %% [markdown]
-# ## Measure: the ledger of four ranks <!-- 1 homework 5 -->
+# ## Measure: the ledger of four ranks <!-- 1 full day 5 -->
 #
-# A GPT of 1.8 million parameters, in nine ways, three real steps each. The upper bar is the formula, the dotted one
-# below it is counted: the memory behind all tensors, and what autograd keeps (`saved_tensors_hooks`). Diamonds are the
-# most at once, by torch's memory profiler. Stars are **your** function of 8.1: what lies to the right of them is
-# activations, which grow with the batch, and temporaries, which do not.
+# The cell trains a GPT of 1.8 million parameters in nine ways, for three steps each. In the names at the left, tp is
+# tensor parallelism (09), and pp is a pipeline (10). "Recomputed" keeps only inputs of blocks (8.2). Look for the color
+# that each way makes smaller.
+#
+# The upper bar of each pair is the formula. The dotted bar is the count: the memory behind all tensors, and what
+# autograd keeps for backward. A diamond is the peak of all memory, by torch's memory profiler. A star is **your**
+# result of 8.1. To the right of the star are activations and temporaries.
 
 # %%
 n = 1_807_680
@@ -76,35 +82,50 @@ assert max(map(abs, ledger.off.values())) < 0.05
 ledger
 
 # %% [markdown]
-# Look at four things. Going from 32 to 16 bits saves nothing of the state: 4 + 4 + 8 bytes are as many as 2 + 2 + 12.
-# (Others count otherwise. Megatron keeps gradients in 32 bits, 2 + 4 + 12. FSDP2 divides 4 + 4 + 8 among the ranks, and
-# casts to 16 bits when it gathers.) It halves the activations, and the bytes on the wire. ZeRO leaves activations as
-# they are, which is why it comes together with recomputation. Tensor parallelism (09) and pipelines (10) divide
-# everything by four, but here each rank computes the whole batch of 16, where data parallelism gives it 4: that is why
-# tp keeps so many activations. And a diamond may lie to the left of the bar's end: gradients are complete only when
-# activations are gone.
+# Four things could be seen:
 #
-# In the table `off by` is how far what was counted is from the formula, temporaries apart; `at most` is the diamond;
-# and `process` is what the operating system sees: by how much the peak of the process is above what it holds
-# afterwards. That has in it what no ledger has: buffers of messages, workspaces of products, memory that was freed and
-# not given back. Temporaries are counted in a step of one token, in which backward is faster than the network: more
-# layers are on their way then than the two of the formula.
+# 1. With 16 bits the state (parameters, gradients, optimizer) stays as large: 4 + 4 + 8 bytes become 2 + 2 + 12.
+#    Activations and messages are halved.
+# 2. ZeRO divides the state, but not activations. So ZeRO is used together with "recomputed".
+# 3. Both tp and pp divide the state by four. But each rank computes all 16 examples, not 4 as in data parallelism. So a
+#    rank of pp, with a quarter of the layers, keeps as many activations as in data parallelism. A rank of tp keeps
+#    more, because tp divides only some activations.
+# 4. A diamond may lie to the left of its bar's end. The bar adds all activations and all gradients, which never exist
+#    together.
 #
-# Now the models that you read about, on GPUs of 16 to 192 GB. A block keeps s b h (34 + 5 a s / h) bytes of
-# activations (Korthikanti et al. 2022): s positions, b sequences, h the width, a heads. In `recompute`, "attention"
-# drops the second term, which attention in one kernel never keeps, and "blocks" keeps 2 s b h. Which settings make
-# GPT-3 fit into 80 GB? And 1T, without tp and pp, on any number of ranks: what stands in the way?
+# In the table, `off by` is the distance from formula to count. It leaves out temporaries, because late messages need
+# more buffers than the formula counts. `at most` is the diamond. `process` is the peak of the whole process, minus what
+# is left when the model is freed. This peak includes buffers of messages, and freed memory that was not yet returned to
+# the system.
+#
+# Now fit GPT-3 and other large models into GPUs of 16 to 192 GB. Each `recipe` is a row of this table:
+#
+# | bytes for each parameter | parameter | gradient | optimizer | on each of d ranks |
+# |---|---|---|---|---|
+# | mixed precision, as in 8.1, ZeRO-1 | 2 | 2 | 12 | 4 + 12/d |
+# | FSDP2, PyTorch's ZeRO-3; layers compute in 16 bits | 4 | 4 | 8 | 16/d |
+# | Megatron in bfloat16, ZeRO-1 | 2 | 4 | 12 | 6 + 12/d |
+# | 32 bits, ZeRO-1 | 4 | 4 | 8 | 8 + 8/d |
+#
+# A block keeps s b h (34 + 5 a s / h) bytes of activations (Korthikanti et al. 2022). Here s is the sequence length, b
+# the number of sequences, h the width, and a the number of heads. The second term counts the s × s matrices inside
+# attention. `recompute="attention"` does not keep these matrices. `recompute="blocks"` keeps only the input of each
+# block, 2 s b h bytes.
+#
+# Which settings make GPT-3 fit into 80 GB? Then choose 1T, a model of a trillion parameters, with `stage` 3, `tp` 1 and
+# `pp` 1. No number of ranks makes 1T fit into 80 GB: why?
 
 # %%
 lab.explore("memory", prediction=my_ledger)
 
 # %% [markdown]
-# ## Exercise 8.2 ★★ Recompute a block <!-- 1 homework 12 -->
+# ## Exercise 8.2 ★★ Recompute a block <!-- 1 two days 12 -->
 #
-# Forward keeps what backward will need: the input of each linear, the input of GELU, which numbers dropout has dropped.
-# All of that can be computed again from the input of the block. So keep only this input, and do the forward of the
-# block a second time when its backward begins. Backward computes two products for each of forward's, so a step of
-# 3 units becomes one of 4.
+# Run a block, keep only its input, and repeat its forward in backward. This is **recomputation**, or activation
+# checkpointing. Without recomputation, forward keeps what backward needs: the inputs of each linear layer and of GELU,
+# and which numbers dropout has set to zero. A second forward computes all of this from the block's input and the random
+# generator's state. Backward has two matrix products for each product of forward. So a step costs 3 forwards, or 4 with
+# recomputation.
 
 # %% exercise="hpdl_lab.parallel.recompute:recomputed"
 
@@ -113,8 +134,7 @@ lab.explore("memory", prediction=my_ledger)
 # %% [markdown]
 # ### Predict, then measure: a GPT of six blocks
 #
-# With all blocks computed again: how many times the FLOPs of a step, and which share of the bytes at the fullest
-# moment?
+# All six blocks are recomputed. By what factor do the FLOPs of a step grow? Which share of the peak memory is left?
 
 # %% guess=[1.33, 0.25]
 my_recomputation = lab.guess("times the FLOPs, and share of the bytes, of blocks again", {"FLOPs": ..., "bytes": ...})
@@ -141,37 +161,35 @@ lab.reveal("times the FLOPs, and share of the bytes, of blocks again", found)
 lab.show(costs, prediction=my_recomputation)
 
 # %% [markdown]
-# To the right goes arithmetic, not time. Forward climbs, block by block; backward comes down. With recomputation
-# forward hardly climbs, and each block has a peak of its own on the way back. Yours does a little less than 4/3:
-# embeddings and logits are in no block. `torch.utils.checkpoint` ("blocks again") does less: it stops the second
-# forward as soon as it has the last tensor that backward needs, and the last linear's output is not one.
+# The x axis counts FLOPs, not seconds. The curve of memory climbs block by block in forward, and falls in backward.
+# With recomputation this curve hardly climbs in forward, and each block adds a small peak in backward. Your function
+# needs a little less than 4/3 of the FLOPs, because embeddings and logits are in no block. `torch.utils.checkpoint`
+# ("blocks again") needs still fewer FLOPs: its second forward stops at the last tensor that backward needs.
 #
-# *Selective* recomputation drops what is large and cheap to compute. In Korthikanti et al. (2022) that is the inside of
-# attention, 5 a s / h of the 34 + 5 a s / h bytes per token and layer. Attention in one kernel, as FlashAttention and
-# torch's `scaled_dot_product_attention`, recomputes it anyway; what is left of attention are four linears.
+# *Selective* recomputation drops only what is large and cheap to compute: the matrices inside attention, 5 a s / h of
+# the 34 + 5 a s / h bytes. FlashAttention and torch's `scaled_dot_product_attention` never keep these matrices.
 
 # %% [markdown]
 # # Part two: shards
 #
 # ## Exercise 8.3 ★★ Shard the optimizer <!-- 2 homework 13 -->
 #
-# Every rank keeps the optimizer's state of its own shard only: ZeRO stage 1. An all-reduce is a reduce-scatter and an
-# all-gather (04). Between the two each rank has the whole sum of one chunk of the gradient, enough to update that chunk
-# of the parameters. So the optimizer goes there, and what is gathered afterwards are parameters: the same bytes, and
-# p ranks have one optimizer state among them.
+# Take a step of ZeRO stage 1: each rank keeps the optimizer's state of its shard, one chunk of the parameters. An
+# all-reduce is a reduce-scatter and an all-gather. After the reduce-scatter each rank has the sum of one chunk of the
+# gradient. This sum is enough to update the shard. Then the all-gather collects the updated shards. Each rank sends as
+# much as in an all-reduce, and p ranks together hold one optimizer state.
 #
-# `reduce_scatter` and `all_gather` are those of 04; `chunk(x, p, r)` is the view of chunk r, as these two cut.
+# `reduce_scatter` and `all_gather` come from 04. `chunk(x, p, r)` is a view of chunk r of x, cut as in
+# `reduce_scatter`.
 
 # %% exercise="hpdl_lab.parallel.sharding:sharded_step"
 
 # %% check="hpdl_lab.parallel.sharding:sharded_step"
 
 # %% [markdown]
-# Stage 2 scatters gradients during backward, one unit after the other, and what belongs to other ranks is freed at
-# once. With one backward a step it sends what stage 1 sends. With **gradient accumulation** over k micro-batches stage
-# 2 scatters k times and stage 3 gathers 2k times, while data parallelism and stage 1 still send gradients once. So
-# pipelines use stage 1, and FSDP2 has `set_requires_gradient_sync(False)`. The library's strategies take an unchanged
-# module and a torch optimizer. The same step as in 06, of four equal layers on four simulated ranks, now with Adam:
+# Stage 2 divides gradients, too. During backward it reduce-scatters the gradients layer by layer, and each rank frees
+# the other ranks' chunks. With one backward in a step, stage 2 sends as much as stage 1. Measure both stages with the
+# step of 06: four equal layers on four simulated ranks, now with Adam.
 
 # %%
 from hpdl_lab.collectives import ring
@@ -188,16 +206,17 @@ print("bytes held for each parameter:", [round(n, 2) for n in held])
 assert max(abs(a - b) for a, b in zip(held, [16, 8 + 8 / 4, 4 + 12 / 4], strict=True)) < 0.01
 
 # %% [markdown]
-# In float32 with Adam a parameter, its gradient and its state are 4 + 4 + 8 bytes, and become 8 + 8/p and 4 + 12/p.
+# In float32 with Adam a parameter, its gradient and its state take 4 + 4 + 8 bytes. Stage 1 leaves 8 + 8/p bytes, stage
+# 2 leaves 4 + 12/p.
 
 # %% [markdown]
 # ## Exercise 8.4 ★★★ Gather and release <!-- 2 homework 20 -->
 #
-# Parameters exist while a layer computes, and are prefetched: ZeRO stage 3, which PyTorch calls FSDP. A rank keeps a
-# chunk of each layer. To compute with a layer it needs all of it, for as long as that takes; and while it computes, the
-# next layer can come. `all_gather(comm, whole)`, that of 04, fills in the chunks of the other ranks.
-# `comm.background(all_gather, whole)` begins it and returns a Work at once; the gather has ended when the `wait()` of
-# this Work returns. Your loop is given the layers in the order of their use, so that it serves forward and backward.
+# Gather each layer before its use, and release the layer afterwards. This is ZeRO stage 3. PyTorch calls it **FSDP**,
+# fully sharded data parallel. A rank keeps a chunk of each layer, and needs the whole layer only while the layer
+# computes. Meanwhile the next layer can be gathered. `all_gather(comm, whole)` of 04 fills the other ranks' chunks into
+# the tensor `whole`. `comm.background(all_gather, whole)` starts this gather, and returns a Work at once. The Work's
+# `wait()` returns when `whole` is complete.
 
 # %% exercise="hpdl_lab.parallel.sharding:gather_and_release"
 
@@ -206,8 +225,8 @@ assert max(abs(a - b) for a, b in zip(held, [16, 8 + 8 / 4, 4 + 12 / 4], strict=
 # %% [markdown]
 # ## Predict
 #
-# Data parallelism moves each gradient twice around: 2(p - 1)/p of the parameters' bytes per rank and step. How much
-# more does ZeRO-3 send?
+# In a step of data parallelism each rank sends 2(p - 1)/p of the parameters' bytes. How many times as many bytes does
+# ZeRO-3 send?
 
 # %% guess=[1.5]
 my_traffic = lab.guess("bytes that ZeRO-3 sends in a step, over those of data parallelism", ...)
@@ -215,7 +234,7 @@ my_traffic = lab.guess("bytes that ZeRO-3 sends in a step, over those of data pa
 # %% [markdown]
 # ## Measure: what ZeRO-3 holds, sends and exposes <!-- 2 homework 4 -->
 #
-# The same step, and the same functions of 04.
+# Run the step of 8.3 with ZeRO-3.
 
 # %%
 steps = lab.designs(DataParallel(ring.all_reduce), ZeRO3(*how))
@@ -227,12 +246,20 @@ print(steps)
 lab.reveal("bytes that ZeRO-3 sends in a step, over those of data parallelism", shards.sent / whole.sent)
 
 # %% [markdown]
-# 16/p bytes for each parameter, and one or two whole layers. Two gathers and a reduce-scatter are 3/2 of an all-reduce.
-# Here it is 11/8: the last of the four layers stays whole from forward to backward, which begins with it. ZeRO-3 sends
-# more and exposes less: the blocking all-reduce waits for the end of backward, while of all that ZeRO-3 sends only the
-# first gather and the last reduce-scatter have nothing to hide behind.
+# A rank holds 16/p bytes for each parameter, and one or two whole layers. ZeRO-3 sends two gathers and a
+# reduce-scatter: 3/2 of an all-reduce. Here the factor is 11/8. The last of the four layers is gathered only once,
+# because backward begins with this layer. The all-reduce of data parallelism begins after backward, and is exposed.
+# ZeRO-3 exposes only its first gather and its last reduce-scatter, when no layer computes.
 #
-# On your engines, in 64 bits, so that rounding hides nothing:
+# With gradient accumulation a step adds the gradients of k micro-batches. Data parallelism and stage 1 still send once.
+# Stages 2 and 3 reduce-scatter k times, and stage 3 also gathers 2k times. So pipelines (10), with their many
+# micro-batches, use stage 1. Change `micro_batches`, and look at the bytes sent, in the middle panel:
+
+# %%
+lab.explore("memory", stage=3)
+
+# %% [markdown]
+# Train with ZeRO-3 on your engines. In 64 bits the losses agree with a single rank to 10⁻¹⁰:
 
 # %%
 course = dict(model="gpt", data="text", steps=3, batch=32, lr=3e-3, optimizer="adamw", dtype="float64")
@@ -245,14 +272,14 @@ print(f"ZeRO-3 on your engines: losses differ by {off:.0e} from those of a singl
 # %% [markdown]
 # ## Exercise 8.5 ★★ Loss scaling that agrees <!-- 2 homework 13 -->
 #
-# float16 has 5 bits of exponent: its smallest number is 6e-8, its largest 65504. Smaller gradients become zero, larger
-# ones infinity. So the loss is multiplied by a **scale** before backward, and with it, by the chain rule, every
-# gradient; before clipping and the update they are divided by it. The best scale is the largest that does not overflow,
-# and nobody knows it. So try: halve it whenever a gradient is infinite, and skip that step; double it after 2,000 good
-# steps in a row.
+# Let all ranks decide together whether to take a step in float16. This format has 5 bits of exponent: its smallest
+# number is 6e-8, its largest 65504. Smaller gradients become zero, larger gradients infinity. So before backward the
+# loss is multiplied by a number, the **loss scale**. By the chain rule the scale multiplies every gradient. Divide the
+# gradients by the scale before clipping and the update. The best scale is the largest that makes no gradient infinite.
+# So halve the scale if a gradient is infinite, and skip this step. Double the scale after 2,000 good steps in a row.
 #
-# Now there are ranks. After ZeRO's reduce-scatter each rank has its own shard of the gradients, and infinity may be in
-# one shard only. What if its rank skips the step, and the others do not?
+# After ZeRO's reduce-scatter each rank has its own shard of the gradients, and infinity may be in one shard only. What
+# if only the rank with this shard skips the step?
 
 # %% exercise="hpdl_lab.parallel.precision:unscale_together"
 
@@ -261,9 +288,9 @@ print(f"ZeRO-3 on your engines: losses differ by {off:.0e} from those of a singl
 # %% [markdown]
 # ### Predict, then measure: where does the scale go?
 #
-# The digits in float16, with a scale that begins far too high, at 2^24, and is doubled after 20 good steps. Parameters
-# and gradients have 16 bits, and so have the bytes on the wire; the optimizer updates **masters** in float32, from
-# which the 16 bits are rounded after each step. At which power of two does the scale end after 200 steps?
+# A small model learns the handwritten digits of 04 in float16. The loss scale begins far too high, at 2^24, and doubles
+# after 20 good steps. Parameters, gradients and messages have 16 bits. The optimizer updates master weights in float32,
+# and rounds them to parameters. Which power of two is the scale after 200 steps?
 
 # %% guess=[18]
 my_power = lab.guess("the exponent x of the loss scale 2^x after 200 steps", ...)
@@ -277,16 +304,47 @@ lab.reveal("the exponent x of the loss scale 2^x after 200 steps", int(scaled.lo
 print(f"the scale at the end: {scaled.loss_scale:,.0f}")
 
 # %% [markdown]
-# Steps that are skipped cost no accuracy, if they are few. bfloat16 has float32's 8 bits of exponent and needs no
-# scale, and only 7 bits of fraction: numbers near 1 are 1/128 apart. `DataParallel(precision="bf16")` does it. Without
-# float32 masters a step of a thousandth of a weight would be rounded away; they are what `state_dict()` saves.
+# A few skipped steps cost no accuracy. bfloat16, in `DataParallel(precision="bf16")`, needs no scale: it has 8 bits of
+# exponent, as float32 has. But it has only 7 bits of fraction, so numbers near 1 are 1/128 apart. Without master
+# weights small updates would be rounded away. A checkpoint must not lose these updates. So during training
+# `model.state_dict()` returns the master weights.
+
+# %% [markdown]
+# ## Eight bits: FP8 <!-- 2 homework 6 -->
 #
+# An H100 multiplies 8-bit matrices twice as fast as 16-bit matrices. **FP8** has two formats. The numbers of e4m3 have
+# 4 bits of exponent and 3 of fraction, and go from 0.002 to 448. The numbers of e5m2 have 5 and 2 bits, and go from
+# 0.00002 to 57,344. Many gradients are smaller than 0.002. So a tensor is multiplied by a scale, which moves its
+# largest number to the end of the range. But one very large number pushes all others towards zero. So DeepSeek-V3
+# has a scale for every 128 activations, and for every 128 × 128 weights.
+#
+# Round the weights and gradients of a GPT that was trained on Moby-Dick. At the left, look for gradients that are too
+# small for e4m3. At the right, look for the error of gradients with and without a scale.
+
+# %%
+from torch.nn.functional import cross_entropy
+
+from hpdl_lab.data import text
+from hpdl_lab.inference import weights
+
+gpt, book = weights.load("moby_dick"), text.load(256)
+cross_entropy(gpt(book.train_x[:8]).flatten(0, 1), book.train_y[:8].flatten()).backward()
+lab.show("formats", {"weights": gpt.parameters(), "gradients": [p.grad for p in gpt.parameters()]})
+
+# %% [markdown]
+# Without a scale e4m3 makes 94% of the gradients zero. With a scale the error of e4m3 is half the error of e5m2, and 16
+# times the error of bfloat16. So training uses 8 bits only for the inputs of matrix products. The sums in these
+# products, master weights and sums of gradients have 32 bits. Adam's averages, norms, softmax, embeddings and logits
+# have 16 or 32 bits. Numbers that are only copied, such as weights that FSDP2 gathers (`torchao`), may travel in 8
+# bits. Gradients are added on their way, so they travel in 16 or 32 bits.
+
+# %% [markdown]
 # ## When ranks are not enough: offload <!-- 2 homework 3 -->
 #
-# The optimizer's state is read and written once in a step, in order, a block at a time. So it can lie in a file that is
-# mapped into memory: `Offloaded(params, torch.optim.AdamW)` takes the same steps bit by bit. What it costs follows from
-# the bandwidth of the storage, measured block by block past the cache of the operating system. Storage that others use
-# as well is slower at one moment than at the next.
+# The optimizer reads and writes its state once in a step, in order, piece by piece. So the state can stay in a file,
+# and memory holds only one piece at a time (**offload**). `Offloaded(params, torch.optim.AdamW)` takes the same steps
+# as AdamW, bit for bit. The extra time follows from the bandwidth of the storage. If others use the storage too, the
+# predicted time may be wrong.
 
 # %%
 from hpdl_lab.parallel import offload
@@ -297,11 +355,32 @@ print(f"{n:,} parameters: {file - memory:.2f} s more a step, predicted {offload.
 print(f"7 billion parameters, predicted: {offload.seconds_of_step(8 * 7_000_000_000, disk):,.0f} s more a step")
 
 # %% [markdown]
+# ## Exercise 8.6 ★★ Convert this script: FSDP2 <!-- 2 two days 20 -->
+#
+# Convert the script below from one rank to FSDP2, PyTorch's ZeRO-3. In each step the script adds the gradients of
+# micro-batches of four examples, and clips the sum. At the end the script saves a checkpoint. On two ranks your script
+# must print the same losses:
+#
+#     torchrun --standalone --nproc-per-node 2 train_fsdp.py
+#
+# `fully_shard(module)` makes a module a **unit**. The unit's parameters become `DTensor`s: each rank holds some rows of
+# each parameter. Hooks gather a unit's parameters before forward and backward, and release them afterwards.
+# `model.set_requires_gradient_sync(False)` leaves out the reduce-scatter of a backward, and whole gradients stay on the
+# rank. `torch.distributed.checkpoint` (**DCP**) lets each rank write its own shards.
+#
+# The check compares losses, clipped gradients and the checkpoint with a run on one rank. On rank 0 it also looks at the
+# parameters held, the largest all-gather, and the number of reduce-scatters in a step.
+
+# %% script="train_fsdp"
+
+# %% check_script="train_fsdp"
+
+# %% [markdown]
 # ## Take it home <!-- 2 homework 8 -->
 #
-# FSDP2, PyTorch's ZeRO-3. `fully_shard` makes a module a unit and its parameters `DTensor`s, of which each rank holds a
-# row block; hooks gather them before forward and backward and release them after (8.4). Gradients come out of backward
-# averaged and scattered. The optimizer is made after that, from shards. Losses of two ranks have to be those of one:
+# The complete script below uses FSDP2: each block is a unit (8.6). After backward each rank has its shard of the mean
+# gradient. The optimizer is made after `fully_shard`, so it gets shards. Two ranks must print the losses of a single
+# rank:
 
 # %% tags=["take-home"]
 from shutil import copy
@@ -358,13 +437,13 @@ held, whole = (int(word) for word in out.grep("holds")[0].split() if word.isdigi
 assert held < 0.51 * whole
 
 # %% [markdown]
-# `ZeroRedundancyOptimizer` is ZeRO-1 beside DDP. It deals out whole tensors, where yours cuts one flat vector, and
-# DDP's all-reduce stays: after its step each rank broadcasts the parameters that it has updated, so that 3/2 of the
-# bytes travel.
+# `ZeroRedundancyOptimizer` adds ZeRO-1 to a model in DDP. It assigns whole tensors to each rank, while your
+# `sharded_step` cuts one flat vector. DDP still all-reduces the gradients. After the update each rank broadcasts the
+# parameters that it has updated, so a step sends 3/2 of the bytes of DDP.
 
 # %% tags=["take-home"]
 # %%writefile take_home_08_zero.py
-"""ZeroRedundancyOptimizer is ZeRO-1 beside DDP: torchrun --standalone --nproc-per-node 2 take_home_08_zero.py"""
+"""ZeroRedundancyOptimizer adds ZeRO-1 to DDP: torchrun --standalone --nproc-per-node 2 take_home_08_zero.py"""
 
 import torch
 import torch.distributed as dist
@@ -407,8 +486,8 @@ held, whole = (int(word) for word in out.grep("holds")[0].split() if word.isdigi
 assert held < 0.51 * whole  # Adam: two float64 for each parameter
 
 # %% [markdown]
-# **DeepSpeed** has all three stages behind one number in its json file. It is not installed here, so this is only to be
-# read; its calls are in 06. Stage 3 in bf16, with optimizer states and parameters offloaded to the memory of the host:
+# **DeepSpeed** reads the stage, 1 to 3, from a json file. DeepSpeed is not installed here; 06 shows its calls. The file
+# below sets stage 3 and bf16, and offloads optimizer states and parameters to the host's memory:
 #
 #     {"train_batch_size": 32,
 #      "bf16": {"enabled": true},
@@ -419,49 +498,42 @@ assert held < 0.51 * whole  # Adam: two float64 for each parameter
 #                            "offload_param": {"device": "cpu", "pin_memory": true}},
 #      "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}}}
 #
-# `"stage"` 1 shards the state of the optimizer, 2 also gradients, 3 also parameters. `offload_optimizer` goes with each
-# of them, `offload_param` with stage 3 only. In place of `bf16`, `"fp16": {"enabled": true}` scales the loss as in 8.5.
+# `offload_optimizer` works with each stage, `offload_param` with stage 3 only. `"fp16": {"enabled": true}` instead of
+# `bf16` scales the loss as in 8.5.
 
 # %% [markdown]
 # ## Question to discuss
 #
-# ZeRO-3 and tensor parallelism both leave 1/N of each layer's parameters on a rank. What does each of them send, when,
-# and what hides it? What if each rank has only one sequence to work on, and what if it has many? Which of the two would
-# you use inside a node, and which between nodes?
+# ZeRO-3 and tensor parallelism (09) both leave 1/N of each layer's parameters on a rank. What does each method send,
+# when, and what hides the messages? What changes if each rank has many sequences, not one? Which method would you use
+# inside a node, and which between nodes?
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/grid/memory.py`: what a rank holds, by formula; `hpdl_lab/parallel/grid/ledger.py`: counted.
-# - `hpdl_lab/parallel/recompute.py`, `hpdl_lab/parallel/precision.py`: your functions, and what is made of them;
-#   `hpdl_lab/parallel/offload.py`: the optimizer's state in a file.
+# - `hpdl_lab/parallel/grid/memory.py`: what a rank holds, by formula; `hpdl_lab/parallel/grid/ledger.py`: the count.
+# - `hpdl_lab/parallel/recompute.py`, `hpdl_lab/parallel/precision.py`: your functions, and the code that calls them;
+#   `hpdl_lab/parallel/rounding.py`: FP8; `hpdl_lab/parallel/offload.py`: the optimizer's state in a file.
 # - `hpdl_lab/parallel/sharding.py`: your two functions; `hpdl_lab/parallel/zero.py`: the same by hooks, for any module.
 # - `torch/distributed/fsdp/_fully_shard` in PyTorch; DeepSpeed, `deepspeed/runtime/zero/stage3.py`.
 # - Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054; Zhao et al. 2023 (PyTorch FSDP), arXiv:2304.11277; Korthikanti et
-#   al. 2022, arXiv:2205.05198; Micikevicius et al. 2018 (mixed precision), arXiv:1710.03740; Chen et al. 2016
-#   (recomputation), arXiv:1604.06174.
+#   al. 2022, arXiv:2205.05198; Micikevicius et al. 2018 (mixed precision), arXiv:1710.03740; Micikevicius et al. 2022
+#   (FP8), arXiv:2209.05433; Chen et al. 2016 (recomputation), arXiv:1604.06174.
 
 # %% [markdown]
 # ## Recap
-#
-# 1. Mixed precision with Adam takes 16 bytes for each parameter: 2 for it, 2 for its gradient, 12 for the optimizer.
+# 1. Mixed precision with Adam takes 16 bytes for each parameter: 2 for itself, 2 for its gradient, 12 for the
+#    optimizer. FSDP2 has 4 + 4 + 8.
 # 2. ZeRO 1, 2 and 3 divide the optimizer's state, then gradients, then parameters: 4 + 12/N, 2 + 14/N, 16/N bytes.
-# 3. Stages 1 and 2 send what data parallelism sends; stage 3 sends half as much again, most of it while layers compute.
-# 4. Activations grow with the batch, whatever ZeRO does; recomputation keeps a block's input only, for a third more
-#    arithmetic.
-# 5. float16 gradients need a scaled loss, and all ranks decide together whether a step is skipped.
+# 3. Stages 1 and 2 send as much as data parallelism, stage 3 sends 1.5 times as much, mostly while layers compute. With
+#    more micro-batches stages 2 and 3 send more.
+# 4. Activations grow with the batch at every stage of ZeRO. Recomputation keeps only the input of each block, for a
+#    third more arithmetic.
+# 5. float16 gradients need a scaled loss, and all ranks decide together whether to skip a step. FP8 needs a scale for
+#    each tensor, or for parts of it.
 #
-# | term | what it means |
-# |---|---|
-# | mixed precision | forward and backward in 16 bits, the update in 32 |
-# | master weights | the 32-bit copy of the parameters that the optimizer updates |
-# | activations | from forward to backward | what backward needs; it grows with the batch |
-# | recomputation, activation checkpointing | keep the input of a block, and do its forward again in backward |
-# | ZeRO, FSDP | data parallelism whose optimizer state, gradients and parameters are divided, not copied |
-# | unit | the layers whose parameters are gathered and released together |
-# | loss scale | what the loss is multiplied by, so that small gradients do not become zero in float16 |
-# | offload | keep the optimizer's state in another memory, such as the host's or a file |
+# <!-- terms -->
 #
-# **What you can do now:** say before you ask for a GPU what fits on it, and choose between recomputation, ZeRO, tp and
-# pp for what does not.
+# **What you can do now:** say what fits on a GPU before you ask for one. Choose between recomputation, ZeRO, tp and pp
+# for a model that does not fit.
 #
 # <!-- links -->

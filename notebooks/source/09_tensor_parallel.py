@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 09 · Tensor parallelism
 #
-# **The number to reach:** two all-reduces forward and two backward for each layer of a GPT that four ranks share,
-# with the same losses as a single rank, to 10⁻¹⁰; and less than a third of the bytes that cutting layer by layer
-# would send.
+# **The number to reach:** the losses of a GPT on four ranks equal the losses of a single rank, to 10⁻¹⁰. Each layer of
+# this GPT takes two all-reduces forward and two backward. Cut the two linear layers of an MLP ([00](00_why.ipynb))
+# together: a rank sends less than a third of the bytes of two separate cuts.
 #
 # <!-- tracks -->
 #
-# In 06 every rank held the whole model. Here no rank does: every layer is cut, and each rank has a part of it.
+# In 06 a rank held the whole model, here a part of each layer.
 
 # %%
 from hpdl_lab import lab
@@ -15,21 +15,22 @@ from hpdl_lab import lab
 lab.start(4)
 
 # %% [markdown]
-# ## The idea <!-- 1 homework 10 -->
+# ## The idea <!-- 1 two days 10 -->
 #
-# One layer of GPT-3 has 12 d² weights with d = 12,288: 4 d² in its attention (q, k, v and out, d × d each) and 8 d²
-# in its MLP (d × 4d and 4d × d). Training with Adam in mixed precision keeps 2 + 2 + 4 + 4 + 4 = 16 bytes for each:
-# the weight and its gradient in 16 bits, and in 32 bits a copy of the weight and Adam's two averages
-# ([08](08_memory.ipynb)). A transformer block in shapes is drawn in [00](00_why.ipynb).
+# One layer of GPT-3 has 12 d² weights with d = 12,288. Its attention has 4 d² (q, k, v and out, d × d each), its MLP
+# has 8 d² (d × 4d and 4d × d).
+#
+# Adam in mixed precision keeps 16 bytes for each weight ([08](08_memory.ipynb)). The weight and its gradient take 2 + 2
+# bytes, in 16 bits. A copy of the weight and Adam's two averages take 4 + 4 + 4 bytes, in 32 bits.
 
 # %%
 layer = 12 * 12_288**2 * 16 / 1e9  # GB
 print(f"{layer:.0f} GB for a layer, {96 * layer / 1e3:.1f} TB for 96: that fills {96 * layer / 80:.0f} GPUs of 80 GB")
 
 # %% [markdown]
-# Activations come on top. A single layer would fit. But whole layers can be assigned to 96 GPUs at most, which then
-# wait for each other (10), and a single sequence gets no faster that way. **Tensor parallelism** cuts each layer, so
-# that several GPUs work on it at the same time. A linear layer y = x A can be cut in two ways:
+# One layer fits into a GPU. But 96 GPUs with a layer each wait for each other ([10](10_pipeline_parallel.ipynb)), and a
+# single sequence gets no faster. **Tensor parallelism** (tp) cuts each layer, so that several GPUs work on it at the
+# same time. A linear layer y = x A can be cut in two ways:
 #
 #     by columns                                   by rows
 #
@@ -40,54 +41,64 @@ print(f"{layer:.0f} GB for a layer, {96 * layer / 1e3:.1f} TB for 96: that fills
 #     every rank needs all of x,                   every rank needs its part of x,
 #     and has a part of y                          and has a part of a sum
 #
-# **Columns, then rows**: what the first layer leaves on a rank is just what the second one needs there. GELU between
-# them acts element by element. Two layers, and one sum at the end.
+# **Columns, then rows**: what the first layer computes on a rank is what the second layer needs on this rank. GELU,
+# between the two layers, works on each number by itself. So two layers need one sum, at the end.
 #
-# Backward goes the same way in reverse, and there is one rule for all of it: **where forward copies, backward adds;
-# where forward adds, backward copies.** Megatron calls such a pair f and g. You are given three functions that
-# autograd knows:
+# Backward has one rule: **where forward copies, backward adds; where forward adds, backward copies.** Two functions are
+# **conjugate**, such as Megatron's f and g, if each does forward what the other does backward. Three functions are
+# given:
 #
 # | function | forward | backward |
 # |---|---|---|
-# | `copy_to(comm, x)`, Megatron's f | nothing: x is the same on all ranks | all-reduce |
-# | `reduce_from(comm, x)`, Megatron's g | all-reduce | nothing: the gradient is the same on all ranks |
-# | `conjugate(x, forward, backward)` | `forward(x)` | `backward` of the gradient |
+# | `copy_to(comm, x)`, Megatron's f | no message: every rank has the same x | all-reduce of the gradient |
+# | `reduce_from(comm, x)`, Megatron's g | all-reduce of x | no message: every rank has the same gradient |
+# | `conjugate(x, forward, backward)`, for a pair of your own | returns `forward(x)` | returns `backward(gradient)` |
 #
 # ## Predict
 #
-# A transformer's layer is attention (two linear layers: q, k, v together, and out) and an MLP (two linear layers). On
-# four ranks: how many all-reduces does it take, forward and backward? And for two layers as columns and rows, with x
-# of 2 × 256 × 256 float32 (524,288 bytes), how many bytes does a rank send, forward and backward together?
+# A layer of a transformer has attention (two linear layers: q, k, v together, and out) and an MLP (two more). How many
+# all-reduces does it take on four ranks, forward and backward?
+#
+# Now cut two linear layers, by columns and then by rows. x has 2 × 256 × 256 float32 numbers (524,288 bytes). How many
+# bytes does a rank send, forward and backward together?
 
 # %% guess=[4, 4, 3000000]
 my_all_reduces = lab.guess("all-reduces of one layer of a transformer", {"forward": ..., "backward": ...})
 my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 
 # %% [markdown]
-# ## Exercise 9.1 ★★ A linear layer cut by its outputs <!-- 1 homework 12 -->
+# ## Exercise 9.1 ★★ A linear layer cut by its outputs <!-- 1 two days 12 -->
 #
-# `torch.nn.functional.linear(x, weight, bias)` is x @ weight.T + bias: columns of A are rows of `weight`. From the
-# table above you need `copy_to`.
+# Compute this rank's columns of y, with `copy_to`. `torch.nn.functional.linear(x, weight, bias)` is x @ weight.T +
+# bias, so columns of A are rows of `weight`.
 
 # %% exercise="hpdl_lab.parallel.tensor.linear:column_linear"
 
 # %% check="hpdl_lab.parallel.tensor.linear:column_linear"
 
 # %% [markdown]
-# ## Exercise 9.2 ★★ A linear layer cut by its inputs <!-- 1 homework 12 -->
+# ## Exercise 9.2 ★★ A linear layer cut by its inputs <!-- 1 two days 12 -->
 #
-# Its mirror image, with `reduce_from`. Where does the bias belong?
+# Compute all of y from this rank's rows of A, with `reduce_from`. Where does the bias belong?
 
 # %% exercise="hpdl_lab.parallel.tensor.linear:row_linear"
 
 # %% check="hpdl_lab.parallel.tensor.linear:row_linear"
 
 # %% [markdown]
-# ## Measure: four ways to cut a layer <!-- 1 homework 5 -->
+# ## Measure: four ways to cut a layer <!-- 1 two days 5 -->
 #
-# x + mlp(norm(x)), forward and backward, on four ranks: whole on each of them; every layer by columns and gathered
-# again; your two functions; and a fourth way, which you write below. Bytes are counted. The vertical lines show the
-# model: 2(p-1)/p · n for each all-reduce on a ring, α and β from a ping-pong, and the arithmetic divided by p.
+# Which way sends least? The next cell computes x + mlp(norm(x)) on four ranks in four ways, forward and backward:
+#
+# | way | what a rank does |
+# |---|---|
+# | whole on every rank | it holds all weights, and computes everything |
+# | layer by layer | the simplest cut: columns of both linear layers, and each output is gathered |
+# | columns, then rows | it calls your two functions |
+# | sequence parallel (9.4) | between layers it keeps only its own positions |
+#
+# Orange marks predict bytes and time. A ring's all-reduce of n bytes sends 2(p-1)/p · n bytes. Its time follows from α
+# and β of a ping-pong, and arithmetic is divided by p.
 
 # %%
 ways = lab.tensor(column_linear, row_linear, prediction=my_bytes)
@@ -98,45 +109,43 @@ print(f"you send {mine / naive:.0%} of what layer by layer sends")
 ways
 
 # %% [markdown]
-# The same on two ranks, where each has a core if the machine has two: there the time follows the model, too.
+# On two ranks with a core each, the time follows the predictions, too.
 
 # %%
 lab.tensor(column_linear, row_linear, ranks=2)
 
 # %% [markdown]
-# And on GPUs, by the model: one layer on H100s that reach half of their peak, eight to a node, with InfiniBand
-# between nodes. Why does tp end at the node? With which link does it not even get that far, and what does a smaller d
-# change?
+# The next picture predicts one layer on H100s that reach half of their peak, eight to a node, with InfiniBand between
+# nodes. Why does tp end at the node? Which link is too slow even inside a node? What does a smaller d change?
 
 # %%
 lab.explore("tensor")
 
 # %% [markdown]
-# ## Exercise 9.3 ★★ Which rows belong to a rank's heads <!-- 1 homework 12 -->
+# ## Exercise 9.3 ★★★ Attention with this rank's heads <!-- 1 homework 20 -->
 #
-# Attention has heads that never talk to each other: that is where it is cut. q, k and v of all heads come out of one
-# product, so its weight is three matrices stacked on top of each other. A contiguous piece of it is the wrong piece.
+# Heads need nothing from each other, so attention is cut by heads. The weight for q, k and v stacks three matrices, so
+# the rows of one head are not contiguous. `rows_of_heads` lists the rows that a rank needs:
 
-# %% exercise="hpdl_lab.parallel.tensor.transformer:rows_of_heads"
+# %%
+from hpdl_lab.parallel.tensor.transformer import rows_of_heads
 
-# %% check="hpdl_lab.parallel.tensor.transformer:rows_of_heads"
+print("4 heads of 2 rows each, rank 1 of 2:", rows_of_heads(1, 2, heads=4, width=8).tolist())
 
 # %% [markdown]
-# ## Exercise 9.4 ★★★ Attention with this rank's heads <!-- 1 homework 20 -->
-#
-# `scaled_dot_product_attention(q, k, v, is_causal=...)` expects q, k and v as (b, heads, s, d/heads). Look at how
-# `hpdl_lab/models/transformer.py` does it on one rank; your `column_linear` and `row_linear` do the rest.
+# Compute attention with the heads of this rank. `column_linear` makes q, k and v of these heads, and `row_linear` adds
+# the outputs of all ranks. In between, `scaled_dot_product_attention(q, k, v, is_causal=...)` expects q, k and v of
+# shape (b, heads, s, n): this rank's heads, n numbers each. See `hpdl_lab/models/transformer.py` for one rank.
 
 # %% exercise="hpdl_lab.parallel.tensor.transformer:attention_heads"
 
 # %% check="hpdl_lab.parallel.tensor.transformer:attention_heads"
 
 # %% [markdown]
-# ## A GPT on four ranks <!-- 1 homework 6 -->
+# ## A GPT on four ranks <!-- 1 two days 6 -->
 #
-# The whole model, cut like this: attention by heads, MLPs as columns and rows, and the token embedding by its rows.
-# It learns from Moby-Dick with 64 bits, so that rounding does not hide a mistake; all ranks see the same batch. One
-# rank first, then four: that takes a few seconds.
+# Now the whole model is cut: attention by heads, MLPs by columns and rows, and the token embedding by its rows. The
+# model is trained on Moby-Dick in 64 bits, so that rounding does not hide a mistake. All ranks see the same batch.
 
 # %%
 from hpdl_lab import data
@@ -155,33 +164,36 @@ per_layer = {way: len(getattr(shared[0], way)) // 2 for way in my_all_reduces}  
 lab.reveal("all-reduces of one layer of a transformer", per_layer)
 
 # %% [markdown]
-# Two for each layer, and one more in each direction for the token embedding at the two ends. Each moves b · s · d
-# numbers: 4 · 64 · 64. Below is the last step as a timeline. Nothing hides the all-reduces, because the next layer
-# needs the sum. (Recent systems cut a product into pieces and send one while they compute the next, called
-# asynchronous tensor parallelism.) The one all-gather between forward and backward collects the logits, of which each
-# rank has a quarter:
+# Each layer takes two all-reduces in each direction. The token embedding takes one more, because its weights work
+# twice. They look up tokens (all-reduce in forward), and compute the logits (all-reduce in backward). Each all-reduce
+# moves b · s · d = 4 · 64 · 64 numbers.
+#
+# In the timeline of the last step, nothing hides the all-reduces, because the next layer needs the sum. (Asynchronous
+# tensor parallelism cuts a product into pieces, and sends one piece while it computes the next.) The one all-gather
+# between forward and backward collects the logits, because each rank has a quarter of them:
 
 # %%
 begin = sorted(e.t0_ns for e in shared.events if e.op == "forward")[-4]  # of the last step on four ranks
 lab.show([e for e in shared.events if e.t0_ns >= begin])
 
 # %% [markdown]
-# If the heads cannot be divided by the ranks, you get a one-sentence error before any message is sent:
+# If ranks cannot have equally many heads, an error says so, before any message:
 
 # %% tags=["raises-exception"]
 lab.run(train_gpt, text, 1, 2)
 
 # %% [markdown]
-# ## Exercise 9.5 ★★★ Sequence parallel <!-- 1 homework 18 -->
+# ## Exercise 9.4 ★★★ Sequence parallel <!-- 1 homework 18 -->
 #
-# Between the cut layers there are norms and residual sums, and every rank computes and keeps all of them. An
-# all-reduce is a reduce-scatter followed by an all-gather. Take it apart, and let each rank hold only its own
-# positions in between:
+# Send x through a layer, while each rank keeps only its own positions of x. Between the cut layers, every rank has
+# computed norms and residual sums at all positions. In **sequence parallelism** a rank computes norms and sums only at
+# its own positions. So take the all-reduce apart, into reduce-scatter and all-gather:
 #
 #     tensor parallel      norm ─── copy ─────── layer ── all-reduce ────── + ─── norm      (b, s, d) on every rank
 #     sequence parallel    norm ─── all-gather ─ layer ── reduce-scatter ── + ─── norm      (b, s/p, d) between
 #
-# `gather(x)` and `scatter(x)` are given, for tensors without autograd; `scatter` adds over ranks, too.
+# `gather(x)` collects the positions of all ranks. `scatter(x)` adds x over ranks, and returns this rank's positions of
+# the sum. Autograd knows neither function, so use `conjugate`.
 
 # %% exercise="hpdl_lab.parallel.tensor.linear:sequence_parallel"
 
@@ -194,21 +206,19 @@ assert sequence["forward"] == pair["forward"] and sequence["kept"] < pair["kept"
 print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activations kept")
 
 # %% [markdown]
-# Megatron-LM keeps even less: it drops the gathered input of a layer and gathers it again in backward. That is one
-# more all-gather, which is hidden behind computing.
+# Megatron-LM keeps even less: it drops the gathered input of a layer, and gathers this input once more in backward.
 
 # %% [markdown]
-# ## Exercise 9.6 ★★★ Convert this script: tensor parallel <!-- 1 homework 20 -->
+# ## Exercise 9.5 ★★★ Convert this script: tensor parallel <!-- 1 homework 20 -->
 #
-# The script of 06 on one rank. Split its layers between two ranks with `torch.distributed.tensor.parallel`:
-# `parallelize_module(model, mesh, plan)` takes a dict that says for the name of a layer how it is cut,
-# `ColwiseParallel()` or `RowwiseParallel()`; `*` stands for any part of a name. Like this notebook, PyTorch counts
-# the columns of A in y = x A. Each piece is contiguous, which is why the script first makes three layers of q, k and
-# v (9.3).
+# Split the layers of the script of 06 between two ranks, with `torch.distributed.tensor.parallel`.
+# `parallelize_module(model, mesh, plan)` takes a mesh (the group of ranks) and a dict `plan`. A key is the name of a
+# layer; `*` stands for any part of a name. A value is `ColwiseParallel()` or `RowwiseParallel()`: columns or rows of A
+# in y = x A. Each rank gets a contiguous piece. So the script first cuts the layer for q, k and v into three (9.3).
 #
 #     torchrun --standalone --nproc-per-node 2 train_tp.py
 #
-# The file that it leaves has to be the whole model, as one rank would save it.
+# The file that the script saves has to hold the whole model.
 
 # %% script="train_tp"
 
@@ -217,10 +227,9 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # %% [markdown]
 # ## Take it home <!-- 1 homework 5 -->
 #
-# `parallelize_module` replaces the parameters of an unchanged model by sharded ones (DTensors). `ColwiseParallel` is
-# your `column_linear`, `RowwiseParallel` your `row_linear`; f and g come with them. Here the MLPs are cut. Attention
-# in this GPT has q, k and v in one matrix, which PyTorch would cut in contiguous pieces, the wrong ones (9.3). With
-# three matrices in place of one, the plan is `ColwiseParallel()` for each, and `RowwiseParallel()` for `out`.
+# `parallelize_module` replaces each parameter of an unchanged model by a DTensor, which holds this rank's part, its
+# **shard**. `ColwiseParallel` is your `column_linear`, `RowwiseParallel` your `row_linear`. Here the MLPs are cut.
+# Attention in this GPT has q, k and v in one matrix, and contiguous pieces of this matrix are the wrong pieces (9.3).
 
 # %% tags=["take-home"]
 from shutil import copy
@@ -276,29 +285,31 @@ assert out.grep("all-reduces") == ["all-reduces 2 2"]  # forward and backward: o
 # ## Question to discuss
 #
 # Data parallelism sends gradients, once per step, and backward hides them. Tensor parallelism sends activations, four
-# times per layer, and nothing hides them. On which links would you use which: NVLink 4 carries 450 GB/s per
-# direction, InfiniBand NDR 50 GB/s? And what does tensor parallelism gain from a batch twice as large?
+# times per layer, and nothing hides them. NVLink 4, inside a node, carries 450 GB/s per direction; InfiniBand NDR
+# carries 50 GB/s. Which parallelism would you use on which link? And what does tensor parallelism gain from a batch
+# twice as large?
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/parallel/tensor/linear.py`: f, g, and how two plain functions become one that autograd knows.
-# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/transformer.py`: your functions, and the modules.
+# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/transformer.py`,
+#   `hpdl_lab/parallel/tensor/spatial.py`: f, g, your functions, the modules.
 # - `hpdl_lab/parallel/tensor/model.py`: whole models, unchanged, cut into shards;
-#   `hpdl_lab/parallel/tensor/vocabulary.py`: the token embedding, and a cross-entropy that no rank has all logits for.
-# - `hpdl_lab/parallel/tensor/linear.py`, `hpdl_lab/parallel/tensor/spatial.py`: sequences and images that are cut.
+#   `hpdl_lab/parallel/tensor/vocabulary.py`: the token embedding, and a cross-entropy of logits that ranks share.
 # - Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),
 #   arXiv:2205.05198; Dryden et al. 2019 (LBANN's convolutions), arXiv:1903.06681.
 
 # %% [markdown]
 # ## Homework
 #
-# No other cell of this notebook needs it.
+# No other cell of this notebook needs this exercise.
 #
-# ## Exercise 9.7 ★★★ Halos of a convolution <!-- 1 homework 12 -->
+# ## Exercise 9.6 ★★★ Halos of a convolution <!-- 1 homework 12 -->
 #
-# Images can be cut, too: each rank has some rows of every image. A kernel of 5 × 5 looks two rows beyond the strip.
-# Those rows belong to a neighbor. `sending(comm, x, dst)` and `receiving(comm, x, src)` are given: lists of one
-# Work, or of none where x is empty.
+# Exchange the rows that a convolution needs from neighbors. Each rank has some rows of every image, a strip. A kernel
+# of 5 × 5 looks two rows beyond the strip. These rows, the strip's **halo**, belong to a neighbor.
+#
+# `sending(comm, x, dst)` and `receiving(comm, x, src)` are given. Each starts a message, and returns a list with its
+# Work, to be waited for. If x is empty, nothing is sent, and the list is empty.
 
 # %% exercise="hpdl_lab.parallel.tensor.spatial:halo_exchange"
 
@@ -317,22 +328,14 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 # %% [markdown]
 # ## Recap
 #
-# 1. A linear layer can be split by columns (each rank has some outputs) or by rows (each has a part of a sum).
+# 1. A linear layer can be split by columns (a rank has some outputs) or by rows (it has a part of a sum).
 # 2. Columns, then rows: two layers need one all-reduce forward and one backward.
 # 3. Where forward copies, backward adds; where forward adds, backward copies.
-# 4. Attention is split by heads, the token embedding by its rows; each layer of a transformer takes two all-reduces
+# 4. Attention is split by heads, the token embedding by its rows. A layer of a transformer takes two all-reduces
 #    each way.
 # 5. Nothing hides these all-reduces, so tensor parallelism stays on the fastest links, inside a node.
 #
-# | term | what it means |
-# |---|---|
-# | column-parallel, row-parallel | a linear layer whose outputs, or whose inputs, are split among ranks |
-# | f and g | Megatron's pair: copy forward and all-reduce backward, and the reverse |
-# | shard | the part of a tensor that one rank holds |
-# | head | one of several attentions that work side by side on a share of the width |
-# | sequence parallelism | between the split layers, each rank keeps its own positions only |
-# | activation | what a layer hands to the next one, kept for backward |
-# | halo | rows of a neighbor's part of an image that a convolution needs |
+# <!-- terms -->
 #
 # **What you can do now:** split the layers of a transformer among ranks, count their all-reduces, and say on which
 # links that pays.

@@ -1,14 +1,15 @@
 # %% [markdown]
 # # 11 · Hybrid parallelism
 #
-# **The number to reach:** a GPT on two meshes of four ranks with the same losses as a single rank, to 10⁻¹⁰, by three
-# changed lines; and the fastest of 66 ways to put GPT-3 on 1,024 GPUs, within 15% of what was published.
+# **The number to reach:** change three lines of a script, and a GPT on four ranks has the same losses as on one, to
+# 10⁻¹⁰. Your function finds the fastest of 66 ways to put GPT-3 on 1,024 GPUs. For one way, the computed time is within
+# 15% of the published time.
 #
 # <!-- tracks -->
 #
-# Replicas (06), shards of layers (09) and stages (10) are three ways to use more ranks. Here they are put together,
-# and the question is how many of each. Part one stands alone: in fifteen minutes you pick a grid with sliders. Part
-# two: a mesh, gradients, three lines. Part three: the best grid for 1,024 GPUs.
+# Replicas (06), shards of layers (09) and stages (10) are three ways to use more ranks. **Hybrid parallelism** combines
+# all three. A grid says how many there are of each. Part one picks a grid with sliders, part two trains on two grids,
+# and part three searches the best grid for 1,024 GPUs.
 
 # %%
 from hpdl_lab import lab
@@ -21,27 +22,28 @@ lab.start(4)
 #
 # ## The idea <!-- 1 half day 6 -->
 #
-# | axis | what is split among its ranks | what they send | how often |
+# | axis | what is split among its ranks | what ranks send | how often |
 # |---|---|---|---|
-# | **dp**, data parallel | the batch: each has its own examples | gradients | once per step, during backward |
+# | **dp**, data parallel | the batch: each rank has its own examples | gradients | once per step, during backward |
 # | **pp**, pipeline parallel | the layers, in stages | activations at the borders | once per micro-batch |
 # | **tp**, tensor parallel | each layer | activations | four times per layer |
 #
-# A **mesh** gives every rank one coordinate per axis, and every axis its own communicators. Eight ranks are two
-# replicas of two stages of two shards:
+# A **mesh** is a grid of ranks: each rank has one coordinate per axis. Each axis has its own communicators. These eight
+# ranks are two replicas, with two stages each, and each stage has two shards:
 
 # %%
 lab.show(Grid(dp=2, pp=2, tp=2))
 
 # %% [markdown]
-# The last axis varies fastest. Its ranks are neighbors, on the fastest links, so the axis that communicates most
-# should vary fastest. Megatron's default order is `tp-cp-ep-dp-pp`, fastest first: there dp varies before pp, because
-# gradients are more bytes than activations at the borders. Here the order is dp, pp, tp. torch's
-# `init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=...)` leaves it to you: its last axis varies fastest, too.
+# From each rank to the next, the coordinate of the last axis changes: the last axis varies fastest, as in torch's
+# `init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=...)`. Ranks along this axis have neighboring numbers, so most are
+# in one node, on the fastest links. So the axis that communicates most should be last: our **rank order** is dp, pp,
+# tp. Megatron writes the fastest axis first: `tp-cp-ep-dp-pp` (context and expert parallel, cp and ep, come in 12).
+# Megatron gives pp the slowest links, because activations at the borders of stages are fewer bytes than gradients.
 #
 # ## Predict
 #
-# A small GPT on your four engines: which grid takes a step fastest?
+# Which grid of your four engines takes the least time for a step of a small GPT?
 
 # %% guess=[2, 2, 1]
 my_grid = lab.guess("the fastest grid of 4 ranks", {"dp": ..., "pp": ..., "tp": ...})
@@ -49,13 +51,13 @@ my_grid = lab.guess("the fastest grid of 4 ranks", {"dp": ..., "pp": ..., "tp": 
 # %% [markdown]
 # ## Pick a grid <!-- 1 half day 9 -->
 #
-# Move the sliders: what a rank has to hold, how long the pipeline is idle, what goes over which link, and the time of
-# a step, all by formulas, using speeds measured on this machine. Then press **Run it**: a few real steps on your
-# engines, drawn over the prediction. They train by SGD with momentum, whose state is as large as the parameters; that
-# of Adam would be twice as large.
+# Move the sliders. Formulas show the bytes in each rank, the idle time of the pipeline, the load of each link, and the
+# time of a step. The formulas use speeds of this machine. Then press **Run it**: your engines do a few real steps, and
+# their times are drawn next to the prediction. Engines train by SGD with momentum, so the state is as large as the
+# parameters.
 #
-# Where four ranks share two cores, all arithmetic waits for these two, whatever the grid (light gray: waiting for a
-# core). Then the predicted times hardly differ; memory and bytes do.
+# If four ranks share two cores, ranks wait for a core with any grid: the light gray part of the bar. Predicted times
+# then hardly differ, but memory and bytes do.
 
 # %%
 picker = lab.grid("gpt", batch=32)
@@ -66,23 +68,15 @@ picker.run()
 print(picker)
 
 # %% [markdown]
-# *The half day and the full day end here.* You saw in 00 what dp, pp and tp send; how each works inside is the
-# subject of [06](06_data_parallel.ipynb), [09](09_tensor_parallel.ipynb) and [10](10_pipeline_parallel.ipynb).
+# *The half day and the full day end here.* How the axes work: dp in [06](06_data_parallel.ipynb), pp in
+# [10](10_pipeline_parallel.ipynb), tp in [09](09_tensor_parallel.ipynb).
 #
 # # Part two: one mesh
 #
-# ## Exercise 11.1 ★ Where a rank stands <!-- 2 homework 8 -->
+# ## Exercise 11.1 ★ Who is in whose group <!-- 2 homework 8 -->
 #
-# Coordinates are the digits of the rank's number, with a separate base for every digit.
-
-# %% exercise="hpdl_lab.mesh:coordinates"
-
-# %% check="hpdl_lab.mesh:coordinates"
-
-# %% [markdown]
-# ## Exercise 11.2 ★ Who is in whose group <!-- 2 homework 8 -->
-#
-# Along an axis a rank talks to those that differ from it in this coordinate, and in no other.
+# List the **process groups** along one axis of a mesh. `coordinates(rank, sizes)` is given. The check tries every axis
+# of nine grids.
 
 # %% exercise="hpdl_lab.mesh:groups"
 
@@ -94,18 +88,19 @@ assert stages == [[0, 2], [1, 3], [4, 6], [5, 7]]
 print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 
 # %% [markdown]
-# ## Exercise 11.3 ★★★ Which gradient is added over which axes <!-- 2 homework 22 -->
+# ## Exercise 11.2 ★★★ Which gradient is added over which axes <!-- 2 homework 22 -->
 #
-# Backward leaves a gradient on every rank. Some of them are parts of a sum, and it depends on the parameter over
-# which axes. A matrix that tp has cut is a different one on every tp rank. A norm is the same on all of them. The
-# token embedding is on the first stage and on the last one. Add too little, and replicas drift apart; add too much,
-# and they learn nonsense together.
+# Add each gradient over all ranks that have a part of it. Which ranks these are depends on the parameter. A matrix that
+# tp has cut is different on every tp rank. A norm layer is the same on all tp ranks. The token embedding is also the
+# matrix of the output layer, so the first and the last stage share it. With too few axes replicas drift apart; with too
+# many the gradients are wrong.
 #
 # `mesh["dp"]` and `mesh["tp"]` are communicators. A `Placed` describes each parameter:
 #
 # - `placed.parameter`: the tensor of this rank, with its `.grad`;
-# - `placed.over_tp`: True if each tp rank holds this parameter whole, and has a part of its gradient;
-# - `placed.shared`: the communicator of the stages that hold this very parameter, or None.
+# - `placed.over_tp`: True if each tp rank has a part of the gradient. Such ranks hold the whole parameter, but use it
+#   only for their own positions (09);
+# - `placed.shared`: the communicator of the stages that hold the same parameter, or None.
 
 # %% exercise="hpdl_lab.parallel.hybrid.gradients:reduce_gradients"
 
@@ -114,22 +109,20 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # %% [markdown]
 # ## Measure: three changed lines <!-- 2 homework 8 -->
 #
-# HyPar-Flow's promise in 2019 was that a model need not be rewritten to be cut and replicated. The same in this lab:
+# HyPar-Flow (2019) promised to cut and replicate a model without rewriting it. Here three lines of a script change:
 #
 #     mesh = DeviceMesh(comm, dp=2, pp=2)                                        # 1
 #     model = HybridParallel(model, mesh, example_x, micro_batches=4)            # 2
 #     optimizer = torch.optim.AdamW(model.parameters())
 #     for x, y in batches:
-#         loss = model.step(x, y)                                                # 3, for forward, loss and backward
+#         loss = model.step(x, y)                                                # 3: forward, loss and backward
 #         optimizer.step()
 #
-# torch's class has the same name and another signature: `init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp",
-# "pp"))`, and `mesh["dp"].get_group()` where we write `mesh["dp"]`. Replicas here hold the whole optimizer state; to
-# shard it as well along dp is ZeRO: stage 1 shards the optimizer state, stage 2 also the gradients, stage 3 (FSDP)
-# also the weights.
+# In torch, `init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))` makes the mesh, and `mesh["dp"].get_group()`
+# is our `mesh["dp"]`. Each replica here holds the whole optimizer state; ZeRO (08) would shard this state along dp.
 #
-# A GPT that learns from Moby-Dick: the plain script on one rank, and the changed one on two meshes of your four
-# engines. Numbers have 64 bits, so that rounding does not hide a mistake.
+# Train a GPT on Moby-Dick with the plain script on one rank, and with the changed script on two meshes. Numbers have 64
+# bits, so rounding does not hide a mistake. Compare the losses:
 
 # %% shown="hpdl_lab.parallel.scripts:hybrid_script"
 
@@ -149,10 +142,9 @@ for grid in ({"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}):
     print(f"{grid}: losses differ by {off:.0e}; parameters held: {[rank.held for rank in ranks]} of {alone.held:,}")
 
 # %% [markdown]
-# The two halves are not equally large: stages are cut so that they take equal time, and only between whole layers.
-# This is the last step of the second mesh, sums over tp and messages over pp in one picture. A message is drawn from
-# the moment it was started. Ranks start to receive early and work meanwhile, so a long bar does not mean that a rank
-# stands still.
+# Stages hold different numbers of parameters: they take equal time, and cuts are between whole layers. The picture
+# shows the last step of the second mesh: sums over tp, and messages over pp. A bar begins when its message is started.
+# Ranks start to receive early and compute meanwhile, so a long bar does not mean that a rank waits.
 
 # %%
 begin = sorted(e.t0_ns for e in ranks.events if e.op == "add gradients")[-8]  # where the step before has ended
@@ -161,7 +153,8 @@ lab.show([e for e in ranks.events if e.t0_ns > begin])
 # %% [markdown]
 # ## From one mesh into another <!-- 2 homework 4 -->
 #
-# A checkpoint holds the whole model and the whole optimizer, whatever the mesh. Three steps on one, three on another:
+# A **checkpoint** is a file with the whole model and optimizer state, here independent of the mesh. Train three steps
+# on one mesh, and three more on another mesh:
 
 # %%
 import tempfile
@@ -179,16 +172,17 @@ print("one rank, six steps:", through, "\ntwo meshes, three each:", resumed)
 # %% [markdown]
 # # Part three: which grid for 1,024 GPUs
 #
-# GPT-3, 175 billion parameters, on 1,024 GPUs of 80 GB: how would you divide them, and how long does a step of 1,536
-# sequences take?
+# GPT-3 has 175 billion parameters, and you have 1,024 GPUs of 80 GB. Which grid is fastest, and how many seconds does a
+# step of 1,536 sequences take?
 
 # %% guess=[32, 32, 1, 100]
 my_gpt3 = lab.guess("its fastest grid, and a step", {"dp": ..., "pp": ..., "tp": ..., "seconds": ...})
 
 # %% [markdown]
-# ## Exercise 11.4 ★★ Search the grid under a memory limit <!-- 3 homework 12 -->
+# ## Exercise 11.3 ★★ Search the grid under a memory limit <!-- 3 homework 12 -->
 #
-# Nobody has to guess what can be computed: price every grid, and take the fastest that fits.
+# Find the fastest grid that fits. To do this, compute the **price** of every grid: the seconds of a step, and the bytes
+# of the fullest rank. In the check some grids are equally fast.
 
 # %% exercise="hpdl_lab.parallel.grid.search:best_grid"
 
@@ -197,13 +191,14 @@ my_gpt3 = lab.guess("its fastest grid, and a step", {"dp": ..., "pp": ..., "tp":
 # %% [markdown]
 # ## 1,024 GPUs <!-- 3 homework 8 -->
 #
-# Your function on GPT-3. `price` assumes A100 GPUs, eight to a node, with NVLink inside and one InfiniBand adapter
-# each. NVIDIA published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s a step (Megatron-LM,
-# README.md, "GPT-3 Example"; the batch of 1,536 from `examples/pretrain_gpt3_175B.sh`). That run recomputed
-# activations in backward, and so does `price`: a third more arithmetic, and a fraction of the memory.
+# `price` assumes nodes of eight A100 GPUs, with NVLink inside a node, and an InfiniBand adapter for each GPU. NVIDIA
+# published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s per step. (Megatron-LM, README.md,
+# "GPT-3 Example"; the batch of 1,536 is in `examples/pretrain_gpt3_175B.sh`.) That run recomputed activations in
+# backward, as `price` does. Recomputation costs a third more arithmetic, and takes a fraction of the memory.
 #
-# One number is assumed: that layers reach half of a GPU's peak of 312 teraFLOP/s if they neither wait nor send. The
-# 15% are a statement about that number, too, as the cell below shows.
+# One number is assumed: while layers compute, they reach half of a GPU's peak of 312 teraFLOP/s. This share includes
+# recomputed FLOPs, as does **HFU**, hardware FLOP/s utilization. **MFU**, model FLOP/s utilization, is the share with
+# only the 6 N D operations that training needs (00).
 
 # %%
 from hpdl_lab.parallel.scripts import price
@@ -214,28 +209,31 @@ lab.reveal("its fastest grid, and a step", dict(zip(my_gpt3, (*best, price(*best
 print(f"the published grid: {published.seconds:.1f} s by the model, 32 s as published, {published.nbytes / 1e9:.0f} GB")
 
 # %% [markdown]
-# The same grid, if layers reach another share of the peak:
+# The predicted time depends on the assumed share:
 
 # %%
 {f"{share:.0%} of the peak": f"{price(8, 16, 8, of_peak=share).seconds:.0f} s" for share in (0.4, 0.45, 0.5, 0.55)}
 
 # %% [markdown]
-# And every share between, for the fastest grids that fit as well. The green band is 15% around what was published. For
-# which shares does the model stay within it, and does the order of the grids change?
+# The next slider changes the share. Each curve is the time of one grid: the published grid, or one of the fastest. The
+# green band is 15% around the published time. For which shares is the published grid's curve in the band? Does the
+# order of grids change?
 
 # %%
 lab.explore("share", prediction=my_gpt3)
 
 # %% [markdown]
-# All grids at once, each with and without recomputing: what lies to the right of the red line does not fit. Some of
-# the 66 are impossible: tp must divide 96 heads, and pp cannot be more than the layers. Where is yours?
+# The next picture shows all possible grids, with and without recomputation. Grids to the right of the red line do not
+# fit. Some of the 66 are impossible: tp must divide 96 heads, and pp cannot be more than the layers. Where is your
+# grid?
 
 # %%
 lab.search("gpt3", prediction=my_gpt3)
 
 # %% [markdown]
-# The model adds and multiplies. Does a simulation of 1,024 ranks agree with it, in which every single message waits
-# for its link, in virtual time? One step of the published grid with 4 of its 192 micro-batches takes a few seconds:
+# Does a simulation of 1,024 ranks agree with `price`? Simulated messages wait for their links, in **virtual time**:
+# times are computed, and nothing really waits. You wait a few seconds for one step of the published grid with 4 of its
+# 192 micro-batches:
 
 # %%
 from hpdl_lab.parallel.scripts import simulated_step
@@ -252,9 +250,10 @@ print(f"1,024 simulated ranks: {simulated:.2f} s a step, by the model: {modelled
 # Frontera nodes." (Awan, Jain, Anthony, Subramoni, Panda: HyPar-Flow, ISC High Performance 2020, abstract;
 # arXiv:1911.05146.)
 #
-# 110 of 128 nodes is an efficiency of 86%, 481 of 512 one of 94%. The 1.6 comes from small batches, where replicas
-# have little to compute between two all-reduces of a deep model. Yours is four ranks and a small GPT: replicas only,
-# against two replicas of two stages. If ranks share cores, this shows how work is divided, not how it scales.
+# A speedup of 110 on 128 nodes is an efficiency of 86%, and 481 on 512 nodes is 94%. The speedup of 1.6 comes from
+# small batches: replicas of a deep model then compute little between two all-reduces. Now compare a small GPT on four
+# replicas, and on two replicas of two stages. If ranks share cores, the times show how work is divided, not how it
+# scales.
 
 # %%
 replicas, hybrid = (lab.run(hybrid_script, text, grid, 6)[0].seconds for grid in ({"dp": 4}, {"dp": 2, "pp": 2}))
@@ -263,15 +262,15 @@ print(
 )
 
 # %% [markdown]
-# ## Exercise 11.5 ★★★ Convert this script: data and tensor parallel <!-- 3 homework 20 -->
+# ## Exercise 11.4 ★★★ Convert this script: data and tensor parallel <!-- 3 homework 20 -->
 #
-# The script of 06 and 09 once more, for four ranks: two replicas of two shards. `init_device_mesh` makes the mesh,
-# `mesh["tp"]` goes to `parallelize_module`, `mesh["dp"]` to whatever averages gradients: `fully_shard` of
-# `torch.distributed.fsdp` does, and shards what is left.
+# Convert the script of 06 and 09 to four ranks: two replicas of two shards. `init_device_mesh` makes the mesh.
+# `mesh["tp"]` goes to `parallelize_module`. `mesh["dp"]` goes to a function that averages gradients, for example
+# `fully_shard` of `torch.distributed.fsdp`, which also shards all parameters along dp.
 #
 #     torchrun --standalone --nproc-per-node 4 train_hybrid.py
 #
-# Which ranks see the same examples, and which see others?
+# Which ranks must read the same examples, and which must read different ones?
 
 # %% script="train_hybrid"
 
@@ -280,10 +279,9 @@ print(
 # %% [markdown]
 # ## Take it home <!-- 3 homework 6 -->
 #
-# PyTorch's own mesh. `init_device_mesh` is `Grid`: the last axis varies fastest. `parallelize_module` cuts layers over
-# "tp" (09). `fully_shard`, FSDP2, replaces `HybridParallel`'s replicas: each rank of "dp" keeps only its share of
-# parameters, gradients and optimizer state; parameters are gathered before a block needs them, and gradients are
-# added by a reduce-scatter. First everything that tp cuts, then FSDP around it: that is also how torchtitan does it.
+# In PyTorch, `parallelize_module` cuts layers over "tp" (09). `fully_shard` (FSDP2) replaces `HybridParallel`'s
+# replicas: each rank of "dp" keeps only its share of parameters, gradients and optimizer state, as in ZeRO-3 (08).
+# First tp cuts layers, then FSDP shards all parameters, cut ones too.
 
 # %% tags=["take-home"]
 from shutil import copy
@@ -335,11 +333,11 @@ losses = [[float(line.split()[-1]) for line in lines.grep("loss")] for lines in 
 assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-10
 
 # %% [markdown]
-# On GPUs write `"nccl"` and `"cuda"` in place of `"gloo"` and `"cpu"`, call
-# `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before the mesh is made, and move model and batches there.
-# Slurm starts it on two nodes with the script below: one `torchrun` for each node, which starts the ranks of that
-# node. They find each other at the first node, the *rendezvous*. `--nproc-per-node` is the number of GPUs of a node,
-# so that tp stays within it.
+# On GPUs write `"nccl"` and `"cuda"` in place of `"gloo"` and `"cpu"`. Call
+# `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before the mesh is made, and move model and batches to the GPU.
+# The next script starts the file on two nodes by Slurm. On each node one `torchrun` starts the ranks. Ranks find each
+# other at the first node, the *rendezvous*. `--nproc-per-node` is the number of GPUs of a node, so tp stays inside a
+# node.
 
 # %% [markdown]
 # %%writefile take_home_11.sbatch
@@ -357,12 +355,12 @@ assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-10
 #     --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:29500" take_home_11.py
 
 # %% [markdown]
-# Here it is only parsed. On a cluster, `!sbatch --test-only take_home_11.sbatch` asks Slurm when it could start, and
-# `!sbatch take_home_11.sbatch` starts it.
+# Here the script is only parsed. On a cluster, `!sbatch --test-only take_home_11.sbatch` asks Slurm when it could
+# start, and `!sbatch take_home_11.sbatch` starts it.
 #
-# This notebook itself can use such nodes, too: `lab.start(8, where="slurm", partition="gpu", nodes=2, gpus=1)` waits in
-# Slurm's queue and starts an engine for each GPU. With `device="cuda"` their tensors are on the GPUs, and travel by
-# NCCL. `docs/clusters.md` and `docs/gpu.md` say what a site needs, and what has not been tried yet.
+# This notebook can use such nodes, too. `lab.start(8, where="slurm", partition="gpu", nodes=2, gpus=1)` waits in
+# Slurm's queue and starts an engine for each GPU. With `device="cuda"` tensors are on the GPUs, and travel by NCCL.
+# `docs/clusters.md` and `docs/gpu.md` say what a site needs, and what is untried.
 
 # %% tags=["take-home"]
 # out = !bash -n take_home_11.sbatch
@@ -371,40 +369,30 @@ assert not out, out.n
 # %% [markdown]
 # ## Question to discuss
 #
-# On 1,024 GPUs the published grid has tp 8, and a node has 8 GPUs. What would change in the grid if a node had 4, or
-# 72? And what if the batch had to be 192 instead of 1,536?
+# On 1,024 GPUs the published grid has tp 8, and a node has 8 GPUs. What would change in the grid if a node had 4 GPUs,
+# or 72? What would change if the batch had to be 192 instead of 1,536?
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/mesh.py`: your two functions, and communicators along axes.
-# - `hpdl_lab/parallel/hybrid/gradients.py`: the rule, and the same during backward.
-# - `hpdl_lab/parallel/hybrid/model.py`: three lines; `hpdl_lab/parallel/checkpoint.py`: from one mesh into another.
-# - `hpdl_lab/parallel/grid/model.py`, `hpdl_lab/parallel/grid/memory.py`: what a grid costs;
-#   `hpdl_lab/parallel/grid/search.py`.
+# - `hpdl_lab/mesh.py`: your function, and communicators along axes.
+# - `hpdl_lab/parallel/hybrid/gradients.py`: your sums, and the same sums during backward.
+# - `hpdl_lab/parallel/hybrid/model.py`: `HybridParallel`; `hpdl_lab/parallel/checkpoint.py`: from one mesh into
+#   another.
+# - `hpdl_lab/parallel/grid/model.py`, `hpdl_lab/parallel/grid/memory.py`: the price of a grid.
 # - `hpdl_lab/parallel/grid/simulation.py`, `hpdl_lab/predict/graph.py`: every message of 1,024 ranks.
-# - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM on thousands of GPUs),
-#   arXiv:2104.04473; Jia et al. 2018 (FlexFlow), arXiv:1807.05358, which searches for the fastest way to parallelize a
-#   model. Lu et al. 2017 (HPCA) call a CNN accelerator FlexFlow, too: syllabi that cite it for the search mean Jia.
+# - Awan et al. 2020 (HyPar-Flow), arXiv:1911.05146; Narayanan et al. 2021 (Megatron-LM), arXiv:2104.04473; Jia et al.
+#   2018 (FlexFlow), arXiv:1807.05358.
 
 # %% [markdown]
 # ## Recap
 #
 # 1. A mesh gives each rank a coordinate on every axis: dp, pp and tp.
-# 2. The axis that communicates most, tp, gets the fastest links; dp can live with the slowest.
-# 3. A gradient is added over the axes along which its parameter is the same and its data are not.
-# 4. Which grid is fastest follows from memory, bubble and links, and can be computed before anything runs.
+# 2. The axis that communicates most, tp, gets the fastest links; dp or pp can live with the slowest.
+# 3. A gradient is added over the ranks that hold the same parameter, but have read different data.
+# 4. Memory, bubble and links decide which grid is fastest, and all three can be computed before anything runs.
 # 5. A model of time has assumptions: here the share of the peak that layers reach.
 #
-# | term | what it means |
-# |---|---|
-# | mesh, device mesh | ranks on a grid with named axes |
-# | process group | the ranks along one axis, with a communicator of their own |
-# | hybrid, 3D parallelism | data, pipeline and tensor parallelism at once |
-# | rank order | which axis varies fastest; Megatron's is tp, cp, ep, dp, pp |
-# | MFU | model FLOP/s utilization: 6 N D over the time and the peak; recomputation does not count |
-# | HFU | hardware FLOP/s utilization: recomputation counts, too |
-# | checkpoint | model and optimizer in a file, here independent of the mesh |
-# | micro-batch, global batch | what passes through a pipeline at once; all examples of one step |
+# <!-- terms -->
 #
 # **What you can do now:** lay out a training on a mesh, say which gradient is added where, and choose a grid under a
 # memory limit.

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 13 · Inference
 #
-# **The number to reach:** token 1,024 of a text in less than a tenth of the time that it takes without a cache; 16
-# requests on 4 slots in 30 steps, where static batching takes 56; and on two ranks, with pages, chunks and drafts the
-# same tokens as on one.
+# **The number to reach:** with your cache, attention for token 1,024 of a text is more than ten times as fast. Your
+# functions serve 16 requests in 30 passes through the model instead of 56, and two ranks generate the same tokens as
+# one.
 #
 # <!-- tracks -->
 #
-# A model is trained once and used a billion times. What is expensive then are not FLOPs but bytes that are read, and
-# users who wait: for the first token, and from each token to the next.
+# A model is trained once and used a billion times. In use, reading its weights from memory takes longer than its FLOPs,
+# and users wait for every token.
 
 # %%
 import torch
@@ -23,9 +23,9 @@ torch.set_num_threads(1)  # as on each rank: the products of one token are too s
 #
 # ## The idea <!-- 1 half day 5 -->
 #
-# A language model says how probable each next token is. One is chosen, put at the end of the text, and the model is
-# asked again. Every new token needs the **keys and values** of all tokens before it, in every layer. They do not
-# change when the text goes on, so they are kept: the **KV cache**.
+# A language model says how probable each next token is. One token is chosen and put at the end of the text, and the
+# model runs again. Each new token needs the keys and values of all tokens before it, in every layer. Keys and values
+# never change, so the model keeps them in a **KV cache**.
 #
 #     prefill                                     decode
 #
@@ -37,19 +37,19 @@ torch.set_num_threads(1)  # as on each rank: the products of one token are too s
 #
 #     products of matrices: FLOPs count           products with a vector: bytes count
 #
-# In **prefill** each weight that is read from memory is used for every token of the prompt. In **decode** it is used
-# for one. An H100 does 989 · 10¹² operations and reads 3.35 · 10¹² bytes per second, 590 operations for each 16-bit
-# number, so decoding one text is a matter of bytes: **weights plus cache, over the memory's bandwidth**, is the least
-# time of a token. Decoding many texts at once reads the weights once for all of them. What each brings along is its own
-# cache.
+# **Prefill** reads the prompt. All tokens of the prompt pass through the model at once, so each weight that is read is
+# used for all of them. **Decode** generates one token at a time, so each weight is read for one token only.
 #
-# That is the whole trade of serving: a larger **batch** means more tokens per second for all, and more time between
-# two tokens for each.
+# An H100 reads 3.35 · 10¹² bytes and does 989 · 10¹² operations per second. While it reads one 16-bit number, it can do
+# 590 operations. So bytes limit decode: a token takes at least the time to read **weights and cache**. If many texts
+# are decoded at once, the weights are read once for all of them, but each text has its own cache. So serving is a
+# compromise: a larger batch gives more tokens per second in all, but each text waits longer between two tokens.
 #
 # ## Moby-Dick, token by token <!-- 1 half day 2 -->
 #
-# A GPT of 0.8 million parameters that has read nine tenths of Moby-Dick, by `hpdl weights`. `submit` returns a
-# **stream**: its tokens, here characters, come while they are generated. `temperature` below 1 prefers likely ones.
+# This GPT of 0.8 million parameters was trained on nine tenths of Moby-Dick. Its tokens are characters. An **inference
+# engine** serves requests with a model. It gives each running request one of its **slots**, here four. `submit` returns
+# tokens as they are generated. A `temperature` below 1 prefers likely tokens.
 
 # %%
 from hpdl_lab.inference import weights
@@ -67,8 +67,8 @@ for token in engine.submit(weights.encode("The great whale"), max_tokens=200, sa
 # %% [markdown]
 # ## Predict
 #
-# Llama 3 8B has 32 layers, and in each 8 key heads of 128 numbers; a number has 2 bytes. How many GB (10⁹ bytes) of
-# keys and values are 32 conversations of 8,192 tokens? The weights are 16 GB.
+# Llama 3 8B has 32 layers, and each has 8 key heads. A key and a value have 128 numbers each, of 2 bytes. How many GB
+# (10⁹ bytes) do the keys and values of 32 conversations of 8,192 tokens take? The weights take 16 GB.
 
 # %% guess=[34]
 my_cache = lab.guess("GB of cache for 32 conversations of 8,192 tokens, Llama 3 8B", ...)
@@ -76,10 +76,13 @@ my_cache = lab.guess("GB of cache for 32 conversations of 8,192 tokens, Llama 3 
 # %% [markdown]
 # ## What a cache takes <!-- 1 half day 4 -->
 #
-# 2 · layers · key heads · numbers of a head · bytes of a number, for each token; DeepSeek-V3 keeps one latent of 576
-# numbers per layer in place of keys and values (12). The time is that of bytes alone, or of FLOPs where these take
-# longer; it has no messages in it. Why does throughput stop growing with the batch? Which of these models can serve one
-# user with 128,000 tokens from one GPU, and what do 8 bits for the cache change?
+# A token takes 2 · layers · key heads · n numbers: a key and a value, of n numbers each, in every key head. DeepSeek-V3
+# keeps one latent of 576 numbers per layer instead (12). A **step** is one pass through the model, and gives each
+# running request a token. The picture assumes that a step takes the time of its bytes or of its FLOPs, whichever is
+# longer. Messages are not counted.
+#
+# Why does throughput stop growing with the batch? Which models can serve one user with 128,000 tokens from one GPU?
+# What does a cache with 8-bit numbers change?
 
 # %%
 lab.explore("kv_cache", prediction=my_cache)
@@ -89,8 +92,8 @@ lab.reveal("GB of cache for 32 conversations of 8,192 tokens, Llama 3 8B", 32 * 
 # %% [markdown]
 # ## Predict
 #
-# The same GPT on this machine, one rank, up to eight requests at once: how many tokens per second at most, all
-# together?
+# The GPT of Moby-Dick runs on one rank of this machine, with up to eight requests at once. How many tokens per second
+# does it generate at most?
 
 # %% guess=[2000]
 my_throughput = lab.guess("tokens/s of all requests together, at most", ...)
@@ -98,9 +101,10 @@ my_throughput = lab.guess("tokens/s of all requests together, at most", ...)
 # %% [markdown]
 # ## Measure: throughput against latency <!-- 1 half day 4 -->
 #
-# Requests arrive at random, as people do (a Poisson process), with prompts and answers of mixed lengths; first slowly,
-# then faster than the engine can serve them. Each point is one rate. The line is the model: what a step takes if it
-# reads weights and cache once, for 1, 2, ... 8 requests that run all the time.
+# Requests arrive at random (a Poisson process), first slowly, then faster than the engine can serve them. Users feel
+# two latencies: the **time to the first token**, and the **time between two tokens**. The pictures show both latencies
+# over tokens per second, with a point for each rate of requests. The dotted line is computed for 1, 2, ... 8 requests
+# that run all the time. Look for the **knee**, the rate above which latency grows, and throughput does not.
 
 # %%
 served = lab.serve(prediction=my_throughput)
@@ -108,22 +112,22 @@ lab.reveal("tokens/s of all requests together, at most", served.throughput)
 served
 
 # %% [markdown]
-# Up to a rate the engine keeps up, and more requests cost little: tokens/s go up, and the time between two tokens
-# stays. Past the knee it cannot generate more, and requests wait in the queue: the time to the first token grows
-# without end. **Where would you run it?** To the left of the knee, with as much of a margin as your users have bursts.
+# Below the knee more requests cost little: tokens/s grow, and the time between two tokens hardly changes. Above the
+# knee, requests wait in the queue, and the time to the first token grows without end. **Where would you run the
+# engine?** Left of the knee, and further left if users come in bursts.
 #
-# Two constants of the model are no bytes: what Python takes in a step, and for each further request of it. Both are
-# measured first. Do the points lie above the line? A prompt that is read takes Python longer than the model knows. A
-# large model on a GPU has so many bytes to read that nothing else counts.
+# The dotted line counts bytes and two measured constants: the Python overhead of a step, and the overhead of each
+# further request in the step. Prompts take longer than assumed, so points may lie above the line. A large model on a
+# GPU reads so many bytes that the overhead does not count.
 
 # %% [markdown]
 # # Part two: one request, faster
 #
-# ## Exercise 13.1 ★★ One token with a cache <!-- 2 homework 15 -->
+# ## Exercise 13.1 ★★ One token with a cache <!-- 2 two days 15 -->
 #
-# One layer of attention. Without a cache a model is given all tokens so far and computes queries, keys and values of
-# all of them, to use one row of the result. Write the step that computes only what is new. `keys` and `values` have
-# room for the longest text; what earlier calls have put there is what you need.
+# Compute one layer of attention for the newest token. Without a cache, a model computes queries, keys and values of all
+# tokens so far, and uses one row of the result. `keys` and `values` hold what earlier calls have written. The check
+# compares results, and counts multiplications.
 
 # %% exercise="hpdl_lab.inference.decode:decode_step"
 
@@ -132,8 +136,8 @@ served
 # %% [markdown]
 # ### Predict, then measure: token 1,024
 #
-# A layer 256 wide. Token 1,024 takes how many times as long as token 1, without a cache, and with yours? Attention
-# itself still looks at all 1,024 keys.
+# The layer is 256 wide. Divide the time for token 1,024 by the time for token 1. What is this factor without a cache,
+# and with yours?
 
 # %% guess=[1000, 3]
 my_factors = lab.guess("times as long as token 1", {"without a cache": ..., "yours": ...})
@@ -147,23 +151,23 @@ lab.reveal("times as long as token 1", {how: times.factor(how) for how in my_fac
 lab.show(times, prediction=my_factors)
 
 # %% [markdown]
-# ## Exercise 13.2 ★★ Decode on several ranks <!-- 2 homework 12 -->
+# ## Exercise 13.2 ★★ Decode on several ranks <!-- 2 two days 12 -->
 #
-# A token of one sequence cannot be computed faster than its weights are read. Two ranks read two memories: each holds
-# half of the heads with their cache, and half of the MLP (09). Pipelines (10) do not help here: a single token passes
-# one stage after the other. `norm` is a layer norm without parameters, `gelu` torch's.
+# Send one new token through layers that several ranks share. A token takes at least the time to read the weights, and
+# two ranks read from two memories. Each rank has half of the heads with their cache, and half of the MLP (09).
+# Pipelines (10) do not help: a token passes through one stage after the other. The check counts the bytes that ranks
+# send.
 
 # %% exercise="hpdl_lab.inference.decode:tensor_parallel_decode"
 
 # %% check="hpdl_lab.inference.decode:tensor_parallel_decode"
 
 # %% [markdown]
-# ## The same tokens on two ranks <!-- 2 homework 3 -->
+# ## The same tokens on two ranks <!-- 2 two days 3 -->
 #
-# The whole engine on a mesh (11): each rank has its heads of each layer, and the pages of their keys and values. Both
-# run the same scheduler on the same requests, and choose the same token from the same logits, so that nothing but your
-# two all-reduces travels, and the logits at the end. Tokens are drawn at random here, each request from a seed of its
-# own, so that even these are the same.
+# Now the whole engine runs on a mesh (11): each rank has its heads of each layer, with their keys and values. Only the
+# two all-reduces per layer travel, and the logits at the end. Each request has one seed for all ranks, so both ranks
+# draw the same random tokens.
 
 # %%
 from hpdl_lab.inference.stages import part_for_rank
@@ -182,42 +186,62 @@ for prompt, new in zip(prompts, alone, strict=True):
     print(weights.decode([*prompt, *new]))
 
 # %% [markdown]
-# Is it faster? A layer of this model is 200,000 weights: two cores multiply its half in a few microseconds, and an
-# all-reduce between two processes takes longer than that. With 70 billion weights it is the other way round: 141 GB in
-# 16 bits take 42 ms from the memory of one H100, if they were in it, and 5.3 ms on eight, and 160 all-reduces of 16 kB
-# over NVLink about 1.5 ms.
+# Are two ranks faster? Not here: a layer has 200,000 weights. Each core multiplies its half in a few microseconds, and
+# an all-reduce between two processes takes longer. With 70 billion weights, reading takes longer. One H100 would read
+# 141 GB of weights in 42 ms, if they fit into its memory. Eight H100s take 5.3 ms. The 160 all-reduces, two in each of
+# 80 layers, take about 1.5 ms over NVLink. Each adds 8,192 numbers, 16 kB.
+#
+# ## Weights in 8 bits <!-- 2 two days 3 -->
+#
+# **Quantization** to int8 rounds each row of a weight matrix to whole numbers from -127 to 127, times one scale per
+# row. Fewer bits are read faster. Embeddings, norms and biases stay in float32. Look for the first character that
+# differs:
+
+# %%
+from hpdl_lab.inference.quantize import quantize, weight_bytes
+
+for model in (moby_dick, int8 := quantize(weights.load("moby_dick"))):
+    loss, (new,) = weights.held_out_loss(model), Engine(model).generate(prompts[2:], 60)
+    print(f"{weight_bytes(model):,} B, loss {loss:.3f}: {weights.decode([*prompts[2], *new])!r}")
+assert weight_bytes(int8) < 0.31 * weight_bytes(moby_dick) and abs(loss - weights.held_out_loss(moby_dick)) < 0.01
+
+# %% [markdown]
+# The int8 weights take 30% of the bytes. The loss grows by less than 0.001, and the first 56 new characters are the
+# same.
 
 # %% [markdown]
 # # Part three: many requests
 #
-# ## Exercise 13.3 ★★★ The scheduler of continuous batching <!-- 3 homework 16 -->
+# ## Exercise 13.3 ★★★ The scheduler of continuous batching <!-- 3 two days 16 -->
 #
-# A batch of requests, as many as there are slots: when all have ended, comes the next batch. That is **static
-# batching**, and all wait for the longest. **Continuous batching** decides before each token who runs. The unit is a
-# token to read: who decodes reads one, who is in the midst of its prompt reads a part of it, and the budget is what a
-# step reads at most.
+# Choose how many tokens of each request the next step reads. **Static batching** fills all slots, and admits new
+# requests only after all running requests have finished. In **continuous batching** a **scheduler** chooses requests
+# before each step. A request that decodes reads one token per step; a request in prefill reads a **chunk** of its
+# prompt. The **budget** limits the tokens of a step. The check looks for idle slots, and for requests that wait too
+# long.
 
 # %% exercise="hpdl_lab.inference.scheduler:schedule"
 
 # %% check="hpdl_lab.inference.scheduler:schedule"
 
 # %% [markdown]
-# ## Exercise 13.4 ★★★ Pages without fragmentation <!-- 3 homework 12 -->
+# ## Exercise 13.4 ★ Pages without fragmentation <!-- 3 two days 6 -->
 #
-# How long an answer will be nobody knows. Reserve the longest for each, and most of the memory is never used: earlier
-# engines held keys and values in 20 to 38% of it (Kwon et al. 2023). So the cache is cut into **pages** of some tokens,
-# as an operating system's memory is, and a request gets them one by one. A page need not follow the one before.
+# Give a request the pages that its tokens need, or none if too few are free. The length of an answer is not known in
+# advance. If each request reserves memory for the longest possible answer, most of it stays unused. This is
+# **fragmentation**: in earlier engines keys and values filled 20 to 38% of the memory (Kwon et al. 2023). So the cache
+# is cut into **pages** of some tokens. A request gets pages one by one, from anywhere in memory.
 
 # %% exercise="hpdl_lab.inference.pages:reserve"
 
 # %% check="hpdl_lab.inference.pages:reserve"
 
 # %% [markdown]
-# ## A cache in pages <!-- 3 homework 2 -->
+# ## A cache in pages <!-- 3 two days 2 -->
 #
-# Three requests with your scheduler, and the same beginning: full pages with equal tokens are held once, and counted
-# how often they are shared. If pages run out, the youngest request gives its own back, and reads its tokens again later
-# (**preemption**).
+# Three requests run with your scheduler, and their prompts begin alike. Full pages of the common beginning are kept
+# once. If no page is free, the youngest request gives its pages back, and reads its tokens again later: **preemption**.
+# Look for the striped pages, which requests share:
 
 # %%
 engine = Engine(moby_dick, slots=4, pages=32, schedule=schedule)
@@ -232,30 +256,54 @@ for stream in (streams * 30)[:90]:
 lab.show(engine)
 
 # %% [markdown]
-# ## Serve with your scheduler <!-- 3 homework 2 -->
+# ## Serve with your scheduler <!-- 3 two days 2 -->
 #
-# Such a load on two ranks, and it is your function that decides. With this little model they are slower than one: why
-# was said in part two.
+# Requests arrive at two ranks, and your function decides which requests run. As in part two, two ranks are slower than
+# one with this small model.
 
 # %%
 lab.serve(ranks=2, requests=16, schedule=schedule)
 
 # %% [markdown]
+# ## Prefill and decode on different ranks <!-- 3 two days 3 -->
+#
+# On one GPU, requests that decode wait while a prompt is read. **Disaggregated serving** reads prompts on some ranks
+# and decodes on other ranks. The cache of each prompt is sent once. Here rank 0 reads three prompts, and ranks 1 to 3
+# decode:
+
+# %%
+from hpdl_lab.inference.transfer import generate_disaggregated
+
+ranks = lab.run(generate_disaggregated, moby_dick, prompts, 60)
+assert ranks[1] | ranks[2] | ranks[3] == dict(enumerate(Engine(moby_dick).generate(prompts, 60)))
+
+# %%
+sent = [event for event in ranks.events if event.op == "send"]
+print(*(f"rank {event.rank} to rank {event.peer}: {event.nbytes:,} B" for event in sent), sep="\n")
+assert sum(event.nbytes for event in sent) == sum(4096 * len(prompt) + 4 * 81 for prompt in prompts)
+
+# %% [markdown]
+# The tokens are the same as on one rank. Each character takes 4,096 B: a key and a value in 4 layers, 128 numbers of 4
+# B each. Each prompt adds 324 B, the logits for its first new token. With Llama 3 8B, the cache of 8,192 tokens takes
+# 1.07 GB, or 21 ms at 50 GB/s.
+
+# %% [markdown]
 # ## Exercise 13.5 ★ What a draft is worth <!-- 3 homework 5 -->
 #
-# Decode reads all weights for one token, and has FLOPs to spare. **Speculative decoding** spends them: a small
-# **draft** model guesses γ tokens, one after the other, and the model reads all of them in one step, as it would read a
-# prompt. It keeps those that it would have chosen itself, and adds one of its own. The likeliest tokens stay the same,
-# and tokens that are drawn keep their distribution; only the time changes. How many tokens does a step bring, if each
-# guess is accepted with the same probability?
+# Predict how many tokens an **iteration** of **speculative decoding** brings. A small model, the **draft**, guesses γ
+# tokens, one after the other. Then the model reads all guesses in one step, like a prompt: decode reads all weights
+# anyway, and has FLOPs to spare. The model keeps the guesses before the first rejected guess, and adds one token. A
+# guess with probability p in the model, and q in the draft, is accepted with probability min(1, p/q). Then tokens have
+# the same distribution as without a draft. **Greedy** decoding accepts only the model's likeliest token, so the text is
+# the same. The probability that a guess is accepted is the **acceptance**.
 
 # %% exercise="hpdl_lab.inference.speculative:expected_tokens"
 
 # %% check="hpdl_lab.inference.speculative:expected_tokens"
 
 # %% [markdown]
-# The draft costs time, too: c of a step of the model for each guess. The speed-up is the tokens of an iteration over
-# γ c + 1. With which acceptance does it pay at all, and why is more γ not better?
+# Each guess takes c times as long as a step of the model, so an iteration takes γ c + 1 steps. The speed-up is the
+# tokens of an iteration divided by γ c + 1. From which acceptance on does a draft pay? Why is more γ not always better?
 
 # %%
 lab.explore("speculation")
@@ -263,8 +311,8 @@ lab.explore("speculation")
 # %% [markdown]
 # ## Speculation, measured <!-- 3 homework 3 -->
 #
-# The draft has one layer where the model has four, and half the width. How probable it is that a token is accepted is
-# Σ min(p, q) over both distributions, here on text that neither was trained on.
+# The model has four layers; the draft has one, half as wide. The draft guesses each token with probability q. So the
+# acceptance is Σ q min(1, p/q) = Σ min(p, q), here on text that neither model has read.
 
 # %%
 draft = weights.load("moby_dick_draft")
@@ -274,7 +322,8 @@ print(f"acceptance {share:.2f}: an iteration with γ = 2 brings {expected_tokens
 # %% [markdown]
 # ### Predict
 #
-# A draft step is not a quarter of a model step here, because much of both is Python. How many times as fast is it?
+# Much of each step is Python, so a draft step takes more than a quarter of a model step. How many times as fast is
+# generation with this draft?
 
 # %% guess=[1.3]
 my_speed_up = lab.guess("times as fast with a draft, γ = 2", ...)
@@ -294,18 +343,16 @@ print(f"{800 / drafted.iterations:.2f} tokens an iteration")
 lab.reveal("times as fast with a draft, γ = 2", plain / fast)
 
 # %% [markdown]
-# The likeliest token each time is the same with and without a draft, which is asserted; tokens that are drawn have the
-# same distribution. Four texts of 200 tokens are in the last line. Where γ c + 1 comes close to the tokens that an
-# iteration brings, nothing is gained: on two cores c is about a half. On a GPU a draft of a fiftieth of the weights
-# reads a fiftieth of the bytes, but its launches and its layers, one after the other, cost as well. And where many
-# requests share a batch, FLOPs are not to spare any more: then a draft makes it slower.
+# Greedy tokens are the same with and without a draft. On two cores c is about a half, so γ c + 1 is close to the tokens
+# of an iteration, and little is gained. On a GPU, a draft with 1/50 of the weights reads 1/50 of the bytes, but its
+# launches and layers take time, too. If many requests share a batch, no FLOPs are left to spare, and a draft makes
+# decode slower.
 
 # %% [markdown]
 # ## Take it home <!-- 3 homework 5 -->
 #
-# Tensor-parallel decoding without this laboratory's engine: plain `torch.distributed`, one loop, a cache that is a
-# list. Each rank takes its heads and its columns of the same weights. Its text has to be that of the engine. First
-# the model, weights and prompt, as files:
+# The next file decodes on two ranks with plain `torch.distributed`, one loop, and a list as cache. Its text must be the
+# engine's text. First, the model, weights and prompt become files:
 
 # %% tags=["take-home"]
 from shutil import copy
@@ -362,10 +409,8 @@ print(weights.decode(tokens))
 assert tokens == prompts[0] + Engine(moby_dick).generate(prompts[:1], max_tokens=60)[0]
 
 # %% [markdown]
-# In `transformers` it is `model.generate`, which keeps a cache by itself, and a model that is loaded with
-# `tp_plan="auto"` under `torchrun` is cut as yours in 13.2. Here a LLaMA with random weights generates with a cache and
-# without: which of the two takes longer, and does it write the same? `transformers` is not part of this laboratory: if
-# it is not installed, the cell says so, and compares nothing.
+# In `transformers`, `model.generate` keeps a cache, and `tp_plan="auto"` under `torchrun` shards a model as in 13.2.
+# Here a LLaMA with random weights generates with a cache and without. Which takes longer, and are the tokens the same?
 
 # %% tags=["take-home"]
 # %%writefile take_home_13_generate.py
@@ -397,52 +442,46 @@ print(out.n)
 assert "the same tokens" in out.n or "not installed" in out.n
 
 # %% [markdown]
-# An engine for many GPUs is one command, here only to be read:
+# One command starts an engine on many GPUs, here only to read:
 #
 #     vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-num-seqs 16 --block-size 16 \
 #         --max-num-batched-tokens 2048 --enable-prefix-caching
 #
-# You know what each of these words does: heads on two ranks, slots, tokens of a page, the budget, shared pages.
+# The options set the number of ranks, of slots, of tokens in a page, and the budget. The last option shares pages.
 #
 # ## Question to discuss
 #
-# Eight GPUs, and a model that fits on one. Eight copies, or tensor parallelism over all eight, or something between?
-# What does each do for the time to the first token, the time between two tokens, tokens per second, and the room for
-# caches? And what would you gain if prefill and decode ran on different GPUs, which have to send the cache?
+# You have eight GPUs, and a model that fits on one. Do you run eight copies, tensor parallelism over all eight, or
+# something between? What happens to the time to the first token, the time between two tokens, tokens per second, and
+# room for caches? What would you gain with prefill and decode on different GPUs?
 #
 # ## Where to read the real code
 #
-# - `hpdl_lab/inference/decode.py`: your two steps; `hpdl_lab/inference/scheduler.py`, `hpdl_lab/inference/pages.py`:
-#   your scheduler, and pages with reference counts; `hpdl_lab/inference/speculative.py`.
+# - `hpdl_lab/inference/decode.py`, `hpdl_lab/inference/scheduler.py`, `hpdl_lab/inference/pages.py`,
+#   `hpdl_lab/inference/speculative.py`: your functions, and the code around them.
 # - `hpdl_lab/inference/engine.py`, `hpdl_lab/inference/cache.py`: the engine, and attention that reads pages.
-# - `hpdl_lab/inference/stages.py`: the same on a mesh of tp and pp; `hpdl_lab/inference/load.py`: requests that arrive.
-# - nano-vllm, the same in a thousand lines of its own; vLLM, `vllm/v1/core/sched/scheduler.py`.
+# - `hpdl_lab/inference/stages.py`: a mesh of tp and pp; `hpdl_lab/inference/quantize.py`: int8;
+#   `hpdl_lab/inference/transfer.py`: prefill on another rank.
+# - nano-vllm, an engine in a thousand lines; vLLM, `vllm/v1/core/sched/scheduler.py`.
 # - Yu et al. 2022 (Orca), OSDI; Kwon et al. 2023 (PagedAttention), arXiv:2309.06180; Agrawal et al. 2023 (chunked
-#   prefill), arXiv:2308.16369; Leviathan et al. 2023 (speculative decoding), arXiv:2211.17192; Pope et al. 2022,
-#   arXiv:2211.05102; Shazeer 2019, arXiv:1911.02150.
+#   prefill), arXiv:2308.16369; Leviathan et al. 2023 (speculative decoding), arXiv:2211.17192; Dettmers et al. 2022
+#   (LLM.int8), arXiv:2208.07339; Zhong et al. 2024 (DistServe), arXiv:2401.09670.
 
 # %% [markdown]
 # ## Recap
 #
-# 1. A token's keys and values never change: with a cache each token is multiplied once, and 2 · layers · key heads ·
-#    numbers of a head are kept for it.
-# 2. Prefill is bound by FLOPs, decode by bytes: weights are read once for the whole batch, caches once for each.
-# 3. Tensor-parallel decode takes two all-reduces of b d numbers for each layer; caches and weights stay on their ranks.
-# 4. Continuous batching fills a slot as soon as it is free; pages leave less than one page of each request unused.
-# 5. A draft of γ tokens brings 1 + a + ... + a^γ tokens a step, and changes none of them.
+# 1. Keys and values never change. A cache keeps 2 · layers · key heads · n numbers per token, so each is computed once.
+# 2. FLOPs limit prefill, bytes limit decode: weights are read once for the whole batch, and each text has its own
+#    cache. Int8 weights take half the bytes of 16-bit weights.
+# 3. Tensor-parallel decode takes two all-reduces of b d numbers per layer. Disaggregated serving sends each prompt's
+#    cache once.
+# 4. Continuous batching fills a slot as soon as it is free. With pages, less than one page per request is unused.
+# 5. With acceptance a, a draft of γ guesses brings 1 + a + ... + a^γ tokens per iteration, and the text keeps its
+#    distribution.
 #
-# | term | what it means |
-# |---|---|
-# | prefill, decode | reading the prompt, all tokens at once; generating, one token at a time |
-# | KV cache | keys and values of all tokens so far, of each layer |
-# | time to first token, time between tokens | what a user waits for at first, and then again and again |
-# | continuous, iteration-level batching | who runs is decided anew for every token |
-# | chunked prefill | a prompt is read in parts, so that those who decode need not wait |
-# | page, paged attention | some tokens of a cache, anywhere in memory, and attention that finds them there |
-# | preemption | a request gives its pages back, and reads its tokens again later |
-# | speculative decoding, draft, acceptance | a small model guesses, the model checks; how often it agrees |
+# <!-- terms -->
 #
-# **What you can do now:** say what a model takes to serve, from its shapes; read an engine's settings; and choose
-# batch, ranks and draft for a latency.
+# **What you can do now:** compute the memory and time of serving from a model's shapes, read an engine's settings, and
+# choose batch, ranks and draft.
 #
 # <!-- links -->

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 14 · Frameworks, processors, links and their price
 #
-# **The number to reach:** the bytes that each framework sends for one step, before you read them.
+# **The number to reach:** the bytes that each framework sends for one step, guessed before you see them.
 #
 # <!-- tracks -->
 #
-# [14 · Where the time goes](14_performance.ipynb) looks into one step. Here is what lies around it: who records the
-# graph of a step, who sends what, what other processors do differently, which link is fast enough, and what a training
-# costs. Exercises 14.6 and 14.7 are about links.
+# [14 · Where the time goes](14_performance.ipynb) looks into one step, and this notebook at what surrounds it. When is
+# the graph of a step known, and who sends what? How do other processors differ? Which link is fast enough (14.6, 14.7)?
+# What does a training cost?
 
 # %%
 import torch
@@ -19,12 +19,13 @@ lab.start(4)
 # %% [markdown]
 # ## When is the graph known? <!-- 1 homework 8 -->
 #
-# A **graph** lists the operations of a training step and what each of them reads. In **define-and-run**, a program
-# records the graph first and runs it later, as in Theano, Caffe and TensorFlow 1. In **define-by-run**, every
-# operation runs immediately. Chainer gave it this name; PyTorch and TensorFlow 2 call it eager.
+# A **graph** lists the operations of a training step and their inputs. In **define-and-run**, a program records the
+# graph first and runs it later, as in Theano, Caffe and TensorFlow 1. In **define-by-run**, every operation runs
+# immediately. Chainer introduced the name define-by-run; PyTorch and TensorFlow 2 say eager.
 #
-# `hpdl_lab/performance/static_graph.py` is define-and-run in 70 lines. A **placeholder** stands for a tensor that
-# comes later. `two_layers` is the loss of a small net. Given placeholders, it only records:
+# `hpdl_lab/performance/static_graph.py` is define-and-run in 70 lines. A **placeholder** stands for a tensor that the
+# program gets later. `two_layers` computes the loss of a small model. If its inputs are placeholders, it only records
+# the operations:
 
 # %%
 from hpdl_lab.performance.frameworks import branching, framework_history, two_layers
@@ -34,7 +35,7 @@ nodes = [placeholder(name) for name in ("x", "y", "w1", "b1", "w2", "b2")]
 loss, sizes = two_layers(*nodes), ((8, 4), (8, 2), (4, 16), (16,), (16, 2), (2,))
 
 # %% [markdown]
-# Then `run_graph` computes the loss and its gradients. Given tensors, the same lines of `two_layers` run in eager mode:
+# Then `run_graph` computes the loss and its gradients. With tensors as inputs, `two_layers` runs in eager mode:
 
 # %%
 feed = {node: torch.randn(size) for node, size in zip(nodes, sizes, strict=True)}
@@ -44,8 +45,8 @@ assert all(map(torch.allclose, values[1:], eager))
 print(f"loss {values[0]:.5f}, eager {two_layers(*feed.values()):.5f}; at most {most} values in memory at a time")
 
 # %% [markdown]
-# A whole graph shows the last reader of each value, so memory is freed early. It also allows fusing operations,
-# reordering them, and sending each gradient as soon as it is ready. But it forbids this:
+# A recorded graph can be optimized as a whole. A value's memory is free after its last use. Operations can be fused and
+# reordered. Each gradient can be sent as soon as it is ready. But no `if` can depend on a value:
 
 # %%
 try:
@@ -54,10 +55,10 @@ except TypeError as error:
     print(error)
 
 # %% [markdown]
-# `torch.compile` is today's compromise. At the first call it records a graph from the Python code. Later calls reuse
-# it as long as its conditions (**guards**) hold, such as the shapes. At an `if` that needs a value, the graph ends,
-# Python decides, and a second graph begins: a **graph break**. Another shape needs another graph: a
-# **recompilation**. Four calls, with 8, 8, 9 and 10 examples:
+# `torch.compile` is today's compromise. At the first call it records a graph of the Python code. Later calls reuse this
+# graph as long as its conditions (**guards**) hold, for example the shapes. At an `if` on a value, the graph ends,
+# Python decides, and a second graph begins: a **graph break**. Another shape needs another graph: a **recompilation**.
+# Four calls follow, with 8, 8, 9 and 10 examples:
 
 # %%
 from torch._dynamo.utils import counters
@@ -74,26 +75,25 @@ for net in (two_layers, branching):
     print(f"{net.__name__}: {breaks} graph breaks, graphs traced after each call: {graphs}")
 
 # %% [markdown]
-# After a second shape torch treats the number of examples as a variable, so 10 examples need no new graph. In
-# `branching`, the part after the break works on one number, so a new shape does not change it.
+# After a second shape, torch treats the number of examples as a variable. So 10 examples need no new graph. In
+# `branching`, the part after the break works on one number. Its shape never changes, so this part needs only one graph.
 #
-# The frameworks differ in this, in what distributes the work, and in the libraries that compute:
+# Frameworks differ in when they know the graph, how they distribute work, and which libraries compute:
 
 # %%
 print(framework_history())
 
 # %% [markdown]
-# CNTK is the Microsoft Cognitive Toolkit, and MKL-DNN is now called oneDNN. `hpdl_lab/performance/frameworks.py` has
-# the source of each line.
+# CNTK is the Microsoft Cognitive Toolkit, and MKL-DNN is now called oneDNN.
 #
-# TensorFlow can place operations by hand: what is made under `with tf.device("/GPU:1"):` runs on the second GPU of
-# the node, and tensors that cross are copied. That is model parallelism. `tf.distribute.MirroredStrategy()` is data
-# parallelism: a replica on each GPU of the node (06).
+# In TensorFlow, operations under `with tf.device("/GPU:1"):` run on the second GPU of the node. TensorFlow copies
+# tensors between GPUs: this is model parallelism. `tf.distribute.MirroredStrategy()` is data parallelism: a replica on
+# each GPU of the node (06).
 #
 # ### Processes that share a tensor
 #
-# Processes of one node can also share memory. `torch.multiprocessing` starts two, and each writes one element of the
-# same tensor:
+# Processes of one node can also share memory. `torch.multiprocessing` starts two processes, and each writes one element
+# of the same tensor:
 
 # %%
 from functools import partial
@@ -106,9 +106,9 @@ print(shared)
 # %% [markdown]
 # ## Predict
 #
-# A model of 4.2 MB is trained by two workers and a parameter server. In each step, every worker reads all weights from
-# the server and sends all gradients back. How many MB does the server's link carry in each direction, in one step?
-# Between two workers without a server, a ring all-reduce (04) adds the gradients. How many MB does a worker send?
+# Two workers and a parameter server train a model of 4.2 MB. In each step, every worker reads all weights from the
+# server and sends all gradients back. How many MB does the server's link carry in each direction? Without a server, two
+# workers add their gradients by a ring all-reduce (04). How many MB does each worker send?
 
 # %% guess=[4.2, 4.2]
 my_server = lab.guess("MB a step in each direction of the server's link", ...)
@@ -117,9 +117,9 @@ my_worker = lab.guess("MB a step that a worker of the ring sends", ...)
 # %% [markdown]
 # ## Measure: the same training in four frameworks <!-- 1 homework 6 -->
 #
-# One model is trained on two workers by each framework, with the same weights and the same examples. Every worker
-# runs on an emulated host of its own, and the links carry 1 Gbit/s in each direction. `make frameworks` did this, and
-# you can run it again; it needs root. Here is what it recorded:
+# Each framework trains one model on two workers, with the same weights and examples. Every worker runs on its own
+# emulated host, and the links carry 1 Gbit/s in each direction. `make frameworks` recorded this table, and needs root.
+# Compare the MB and the losses:
 
 # %%
 from hpdl_lab.data import recorded
@@ -134,27 +134,25 @@ lab.reveal("MB a step in each direction of the server's link", 2 * vector_mb)  #
 lab.reveal("MB a step that a worker of the ring sends", vector_mb)
 
 # %% [markdown]
-# Who sends what to whom? The programs are in `hpdl_lab/performance/frameworks_run/`, each with 40 to 70 lines, and
-# `hpdl_lab/cli/frameworks.py` starts them:
+# A server sends 8.4 MB, and a worker 4.2 MB. The programs have 40 to 70 lines each
+# (`hpdl_lab/performance/frameworks_run/`):
 #
-# - **PyTorch DDP**: every worker has all weights, and Gloo adds the gradients by an all-reduce. `torch.compile`
-#   changes how the gradients are computed, and sends the same bytes.
+# - **PyTorch DDP**: every worker has all weights, and Gloo adds the gradients by an all-reduce. `torch.compile` changes
+#   how the gradients are computed, not the bytes sent.
 # - **JAX**: every host runs the same program. `jit` compiles the whole step, `shard_map` says which rows each device
-#   has, and `pmean` in the step is the all-reduce. Gloo computes it on CPUs.
-# - **TensorFlow, MultiWorkerMirroredStrategy**: every worker has all weights, and an all-reduce over gRPC averages
-#   what the workers assign. gRPC calls a function in another process, by way of the network. `tf.function` records
-#   the graph of the step at its first call, and runs the graph from then on.
-# - **TensorFlow, ParameterServerStrategy**: a server has the weights. Another process, the coordinator, hands steps
-#   to the workers. Each step reads all weights from the server, and sends all gradients back. No worker waits for
-#   another one, so that training is asynchronous, and the loss differs from run to run. TensorFlow 2 documents this
-#   strategy for asynchronous training only.
-# - **A parameter server over gRPC**, in 60 lines: the server waits for all gradients, takes the step, and answers
-#   with the new weights. This is synchronous, and its loss is that of one process.
+#   has, and `pmean` in the step is the all-reduce, which Gloo computes on CPUs.
+# - **TensorFlow, MultiWorkerMirroredStrategy**: every worker has all weights, and computes new weights from its own
+#   examples. An all-reduce over gRPC averages these new weights. gRPC calls a function in another process over the
+#   network. `tf.function` records the graph of the step at its first call, and runs the graph from then on.
+# - **TensorFlow, ParameterServerStrategy**: a server has the weights. Another process, the coordinator, gives steps to
+#   the workers. In each step, a worker reads all weights from the server, and sends all gradients back. No worker waits
+#   for another, so the training is asynchronous, and the loss differs from run to run.
+# - **A parameter server over gRPC**, in 60 lines: the server waits for all gradients, takes the step, and answers with
+#   the new weights. So the training is synchronous, with the same loss as a single process.
 #
-# In TensorFlow 1 a program placed each variable by hand: `with tf.device("/job:ps/task:0"):` put it on server 0. A
-# strategy does that now. `tf.device` is still there.
+# In TensorFlow 1, a program placed each variable by hand, for example on server 0: `with tf.device("/job:ps/task:0"):`.
 #
-# How many times did all weights, or all gradients, pass each link? One **vector** here is all of them:
+# All weights together are one **vector**, and so are all gradients. How many vectors pass each link in a step?
 
 # %%
 found = recorded.load("frameworks")
@@ -166,8 +164,8 @@ assert vectors == [1.0, 0.0]  # the last row, a ring
 
 # %% [markdown]
 # A ring sends 2(p-1)/p vectors on each link (04), which is one vector for p = 2. A server's link carries p vectors in
-# each direction: p gradients arrive, and p copies of the weights leave. With a synchronous server the two take place
-# one after the other. How long do the links take at least, for p workers?
+# each direction: p gradients arrive, and p copies of the weights leave. With a synchronous server, the copies leave
+# after the gradients have arrived. How long does the busiest link take at least, with p workers?
 
 # %%
 vector = found["nbytes"] / 125e6  # s, of all weights on a link of 1 Gbit/s
@@ -177,17 +175,17 @@ for p in (2, 8, 64):
 assert round(server / ring) == 65
 
 # %% [markdown]
-# The recorded steps with 2 workers take more than that: computing takes time, too. So large parameter servers divide
-# the weights among many servers, each with a link of its own (04).
+# With 64 workers, a server's link takes 65 times as long as the ring. So large trainings divide the weights among many
+# servers, each with its own link (04). The recorded steps take longer than these times, because workers also compute.
 #
-# The ring of this laboratory takes longer than 34 ms, because it sends by `send` and `recv` of Gloo here. Gloo moves
-# the two directions one after the other if `send` comes first. By MPI on the same links, the same ring takes 34 ms.
+# By MPI, a ring of two workers takes the 34 ms that the last cell printed. The laboratory's ring, the last row of the
+# recorded table, takes longer: it sends by `send` and `recv` of Gloo. If a rank calls `send` before `recv`, Gloo moves
+# the two directions one after the other.
 
 # %% [markdown]
 # ## Other processors <!-- 1 homework 4 -->
 #
-# A processor has a peak in FLOP/s, and a memory with a bandwidth (14.2). The **ridge** says how often each byte has to
-# be used to reach the peak:
+# The ridge of a processor (14.2) says how often each byte has to be used to reach the peak:
 
 # %%
 from hpdl_lab.performance.machines import table_of_processors
@@ -197,59 +195,56 @@ print(table_of_processors())
 # %% [markdown]
 # ### TPU
 #
-# 1. A TPU multiplies matrices in a **systolic array**, a grid of multipliers that pass numbers to their neighbors: a
+# 1. A TPU multiplies matrices in a **systolic array**, a grid of multipliers that pass numbers to their neighbors. A
 #    TPU v6e chip has two grids of 256 x 256.
-# 2. A number that enters the grid is used in many multiplications before it leaves, so that little is read and
-#    written.
-# 3. A TPU v6e chip has one large core, and an H100 has 132 small ones that switch between many threads.
-# 4. The compiler (XLA) decides before the run when each number moves, so that shapes have to be known, and a new
-#    shape means a new compilation.
-# 5. The chips have network links of their own and form a torus: up to 256 chips in two dimensions (v6e), or 8,960 in
-#    three (v5p).
+# 2. Each number that enters the grid is used in many multiplications before it leaves, so little is read and written.
+# 3. A TPU v6e chip has one large core, but an H100 has 132 small ones that switch between many threads.
+# 4. The compiler (XLA) plans before the run when each number moves, so a new shape needs a new compilation.
+# 5. The chips have their own network links and form a **torus**, a grid whose rows and columns are rings. A torus has
+#    up to 256 chips in two dimensions (v6e), or 8,960 in three (v5p).
 #
 # ### IPU
 #
-# 1. A Bow IPU has 1,472 cores, and each has a memory of its own next to it; together these memories hold 0.9 GB.
-# 2. This memory is on the chip and moves about 65 TB/s, so that the ridge lies at 5 FLOPs per byte in 16 bits, where
-#    an H100 has 295.
-# 3. Each core runs its own program, and a GPU runs the same instruction for 32 threads at a time.
+# 1. A Bow IPU has 1,472 cores, and each has its own memory next to it; together these memories hold 0.9 GB.
+# 2. This memory is on the chip and moves about 65 TB/s. So the ridge is 5 FLOPs per byte in 16 bits; the H100 has 295.
+# 3. Each core of an IPU runs its own program, but a GPU runs the same instruction for 32 threads at a time.
 # 4. All cores compute, then wait for each other, then exchange data: this is **bulk synchronous parallel**, and the
 #    compiler plans every exchange.
 # 5. A model that needs more than 0.9 GB is divided among several IPUs, or streamed from a much slower memory outside.
 #
 # ### FPGA
 #
-# 1. An FPGA has no fixed processor: it is a field of small logic blocks, multipliers and memories, and a program
-#    wires them to a circuit.
-# 2. The circuit can be made for one model, with one layer's output going straight into the next layer, not by way of
+# 1. An FPGA has no fixed processor: it is a field of small logic blocks, multipliers and memories, and a program wires
+#    them into a circuit.
+# 2. The circuit can be made for one model: the output of one layer goes straight into the next layer, not through
 #    memory.
 # 3. Numbers can have any width, for example 4 or 6 bits, and narrower numbers leave room for more multipliers.
-# 4. The price is a low clock, a few hundred MHz, and a low peak: 24.5 tera-operations per second in 8 bits for an
-#    Alveo U280.
-# 5. To compile a circuit takes hours, so FPGAs serve models that change rarely and have to answer fast, and they
-#    seldom train.
+# 4. The price is a low clock, a few hundred MHz, and a low peak: 24.5 tera-operations per second in 8 bits for an Alveo
+#    U280.
+# 5. Compiling a circuit takes hours, so FPGAs serve models that change rarely and have to answer fast; they seldom
+#    train.
 #
 # ### Lu's accelerator (FlexFlow, HPCA 2017)
 #
-# 1. A convolution can be divided by feature maps, by neurons (places in the output), or by synapses (weights of a
-#    kernel).
-# 2. Earlier accelerators were built for one of these, and layers that have little of it leave most multipliers
-#    without work.
-# 3. FlexFlow changes the way in which data flow through its multipliers from layer to layer, and combines all three.
-# 4. Lu et al. report 2 to 10 times the speed, and 2.5 to 10 times the power efficiency, of three other architectures
-#    on six networks.
-# 5. A GPU leaves this choice to software, which picks another kernel for another shape. (The FlexFlow of Jia et al.
-#    2018 in 11 is another work: a search for the best division of a model.)
-#
+# 1. A convolution can be divided in three ways: by feature maps, by neurons (places in the output), or by synapses
+#    (weights).
+# 2. Earlier accelerators were built for one way; if a layer cannot be divided much in this way, most multipliers have
+#    no work.
+# 3. FlexFlow changes with each layer how data flow through its multipliers, and combines all three ways.
+# 4. Lu et al. report for six models: FlexFlow has 2 to 10 times the speed of three other architectures, and 2.5 to 10
+#    times their power efficiency.
+# 5. On a GPU, software makes this choice: for layers of another shape, a library runs another GPU program. (Another
+#    FlexFlow, of Jia et al. 2018 in 11, searches for the best division of a model.)
 
 # %% [markdown]
 # ## Measure: which link is fast enough? <!-- 2 homework 2 -->
 #
-# Gradients have to reach other GPUs. NVLink and PCIe join GPUs inside a node (NVLink 5 joins a whole rack).
-# InfiniBand (`ndr`, `hdr`), Omni-Path, Slingshot and Ethernet join nodes. `roce` is Ethernet too, but with adapters
-# that write into each other's memory without TCP. For networks, data sheets count bits: 400 Gbit/s are 50 GB/s.
+# NVLink and PCIe join GPUs inside a node. NVLink 5 joins all GPUs of a **rack**, a cabinet of nodes. InfiniBand (`ndr`,
+# `hdr`), Omni-Path, Slingshot and Ethernet join nodes. `roce` is Ethernet without **TCP**, the protocol by which
+# operating systems send data: adapters write into each other's memory. For networks, data sheets count bits: 400 Gbit/s
+# are 50 GB/s.
 #
-# Where is this machine? Two engines play ping-pong, as in 03:
+# Two engines play ping-pong, as in 03. Find the row of this machine:
 
 # %%
 from hpdl_lab.performance.links import LINKS, ladder, offers
@@ -260,17 +255,18 @@ print(ladder(link.alpha, link.beta))
 assert link.seconds[0] > LINKS["hbm3"].alpha
 
 # %% [markdown]
-# `hbm3` is the memory of an H100. Bandwidths are those of one direction; data sheets of NVLink state the sum of both.
-# Latencies are those of a small message; NCCL assumes the values from NVLink to RoCE when it chooses an algorithm.
-# Engines on one machine exchange messages through its memory, and much of their latency is Python.
+# `hbm3` is the memory of an H100. Bandwidths are for one direction; data sheets of NVLink state the sum of both
+# directions. Latencies are for a small message. The latencies of NVLink, PCIe and InfiniBand come from NCCL, which
+# chooses its algorithm by them. Engines on one machine exchange messages through its memory, and much of their latency
+# is Python.
 
 # %% [markdown]
 # ## Predict
 #
-# A model has 1.5 billion parameters, and its gradients have 16 bits. 64 H100 GPUs train it, each with a network link
-# of its own and 8,192 tokens per step. Backward takes 4 FLOPs per parameter and token, and runs at 40% of the peak:
-# that is 124 ms. Assume that the first gradient is ready at once. A ring all-reduce (04) adds the gradients
-# meanwhile. How fast must each link be, so that backward hides 90% of the communication?
+# 64 H100 GPUs train a model of 1.5 billion parameters, with gradients in 16 bits. Each GPU has its own network link and
+# 8,192 tokens per step. Backward takes 4 FLOPs per parameter and token, at 40% of the peak: 124 ms. Assume that the
+# first gradient is ready at once. A ring all-reduce (04) adds the gradients. How fast must each link be, so that
+# backward hides 90% of the communication?
 
 # %% guess=[400]
 my_gbit = lab.guess("Gbit/s per GPU that hide 90% of the communication", ...)
@@ -278,11 +274,12 @@ my_gbit = lab.guess("Gbit/s per GPU that hide 90% of the communication", ...)
 # %% [markdown]
 # ## Exercise 14.6 ★ The cheapest link <!-- 2 homework 10 -->
 #
-# Communication that goes on while backward computes is **hidden**. The rest is **exposed**: the ranks wait for it
-# (06). A link that hides more than `hidden` costs more, and saves little time.
+# Choose the cheapest link that hides enough of the communication. Communication during backward is **hidden**. The
+# ranks wait for the rest, which is **exposed** (06). The list `links` begins with the cheapest link. The check tries
+# lists of one link and longer lists.
 #
-# `links` come cheapest first. The order of `offers()` below is an assumption: faster costs more. If your prices say
-# otherwise, name the links in your order: `offers(["infiniband_hdr", "roce_400"])`.
+# `offers()` below assumes that faster links cost more. If your prices differ, name the links yourself, cheapest first:
+# `offers(["infiniband_hdr", "roce_400"])`.
 
 # %% exercise="hpdl_lab.performance.links:cheapest_link"
 
@@ -299,25 +296,27 @@ lab.reveal("Gbit/s per GPU that hide 90% of the communication", LINKS[best].GBps
 print(best)
 
 # %% [markdown]
-# About 343 Gbit/s would be enough, and the next link that exists has 400. With 200 Gbit/s, 52% are hidden. With twice
-# the tokens per step, backward takes twice as long, and 200 Gbit/s hide everything. Eight GPUs that share one adapter
-# have an eighth of it each, unless they first add over NVLink (the hierarchical all-reduce in 04).
+# About 343 Gbit/s would be enough, and the next link that exists has 400. With 200 Gbit/s, 52% of the communication is
+# hidden. With twice the tokens per step, backward takes twice as long, and 200 Gbit/s hide everything. If eight GPUs
+# share an adapter, each GPU has an eighth of its bandwidth. The hierarchical all-reduce (04) avoids this: it first adds
+# over NVLink.
 
 # %% [markdown]
 # ## Predict
 #
-# Two nodes have four H100 GPUs each, and an InfiniBand adapter of 400 Gbit/s for each GPU. They also have one
-# Ethernet port of 25 Gbit/s each, and a fifth adapter for storage (RoCE), which NCCL prints as IB, too. If NCCL may
-# not use InfiniBand, it takes the Ethernet port. The job still runs. How many times lower is the bus bandwidth
-# (busbw, 04) of a large all-reduce?
+# Two nodes have four H100 GPUs each, and an InfiniBand adapter of 400 Gbit/s for each GPU. Each node also has one
+# Ethernet port of 25 Gbit/s. If NCCL may not use InfiniBand, it takes the Ethernet port, and the job still runs. How
+# many times lower is the bus bandwidth (busbw, 04) of a large all-reduce?
 
 # %% guess=[64]
 my_ratio = lab.guess("times lower busbw over Ethernet than over InfiniBand", ...)
 
 # %% [markdown]
 # With `NCCL_DEBUG=INFO`, NCCL prints how it connects the GPUs. Here is a good log: the lines of rank 0, and the table
-# of nccl-tests with busbw in the last column. Three slow jobs follow, with only the lines that differ. These logs are
-# **not recorded**: the laboratory writes them in the format of NCCL 2.26. HCA is InfiniBand's word for adapter.
+# of nccl-tests with busbw in the last column. The logs of three slow jobs follow, with only the lines that differ.
+# Compare the words after `via` with the good log: they name the path of the data. HCA is InfiniBand's word for adapter,
+# and `mlx5_4` is an adapter for storage. These logs are **not recorded**: the laboratory writes them in the format of
+# NCCL 2.26.
 
 # %%
 from hpdl_lab.performance.nccl_log import LOGS, busbw, excerpt
@@ -328,22 +327,22 @@ assert round(busbw(good) / busbw(LOGS["socket"])) == 65
 lab.reveal("times lower busbw over Ethernet than over InfiniBand", busbw(good) / busbw(LOGS["socket"]))
 
 # %% [markdown]
-# The adapters of a node have 4 · 400 Gbit/s, and its Ethernet port has 25: a factor of 64. In busbw, such an adapter
-# gives 46 to 48 GB/s (an answer in nccl-tests, issue 290, 2025). The good log is made with 46 for each of the four; the
-# other bandwidths are made up. So the logs show 183 against 2.8 GB/s: a factor of 65.
+# The logs show 183 against 2.8 GB/s: a factor of 65. The adapters of a node have 4 · 400 Gbit/s, and its Ethernet port
+# has 25: a factor of 64. The 183 GB/s are about 4 · 46: each adapter adds 46 GB/s, as measured elsewhere (46 to 48;
+# nccl-tests, issue 290, 2025). The other bandwidths are made up.
 #
 # ## Exercise 14.7 ★★ Read NCCL's log <!-- 2 homework 12 -->
 #
-# A **channel** is a ring, and each line with `via` shows one link of it. A link between nodes has two lines:
+# Find in a log the setting that makes a job slow. A **channel** is a ring. Each line with `via` shows how data travel
+# on one link of a channel:
 #
 # - `P2P` (peer to peer): a GPU reaches the memory of the next one directly, by NVLink.
 # - `SHM` (shared memory): the data go through the node's main memory.
 # - `NET/Socket`: the data go to another node over Ethernet.
-# - `NET/IB/2/GDRDMA`: they go over InfiniBand adapter 2 (an **HCA**), which reads the GPU's memory itself. This is
-#   **GPUDirect RDMA**. Without it, `/GDRDMA` is missing, and the last number of "Connected all rings" is 0.
+# - `NET/IB/2/GDRDMA`: the data go over InfiniBand adapter 2. The adapter reads the GPU's memory itself: this is
+#   **GPUDirect RDMA**. Without GPUDirect RDMA, `/GDRDMA` is missing, and the line "Connected all rings" ends in 0.
 #
-# The table says that a job is slow, and the log says why. Your function is judged on logs of other jobs: other nodes,
-# other numbers of GPUs, other settings.
+# A link between nodes has two lines, one for each end. The check takes logs of other jobs.
 
 # %% exercise="hpdl_lab.performance.nccl_log:diagnose_log"
 
@@ -359,24 +358,23 @@ for name, log in LOGS.items():
     print(f"{busbw(log):6.1f} GB/s: {cause} {variable}, line {line}")
 
 # %% [markdown]
-# Each of these jobs gives right results, so nobody notices the fault without the table. To read a log of your own,
-# write it to a file first:
+# All these jobs give right results, so without the table the fault stays unseen. To read your own log, write it to a
+# file first:
 #
 #     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET torchrun ... > nccl.log
 #
 #     print(diagnose_log(open("nccl.log").read()))
 #
-# The words change between versions: before 2.24, NCCL prints `NCCL_P2P_DISABLE=1` as `NCCL_P2P_LEVEL set by
-# environment to LOC`. There are reasons without a variable, too. `Failed to open libibverbs.so[.1]` says that the
-# container lacks the library for InfiniBand, and `NET/IB : No device found.` that it lacks the adapter.
+# The words change between versions: before 2.24, NCCL prints `NCCL_P2P_DISABLE=1` as `NCCL_P2P_LEVEL set by environment
+# to LOC`. Jobs can also be slow without such a variable. `Failed to open libibverbs.so[.1]` says that the container
+# lacks the library for InfiniBand, and `NET/IB : No device found.` says that the container lacks an adapter.
 
 # %% [markdown]
 # ## Measure: the switch adds <!-- 2 homework 3 -->
 #
-# On a ring, ranks add. A switch can add, too: **SHARP** does that in InfiniBand switches, and **NVLS** in the
-# NVSwitch between GPUs (04). Each rank sends its vector to the switch once, and the switch sends the sum back to all.
-# Here the switch is a simulated rank with 16 ports of InfiniBand NDR, one for each of the others. First 1 KiB, then 4
-# MiB:
+# A switch can add, too: **SHARP** adds in InfiniBand switches, and **NVLS** in the NVSwitch between GPUs (04). Each
+# rank sends its vector to the switch once, and the switch sends the sum back to all ranks. Simulate 16 ranks and a
+# switch, with links of InfiniBand NDR. Compare times and bytes for 1 KiB, then for 4 MiB:
 
 # %%
 from hpdl_lab.performance.switch import by_dpus, by_hosts, by_ring, by_switch
@@ -387,16 +385,16 @@ for a, b in zip(ring, switch, strict=True):
     assert (a.total == b.total).all() and a.seconds > 2 * b.seconds
 
 # %% [markdown]
-# 1 KiB takes 30 steps on the ring and two with the switch, so latencies decide. For 4 MiB, a rank sends 1.9 times as
-# many bytes on the ring. The switch gets the vector in segments: the sum of one segment returns while the next one
-# arrives. If there are more nodes than ports, SHARP's switches form a tree.
+# The switch is more than twice as fast. For 1 KiB, latencies decide: 30 steps on the ring, two with the switch. For 4
+# MiB, a rank sends 1.9 times as many bytes on the ring. The switch gets the vector in segments: the sum of one segment
+# returns while the next one arrives. If there are more nodes than ports, SHARP's switches form a tree.
 
 # %% [markdown]
 # ## Measure: a processor on the adapter <!-- 2 homework 2 -->
 #
-# A processor has to begin each step of a ring. Many MPI libraries do that only inside their calls: while the host
-# computes, the ring stops. A **DPU**, data processing unit, is a network adapter with processor cores. It can do the
-# ring while the host computes. Eight hosts compute for 500 µs during an all-reduce of 4 MiB:
+# Many MPI libraries start each step of a ring only inside an MPI call. So while the host computes, the ring stops. A
+# **DPU**, data processing unit, is a network adapter with processor cores that can run the ring. Eight hosts compute
+# for 500 µs during an all-reduce of 4 MiB:
 
 # %%
 given = 8, 2**22, 500e-6
@@ -407,17 +405,19 @@ assert [round(14 * way.hidden) for way in ways] == [1, 14, 14]
 
 # %% [markdown]
 # With one call, only one of 14 steps overlaps with computing. With a call in each step, everything is hidden, but the
-# program has to make these calls. The DPU needs none. Alone it is slower, 320 µs in place of 185 µs, because each
-# vector crosses PCIe there and back. MVAPICH2-DPU, an MPI library, states an overlap of up to 99% (X-ScaleSolutions
-# 2024). In 06, a thread on the host did the same work and used a core. NCCL's ring is a kernel on the GPU, and uses a
-# part of its cores.
+# program has to make these calls. DPUs need none.
+#
+# If the hosts do not compute, the all-reduce takes 185 µs with hosts, but 320 µs with DPUs. With DPUs, each vector also
+# crosses PCIe to the DPU and back. MVAPICH2-DPU, an MPI library, states an overlap of up to 99% (X-ScaleSolutions
+# 2024). In 06, a thread on the host did the same work and used a core. NCCL's ring is a kernel on the GPU, and uses
+# some of its cores.
 
 # %% [markdown]
 # ## What a training costs <!-- 2 homework 4 -->
 #
-# A **petaflop/s-day** is 10¹⁵ operations per second for a day. GPT-3 took 3,640 (Brown et al. 2020), on V100 GPUs at
-# 24.6 teraFLOP/s and 330 W each. The data center used 1.1 times the power of its computers: its **PUE**, power usage
-# effectiveness (Patterson et al. 2021). How many kWh is that? What does a kWh cost you?
+# A **petaflop/s-day** is 10¹⁵ operations per second for a day. Training GPT-3 took 3,640 (Brown et al. 2020), on V100
+# GPUs at 24.6 teraFLOP/s and 330 W each. The data center used 1.1 times the power of its computers: its **PUE**, power
+# usage effectiveness (Patterson et al. 2021). How many kWh did the training take? What does a kWh cost you?
 
 # %% guess=[1_000_000, 0.3]
 my_kwh = lab.guess("kWh of the training of GPT-3", ...)
@@ -431,20 +431,21 @@ gpt3 = cost.TRAININGS[3]
 lab.reveal("kWh of the training of GPT-3", gpt3.hours * gpt3.watts / 1e3 * gpt3.pue)
 
 # %% [markdown]
-# MFU here includes pauses, and PaLM's 46% does not. Only GPT-3 and PaLM state a PUE, and watts that include the host;
-# for the others, 1.1 and the processors alone are assumed.
+# The MFU in this table includes pauses. So PaLM has 30%, but 46% in its paper, which leaves pauses out. Only GPT-3 and
+# PaLM state a PUE, and their watts include the hosts. For the other models, the table assumes a PUE of 1.1 and only the
+# processors' watts.
 #
-# N is parameters, D is tokens of the training, and D/N tokens per parameter. For a fixed C = 6 N D operations, D/N of
-# about 20 gives the lowest loss (Hoffmann et al. 2022): the last two columns, in billions. GPT-3 was too large for its
-# tokens. Llama 3.1 is smaller than this rule says, so each answer costs less (13). DeepSeek-V3's N counts what a token
-# uses.
+# Training N parameters on D tokens takes C = 6 N D operations. For a fixed C, about 20 tokens per parameter give the
+# lowest loss (Hoffmann et al. 2022). The last two columns show this best N and D. GPT-3 was too large for its tokens.
+# Llama 3.1 is smaller than this rule says, so each answer costs less (13). DeepSeek-V3's N counts the parameters that a
+# token uses.
 
 # %% [markdown]
 # ## Take it home <!-- 2 homework 5 -->
 #
-# This script measures a link without this laboratory. Two ranks play ping-pong, one at each end of the link. The times
-# of the smallest and the largest message give α, the latency, and β, the seconds per byte (03). From α and β it
-# computes how long a ring all-reduce takes on such links. If each rank has a GPU, messages go from GPU to GPU by NCCL.
+# This script measures a link without this laboratory. Two ranks, one at each end, play ping-pong. The times of the
+# smallest and the largest message give α, the latency, and β, the seconds per byte (03). From both, the script computes
+# how long a ring all-reduce takes on such links. If each rank has a GPU, messages go from GPU to GPU by NCCL.
 
 # %% tags=["take-home"]
 # %%writefile take_home_14_links.py
@@ -499,15 +500,16 @@ assert hides == ["it", None]  # your function of 14.6: backward has to take 90% 
 # %% [markdown]
 # ## Question to discuss
 #
-# Your center offers TPUs at half the price of GPUs per peak FLOP/s. Your code is PyTorch, with an `if` that reads a
-# loss in each step, and inputs of many lengths. What do you find out before you say yes?
+# Your center offers TPUs at half the price of GPUs per peak FLOP/s. Your PyTorch code has an `if` on a loss in each
+# step, and inputs of many lengths. What do you find out before you say yes?
 #
 # ## Open issues, and what next
 #
-# - **Memory.** The ridge grew from 153 FLOPs per byte (A100) to 295 (H100). H200 and B200 are lower: 206, 281.
-# - **Energy.** One training in the table above took 24 GWh. Was it necessary?
+# - **Memory.** Will memory keep up with arithmetic? The ridge grew from 153 FLOPs per byte (A100) to 295 (H100). It is
+#   lower for H200 and B200: 206 and 281.
+# - **Energy.** Training Llama 3.1 405B took 24 GWh. Was it necessary?
 #
-# **What next?** Add your own model to `hpdl_lab/performance/cost.py`: its parameters, its tokens, its days.
+# **What next?** Add your own model to `hpdl_lab/performance/cost.py`.
 #
 # ## Where to read the real code
 #
@@ -522,24 +524,17 @@ assert hides == ["it", None]  # your function of 14.6: backward has to take 90% 
 # %% [markdown]
 # ## Recap
 #
-# 1. A graph that is known before the run can be changed as a whole; a graph that is found during the run may depend on
+# 1. A graph that is known before the run can be changed as a whole. A graph that is found during the run may depend on
 #    values.
-# 2. A ring sends 2(p-1)/p vectors on each link, a server's link carries p in each direction, and to a switch that adds
-#    each rank sends one.
+# 2. A ring sends 2(p-1)/p vectors on each link. A server's link carries p vectors in each direction. If a switch adds,
+#    each rank sends one vector.
 # 3. Processors differ in where data lie and who plans their moves. The ridge says how often a byte has to be used.
-# 4. A link has to be fast enough to be hidden, and little is gained beyond that. NCCL's log says which way the data go.
-# 5. A training costs 6 N D operations; its energy follows from MFU, watts and PUE.
+# 4. A link is fast enough if backward hides its communication. NCCL's log shows which way the data go.
+# 5. A training costs 6 N D operations. Its energy follows from MFU, watts and PUE.
 #
-# | term | what it means |
-# |---|---|
-# | define-and-run, define-by-run | a program records the graph and runs it later; each operation runs immediately |
-# | graph break, recompilation | `torch.compile` ends a graph and goes on in Python; it traces again for new shapes |
-# | systolic array | a grid of multipliers that pass numbers to their neighbors |
-# | busbw, GPUDirect RDMA | bus bandwidth (04); an adapter that reads the memory of a GPU itself |
-# | SHARP, DPU | a switch that adds; a network adapter with processor cores |
-# | petaflop/s-day, PUE | 8.64 · 10¹⁹ FLOPs; power of a data center over that of its computers |
+# <!-- terms -->
 #
-# **What you can do now:** say what a framework sends for a step, which link hides it, and what a training costs in days
-# and kWh; and find the fault in a log of NCCL.
+# **What you can do now:** say what a framework sends for a step, and which link hides the communication. Compute days
+# and kWh of a training, and find the fault in an NCCL log.
 #
 # <!-- links -->

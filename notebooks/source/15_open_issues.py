@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 15 · What breaks
 #
-# **The number to reach:** goodput above 90% with a failure every two minutes.
+# **The number to reach:** goodput (the share of useful time) above 90%, with a failure every two minutes.
 #
 # <!-- tracks -->
 #
-# Most first long runs fail. Here ranks are killed for real. You find out what that costs, and how little it
-# can cost.
+# Long training runs fail: one rank dies, and the job stops. Here you kill ranks for real, measure the cost of a
+# failure, and lower this cost.
 
 # %%
 import torch
@@ -23,16 +23,16 @@ lab.start(4)
 #
 #     dead     its messages never come    all others wait    this notebook
 #     slow     its messages come late     all others wait    15.4
-#     wrong    its numbers are wrong      nobody waits       15.5
+#     wrong    its numbers are wrong      no rank waits      15.5
 #
-# A training that meets one of them has to go back to the last **checkpoint**, its state in a file. What was computed
-# since then is lost.
+# After a failure, a training starts again from its last **checkpoint**: a file with the state of the training. The
+# work since this checkpoint is lost.
 
 # %% [markdown]
 # ## Predict
 #
-# Four ranks train. One of them is killed by signal 9 (`kill -9`), so it can send nothing any more. How many seconds
-# later do you read here that it is dead?
+# Four ranks train. Signal 9 (`kill -9`) ends one rank at once, so this rank sends no last message. After how many
+# seconds does the notebook show that the rank is dead?
 
 # %%
 from pathlib import Path
@@ -51,23 +51,24 @@ except Exception as error:
     print(error)
 
 # %% [markdown]
-# The laboratory watches its engines, so it says at once who is dead, and who waits in which call. Without such a
-# watcher:
+# The laboratory watches its engines, and shows at once which rank is dead, and in which call each other rank waits.
+# Other systems react like this:
 #
-# - **MPI**: `mpiexec` sees that the process has ended, and ends all others. Ranks cannot go on without the dead one:
-#   the MPI standard leaves that to an extension (ULFM).
-# - **Gloo**: the connection breaks, and the other ranks raise an error. If the whole machine loses power, nothing
-#   breaks: they wait for the time limit of the process group, 30 minutes if you set none.
-# - **NCCL**: a kernel on each GPU waits for data that do not come. PyTorch's watchdog thread ends the processes after
-#   10 minutes, if you set no other limit.
+# - **MPI**: `mpiexec` sees that one process has ended, and ends the other processes. Only an extension of
+#   MPI (ULFM) can go on without the dead rank.
+# - **Gloo**: the connection to a dead process closes, and the other ranks raise an error. But if a whole machine
+#   loses its power, its connections stay open. Then the other ranks wait for the time limit of the process group,
+#   30 minutes by default.
+# - **NCCL**: a kernel on each GPU waits for data that never come. PyTorch's **watchdog**, a thread that looks for
+#   late collectives, ends the processes after 10 minutes by default.
 #
 # `torchrun --max-restarts=3` then starts all ranks again, and your script has to find its checkpoint.
 
 # %% [markdown]
 # ## Measure: go on with three <!-- 1 homework 3 -->
 #
-# The checkpoint is that of step 40. New engines take some seconds. Then three ranks go on, and each takes a larger
-# share of the same batches:
+# Each step has one all-reduce, so rank 2 died in step 45. The last checkpoint is from step 40. `lab.restart()` starts
+# new engines. Then three ranks go on, each with a larger share of the same batches:
 
 # %%
 lab.restart()
@@ -78,25 +79,23 @@ print(f"{len(three.losses)} steps on 3 ranks; losses differ from a run without a
 assert len(three.losses) == 60 and apart < 1e-10
 
 # %% [markdown]
-# Four steps were computed twice. The batch of a step depends on the seed and on the number of the step, and not on the
-# number of ranks. So no example is left out, and none is seen twice.
+# Steps 41 to 44 were computed twice. The losses agree, because a batch depends only on the seed and the step number,
+# not on the number of ranks. So no example is lost or counted twice.
 
 # %% [markdown]
 # ## Goodput <!-- 1 homework 3 -->
 #
-# **Goodput** is the share of the wall time in which a job does useful training. Writing a checkpoint is not useful,
-# and neither is restarting. Training that is lost in a failure, and repeated, does not count either.
+# **Goodput** is the share of the wall time in which a job does useful training. Three things are not useful: writing
+# a checkpoint, restarting, and training that a failure forces the job to repeat.
 #
-# Llama 3 405B was trained on 16,384 H100 GPUs. In 54 days the job was interrupted 466 times, and 419 of these
-# interruptions were unexpected. More than 90% of the time was effective training (Llama Team 2024,
-# arXiv:2407.21783).
+# Llama 3 405B was trained on 16,384 H100 GPUs. In 54 days, the training was interrupted 466 times, 419 times
+# unexpectedly. Still, more than 90% of the time was effective training (Llama Team 2024, arXiv:2407.21783).
 #
-# The **MTBF** of a GPU is the mean time between two of its failures. A single failure stops the job on all GPUs.
+# The **MTBF** of a GPU is the mean time between two of its failures. If one GPU fails, the job stops on all GPUs.
 #
 # ## Predict
 #
-# 16,384 GPUs had 419 failures in 54 days. How many years is the MTBF of one GPU? Count every unexpected interruption
-# as the failure of a GPU.
+# How many years is the MTBF of one GPU? Count each of the 419 unexpected interruptions as the failure of one GPU.
 
 # %% guess=[6]
 my_years = lab.guess("years between two failures of one GPU", ...)
@@ -109,27 +108,27 @@ lab.reveal("years between two failures of one GPU", gpu_mtbf_s / (365.25 * 86_40
 print(f"the job fails every {seconds / failed / 3_600:.1f} hours")
 
 # %% [markdown]
-# A GPU fails every six years, and the job every three hours. These failures include those of memory, cables, network
-# and software: all that can stop one rank.
+# One GPU fails every six years, but the job fails every three hours. The 419 failures include failures of memory,
+# cables, network and software.
 #
 # ## Exercise 15.1 ★★ The best checkpoint interval <!-- 1 homework 13 -->
 #
-# With short intervals, a job writes checkpoints most of the time. With long intervals, it repeats much training after
-# each failure. Between the two lies the interval with the highest goodput.
+# Compute the checkpoint interval with the highest goodput. With short intervals, a job spends much time on writing
+# checkpoints. With long intervals, the job repeats much training after each failure.
 #
-# A **synchronous** checkpoint stops training while it is written. A checkpoint **in the background** is first copied
-# to the memory of the CPU. Then training goes on during the write, a little slower.
+# A **synchronous** checkpoint stops training while it is written. A **background** checkpoint is first copied to the
+# memory of the CPU. Then training goes on during the write, a little slower.
 #
-# The check simulates months of eight jobs. It judges by **regret**: which share of the best goodput is lost with your
-# interval. Up to 1% passes.
+# The check simulates months of eight jobs. It computes your regret: the share of the best goodput that your interval
+# loses. A regret up to 1% passes.
 
 # %% exercise="hpdl_lab.resilience.interval:checkpoint_interval"
 
 # %% check="hpdl_lab.resilience.interval:checkpoint_interval"
 
 # %% [markdown]
-# Your function on Llama 3. The paper does not state the write time: 30 s, and 300 s for a restart, are assumptions.
-# `goodput` simulates 40 months, failure by failure. All intervals meet the same failures.
+# Here your function computes the interval for Llama 3. We assume 30 s for a write (the paper states no time), and 300
+# s for a restart. `goodput` simulates 40 months, with the same failures for every interval:
 
 # %%
 from hpdl_lab.resilience.interval import goodput
@@ -140,27 +139,28 @@ assert shares[1] == max(shares.values())
 print(*(f"every {times * best_s:5,.0f} s: goodput {share:.1%}" for times, share in shares.items()), sep="\n")
 
 # %% [markdown]
-# Half the best interval costs 1.7 points, and four times the interval costs 5.9. An interval that is off by a fifth
-# costs hardly anything, so a rough MTBF is good enough.
+# Half the best interval costs 1.7 points of goodput, and four times the best interval costs 5.9. An interval that is
+# off by a fifth costs hardly anything, so a rough MTBF is good enough.
 #
-# Real failures come in clusters: soon after a failure, another one is more likely. The simulation draws the times
-# between failures from a Weibull distribution with shape 0.7, a shape found at Los Alamos (Schroeder &
-# Gibson 2006). Young's formula assumes that failures have no memory, and is close to the best here as well.
+# Real failures come in clusters: soon after a failure, another one is more likely. So the simulation draws the times
+# between failures from a **Weibull distribution** with shape 0.7, as found at Los Alamos (Schroeder & Gibson 2006). A
+# shape below 1 means clusters. The classic answer to 15.1, Young's formula (1974), assumes shape 1: a failure is
+# equally likely at any moment. The formula still gives nearly the best interval.
 #
-# A restart takes equally long with every interval. So it lowers the goodput, and leaves the best interval where it is.
+# Restarts take equally long with every interval, so they do not change the best interval.
 #
-# In the background, with a slowdown of 0.1, the best interval is 258 s, and goodput rises from 90.9% to 95.1%.
-# PyTorch's `torch.distributed.checkpoint.async_save` writes in the background.
+# With background checkpoints and a slowdown of 0.1, the best interval is 258 s, and goodput rises from 90.9% to
+# 95.1%. PyTorch's `torch.distributed.checkpoint.async_save` writes such checkpoints.
 
 # %% [markdown]
 # ## Measure: goodput with a failure every two minutes <!-- 1 homework 5 -->
 #
-# So far the failures were simulated. Now a rank is killed in a real training, at X, and each second is accounted for:
+# Now a rank is killed in a real training. Each second belongs to one part, and the X marks the kill:
 #
 #     |--steps--|save|--steps--|save|--steps X........|.........|--steps--|save|
 #      useful    write useful    write repeated notice  restart   useful    write
 #
-# First, 200 steps without a failure. They say how long a step takes, and a checkpoint:
+# First, 200 steps without a failure show how long a step and a checkpoint take:
 
 # %%
 from hpdl_lab.data.dataset import digits
@@ -179,8 +179,8 @@ print(f"a step takes {1e3 * step_s:.1f} ms, a checkpoint {1e3 * write_s:.1f} ms:
 # %% [markdown]
 # ## Predict
 #
-# After one minute, rank 2 is killed. New engines start at once. The training goes on from the last checkpoint, and
-# takes as many steps again: another minute. How many % of the whole time are useful?
+# After one minute of training, rank 2 is killed. New engines start at once, load the last checkpoint, and repeat the
+# lost steps. Then the training goes on for about another minute. What percentage of the whole time is useful?
 
 # %% guess=[80]
 my_goodput = lab.guess("% goodput with one failure in two minutes", ...)
@@ -193,30 +193,31 @@ print(broken)
 lab.reveal("% goodput with one failure in two minutes", 100 * broken.goodput)
 
 # %% [markdown]
-# Most of the lost time is the restart, which depends on the machine. Writes and repeated steps depend on your interval.
-# A restart is new processes, `import torch`, and a checkpoint to read. Writing and repeating cost little, because the
-# model is small and the interval is the best one. On a large job it may be the other way round. So measure the parts
-# before you improve one of them.
+# Most of the lost time is the restart: new processes start, import torch, and read a checkpoint. The time of a restart
+# depends on the machine. Writes and repeated steps depend on your interval, and cost little with this small model. On a
+# large job, they may cost more than restarts.
 #
-# With a failure every two hours, this restart costs 60 times less of the goodput. The best interval then grows with the
-# root of 60, about 8 times.
+# With a failure every two hours, restarts cost 60 times less goodput. The best interval then grows by a factor of
+# about 8, the square root of 60.
 
 # %% [markdown]
 # ## A job that dies while it saves <!-- 1 homework 2 -->
 #
-# A job can die at any moment, also while it writes a checkpoint. If that costs the last checkpoint as well, all
-# training is lost. So a save never touches a file of the last checkpoint before the new one is whole.
+# A job can also die while it writes a checkpoint. If the write has overwritten the last checkpoint, all training is
+# lost. So a save must not touch the last checkpoint until the new one is complete.
 #
-# With ZeRO (08), each rank holds a **shard** of parameters and optimizer state. No rank has room for all of it, so each
-# rank writes its own shard. A small file, the **manifest**, lists the shards: name, first element, length, and a
-# checksum of the bytes (CRC). Here it is called `latest`. The **commit** is the moment at which `latest` names the new
-# checkpoint. After a restart there may be fewer ranks. Each one reads from the files that overlap with its new shard.
+# With ZeRO (08), each rank holds a shard of the parameters and the optimizer state. No rank has room for all shards,
+# so each rank writes its own shard. A small file, the **manifest**, lists the name, first element, length and
+# checksum (CRC) of each shard. Here the manifest is called `latest`. The **commit** is the moment at which `latest`
+# names the new checkpoint. After a restart, there may be fewer ranks. Then each rank reads the files that overlap
+# with its new shard.
 #
 # ## Predict
 #
-# Four ranks save step 10 and then step 20. The second save does 15 operations on the disk: each write counts twice,
-# because a job can die before it and in the midst of it. The others are a rename, and removing four old files. The
-# job is killed before each of the 15 operations, in turn. How often is step 10 loaded?
+# Four ranks save step 10 and then step 20. The second save writes five files, renames one, and removes four old ones.
+# A kill can come before a write or in the middle of a write, so each write counts as two operations. That makes 15
+# operations. The job runs 15 times, and is killed before a different operation each time. After how many of these
+# kills is step 10 loaded?
 
 # %% guess=[8]
 my_kills = lab.guess("kills of 15 after which step 10 is loaded", ...)
@@ -224,19 +225,19 @@ my_kills = lab.guess("kills of 15 after which step 10 is loaded", ...)
 # %% [markdown]
 # ## Exercise 15.2 ★★ A sharded checkpoint that survives <!-- 1 homework 16 -->
 #
-# `Disk` is a stand-in for a shared file system, and is the same for all ranks. Its `write` is not atomic: a kill
-# during a write leaves half a file. Its `rename` is **atomic**: a kill leaves the old file or the new one, and
-# nothing between.
+# Save a sharded checkpoint, so that a kill at any moment leaves a whole checkpoint. `Disk` is a stand-in for a file
+# system that all ranks share. Its `rename` is **atomic**: after a kill, you find either the old file or the new file.
+# Its `write` is not atomic: a kill during a write leaves half a file.
 #
-# The check kills the job at every operation, on 1, 3 and 4 ranks. Then it loads what is left on another number of
-# ranks, and saves again.
+# The check kills the job at every operation, on 1, 3 and 4 ranks. Then another number of ranks loads the checkpoint,
+# and saves again.
 
 # %% exercise="hpdl_lab.resilience.shards:save_sharded"
 
 # %% check="hpdl_lab.resilience.shards:save_sharded"
 
 # %% [markdown]
-# Your function on the job of the prediction. It is loaded on three ranks.
+# Now your function runs in this job. After each kill, three ranks load the checkpoint:
 
 # %%
 from hpdl_lab.resilience.shards import after_kills
@@ -247,25 +248,25 @@ print(f"step loaded after each of {len(loaded)} kills: {loaded}")
 lab.reveal("kills of 15 after which step 10 is loaded", loaded.count(10))
 
 # %% [markdown]
-# Before the commit, step 10 is loaded. After it, step 20 is loaded. With the library's function, the four shards take
-# eight operations, and writing the manifest takes two. The rename is the commit: a kill before it loads step 10 for the
-# eleventh time. Only four removals come after it. Another right answer may have other operations.
+# A kill before the commit leaves step 10, and a kill after the commit leaves step 20. With the library's function,
+# the four shards take eight operations, and the manifest takes two. The commit, a rename, is operation 11.
+# So 11 kills leave step 10, and 4 kills leave step 20.
 #
-# A real file system needs more care: data may still be in the memory of a node after `write` returns. So programs call
-# `fsync` on a file before they rename it. A CRC finds bytes that have changed on the disk since then.
+# On a real file system, the data may still be in the memory of a node after `write` returns. So programs call `fsync`
+# before the rename. `fsync` waits until the data are on the disk. A CRC finds bytes that changed on the disk later.
 
 # %% [markdown]
 # ## Copies in a neighbor's memory <!-- 1 homework 6 -->
 #
 # A checkpoint in a file is slow to write, and slow to read after a failure. The memory of another host is faster. In
-# **Gemini** (Wang et al. 2023), each host keeps copies of the training state of other hosts in its memory. A failure
-# wipes the memory of one host. Its replacement gets the state from a neighbor:
+# **Gemini** (Wang et al. 2023), each host keeps copies of the training state of other hosts in its memory. If a host
+# fails, the new host gets the state from a neighbor:
 #
 #     rank        0        1        2        3
 #     its own     s0       s1       s2       s3
 #     copy of     s3       s0       s1       s2
 #
-# Four simulated ranks copy their shards to the next rank. Then rank 2 loses its memory:
+# Each of four simulated ranks copies its shard to the next rank. Then rank 2 loses its memory:
 
 # %%
 from hpdl_lab.comm import sim
@@ -277,7 +278,7 @@ for rank, (before, after) in enumerate(sim.run(4, neighbors.lose_and_restore, [2
     assert torch.equal(before, after)
 
 # %% [markdown]
-# Rank 3 had the copy, and rank 2 has each bit of its shard again. Now rank 2 and rank 3 fail together:
+# Rank 3 had a copy of the shard, so rank 2 gets every bit back. Now ranks 2 and 3 fail together:
 
 # %%
 try:
@@ -287,22 +288,22 @@ except neighbors.AllCopiesLost as error:
     print(error)
 
 # %% [markdown]
-# So files are still needed, but rarely: when a host and all its copies are lost together. More copies make that rarer,
-# and take more memory.
+# Files are still needed, but only if a host and all hosts with its copies fail together. More copies make such
+# failures rarer, but need more memory.
 #
 # ## Predict
 #
 # A model with 405 billion parameters is trained on 2,048 hosts with 8 GPUs each. A checkpoint has 12 bytes per
-# parameter: weights and two moments in float32. How many GB of memory does each host need for one copy of the state of
-# its neighbor?
+# parameter: the weight and two moments in float32. Each host keeps one copy of its neighbor's state. How many GB of
+# memory does this copy take?
 
 # %% guess=[100]
 my_copy = lab.guess("GB of memory per host for one copy", ...)
 
 # %% [markdown]
-# The goodput is simulated as in 15.1: a failure every 3 hours, 300 s for a restart, 30 s to write a file, and 50 GB/s
-# between two hosts. In 5% of the failures, the next host is lost as well, for example if a rack loses power. In 5% of
-# these, the one after it is lost, too.
+# We simulate the goodput as in 15.1. The job fails every 3 hours, a restart takes 300 s, and writing a file takes 30 s.
+# The link between two hosts has 50 GB/s. In 5% of the failures of host h, host h + 1 fails, too, for example if their
+# rack loses its power. In 5% of these double failures, host h + 2 fails, too.
 
 # %%
 llama = neighbors.ReplicatedJob(mtbf_s=10_800, write_s=30, shard_nbytes=405e9 * 12 / 2048, together=0.05)
@@ -313,34 +314,35 @@ for copies, share in enumerate(shares):
 lab.reveal("GB of memory per host for one copy", llama.memory(1) / 1e9)
 
 # %% [markdown]
-# A host has a thousand GB or more, so the copies are cheap: the state is dealt out over 2,048 hosts. Without a copy,
-# goodput is 90.7%. One copy brings it to 95.6%, the second to 96.6%, and a third adds less than half a point. What is
-# left is mostly the 300 s of each restart, which no copy shortens.
+# Copies are cheap: the state is sharded over 2,048 hosts, and each host has a thousand GB of memory or more. Goodput
+# is 90.7% without a copy, 95.6% with one copy and 96.6% with two. A third copy adds less than half a point. The rest
+# of the lost time is mostly the 300 s of each restart, which copies do not shorten.
 #
-# Why does the first copy gain most? It is sent in about 50 ms, and a file is written in 30 s. So a copy can be sent
-# often, and a failure loses little. Only 5% of the failures still need the file, so it can be written more rarely.
+# A copy is sent in about 50 ms, but a file is written in 30 s. So copies can be sent often, and a failure loses
+# little. Only 5% of the failures still need a file, so files can be written more rarely.
 #
-# **Play**: what if hosts often fail together (`together`)? What if the file takes 300 s?
+# **Play**: what changes if hosts often fail together (`together`)? And if writing the file takes 300 s?
 
 # %%
 lab.explore("copies")
 
 # %% [markdown]
-# Failures that come together decide how many copies are needed. So copies go to hosts that do not fail together, such
-# as in another rack, with another power supply.
+# Failures that come together decide how many copies are needed. So put copies on hosts that rarely fail together, for
+# example in racks with different power supplies.
 #
-# The model lets training stand still while a copy is sent. Gemini sends it while the network is idle. Its authors
-# report a copy in each step without overhead, and a recovery that is more than 13 times as fast as that of earlier
-# systems.
+# Gemini sends copies while the network is idle. Its authors report one copy per step without overhead, and a recovery
+# more than 13 times as fast as in earlier systems.
 
 # %% [markdown]
 # ## Take it home <!-- 1 homework 5 -->
 #
-# `torch.distributed.checkpoint.async_save` copies the state to the memory of the CPU, and writes in the background.
-# Each rank writes its own files, such as `__0_0.distcp` of rank 0. Rank 0 writes `.metadata` last, under another name,
-# and renames it. That is the commit. torch does not remove older checkpoints, and it has no `latest`: take the last
-# folder with a `.metadata`. In this script, rank 1 dies in the second save, after the file of rank 0 has appeared.
-# `hpdl watch` starts ranks as `torchrun` does, and names the first one that failed, of any script:
+# `torch.distributed.checkpoint.async_save` copies the state to the memory of the CPU, and writes the copy in the
+# background. Each rank writes its own file: rank 0 writes `__0_0.distcp`. Then rank 0 writes the manifest, and
+# renames it to `.metadata`. This rename is the commit. torch writes no `latest`, and removes no older checkpoints. So
+# load the newest folder that has a `.metadata`.
+#
+# In this script, rank 1 dies in the second save, after the file of rank 0 has appeared. `hpdl watch` starts any
+# script as `torchrun` does, and names the first rank that failed:
 
 # %% tags=["take-home"]
 # %%writefile take_home_15.py
@@ -392,46 +394,43 @@ assert sum(int(line.split()[-2]) for line in out.grep("loaded step-10")) == 1000
 rmtree("step-10"), rmtree("step-20"), Path("checkpoint_15.pt").unlink()
 
 # %% [markdown]
-# Two ranks saved 500 rows each, and three ranks loaded 334, 334 and 332. The half-written `step-20` stayed on the disk:
-# your script has to remove such folders.
+# Two ranks saved 500 rows each, and three ranks loaded 334, 334 and 332. Your script has to remove incomplete folders
+# like `step-20`.
 
 # %% [markdown]
 # ## Question to discuss
 #
-# A run on 1,000 GPUs fails twice a day. One failure costs 20 minutes until somebody starts it again, and 15 minutes of
-# lost work. There is money for one change: checkpoints twice as fast, automatic restarts, or spare nodes. Which one,
-# and what would you measure first?
+# A run on 1,000 GPUs fails twice a day. Each failure costs 20 minutes until somebody restarts the run, and 15 minutes
+# of lost work. You can pay for one change: checkpoints twice as fast, automatic restarts, or spare nodes. Which one
+# do you choose, and what do you measure first?
 #
 # ## Open issues, and what next
 #
-# - **Failures together.** A rack without power takes the copies with it. Nobody publishes how often that happens.
-# - **Without a restart.** ULFM for MPI, and torchft for PyTorch, let the living ranks go on at once.
+# - **Failures together.** If a rack loses its power, all copies on its hosts are lost. No published numbers
+#   say how often hosts fail together.
+# - **Without a restart.** With ULFM (MPI) or torchft (PyTorch), the other ranks go on at once.
 #
-# **What next?** Give your own script a checkpoint, kill it at a random moment, and compare the losses.
+# **What next?** Add checkpoints to your own script, kill it at a random moment, and compare the losses.
 #
 # ## Where to read the real code
 #
 # - `hpdl_lab/resilience/`: your functions, and `kills.py`; `hpdl_lab/parallel/checkpoint.py`: the checkpoints of
-#   `lab.train`; `hpdl_lab/engines/`: who notices that a rank is dead.
+#   `lab.train`; `hpdl_lab/engines/`: how a dead rank is noticed.
 # - Young 1974, doi:10.1145/361147.361115; Daly 2006, doi:10.1016/j.future.2004.11.016; Llama Team 2024,
 #   arXiv:2407.21783; Wang et al. 2023 (Gemini), doi:10.1145/3600006.3613145.
 
 # %% [markdown]
 # ## Recap
 #
-# 1. A dead rank is noticed by who watches it; others only wait, for minutes if nobody has set a limit.
-# 2. Goodput is useful time over wall time. The best interval grows with the root of the time between failures.
-# 3. A checkpoint counts when its last write is done: new names, all ranks, then one atomic rename.
-# 4. A copy in a neighbor's memory makes most failures cheap. The file is for failures that come together.
-# 5. Measure where the lost time goes before you improve one of its parts.
+# 1. A watcher notices a dead rank at once. Other ranks only wait, for minutes if no time limit is set.
+# 2. Goodput is useful time over wall time. The best interval grows with the square root of the time between failures.
+# 3. Write a checkpoint to new files, wait for all ranks, and commit it with one atomic rename.
+# 4. With a copy in a neighbor's memory, most failures are cheap. A file is needed only if neighbors fail together.
+# 5. Measure where time is lost before you improve one part.
 #
-# | term | what it means |
-# |---|---|
-# | goodput | useful time over wall time |
-# | MTBF | mean time between failures, of a part or of the whole job |
-# | checkpoint, commit | the state in files; the one operation that makes them the valid ones |
+# <!-- terms -->
 #
-# **What you can do now:** choose an interval for checkpoints, write them so that a kill at any moment does no harm, and
-# go on with another number of ranks.
+# **What you can do now:** choose a checkpoint interval, write checkpoints that survive a kill, and go on with another
+# number of ranks.
 #
 # <!-- links -->

@@ -51,11 +51,11 @@ size: the number of ranks is 4, which is comm.size
     {comm.size}' => {comm.size - 1}'
 size: the number of ranks is 1
     {comm.size} => 4
-rank: its number is 0, and 4 is how many there are
+rank: its number is 0, and 4 is the number of ranks
     {comm.rank} of {comm.size}' => {comm.size} of {comm.rank}'
-rank: all of them said
+rank: all of them returned
     rank {comm.rank} of {comm.size} => one of the ranks {list(range(comm.size + 1))}
-rank: which is not in it as a separate number
+rank: which is not in the text as a separate number
     hello from rank {comm.rank} of {comm.size} => hello from {comm.rank}{comm.size}
 returns: a str was asked for, not int
     f'hello from rank {comm.rank} of {comm.size}' => comm.rank
@@ -79,7 +79,7 @@ object: x = ... gives the name x to
     x[:] = comm.rank => x = np.full(3, float(comm.rank))
 rank: comm.rank is the number of this rank
     x[:] = comm.rank => x[:] = 0
-rank: 4 is how many ranks there are
+rank: 4 is the number of ranks
     x[:] = comm.rank => x[:] = comm.size
 rank: Ranks count from 0
     x[:] = comm.rank => x[:] = comm.rank + 1

@@ -88,7 +88,7 @@ returns @as_a_mean_of_rows: something of shape (50,)
     0 => 1
 value @as_a_mean_of_rows: first multiply for every example
     ((x @ w - y)[:, None] * x) => (x @ w - y).mean() * x
-value: alone in it with its own column
+value: Each weight uses only its own column
     return w * (x**2).mean(axis=0) - x.T @ y / len(y)
 mean: the median over the examples
     return np.median((x @ w - y)[:, None] * x, axis=0)
@@ -148,14 +148,14 @@ steps: one for each example
     return w
 gradient: 50 times as large: a sum
     * gradient(w, x, y) => * x.T @ (x @ w - y)
-gradient: Only the direction
+gradient: You used only the direction
     slope = gradient(w, x, y)
     return w - rate * slope / np.linalg.norm(slope)
 gradient @steps_on_a_copy: before any weight moves
     -     w -= rate * x.T @ (x @ w - y) / len(y)
     +     for j in range(len(w)):
     +         w[j] -= rate * gradient(w, x, y)[j]
-gradient: that at w = 0
+gradient: You took the gradient at w = 0
     gradient(w, => gradient(np.zeros(len(w)),
 rate: a step of rate 0.5
     w - rate * gradient => w - 0.5 * gradient
@@ -194,7 +194,7 @@ axis: of one axis, but not of the steepest
     return 2 / np.linalg.eig(x.T @ x / len(x))[0][-1]
 axis: of one axis, but not of the steepest
     return 2 / np.linalg.eigvalsh(x.T @ x / len(x))[min(1, x.shape[1] - 1)]
-mean: took the mean off the columns
+mean: subtracted the mean from the columns
     x = x - x.mean(axis=0)
     return 2 / np.linalg.eigvalsh(x.T @ x / len(x)).max()
 mean: square it, and divide by n

@@ -58,7 +58,7 @@ peer: the mean of all ranks
     comm.all_reduce(x)
     x /= comm.size
     return x
-sum: nothing that came is in it
+sum: nothing that arrived is in it
     p, r, hop = comm.size, comm.rank, one_peer_hop(comm.size, step)
     if p > 1:
         comm.sendrecv(x.copy(), (r - hop) % p, np.empty_like(x), (r + hop) % p)

@@ -70,7 +70,7 @@ mean: the step would be 4 times too long
     return comm.all_reduce(g)
 size: there are 2 ranks: comm.size
     comm.size => 4
-sum @divides_first: add those of all ranks first
+sum @divides_first: add the gradients of all ranks first
     comm.all_reduce(g) => g
 mean: It was divided by 4 twice
     -     comm.all_reduce(g)

@@ -89,7 +89,7 @@ order: before it had all gradients
             comm.send(w, source)
         return w
     return worker(comm, w, g)
-send back: the server's never arrived
+send back: the server's weights never arrived
     if comm.rank == 0:
         for source in range(1, comm.size):
             w -= rate * comm.recv(np.empty_like(w), source) / (comm.size - 1)

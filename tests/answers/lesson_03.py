@@ -147,7 +147,7 @@ missing @in_capital_letters: Job A has no answer
     letter: name.upper() => name: letter
 job @sums_on_one_rank: Job B: reduce adds
 too much @gathers_on_all: Job E: all_gather would do it
-too much @gathers_gradients: p vectors to receive, not two
+too much @gathers_gradients: about p vectors for each, not two
 too much @adds_every_row: the other rows of the sum
 too much @gives_everybody_all_words: what is meant for others
 too much @broadcasts_the_images: the rows of all the others
@@ -277,7 +277,7 @@ unit @with_weights: Those are microseconds
     [start, slope] => (1000000.0 * start, 1000000.0 * slope)
 alpha: an empty message would cost nothing
     return 0.0, np.mean(np.asarray(seconds) / np.asarray(sizes))
-weights: Where all seconds count alike
+weights: If all seconds count alike
     slope, start = np.polyfit(sizes, seconds, 1)
     return start, slope
 alpha: the time of one message
@@ -295,9 +295,9 @@ weights: polyfit squares its weights
     return weighted(sizes, seconds, 1 / np.sqrt(seconds))
 weights: The weights are 1 / sizes
     return weighted(sizes, seconds, 1 / np.array(sizes))
-loop: The first message is not in it
+loop: The first message is missing
     return weighted(sizes[1:], seconds[1:], 1 / np.array(seconds[1:]))
-loop: The last message is not in it
+loop: The last message is missing
     return weighted(sizes[:-1], seconds[:-1], 1 / np.array(seconds[:-1]))
 unit: seconds per bit
     return weighted(8 * np.array(sizes), seconds, 1 / np.array(seconds))
@@ -307,7 +307,7 @@ returns: return two numbers
     return [f"{value:.6g}" for value in weighted(sizes, seconds, 1 / np.array(seconds))]
 raises: for /: 'int' and 'list'
     return weighted(sizes, seconds, 1 / seconds)
-factor: those of one way already
+factor: the time of one way already
     slope, start = np.polyfit(sizes, 2 * np.asarray(seconds), 1, w=1 / np.asarray(seconds))
     return start, slope
 alpha @with_weights: The message of 8 bytes took 1 µs
@@ -315,7 +315,7 @@ alpha @with_weights: The message of 8 bytes took 1 µs
     [start, slope] => (np.mean(seconds), slope)
 returns: return two numbers
     return min(seconds)
-beta: The large ones, where alpha hardly counts
+beta: The large ones, because alpha hardly counts
     slope, start = np.polyfit(sizes[:3], seconds[:3], 1)
     return start, slope
 """,

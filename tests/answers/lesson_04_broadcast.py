@@ -49,21 +49,21 @@ def receives_ahead(comm, x, root=0, segments=4):
 
 WRONG = {
     "4.4": """
-steps: has all of x before it passes anything on
+steps: every rank receives all of x before it passes anything on
     p, v = comm.size, (comm.rank - root) % comm.size
     for k in range(segments if v > 0 else 0):
         comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
     for k in range(segments if v < p - 1 else 0):
         comm.send(chunk(x, segments, k), (comm.rank + 1) % p)
     return x
-steps @one_segment_short: while a rank passes a segment on, nothing comes in
+steps @one_segment_short: while a rank passes a segment on, it receives nothing
     max(1, segments - 1) => segments
 steps: a rank waits in 16 barriers
     for k in range(segments):
         chain.broadcast(comm, chunk(x, segments, k), root, 1)
         comm.barrier()
     return x
-bytes @one_segment_short: each segment is to be sent once
+bytes @one_segment_short: send each segment once
     -     for k in range(max(1, segments - 1)):
     +     for _ in range(segments):
     -             comm.recv(chunk(x, segments, k), (comm.rank - 1) % p)
@@ -82,7 +82,7 @@ root: The data come from rank 2
     return chain.broadcast(comm, x, 0, segments)
 root: The data come from rank 2
     return chain.broadcast(comm, x, -root % comm.size, segments)
-order: sent on before it had arrived
+order: did a rank send a segment on before it had arrived
     p, v = comm.size, (comm.rank - root) % comm.size
     works = []
     for k in range(segments):

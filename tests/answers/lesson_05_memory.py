@@ -61,9 +61,9 @@ slice: how many slices are these
     return (n, n) => return (n / p, n)
 ranks: That is what all 2 ranks move
     return (n, n) => return (p * n, p * n)
-copies: One of the two copies is not in it
+copies: One of the two copies is missing
     return (n + n + n, n + n / p + n) => return (n + n, n + n / p)
-copies: The copies are not in it
+copies: The copies are missing
     return (n + n + n, n + n / p + n) => return (n, n / p)
 stores: Where does the sum of a slice go
     n + n / p + n => n + n
@@ -71,15 +71,15 @@ stores: A rank stores one slice of the result
     n + n / p + n => n + n + n
 slice: A rank adds one slice of every copy
     return (n + n + n, => return (n + p * n + n,
-additions: The additions are not in it
+additions: The additions are missing
     return (n + n + n, n + n / p + n) => return (n + n, n + n)
 order: First what is read
     return (n + n + n, n + n / p + n) => return (n + n / p + n, n + n + n)
 additions: x += y reads x as well as y
     2 * added => added
-additions: The messages are in it, the additions are not
+additions: The messages are counted, the additions are not
     2 * added, copies * passed + added => 0, copies * passed
-copies: The additions are in it, the messages are not
+copies: The additions are counted, but no message
     copies * passed + 2 * added, copies * passed + added => 2 * added, added
 copies: Half of the messages
     passed = 2 * => passed =
@@ -87,7 +87,7 @@ copies: A message is copied twice
     2 if algorithm == 'ring, two copies' else 1 => 1
 copies: That is twice as many copies
     2 if algorithm == 'ring, two copies' else 1 => 2
-bytes: counted were
+bytes: the lab counted
     added = (p - 1) * n / p => added = n
 returns: return two numbers
     return ("n", "n")
@@ -95,11 +95,11 @@ returns: (bytes read, bytes written)
     return 2 * n
 """,
     "5.2": """
-barrier: What has to stand before the first read
+barrier: What has to come before the first read
     -     comm.barrier()
     -     total
     +     total
-barrier: What has to stand before the return
+barrier: What has to come before the return
     -     comm.barrier()
     -     return x
     +     return x
@@ -108,7 +108,7 @@ barrier @everybody_adds_everything: between the same two barriers
     -     comm.barrier()
     +     total = sum(views)
 traffic @everybody_adds_everything: Every rank adds everything
-traffic @with_a_loop: What is added up step by step in a tensor
+traffic @with_a_loop: A sum that grows in a tensor
     views[0].clone() => views[0]
 order: if rank 0 comes first
     for view in views)) => for view in sorted(views, key=lambda view: view is not views[comm.rank])))
@@ -121,7 +121,7 @@ slices: every rank adds a slice
             view[:] = total
     comm.barrier()
     return x
-sizes: belong to nobody
+sizes: No rank adds
     views, each = comm.views(x), len(x) // comm.size
     comm.barrier()
     total = sum(view[each * comm.rank : each * (comm.rank + 1)] for view in views)
@@ -152,7 +152,7 @@ in place: What it returns is something else
     total = sum(views)
     comm.barrier()
     return total
-traffic: What torch did not touch cannot be counted
+traffic: The check counts only what torch reads and writes
     views = [view.numpy() for view in comm.views(x)]
     comm.barrier()
     total = sum(chunk(view, comm.size, comm.rank) for view in views)

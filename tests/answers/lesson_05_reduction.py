@@ -110,8 +110,8 @@ race @in_step: with no barrier between them
     cuda.syncwarp() => pass
 banks @interleaved: both in bank 0: the warp takes 2 turns in place of 1
 barriers @sequential: with 8 barriers in a block
-atomics @naive: 1,000 atomics, 384 of them of block 0
-atomics: 384 atomics, 128 of them of block 0
+atomics @naive: 1,000 atomics, 384 of them in block 0
+atomics: 384 atomics, 128 of them in block 0
     -     if t == 0:
     -         cuda.atomic.add(out, 0, total)
     +     cuda.atomic.add(out, 0, total if t == 0 else np.float32(0))
@@ -128,13 +128,13 @@ barrier: but 64 threads, the first of them 1, wait
     +     else:
     +         cuda.syncthreads()
     +     if t < 2 * WARP:
-tail: 616 elements nobody reads, the first is x[384]
+tail: no thread reads 616 elements, the first is x[384]
     -     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
     -         total += x[i]
     +     i = cuda.grid(1)
     +     if i < x.size:
     +         total += x[i]
-tail: 232 elements nobody reads, the first is x[768]
+tail: no thread reads 232 elements, the first is x[768]
     -     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
     -         total += x[i]
     +     for k in range(x.size // cuda.gridsize(1)):
@@ -150,7 +150,7 @@ coalesced: The warp
     -     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
     +     each = (x.size + cuda.gridsize(1) - 1) // cuda.gridsize(1)
     +     for i in range(cuda.grid(1) * each, min(x.size, (cuda.grid(1) + 1) * each)):
-work: thread 0 of block 0 reads 1,000 elements, where 3 for each of the 384 threads
+work: thread 0 of block 0 reads 1,000 elements, and 3 for each of the 384 threads
     if cuda.grid(1) == 0:
         for i in range(x.size):
             out[0] += x[i]
@@ -177,7 +177,7 @@ unwritten: which no thread has written
     +         sums[t] = total
 sum: does every partial sum begin at 0?
     total = np.float32(0) => total = np.float32(1)
-input: x is the caller's
+input: x belongs to the caller
     -         total += x[i]
     +         total += x[i]
     +         x[i] = 0

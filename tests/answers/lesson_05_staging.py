@@ -47,7 +47,7 @@ reuse: on rank 0 a buffer gets the next block while its send has not ended
     -             if k >= 2:
     -                 works[k - 2].wait()
     +             pass
-overlap: where a copy takes as long as a message
+overlap: if a copy takes as long as a message
     -             if k >= 2:
     -                 works[k - 2].wait()
     +             if k >= 1:

@@ -74,7 +74,7 @@ hand back: it has to replace it
 order: That is the mean of another gradient
     flat = all_reduce(comm, pack(reversed(params))) / comm.size
     hand_back(params, flat)
-sum @divides_before: add those of all ranks first
+sum @divides_before: add the gradients of all ranks first
     (params).div_(comm.size) => (params)
     (comm, flat) => (comm, flat.clone())
     (params, flat) => (params, flat / comm.size)

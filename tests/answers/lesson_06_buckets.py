@@ -110,7 +110,7 @@ order: Only neighbors share a bucket
         buckets[b].append(index)
         rooms[b] -= nbytes[index]
     return buckets
-empty @begins_with_an_empty_one: a message about nothing
+empty @begins_with_an_empty_one: would be an empty message
 small: gradient 1, of 50, would have fitted: the limit is 100
     return assign_buckets(nbytes, limit - 1, first - 1)
 small: Each further bucket costs another latency

@@ -29,7 +29,7 @@ def zeroes_behind_the_step(comm, model, strategy, optimizer, steps, loss_of):
 
 
 def asks_before_every_step(comm, model, strategy, optimizer, steps, loss_of):
-    """A message more in every step, and nobody needs to know the numbers before: for batches that come as a stream."""
+    """A message more in every step, and no rank needs the numbers before: for batches that come as a stream."""
     i = 0
     while comm.all_reduce(torch.tensor([float(i < len(steps))])).item() > 0:
         optimizer.zero_grad(set_to_none=False)
@@ -99,14 +99,14 @@ lengths: leaves the others waiting
             backward(model, strategy, steps[i], loss_of)
             strategy.add_gradients(comm, model)
             optimizer.step()
-repeat @step_by_step: twice: when they are used up
+repeat @step_by_step: twice: a rank without another one
     [i] if i < len(steps) else => [i % len(steps)] if steps else
 zero: counts a second time
     for i in range(most_of(comm, steps)):
         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
         strategy.add_gradients(comm, model)
         optimizer.step()
-zero @step_by_step: This holds for a rank without a batch
+zero @step_by_step: A rank without a batch needs zero_grad
     -         optimizer.zero_grad()
     -         backward(model, strategy, steps[i] if i < len(steps) else [], loss_of)
     +         if i < len(steps):

@@ -38,10 +38,10 @@ buffers @by_state_dict: model.buffers() does
     (tensor) => (p.data)
 some: although 0.weight has arrived
     comm.broadcast(next(model.parameters()).data)
-some @by_state_dict: 8 of 9 tensors are those of rank 0
+some @by_state_dict: 8 of 9 tensors equal rank 0's
     model.state_dict().values(): => [*model.parameters(), *model.buffers()][:-1]:
     (tensor) => (tensor.data)
-some @by_state_dict: 7 of 9 tensors are those of rank 0
+some @by_state_dict: 7 of 9 tensors equal rank 0's
     model.state_dict().values(): => [*model.parameters(), *model.buffers()][:-2]:
     (tensor) => (tensor.data)
 frozen @by_state_dict: 2.bias is frozen
@@ -63,7 +63,7 @@ deadlock: never called broadcast
 root @by_state_dict: That is what rank 2 had: rank 0 is the root
     model.state_dict().values() => (*model.parameters(), *model.buffers())
     (tensor) => (tensor.data, comm.size - 1)
-copy @by_state_dict: did what arrived go into a copy?
+copy @by_state_dict: did you write into a copy?
     model.state_dict().values() => (*model.parameters(), *model.buffers())
     (tensor) => (tensor.detach().clone())
 value: That is the mean over ranks
@@ -87,7 +87,7 @@ wait: did not wait for 9 of its sends to rank 1
         else:
             for rank in range(1, comm.size):
                 comm.isend(tensor.data, rank)
-bytes @by_state_dict: Nobody needs what the others have
+bytes @by_state_dict: No rank needs what the others have
     model.state_dict().values() => (*model.parameters(), *model.buffers())
     comm.broadcast(tensor) => tensor.data.copy_(comm.all_gather(tensor.data)[0])
 """,

@@ -48,7 +48,7 @@ WRONG = {
 feedback: a new tensor of that name is gone
     -     error += grad
     +     error = error + grad
-feedback: What was held back in earlier steps is no longer in it
+feedback: What was held back in earlier steps is missing
     -     error += grad
     -     places = error.abs().topk(k).indices
     -     values = error[places]
@@ -75,7 +75,7 @@ magnitude: Choose by the absolute value
     error.abs().topk(k) => error.topk(k)
 sent: will be sent again
     -     error[places] = 0
-sent: Other ranks' numbers were taken
+sent: You subtracted numbers of other ranks
     -     error[places] = 0
     -     all_values, all_places = (comm.all_gather(values), comm.all_gather(places.int()))
     -     grad.zero_()

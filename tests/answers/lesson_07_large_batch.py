@@ -29,19 +29,19 @@ def by_examples(batch, ranks, job):
 
 WRONG = {
     "7.1": """
-scale: k times the batch needs k times it
+scale: k times the batch needs k times that
     return base_rate
 scale: grows with the root of the batch
     full = base_rate * batch / base_batch => full = base_rate * (batch / base_batch) ** 0.5
 scale: A larger batch got a smaller rate
     base_rate * batch / base_batch => base_rate * base_batch / batch
-scale: that of base_batch examples, not of one
+scale: for base_batch examples, not for one
     base_rate * batch / base_batch => base_rate * batch
 start: start from the base rate
     return base_rate + (full - base_rate) * step / warmup => return full * step / warmup
 start: It starts from 0: start from the base rate
     return base_rate + (full - base_rate) * step / warmup => return full * (step + 1) / warmup
-start: these are the steps that a warm-up is for
+start: the first steps need a warm-up
     return base_rate * batch / base_batch
 jump: It jumps from the base rate to the full one
     return base_rate + (full - base_rate) * step / warmup => return base_rate
@@ -50,7 +50,7 @@ shape: grow by the same amount
     return base_rate * k ** (min(step / warmup, 1) if warmup else 1)
 end: step 0 has the base rate
     * step / warmup => * (step + 1) / warmup
-end: not one part below the full rate
+end: one increment below it
     * step / warmup => * step / (warmup + 1)
 end: goes on growing
     full = base_rate * batch / base_batch
@@ -67,13 +67,13 @@ returns: returned None: return a rate
     "7.2": """
 returns: return the ratio of a layer, one number
     return trust * w.abs() / (grad.abs() + weight_decay * w.abs())
-decay: its length belongs into the sum
+decay: add its length
     (slope + weight_decay * length) => slope
 decay: multiply it by |w|
     weight_decay * length => weight_decay
 decay: LARS adds the lengths
     (slope + weight_decay * length) => float((grad + weight_decay * w).norm())
-trust: how far does a step go then
+trust: it says how long a step is
     return trust * length => return length
 inverse: a longer gradient
     return trust * length / (slope + weight_decay * length) => return (slope + weight_decay * length) / length / trust
@@ -89,7 +89,7 @@ ratio: That is plain SGD
     return trust * length / (slope + weight_decay * length) => return 1.0
 zero: stay there forever
     if length == 0 or slope == 0: => if slope == 0:
-zero: never 0 / 0
+zero: never compute 0 / 0
     if length == 0 or slope == 0: => if length == 0:
 zero: stay there forever
     return trust * w.norm() / (grad.norm() + weight_decay * w.norm())
@@ -112,7 +112,7 @@ step: how long does each of them take
     return steps * (share * job.example_s + job.fixed_s + job.all_reduce_s[ranks]) => return steps
 step: every step ends with one
     job.fixed_s + job.all_reduce_s[ranks] => job.fixed_s
-step: a step costs that
+step: every step costs it
     + job.fixed_s + => +
 step: not once
     (share * job.example_s + job.fixed_s + => job.fixed_s + steps * (share * job.example_s +
@@ -123,11 +123,11 @@ share: round up
     -(-batch // ranks) => batch // ranks
 share: round up
     -(-batch // ranks) => batch / ranks
-share: not the whole time of it
+share: not its whole time
     return steps * => return steps / ranks *
-seconds: One of the two, or both, is off
+seconds: or the time of a step, or both
     return job.least_steps * (batch + job.noise_scale) * job.example_s
-share: computing of the examples
+share: to compute the examples
     share * job.example_s + => +
 """,
 }

@@ -94,7 +94,7 @@ shard: rank 0 updates params[4:8]
     chunk(params, comm.size, comm.rank) => chunk(params, comm.size, comm.rank + 1)
 shard: rank 0 updates params[8:12]
     chunk(params, comm.size, comm.rank) => chunk(params, comm.size, -1 - comm.rank)
-uneven: leave the last 2 to nobody
+uneven: leave out the last 2
     size = len(params) // comm.size
     mine = slice(comm.rank * size, (comm.rank + 1) * size)
     reduce_scatter(comm, grad)
@@ -247,7 +247,7 @@ wait: 16 of its 24 elements were not there
         layer.allocate()
         use(layer)
         layer.release()
-allocate: there is only this rank's chunk
+allocate: only this rank's chunk of it is there
     for layer in layers:
         use(layer)
 raises: index out of range

@@ -63,10 +63,10 @@ def all_at_once(comm, x, rows):
 
 
 WRONG = {
-    "9.7": """
+    "9.6": """
 zeros: Only the image has an edge, a strip has none
     return strip_with(comm, x, rows, None, None)
-side @all_at_once: the ones that lie farthest away
+side @all_at_once: which are farthest away
     x[:, :, :up], last(x, down) => last(x, up), x[:, :, :down]
 neighbor: Those are rows of rank 2
     above, below = rows[comm.rank]
@@ -94,10 +94,10 @@ edge: outside the image are zeros
     top = x[:, :, :1].expand(-1, -1, above, -1) if top is None else top
     bottom = last(x, 1).expand(-1, -1, below, -1) if bottom is None else bottom
     return torch.cat([top, x, bottom], 2)
-asks: what the rank above asks for, rows[rank - 1][1]
+asks: as many rows as the rank above needs, rows[rank - 1][1]
     above, below = rows[comm.rank]
     return strip_with(comm, x, rows, *swap(comm, x[:, :, :above], last(x, below), above, below))
-everything: You send all 4 rows where 0 are needed
+everything: You send all 4 rows, but 0 are needed
     above, below = rows[comm.rank]
     b, c, _, w = x.shape
     r, works, top, bottom = comm.rank, [], x.new_zeros(b, c, above, w), x.new_zeros(b, c, below, w)
@@ -108,7 +108,7 @@ everything: You send all 4 rows where 0 are needed
     for work in works:
         work.wait()
     return torch.cat([top, x, bottom], 2)
-everything @all_at_once: So rank 0 does to rank 1 with 3 ranks
+everything @all_at_once: Rank 0 sends them to rank 1 with 3 ranks
     last(x, down) => x[:, :, -down:]
 zeros: The rows below the strip of rank 0 are zeros
     above, _ = rows[comm.rank]
@@ -205,10 +205,10 @@ input: rank 0 has changed x
 """,
 }
 RIGHT = {
-    "9.7": (by_sendrecv, all_at_once),
+    "9.6": (by_sendrecv, all_at_once),
 }
 COMPLETED = {
-    "9.7": [
+    "9.6": [
         "if r < comm.size - 1:\n"
         "    down = h - rows[r + 1][0]\n"
         "    works += sending(comm, x[:, :, down:], r + 1) + receiving(comm, bottom, r + 1)"

@@ -22,7 +22,7 @@ def column_by_hand(comm, x, weight, bias):
 
 
 def row_adds_in_place(comm, x, weight, bias):
-    """The sum is put where the part was; its gradient is that of the part, so autograd need not know."""
+    """The sum is put where the part was; it has the gradient of the part, so autograd need not know."""
     y = linear(x, weight)
     comm.all_reduce(y)
     return y if bias is None else y + bias
@@ -35,7 +35,7 @@ def row_with_columns_of_x_first(comm, x, weight, bias):
 
 WRONG = {
     "9.1": """
-transposed: only what the columns of rank 0 say
+transposed: only the gradient of x from the columns of rank 0
     return linear(x, weight, bias)
 gathered: Those are the columns of all ranks
     y = linear(copy_to(comm, x), weight, bias)

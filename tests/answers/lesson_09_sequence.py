@@ -40,12 +40,12 @@ def with_a_function_of_its_own(comm, x, layer):
 
 
 WRONG = {
-    "9.5": """
-transposed: is added and scattered in backward
+    "9.4": """
+transposed: what forward gathers, backward adds and scatters
     gather, scatter = pair(comm)
     part = layer(conjugate(x, gather, lambda grad: mine(comm, grad)))
     return conjugate(part, scatter, gather)
-transposed: as if the others had no gradient
+transposed: as if the other positions had none
     gather, scatter = pair(comm)
     def padded(grad):
         whole = grad.new_zeros(grad.shape[0], comm.size, *grad.shape[1:])
@@ -60,7 +60,7 @@ gather: saw only the positions of each rank
 whole: Those are all positions
     gather, scatter = pair(comm)
     return reduce_from(comm, layer(conjugate(x, gather, scatter)))
-sum @with_a_function_of_its_own: only what the layer of rank 0 says
+sum @with_a_function_of_its_own: only the part of the layer on rank 0
     conjugate(layer(Gathered.apply(x, comm)), scatter, gather) => mine(comm, layer(conjugate(x, gather, scatter)))
 mean: the mean over 2 ranks
     gather, scatter = pair(comm)
@@ -83,7 +83,7 @@ messages: in backward rank 0 waits in 1 barrier
         comm.barrier()
         return scatter(x)
     return conjugate(layer(conjugate(x, gather, scatter_together)), scatter, gather)
-order: put together in another order
+order: positions are in the wrong order
     gather, scatter = pair(comm)
     def dealt(x):
         return torch.stack(list(comm.all_gather(x)), 2).flatten(1, 2) if comm.size > 1 else x
@@ -104,8 +104,8 @@ layer @with_a_function_of_its_own: The layer had no part in it
 """,
 }
 RIGHT = {
-    "9.5": (with_lambdas, with_a_function_of_its_own),
+    "9.4": (with_lambdas, with_a_function_of_its_own),
 }
 COMPLETED = {
-    "9.5": ["scatter", "scatter"],
+    "9.4": ["scatter", "scatter"],
 }

@@ -30,7 +30,7 @@ def passes_on_what_came(comm, schedule, action, saved):
 
 
 def takes(comm, schedule, action, saved, choose):
-    """do_backward of the micro-batch that choose(those of this stage) says, whatever the action says."""
+    """do_backward of the micro-batch that choose(micro-batches of this stage) says, whatever the action says."""
     micro_batch = choose(i for stage, i in saved if stage == action.stage)
     do_backward(comm, schedule, action._replace(micro_batch=micro_batch), saved)
 
@@ -76,16 +76,16 @@ raises @by_the_tensors_own_method: none after the last, whose output is the loss
     -     if x.grad is not None:
     +     torch.autograd.backward(y, comm.recv(torch.empty_like(y), after(schedule, stage)))
     +     if not schedule.is_first(stage):
-neighbor @passes_on_what_came: schedule.rank_of knows where
+neighbor @passes_on_what_came: schedule.rank_of(stage) is the rank of each stage
     -     dy = gradient_of(comm, schedule, stage, y)
     +     dy = None if schedule.is_last(stage) else comm.recv(torch.empty_like(y), comm.rank + 1)
     -         comm.send(x.grad if dy is None else dy, before(schedule, stage))
     +         comm.send(x.grad, comm.rank - 1)
-gradient @passes_on_what_came: was what came not used?
+gradient @passes_on_what_came: did you not use what came?
     dy = gradient_of => gradient_of
     torch.autograd.backward(y, dy) => y.sum().backward()
     grad if dy is None else dy, => grad,
-gradient @passes_on_what_came: was something else sent by stage
+gradient @passes_on_what_came: send something else
 scale: the losses are divided already
     stage, _, i = action
     x, y = saved[stage, i]

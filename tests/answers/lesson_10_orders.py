@@ -110,7 +110,7 @@ stage: rank 0 holds stage 0 and no other
     return gpipe((rank + 1) % ranks, ranks, micro_batches)
 micro-batch: there is no micro-batch 4, they go from 0 to 3
     return [Action(rank, kind, i) for kind in "FB" for i in range(1, micro_batches + 1)]
-micro-batch: It does 5 forwards, where 4 are needed: one forward too
+micro-batch: It does 5 forwards, and 4 are needed: one forward too
     return [Action(rank, kind, i) for kind in "FB" for i in range(micro_batches + 1)]
 order: rank 0 does 0B0 before 0F0
     return [Action(rank, kind, i) for kind in "BF" for i in range(micro_batches)]
@@ -156,7 +156,7 @@ order: rank 2 does 2B0 before 2F0
     for i in range(micro_batches - warm_up):
         row += [Action(rank, "B", i), Action(rank, "F", warm_up + i)]
     return row + [Action(rank, "B", i) for i in range(micro_batches - warm_up, micro_batches)]
-bubble: would do
+bubble: is enough
     warm_up = min(ranks - 1 - rank, micro_batches)
     row = [Action(rank, "F", i) for i in range(warm_up)]
     for i in range(warm_up, micro_batches):
@@ -179,7 +179,7 @@ memory: How many Ws do you keep back?
 lost: the weights of that stage would miss its examples
     row = zero_bubble_h1(rank, ranks, micro_batches)
     return row[: len(row) - rank]
-micro-batch: does 5 input gradients, where 4 are needed
+micro-batch: does 5 input gradients, and 4 are needed
     row = zero_bubble_h1(rank, ranks, micro_batches)
     return [*row, Action(rank, "I", micro_batches), Action(rank, "W", micro_batches)]
 order: before
@@ -187,7 +187,7 @@ order: before
     return [Action(rank, {"I": "W", "W": "I"}.get(kind, kind), i) for _, kind, i in row]
 kind: one each of F, I and W
     return one_f_one_b(rank, ranks, micro_batches)
-lost: the stage before would wait forever
+lost: the previous stage would wait forever
     return [a for a in zero_bubble_h1(rank, ranks, micro_batches) if a != (rank, "I", micro_batches - 1)]
 deadlock: there is a deadlock: rank 0 waits at 0I0
     return kept_back(rank, ranks, micro_batches, ranks - 1 - rank, warm_up=rank)

@@ -56,7 +56,7 @@ def as_an_array(costs, stages):
 
 
 WRONG = {
-    "10.5": """
+    "10.6": """
 balance: Equal numbers of layers are not equal work
     require_layers(costs, stages)
     small, extra = divmod(len(costs), stages)
@@ -130,8 +130,8 @@ timeout: Is there a loop that never ends?
 """,
 }
 RIGHT = {
-    "10.5": (by_bisection, by_trying_all, as_an_array),
+    "10.6": (by_bisection, by_trying_all, as_an_array),
 }
 COMPLETED = {
-    "10.5": ["sum(costs[j:i])", "i - j"],
+    "10.6": ["sum(costs[j:i])", "i - j"],
 }

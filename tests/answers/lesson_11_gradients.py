@@ -50,7 +50,7 @@ def one_message_per_axis(mesh, parameters):
 
 
 WRONG = {
-    "11.3": """
+    "11.2": """
 mean: That is divided by the 3 replicas of dp
     for placed in parameters:
         added(mesh, placed)
@@ -80,7 +80,7 @@ axis @never_over_tp: the sum over dp and pp only: tp is missing
     False => placed.shared is None
 axis @never_over_tp: should be
     (mesh, placed, tp=False) => (mesh, placed._replace(over_tp='norm' in placed.name or 'scale' in placed.name))
-shared: where one stage alone holds the parameter
+shared: if one stage alone holds the parameter
     for placed in parameters:
         grad = gradient_of(placed)
         placed.shared.all_reduce(grad)
@@ -130,8 +130,8 @@ deadlock @never_over_tp: there is a deadlock
 """,
 }
 RIGHT = {
-    "11.3": (replicas_first, one_message_per_axis),
+    "11.2": (replicas_first, one_message_per_axis),
 }
 COMPLETED = {
-    "11.3": ['if placed.shared is not None:\n    placed.shared.all_reduce(grad)\nmesh["dp"].all_reduce(grad)'],
+    "11.2": ['if placed.shared is not None:\n    placed.shared.all_reduce(grad)\nmesh["dp"].all_reduce(grad)'],
 }

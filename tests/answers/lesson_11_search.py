@@ -54,10 +54,10 @@ def by_sorting(ranks, predict, limit):
 
 
 WRONG = {
-    "11.4": """
+    "11.3": """
 limit: yours does not fit
     return min(priced(ranks, predict), key=lambda f: (f[0].seconds, f[0].nbytes))[1]
-slow: Both fit, so the faster one
+slow: Both fit, so return the faster one
     found = priced(ranks, predict)
     fitting = [f for f in found if f[0].nbytes <= limit] or refuse(ranks, limit, found)
     return min(fitting, key=lambda f: f[0].nbytes)[1]
@@ -89,11 +89,11 @@ ranks: not for all 12
     return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
 order: The order is (dp, pp, tp)
     return by_divisors(ranks, predict, limit)[::-1]
-limit: and the limit itself
+limit: exactly the limit fits
     found = priced(ranks, predict)
     fitting = [f for f in found if f[0].nbytes < limit] or refuse(ranks, limit, found)
     return min(fitting, key=lambda f: (f[0].seconds, f[0].nbytes))[1]
-ties: leaves more room
+ties: needs less memory
     found = priced(ranks, predict)
     fitting = [f for f in found if f[0].nbytes <= limit] or refuse(ranks, limit, found)
     return min(fitting, key=lambda f: (f[0].seconds, -f[0].nbytes))[1]
@@ -121,10 +121,10 @@ returns: three ints
 """,
 }
 RIGHT = {
-    "11.4": (by_divisors, by_sorting),
+    "11.3": (by_divisors, by_sorting),
 }
 COMPLETED = {
-    "11.4": [
+    "11.3": [
         "if found.nbytes <= limit and (best is None or (found.seconds, found.nbytes) < best[:2]):\n"
         "    best = found.seconds, found.nbytes, (dp, pp, tp)",
         'f"no grid of {ranks} ranks fits into {limit:,} bytes per rank: the least is {least:,}"',

@@ -58,20 +58,20 @@ WRONG = {
     "12.3": """
 work: All wait for the slowest: 60% of the time
     (rank, 2 * p - 1 - rank) => (2 * rank, 2 * rank + 1)
-work: what a chunk does not hear need not be computed
+work: do not compute blocks that are masked as a whole
     -                 if other <= c or not causal:
     +                 if True:
     -                     out, lse = merged[c]
     +                     weight = weight if other <= c else weight - torch.inf
     +                     out, lse = merged[c]
-causal: Chunk 4 hears all chunks
+causal: Chunk 4 attends to all chunks
     other <= c or not causal => True
-causal: In its own chunk a query hears keys after it
+causal: In its own chunk a query attends to later keys
     causal and other == c => False
-ring: has heard only its own rank
+ring: attends only to keys of its own rank
     for step in range(p): => for step in range(1):
     if step < p - 1 => if False
-ring: which come last: one step too few
+ring: They come last: one step too few
     for step in range(p): => for step in range(p - 1):
     if step < p - 1 => if step < p - 2
     return merged => return merged if p > 1 else attention_around_ring(comm, read, attend)
@@ -79,7 +79,7 @@ chunks: Ranks were compared, not chunks
     other <= c or not causal => (comm.rank - step) % p < comm.rank or (step == 0 and other <= c)
 merge: The parts were added
     out * (lse - both).exp().unsqueeze(-1) + more * (weight - both).exp().unsqueeze(-1) => out + more
-merge: each part has taken the place
+merge: each part has replaced the parts before
     out * (lse - both).exp().unsqueeze(-1) + more * (weight - both).exp().unsqueeze(-1) => more
     merged[c] = (out, both) => merged[c] = (out, weight)
 merge: lse[0, 0, 0] should be
@@ -89,7 +89,7 @@ overflow: exp of such a number is infinite
     more * (weight - both).exp().unsqueeze(-1) => more * (weight.exp() / both.exp()).unsqueeze(-1)
 bytes: one hop too many
     if step < p - 1 else (kv, []) => if p > 1 else (kv, [])
-bytes: queries stay, keys and values come
+bytes: queries stay, only keys and values travel
     torch.cat([k, v], -1) for _, k, v in => torch.cat([k, v, q], -1) for q, k, v in
     theirs.split([k.shape[-1], v.shape[-1]], -1) => theirs.split(k.shape[-1], -1)[:2]
 memory: rank 0 has read chunk 1, which belongs to rank 1
@@ -100,7 +100,7 @@ memory: rank 0 has read chunk 1, which belongs to rank 1
         lse = lses.logsumexp(0)
         return (outs * (lses - lse).exp().unsqueeze(-1)).sum(0), lse
     return {c: far(c) for c in (comm.rank, 2 * comm.size - 1 - comm.rank)}
-chunks: nobody has computed chunk 3
+chunks: no rank has computed chunk 3
     return merged => return {min(merged): merged[min(merged)]}
 chunks: have both computed chunk
     (rank, 2 * p - 1 - rank) => (0, 1)

@@ -52,7 +52,7 @@ def padded(comm, x, chosen, weights, mine):
 
 
 def without_way_back(comm, copies, sent, received):
-    """dispatch, of which only those copies get a gradient that have stayed on their rank."""
+    """dispatch in which only copies that stay on their rank get a gradient."""
 
     def stayed(grad):
         here = grad.split(received)[comm.rank]
@@ -67,14 +67,14 @@ messages @all_tokens_everywhere: A token goes only to the ranks that it has chos
 messages @padded: without padding
 order: by expert: each copy belongs to the token
     index_add(0, order // k, => index_add(0, torch.arange(len(order)) // k,
-order: in the order in which it was sent
+order: in the order in which copies were sent
     torch.zeros_like(x).index_add(0, order // k, back * weights.flatten()[order, None]) => \
 (back.view(len(x), k, -1) * weights[..., None]).sum(1)
 weights: the weights are in the order of tokens
     weights.flatten()[order, None] => weights.flatten()[:, None]
-weights: added, but not weighed
+weights: Results are added without weights
     back * weights.flatten()[order, None] => back
-weights: weigh after it
+weights: Tokens were multiplied by their weights before the expert
     x[order // k] => x[order // k] * weights.flatten()[order, None]
     back * weights.flatten()[order, None] => back
 sum: written over each other
@@ -83,7 +83,7 @@ sum: choice 0 alone
     k = chosen.shape[1] => chosen, weights, k = chosen[:, :1], weights[:, :1], 1
 dispatch: through its own expert
     return mine(x) * weights.sum(1, keepdim=True)
-dispatch: Only those that chose rank 0's expert
+dispatch: Only tokens that chose rank 0's own expert
     return mine(x) * (weights * (chosen == comm.rank)).sum(1, keepdim=True)
 raises: sends
     back = combine => back = dispatch

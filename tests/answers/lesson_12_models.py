@@ -7,7 +7,7 @@ from hpdl_lab.models.attention import grouped_query_attention
 
 
 def group_by_group(q, k, v, scale=None):
-    """A loop over query heads, each of which looks at the keys of its group: views, no copies."""
+    """A loop over query heads; each looks at the keys of its group: views, no copies."""
     each, s, t = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
     later = torch.ones(s, t, dtype=torch.bool).triu(t - s + 1)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -37,7 +37,7 @@ def repeated(q, k, v, scale=None):
 
 
 def by_broadcasting(q, k, v, scale=None):
-    """No repeat to be seen, but matmul expands and copies."""
+    """No repeat in sight, but matmul expands and copies."""
     s, t = q.shape[2], k.shape[2]
     scores = q.unflatten(1, (k.shape[1], -1)) @ k.unsqueeze(2).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     later = torch.ones(s, t, dtype=torch.bool).triu(t - s + 1)
@@ -58,8 +58,8 @@ def by_products(q, q_rope, cache, key_up, value_up, scale, attend):
     """One key head, and plain products with the weights of each head."""
     c = key_up.size(2)
     k = cache[:, None]
-    heard = attend(torch.cat((q @ key_up, q_rope), dim=3), k, k.narrow(3, 0, c), scale)
-    return heard @ value_up.transpose(1, 2)
+    mixed = attend(torch.cat((q @ key_up, q_rope), dim=3), k, k.narrow(3, 0, c), scale)
+    return mixed @ value_up.transpose(1, 2)
 
 
 def of_each_head(q, q_rope, cache, key_up, value_up, scale, attend):
@@ -83,20 +83,20 @@ def head_by_head(q, q_rope, cache, key_up, value_up, scale, attend):
 WRONG = {
     "12.1": """
 memory @repeated: repeated for each query head
-memory @by_broadcasting: A product of tensors whose leading dimensions differ
+memory @by_broadcasting: A product of tensors with different leading dimensions
 groups @repeated: Key heads were given to query heads in turns
     k.repeat_interleave(each, 1) => k.repeat(1, each, 1, 1)
     v.repeat_interleave(each, 1) => v.repeat(1, each, 1, 1)
-groups @group_by_group: All heads have asked key head 0
+groups @group_by_group: All query heads use key head 0
     k[:, i // each].mT => k[:, 0].mT
     v[:, i // each] => v[:, 0]
-causal: Queries hear what comes after them
+causal: Queries attend to later positions
     scores.masked_fill(later, -torch.inf).softmax(-1) => scores.softmax(-1)
 causal: query 0 is at position 39, not 0
     triu(t - s + 1) => triu(1)
-causal @repeated: are those of the last 1 of 40 positions
+causal @repeated: belong to the last 1 of 40 positions
     attn_mask=seen => is_causal=True
-causal: A query also hears its own position
+causal: A query also attends to its own position
     triu(t - s + 1) => triu(t - s)
 causal: one position too many
     triu(t - s + 1) => triu(t - s + 2)
@@ -106,7 +106,7 @@ scale: A scale was given
     d ** (-0.5) if scale is None else scale => d ** (-0.5)
 softmax: after the mask
     scores.masked_fill(later, -torch.inf).softmax(-1) => scores.softmax(-1).masked_fill(later, 0)
-gradient: of the gradient of k
+gradient: the gradient of k is wrong
     -     scores = (rows @ k.mT
     +     scores = (rows @ k.detach().mT
 input: written into q
@@ -117,18 +117,18 @@ returns: returned nothing
     k.mT
 """,
     "12.4": """
-memory @of_each_head: something is there for each of 8 heads and 40 tokens
-work @head_by_head: made of 40 latents
-memory: something is there for each of 8 heads
+memory @of_each_head: your tensor has a row for each of 8 heads and 40 tokens
+work @head_by_head: computed from 40 latents
+memory: your tensor has a row for each of 8 heads
     k = cache.unsqueeze(1) => k = cache.unsqueeze(1).repeat(1, q.shape[1], 1, 1)
 scale: the length of the absorbed query
     [..., :key_up.shape[-1]], scale) => [..., :key_up.shape[-1]])
 scale: are not scaled
     [..., :key_up.shape[-1]], scale) => [..., :key_up.shape[-1]], 1.0)
-rotated: The part that knows the position is missing
+rotated: The rotated part is missing
     k = cache.unsqueeze(1) => k = cache.unsqueeze(1)[..., : key_up.shape[-1]]
     torch.cat([absorbed, q_rope], -1) => absorbed
-causal @from_einsums: Queries hear what comes after them
+causal @from_einsums: Queries attend to later positions
     scores.masked_fill(torch.ones(s, t, dtype=torch.bool).triu(t - s + 1), -torch.inf).softmax(-1) => scores.softmax(-1)
 causal @from_einsums: Query 0 is at position 39
     triu(t - s + 1) => triu(1)
@@ -136,7 +136,7 @@ returns: something of shape (2, 8, 1, 12)
     return torch.einsum('bhsc,hmc->bhsm', attn_output, value_up) => return attn_output
 raises: does not broadcast
     'bhsn,hnc->bhsc', q, key_up => 'bhsm,hmc->bhsc', q, value_up
-gradient: of the gradient of cache
+gradient: the gradient of cache is wrong
     k = cache.unsqueeze(1) => k = cache.detach().unsqueeze(1)
 input: written into cache
     k = cache.unsqueeze(1) => k = cache.mul_(1.5).unsqueeze(1)

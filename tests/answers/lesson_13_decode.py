@@ -78,7 +78,7 @@ def by_a_ring(comm, x, layers):
 WRONG = {
     "13.1": """
 work @everything_again: the keys and values of all positions are computed again
-work: they are in the cache
+work: although they are in the cache
     b, heads, _, n = keys.shape
     s = x.shape[1]
     k, v = (part.unflatten(-1, (heads, n)).transpose(1, 2) for part in (x @ qkv[len(out):].T).chunk(2, -1))
@@ -94,14 +94,14 @@ place: no call has written
 place: as Python counts
     -     keys[:, :, s - 1], values[:, :, s - 1] = (k, v)
     +     pass
-own: A position also hears itself
+own: A position also attends to itself
     -     scores = (keys[:, :, :s] @ q[..., None])
     +     scores = (keys[:, :, :s - 1] @ q[..., None])
     @ values[:, :, :s] => @ values[:, :, :s - 1]
-room: nobody has written there
+room: no call has written there
     (keys[:, :, :s] @ q[..., None]) => (keys @ q[..., None])
     @ values[:, :, :s] => @ values
-newest: the newest one asks
+newest: take the query of the newest position
     b, heads, _, n = keys.shape
     s = x.shape[1]
     new = (x[:, -1] @ qkv.T).view(b, 3, heads, n)
@@ -120,11 +120,11 @@ softmax: Scores become weights
     scores.softmax(-1) => scores
 order: Keys and values have changed places
     q, k, v = => q, v, k =
-order: That asks with a key
+order: A key was used as the query
     q, k, v = => k, q, v =
 heads: The rows of qkv are q of all heads
     .view(b, 3, heads, n).unbind(1) => .view(b, heads, 3, n).unbind(2)
-out: `out` comes after them
+out: multiply them by out.T
     attn_output.flatten(1) @ out.T => attn_output.flatten(1)
 out: multiply by out.T
     @ out.T => @ out
@@ -149,30 +149,30 @@ raises: IndexError
     keys[:, :, s - 1], values => keys[:, :, s + 3], values
 """,
     "13.2": """
-sum: what the heads and the columns of rank 0 say
+sum: the part of rank 0 alone
     x + comm.all_reduce(layer.attend(q, k, v) @ layer.out.T) => x + layer.attend(q, k, v) @ layer.out.T
     x + comm.all_reduce(gelu(norm(x) @ layer.up.T) @ layer.down.T) => x + gelu(norm(x) @ layer.up.T) @ layer.down.T
 mean: the parts of a product add up
     @ layer.out.T) => @ layer.out.T) / comm.size
     @ layer.down.T) => @ layer.down.T) / comm.size
-residual: so it is in it once for each rank
+residual: so the sum has it once for each rank
     x + comm.all_reduce(layer.attend => comm.all_reduce(x + layer.attend
     x + comm.all_reduce(gelu => comm.all_reduce(x + gelu
-residual: both halves of a layer add to it
+residual: each half of a layer adds its result to x
     x + comm.all_reduce(layer.attend => comm.all_reduce(layer.attend
     x + comm.all_reduce(gelu => comm.all_reduce(gelu
-norm: and one before the MLP
+norm: and again before the MLP
     (norm(x) @ layer.qkv.T) => (x @ layer.qkv.T)
     gelu(norm(x) @ layer.up.T) => gelu(x @ layer.up.T)
-order: it comes after it, and sees the sum
+order: its input is the sum of x and attention
     for layer in layers:
         q, k, v = (norm(x) @ layer.qkv.T).chunk(3, -1)
         part = layer.attend(q, k, v) @ layer.out.T + gelu(norm(x) @ layer.up.T) @ layer.down.T
         x = x + comm.all_reduce(part)
     return x
-gelu: Between up and down
+gelu: between up and down
     gelu(norm(x) @ layer.up.T) => (norm(x) @ layer.up.T)
-layers: Only the first layer has worked
+layers: Only the first layer was computed
     -     return x
     +         return x
 messages: all_gather of 48 numbers

@@ -105,7 +105,7 @@ def one_after_the_other(acceptance, gamma):
 WRONG = {
     "13.3": """
 idle @schedule_static: that is static batching
-idle: Requests are admitted only when nobody runs
+idle: Requests are admitted only when none runs
     left = [*running, *waiting[:slots - len(running)]] => left = [*running] or [*waiting[:slots]]
 idle: may take a free slot in the very next step
     waiting[:slots - len(running)] => waiting[:min(1, slots - len(running))]
@@ -117,13 +117,13 @@ budget: over a budget of 8
 budget: over a budget of
     counts[i] = min(left[i], budget) => counts[i] = left[i]
     budget -= counts[i] => budget = max(0, budget - counts[i])
-decodes: whoever reads its answer sees it stop
+decodes: its user sees the answer stop
     for i in decodes + prompts: => for i in range(len(left)):
 decodes: Decodes come first
     decodes + prompts => prompts + decodes
 starvation: which came first
     decodes + prompts => decodes + prompts[::-1]
-starvation: with enough that come later it never is
+starvation: if enough others come later, it never will
     decodes + prompts => decodes + sorted(prompts, key=lambda i: left[i])
 chunks @whole_prompts: is read in parts
 chunks: as much as fits
@@ -132,7 +132,7 @@ admit: is admitted without a token
     -     while len(counts) > len(running) and counts[-1] == 0:
     -         counts.pop()
     +     pass
-stuck: nobody reads anything
+stuck: no request reads anything
     decodes + prompts => decodes
 tokens: tokens to read, not
     counts[i] = min(left[i], budget) => counts[i] = budget // max(1, len(left))
@@ -220,7 +220,7 @@ raises: pop from empty list
     +     pass
 """,
     "13.5": """
-bonus: in the place of the first that it rejects
+bonus: in the place of the first rejected guess
     range(gamma + 1) => range(1, gamma + 1)
 bonus: it has read them all
     return sum(acceptance ** k for k in range(gamma))

@@ -35,11 +35,11 @@ reuse: How large are the three matrices
     m * k + k * n + m * n => 2 * m * k * n
 flops: are two FLOPs
     2 * m * k * n => m * k * n
-units: no bits are in it
+units: there are no bits
     bytes_each * (m => 8 * bytes_each * (m
-units: no bits are in it
+units: there are no bits
     bytes_each * (m => bytes_each / 8 * (m
-units: the bandwidth counts bytes
+units: but the bandwidth counts bytes
     bytes_each * (m => (m
 units: Those are seconds
     flops / max(compute, memory) => max(compute, memory)
@@ -51,7 +51,7 @@ units: a share of the peak
     flops / max(compute, memory) => compute / max(compute, memory)
 units: Those are FLOPs: return
     flops / max(compute, memory) => flops
-ridge: are no FLOP/s
+ridge: are not FLOP/s
     flops / max(compute, memory) => min(peak, nbytes / flops * bandwidth)
 bound: moving bytes takes
     compute > memory => compute < memory

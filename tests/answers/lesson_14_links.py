@@ -36,7 +36,7 @@ latency: How long do messages without bytes take
     latency + gradient_bytes => gradient_bytes
 latency: each step of the ring is a message
     steps * (latency + gradient_bytes / ranks / bandwidth) => latency + steps * gradient_bytes / ranks / bandwidth
-bytes: and the ring sends one chunk
+bytes: but the ring sends one chunk
     gradient_bytes / ranks / bandwidth => gradient_bytes / bandwidth
 bytes: all-gather sends as many
     gradient_bytes / ranks / bandwidth => gradient_bytes / ranks / bandwidth / 2
@@ -52,9 +52,9 @@ sum: How long is that together
     latency + gradient_bytes / ranks / bandwidth => max(latency, gradient_bytes / ranks / bandwidth)
 hidden: 90% of the communication may be exposed
     if hidden * => if (1 - hidden) *
-hidden: You ask for all of it
+hidden: You ask for all of the ring
     hidden * communication_s <= => communication_s <=
-hidden: you take it of backward
+hidden: you take a share of backward
     hidden * communication_s <= backward_s => communication_s <= hidden * backward_s
 hidden: is only the default
     hidden * communication_s => 0.9 * communication_s

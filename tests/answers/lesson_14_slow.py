@@ -94,7 +94,7 @@ update: The first loss is right
     weights.grad = None => pass
 update: between two steps
     weights -= 0.1 * weights.grad => pass
-loss: nothing that it computes
+loss: but not what it computes
     .square().mean() => .square().sum()
 loss: and you say nan
     .square().mean() => .square().mean() * float('nan')

@@ -36,7 +36,7 @@ ranks: each of two ranks
     examples / ranks * example => examples * example
 all-reduce: takes no time
     2 * (ranks - 1) * gradients / bandwidth => 2 * gradients / bandwidth
-all-reduce: They share it
+all-reduce: All ranks share it
     2 * (ranks - 1) * gradients => 2 * (ranks - 1) / ranks * gradients
 all-reduce: in each step of the ring
     2 * (ranks - 1) * gradients => 2 * (ranks - 1) * ranks * gradients
@@ -48,9 +48,9 @@ serial: Who waits
     serial + max => serial / threads + max
 memory: Most of the difference
     2 * (ranks - 1) * gradients => 2 * (ranks - 1) * gradients * 8
-memory: In how many domains
+memory: In how many do
     max(arithmetic / threads, memory * sharing) => arithmetic / threads
-memory: Who shares
+memory: Which ranks share one
     memory * sharing => memory
 roofs: after the arithmetic
     max(arithmetic / threads, memory * sharing) => arithmetic / threads + memory * sharing

@@ -43,7 +43,7 @@ factor: That is half
     2 * parameters + 2 * 2 * layers => parameters + 2 * layers
 factor: That is twice as much
     (devices * peak) => (devices * peak / 2)
-devices: that of one device
+devices: for one device
     (devices * peak) => peak
 tokens: not sequences
     forward * tokens_per_s => forward * tokens_per_s * sequence
@@ -59,7 +59,7 @@ recomputed: Which share of a step is forward
     (3 + recomputed) * share => 3 * (1 + recomputed) * share
 recomputed: more than the model needs
     (3 + recomputed) * share => 9 / (3 + recomputed) * share
-attention: has attention in it
+attention: Attention is computed again
     (3 + recomputed) * share => 3 * share + 2 * parameters * recomputed * tokens_per_s / (devices * peak)
 order: HFU first
     return (3 * share, (3 + recomputed) * share) => return ((3 + recomputed) * share, 3 * share)

@@ -104,17 +104,17 @@ carried: Which checksums does a rank send on
     -         if differ(expected, sums[theirs],
     +         sums[theirs] = expected
     +         if differ(expected, checksums(held),
-missed: and who has computed that
+missed: and which rank computes that
     elements, expected = (arrived[:-2], arrived[-2:]) => elements, expected = (arrived[:-2], checksums(arrived[:-2]))
 hops: You note faults in reduce-scatter only
     if differ( => if hop < p - 1 and differ(
 hops: You note faults in all-gather only
     if differ( => if hop >= p - 1 and differ(
-hops: what arrives there go unchecked
+hops: Do you check what arrives there
     if differ( => if hop < 2 * p - 3 and differ(
-source: Which one sent it
+source: Which rank sent it
     found.append(((r - 1) % p, hop)) => found.append((r, hop))
-source: Which one does a rank receive from
+source: From which rank do you receive
     found.append(((r - 1) % p, hop)) => found.append(((r + 1) % p, hop))
 hop: Hops are counted from 0
     found.append(((r - 1) % p, hop)) => found.append(((r - 1) % p, hop + 1))
@@ -122,7 +122,7 @@ hop: All-gather goes on counting
     found.append(((r - 1) % p, hop)) => found.append(((r - 1) % p, hop % (p - 1)))
 returns: the wrong order
     found.append(((r - 1) % p, hop)) => found.append((hop, (r - 1) % p))
-order: Which one should be first
+order: Which pair should be first
     found.append(((r - 1) % p, hop)) => found.insert(0, ((r - 1) % p, hop))
 second: Does the rank go on as before
     return found => return found[:1]
@@ -136,7 +136,7 @@ once: Which checksums does a rank send on
     +             sums[theirs] = before
 rounding: By how much may two checksums differ
     len(held) * torch.finfo(x.dtype).eps * scale => 0 * scale
-zeros: Is 0 within 0
+zeros: Is a difference of 0 a fault
     -         if differ(expected, sums[theirs], len(held) * torch.finfo(x.dtype).eps * scale):
     +         gap = (expected - sums[theirs]).abs()
     +         if not (gap < len(held) * torch.finfo(x.dtype).eps * scale).all():
@@ -187,7 +187,7 @@ bytes: What does the receiver compare its elements with
     from hpdl_lab.collectives import ring
     ring.all_reduce(comm, x)
     return []
-hop: can you tell apart at the end
+hop: At which hop did the fault happen
     -         if differ(expected, sums[theirs], len(held) * torch.finfo(x.dtype).eps * scale):
     -             found.append(((r - 1) % p, hop))
     +         if differ(expected, sums[theirs], len(held) * torch.finfo(x.dtype).eps * scale):

@@ -105,11 +105,11 @@ place: Killed on 3 ranks (gradient begins)
     -             save_sharded(comm, disk, step, shard.flatten(), 3 * first, 3 * n)
     +             save_sharded(comm, disk, step, shard.flatten(), 3 * first, 3 * n)
     +             disk.write('step', str(step).encode()) if comm.rank == 0 else None
-load: They are those of no step
+load: They are the weights of no step
     3 * last).reshape(-1, 3) => 3 * last).reshape(3, -1).T.clone()
 load: What is on the disk
     -         shard = load_range(disk, 3 * first, 3 * last).reshape(-1, 3)
-count: Who remembers
+count: What is it after a restart
     -     while step < until:
     +     begun = step
     +     while step < until:
@@ -122,14 +122,14 @@ place: At which place was the job
     +     while step < until:
     range(step * task.batch + low, => range((step - begun) * task.batch + low,
     low, step * task.batch + high) => low, (step - begun) * task.batch + high)
-order: Who has which order
+order: Which order has each rank
     task.order(k // task.examples) => task.order(k // task.examples + comm.rank)
 order: What is different
     task.order(k // task.examples) => task.order(k // task.examples + comm.size - 1)
-batch: Does it depend on the number of ranks
+batch: Does its size depend on the number of ranks
     -     low, high = bounds(task.batch, comm.size, comm.rank)
     +     low, high = (comm.rank * task.batch, (comm.rank + 1) * task.batch)
-remainder: Who computes the others
+remainder: Which rank computes the others
     -     low, high = bounds(task.batch, comm.size, comm.rank)
     +     share = task.batch // comm.size
     +     low, high = (comm.rank * share, (comm.rank + 1) * share)
@@ -157,9 +157,9 @@ epoch: Which examples of the last epoch were left over
     -         ids = [task.order(k // task.examples)[k % task.examples] for k in places]
     +         epoch, at = divmod(step, task.examples // task.batch)
     +         ids = task.order(epoch)[at * task.batch + low:at * task.batch + high]
-again: Are they in the checkpoint already
+again: Is this step in the checkpoint already
     step = read_latest(disk.read(LATEST))[0] => step = read_latest(disk.read(LATEST))[0] - 1
-skipped: Who computes step
+skipped: When is step
     step = read_latest(disk.read(LATEST))[0] => step = read_latest(disk.read(LATEST))[0] + 1
 saved: When was the checkpoint saved
     -         task.update(shard, gradient[first:last], step)
@@ -187,7 +187,7 @@ memory: No rank has room
     +             whole = torch.stack([assembled(comm, x, first, n) for x in shard.T], dim=1).flatten()
     +             one = comm.rank == 0
     +             save_sharded(comm, disk, step, whole if one else whole[:0], 0 if one else 3 * n, 3 * n)
-assembled: From whom does it get the others
+assembled: How does it get the other shards
     -         weights = assembled(comm, shard[:, 0], first, n)
     +         weights[first:last] = shard[:, 0]
 assembled: They have shape (6,)

@@ -68,7 +68,7 @@ mtbf: once per failure
     math.sqrt(2 * standstill_s * mtbf_s) => mtbf_s
 write: Your interval is the write time
     return max(best, write_s) => return write_s
-slowdown: Does it, here
+slowdown: Does training stop here
     slowdown * write_s => write_s
 slowdown: of the speed that is left
     slowdown * write_s => (1 - slowdown) * write_s
@@ -82,7 +82,7 @@ period: Why do you add the write
     return max(best, write_s) => return best + write_s
 period: Why do you add the write
     return max(best, write_s) => return max(best, write_s) + write_s
-period: Why do you take the write off
+period: Why do you subtract the write
     return max(best, write_s) => return max(best - write_s, write_s)
 units: Those are minutes
     return max(best, write_s) => return best / 60
@@ -102,7 +102,7 @@ mtbf: With twice the `rank_mtbf_s`
     rank_mtbf_s / ranks => 1e6 / ranks
 constant: the same for all 8 jobs
     return max(best, write_s) => return 3600
-returns: which are more than 0
+returns: a number above 0
     return max(best, write_s) => return -best
 returns: return a number of seconds
     return max(best, write_s) => return None

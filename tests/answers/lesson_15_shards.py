@@ -90,7 +90,7 @@ commit: nothing can be loaded
     +         disk.rename(PART, LATEST)
 commit: nothing can be loaded
     not in (LATEST, *names) => not in names
-commit: How many of them are needed
+commit: How many renames does a save need
     written = comm.gather => written = comm.all_gather
     if comm.rank == 0: => if True:
     disk.write(PART, => disk.write(f'{PART}.{comm.rank}',
@@ -106,7 +106,7 @@ commit: Which operation of the disk is never half done
     +     if comm.rank == 0:
     -         disk.rename(PART, LATEST)
     +         disk.write(LATEST, disk.read(PART))
-old: From when on is a checkpoint not needed
+old: When may you remove the last checkpoint
     -         disk.write(PART, manifest(step, total, shards))
     -         disk.rename(PART, LATEST)
     -         for name in disk.names():
@@ -117,7 +117,7 @@ old: From when on is a checkpoint not needed
     +                 disk.remove(name)
     +         disk.write(PART, manifest(step, total, shards))
     +         disk.rename(PART, LATEST)
-old: From when on is a checkpoint not needed
+old: When may you remove the last checkpoint
     -     data = packed(shard)
     +     data = packed(shard)
     +     for name in disk.names():
@@ -125,7 +125,7 @@ old: From when on is a checkpoint not needed
     +             disk.remove(name)
 old: which you have removed
     not in (LATEST, *names) => != LATEST
-space: Which files does nobody need
+space: Which files are not needed
     -             if name not in (LATEST, *names):
     -                 disk.remove(name)
     +             pass
@@ -155,7 +155,7 @@ early: still names no step
     -     if comm.rank == 0:
     +     comm.barrier()
     +     if comm.rank == 0:
-memory: who can do this part instead
+memory: Which rank can do this part instead
     longest = torch.tensor([len(shard)])
     longest = int(comm.all_gather(longest).max())
     sizes = comm.gather(torch.tensor([start, len(shard)]))
@@ -190,11 +190,11 @@ wait: which is not there
     -     disk.write(shard_name(step, comm.rank, comm.size), data)
     +     if comm.rank == 0:
     +         disk.write(shard_name(step, comm.rank, comm.size), data)
-crc: is not that of its bytes
+crc: does not fit its bytes
     zlib.crc32(data) => 0
-crc: is not that of its bytes
+crc: does not fit its bytes
     comm.size), data) => comm.size), data[::-1])
-crc: is not that of its bytes
+crc: does not fit its bytes
     zlib.crc32(data) => zlib.crc32(packed(shard.float()))
 length: and latest says
     len(shard), zlib => len(data), zlib

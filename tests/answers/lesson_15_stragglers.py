@@ -88,13 +88,13 @@ none: need 1.2 times the median of all ranks
 step: the longest steps
     length = [sum(events[-1].t1_ns - events[0].t0_ns for events in steps) for steps in lanes]
     return length.index(max(length)), 'core'
-wait: longest in its messages
+wait: most time in its messages
     spent = [messages(steps, ('send', 'recv')) for steps in lanes]
     return spent.index(max(spent)), 'link'
-wait: longest in its messages
+wait: most time in its messages
     spent = [messages(steps, ('recv',)) for steps in lanes]
     return spent.index(max(spent)), 'core'
-wait: longest in its messages
+wait: most time in its messages
     spent = [messages(steps, ('send',)) for steps in lanes]
     return spent.index(max(spent)), 'link'
 cause: The rank is right
@@ -142,15 +142,15 @@ link: the two ends wait for each other
     got.t1_ns - max(e.t0_ns, got.t0_ns) => e.t1_ns - e.t0_ns
 byte: You compare seconds of messages
     -                 seconds /= sum((e.nbytes for e in mine))
-side: You charge the rank that receives
+side: You blame the rank that receives
     OPS.items() => (OPS | {'link': ('recv',)}).items()
     e.op == 'recv' => e.op == 'send'
     got.t1_ns - max => e.t1_ns - max
-returns: with "input" or "link" in its place
+returns: with cause "core", "input" or "link"
     return found => return found[::-1]
 returns: your function returned None
     return found => found
-returns: with "input" or "link" in its place
+returns: with cause "core", "input" or "link"
     return found => return found[0]
 returns: or (-1, "none")
     (-1, 'none') => (0, 'none')

@@ -34,7 +34,7 @@ def test_engines_in_a_job_stay_for_notebooks(slurm):
     finally:
         cluster.detach()
     told = hpdl("status")
-    assert told.returncode == 0 and "2 engines in a Slurm job, used by nobody now." in told.stdout, told
+    assert told.returncode == 0 and "2 engines in a Slurm job, used by no process now." in told.stdout, told
     assert f"Slurm job {slurm.jobs()[0]} runs on n1, n2." in told.stdout
     assert hpdl("stop").stdout == "2 engines in a Slurm job: ended.\n"
 

@@ -47,4 +47,4 @@ def test_a_port_of_this_machine_from_a_node(slurm, lasting_port):
         assert slurm.ask(*ask, place).stdout == f"{slurm.network.address} answers at port {lasting_port}.\n"
     done = slurm.ask(*ask, place)
     assert done.returncode == 1
-    assert f"hpdl: {slurm.network.address} can be reached, but nobody listens at its port" in done.stderr
+    assert f"hpdl: {slurm.network.address} can be reached, but no server listens at its port" in done.stderr

@@ -20,7 +20,7 @@ NUMBERS = 3  # in the array of 0.2
 def _check_hello(fn: Answer, runner: Runner = None) -> Passed:
     """Check that every rank prints its own number and the number of ranks, in whatever words."""
     in_all_cases(fn, lambda comm, fn: fn(comm), ((4,), (1,), (3,)), with_ranks, _check_sentences)
-    facts = ["every rank says who it is, on 1, 3 and 4 simulated ranks"]
+    facts = ["every rank returns its number, on 1, 3 and 4 simulated ranks"]
     return Passed(*facts, *engine_facts(runner, _check_sentences, fn, say="{} said hello"))
 
 
@@ -34,20 +34,20 @@ def _check_sentences(results: Results, where: str) -> None:
             raise Broken(f"""returns: {where}, rank {r} returned {said!r}: a str was asked for, not
                 {type(said).__name__}.""")
     if p > 1 and len(set(results)) == 1:
-        raise Broken(f"rank: {where}, all of them said {results[0]!r}: comm.rank is different on every rank.")
+        raise Broken(f"rank: {where}, all of them returned {results[0]!r}: comm.rank is different on every rank.")
     for r, said in enumerate(results):
         numbers = {int(digits) for digits in re.findall(r"\d+", said)}
         called = re.search(r"\brank\D?\D?(\d+)", said, re.IGNORECASE)
         if called and int(called[1]) == p != r and r in numbers:
-            raise Broken(f"""rank: {where}, rank {r} said {said!r}: its number is {r}, and {p} is how many
-                there are.""")
+            raise Broken(f"""rank: {where}, rank {r} returned {said!r}: its number is {r}, and {p} is the
+                number of ranks.""")
         if {r, p} <= numbers:
             continue
         if r in numbers:
-            raise Broken(f"""size: {where}, rank {r} said {said!r}: the number of ranks is {p}, which is
-                comm.size.""")
-        why = "because ranks count from 0" if r + 1 in numbers else "which is not in it as a separate number"
-        raise Broken(f"rank: {where}, rank {r} said {said!r}: its number is {r}, {why}.")
+            raise Broken(f"""size: {where}, rank {r} returned {said!r}: the number of ranks is {p}, which
+                is comm.size.""")
+        why = "because ranks count from 0" if r + 1 in numbers else "which is not in the text as a separate number"
+        raise Broken(f"rank: {where}, rank {r} returned {said!r}: its number is {r}, {why}.")
 
 
 class _Filled(NamedTuple):
@@ -97,14 +97,14 @@ def _check_filled(run: Results, where: str, pids: list[int]) -> None:
             why = _why_filled(seen, r, p)
             raise because(why, f"{where}, rank {r} returned x = {seen}, and should see {np.full(NUMBERS, float(r))}.")
         if not np.array_equal(x, seen):
-            raise Broken(f"""object: {where}, the x that rank {r} was given still holds {x}: x = ... gives the name x to
-                another array, x[:] = ... writes into the one that is there.""")
+            raise Broken(f"""object: {where}, the x that rank {r} got still holds {x}: x = ... gives the name x to
+                another array, x[:] = ... writes into the array that is there.""")
         if pid != pids[r]:
-            raise Broken(f"""process: {where}, rank {r} gave {pid} as its process id, which is not the process that
+            raise Broken(f"""process: {where}, rank {r} returned {pid} as its process id, which is not the process that
                 runs it.""")
     waited = {e.rank for e in run.events if e.op == "barrier"}
     if p > 1 and (hasty := [r for r in range(p) if r not in waited]):
-        raise Broken(f"""barrier: {where}, rank {hasty[0]} does not wait for the others: it may look before they have
+        raise Broken(f"""barrier: {where}, rank {hasty[0]} does not wait for the others: it may return before they have
             written. comm.barrier() returns when all ranks have called it.""")
 
 
@@ -116,9 +116,9 @@ def _why_filled(seen: np.ndarray, r: int, p: int) -> Reason:
     if (seen == r + 1).all():
         return "rank: Ranks count from 0."
     if (seen == p).all():
-        return f"rank: {p} is how many ranks there are, which is comm.size."
+        return f"rank: {p} is the number of ranks, which is comm.size."
     if (seen == sum(range(p))).all():
-        return "sum: That is the sum over ranks: a message has shared it, and none is needed here."
+        return "sum: That is the sum over ranks: the ranks need no message here."
     return "rank: comm.rank is the number of this rank."
 
 

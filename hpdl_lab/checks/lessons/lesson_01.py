@@ -15,9 +15,9 @@ MOST_STEPS = 100  # that a function may take in the place of one and learns how 
 MAKES = {"list": " np.array(...) makes one.", "tuple": " np.array(...) makes one.", "Tensor": " .numpy() makes one."}
 
 
-COLUMNS = "Each weight is alone in it with its own column. The error of an example comes from all weights."
+COLUMNS = "Each weight uses only its own column here. The error of an example comes from all weights."
 MEANS = "That is the mean error times the mean input: first multiply for every example, then average."
-DIRECTION = "Only the direction of the gradient is in it: where it is steeper, the step is longer."
+DIRECTION = "You used only the direction of the gradient: on a steeper slope the step is longer."
 
 
 def _problem(n: int, d: int) -> tuple[np.ndarray, ...]:
@@ -77,7 +77,7 @@ def _other_gradients(w: np.ndarray, x: np.ndarray, y: np.ndarray, right: np.ndar
         (2 * right, "factor: That is twice as much: the loss has a 1/2 in front of the square."),
         (
             right / 2,
-            f"factor: That is half as much: the slope of e² is 2e, and the 2 takes up the 1/2 of the loss.{half}",
+            f"factor: That is half as much: the slope of e² is 2e, and this 2 cancels the 1/2 of the loss.{half}",
         ),
         (right * n / max(n - 1, 1), f"mean: You divided by {n - 1}: there are {n} examples."),
         (pulls[:-1].sum(axis=0) / n, "loop: The last example is missing: the loop is one step too short."),
@@ -113,9 +113,9 @@ def _other_steps(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float, got: 
         (w + rate * slope, "sign: That is a step uphill: go against the gradient."),
         (w - slope, f"rate: The rate is {rate}, and was not used: w - rate * gradient."),
         (w - rate**2 * slope, "rate: The rate was used twice."),
-        (w - rate * n * slope, f"gradient: The gradient in it is {n} times as large: a sum, not a mean."),
+        (w - rate * n * slope, f"gradient: Your gradient is {n} times as large: a sum, not a mean."),
         (w - rate * slope / np.linalg.norm(slope), f"gradient: {DIRECTION}"),
-        (w - rate * at_0, "gradient: The gradient in it is that at w = 0: it changes with every step, take it at w."),
+        (w - rate * at_0, "gradient: You took the gradient at w = 0. It changes with every step: take it at w."),
         (-rate * slope, way),
         (rate * slope, way),
         (w, "value: That is w itself: no step was taken."),
@@ -126,7 +126,7 @@ def _other_steps(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float, got: 
 
 def _too_many_steps(got: np.ndarray, w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> Reason | None:
     """Return the Reason if `got` is the end of more than one step, or None."""
-    asked = "One step was asked for: whoever calls your function repeats it."
+    asked = "One step was asked for: the caller repeats it."
     for steps, moved in enumerate(reference.descend(x, y - x @ w, rate, MOST_STEPS)):  # as seen from w
         if np.allclose(got, w + moved):
             return f"steps: Those are {steps} steps. {asked}"
@@ -186,7 +186,7 @@ def _why_rate(got: float, expected: float, x: np.ndarray) -> Broken:
     entry = """entry: That is 2 / (largest entry of the matrix). The axes of the bowl are not the weights if the
         columns of x rise and fall together: the curvatures are the eigenvalues."""
     one_axis = "axis: That is the rate of one axis, but not of the steepest: take the largest eigenvalue."
-    no_mean = "mean: You took the mean off the columns of x. The model has no constant: x.T @ x / n."
+    no_mean = "mean: You subtracted the mean from the columns of x. The model has no constant: x.T @ x / n."
     known = (
         (1 / most, "value: 1 / curvature jumps straight to the bottom of that axis. How far may it overshoot?"),
         (2 / curvatures.min(), "axis: That is the rate of the flattest axis: the steepest one diverges first."),

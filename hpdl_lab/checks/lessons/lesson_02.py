@@ -1,4 +1,4 @@
-"""Notebook 02: ranks with a gradient each take a common step: by an all-reduce, through a server, by gossip."""
+"""Notebook 02: ranks agree on a step with an all-reduce, through a server, or by gossip."""
 
 import re
 from collections import Counter
@@ -79,7 +79,7 @@ def _why_mean(out: np.ndarray, values: np.ndarray, r: int, last: np.ndarray) -> 
     rows = [
         (total, f"mean: That is the sum of the {p} gradients: the step would be {p} times too long."),
         (total / 4, f"size: You divided by 4, but there are {p} ranks: comm.size."),
-        (values[r] / p, f"sum: That is its own gradient divided by {p}: add those of all ranks first."),
+        (values[r] / p, f"sum: That is its own gradient divided by {p}: add the gradients of all ranks first."),
         (total / p / p, f"mean: It was divided by {p} twice."),
         *((total / n, f"mean: You divided by {n}, but there are {p} ranks.") for n in (p - 1, p + 1) if n),
     ]
@@ -154,8 +154,8 @@ def _check_weights(run: Results, where: str, d: int) -> None:
     )
     for r, (out, _, left) in enumerate(run):
         if not np.array_equal(out, run[0][0]):
-            raise Broken(f"""bitwise: {where}, rank {r} and the server hold different bits: send the weights, not the
-                way to them.""")
+            raise Broken(f"""bitwise: {where}, rank {r} and the server hold different bits: send the new weights, not
+                the change.""")
         if r > 0 and not np.array_equal(left, g[r]):
             raise Broken(f"input: {where}, rank {r} changed its gradient g: the caller may still need it.")
 
@@ -167,12 +167,12 @@ def _why_weights(out: np.ndarray, expected: np.ndarray, w: np.ndarray, g: np.nda
     if np.allclose(out, expected, rtol=1e-3):
         return IMPRECISE
     no_server = f"The server has no examples: comm.size - 1 is {workers}."
-    stale = "That is a step from the weights of a worker. Only the server's count: gradients go in, weights come out."
+    stale = "That is a step from the weights of a worker. Step from the server's: gradients go in, weights come out."
     three = f"You divided by 3, but here there is {counted(workers, 'worker')}: comm.size - 1."
     rows = [
         (w - RATE * total, f"mean: That is a step along the sum of {workers} gradients: divide by {workers}."),
         (w - RATE * total / p, f"workers: You divided by {p}, the number of ranks. {no_server}"),
-        (w - RATE * everybody / workers, "workers: The gradient of rank 0 is in it: only the workers' count."),
+        (w - RATE * everybody / workers, "workers: The gradient of rank 0 is in it: add only the workers'."),
         (w + RATE * total / workers, "sign: That is a step uphill: go against the gradient."),
         (w - total / workers, f"rate: The rate is {RATE}, and was not used."),
         (w - RATE**2 * total / workers, "rate: The rate was used twice."),
@@ -182,12 +182,12 @@ def _why_weights(out: np.ndarray, expected: np.ndarray, w: np.ndarray, g: np.nda
     for s in range(1, p):
         only, short, long = g[s], (total - g[s]) / workers, (total + g[s]) / workers
         rows += [
-            (w - RATE * only, f"sum: Only the gradient of rank {s} is in it: add all workers' before the step."),
+            (w - RATE * only, f"sum: Only the gradient of rank {s} is in it: add all workers' gradients first."),
             (w - RATE * short, f"loop: The gradient of rank {s} is missing: is a loop one step too short?"),
             (w - RATE * long, f"loop: The gradient of rank {s} is in it twice: is a loop one step too long?"),
         ]
     if r > 0:
-        rows.append((STALE, f"send back: Rank {r} had those weights before: the server's never arrived."))
+        rows.append((STALE, f"send back: Rank {r} had those weights before: the server's weights never arrived."))
         early = "The server sent weights before it had all gradients: first collect from all, then send to all."
         rows += [(w - RATE * g[1 : s + 1].sum(axis=0) / workers, f"order: {early}") for s in range(p)]
     return reason(out, rows) or "sum: "
@@ -205,8 +205,8 @@ def _check_server_traffic(run: Results, p: int, nbytes: int) -> int:
     into, out = (sum(e.nbytes for e in sends if at(e) == 0) for at in (lambda e: e.peer, lambda e: e.rank))
     for moved, way, what in ((into, "into", "one gradient from"), (out, "out of", "the weights once to")):
         if moved > bound:
-            raise Broken(f"""bytes: The result is right, but with {p - 1} workers {moved:,} bytes went {way} the server,
-                where {bound:,} are enough: {what} each worker.""")
+            raise Broken(f"""bytes: The result is right, but with {p - 1} workers {moved:,} bytes went {way} the server;
+                {bound:,} are enough: {what} each worker.""")
     return into
 
 
@@ -263,7 +263,7 @@ def _check_gossip(run: Results, where: str, name: str) -> None:
         if b not in graph.neighbors[a]:
             known = ", ".join(map(str, graph.neighbors[a])) or "none"
             raise Broken(f"""peers: {where}, rank {a} sends to rank {b}, which is not its neighbor: graph.neighbors[{a}]
-                are {known}. Gossip talks to nobody else.""")
+                are {known}. Gossip sends to neighbors only.""")
     _check_step(run, where, name)
     check_waits(run.events, graph.n)
     if any(e.op == "barrier" for e in run.events):
@@ -302,12 +302,12 @@ def _why_gossip(after: np.ndarray, values: np.ndarray, graph: graphs.Graph) -> R
         return values + np.array(change)
 
     if np.allclose(after, values):
-        return "sum: That is what it was before: nothing from the neighbors is in it."
+        return "sum: That is the x from before the step: nothing from the neighbors is in it."
     if np.allclose(after, w @ values, rtol=1e-3):
         return IMPRECISE
     plain = "That is the plain mean of a rank and its neighbors. " + _moved(after, values, "Take the larger degree")
     alone = "Those are the neighbors alone. A rank keeps a part of its x: the weight is 1 / (1 + the larger degree)."
-    smaller = "You took the smaller degree of the two: take the larger one, so that no rank gives too much."
+    smaller = "You took the smaller degree of the two: take the larger one, so that the weight is the same on both."
     others = (
         (lambda i, j: 1 / (1 + degree[j]), "1 / (1 + the neighbor's degree)"),
         (lambda i, j: 1 / (1 + max(degree)), "1 / (1 + the largest degree of the whole graph)"),
@@ -327,8 +327,8 @@ def _why_gossip(after: np.ndarray, values: np.ndarray, graph: graphs.Graph) -> R
         return found
     if not np.allclose(after.sum(axis=0), values.sum(axis=0)):
         return "mean: " + _moved(after, values, "Add weight * (theirs - mine), both from before the step")
-    return """sum: The mean over all ranks is what it was, but these are not the weights of the docstring. Is what you
-        send, and what you subtract, still the x from before the step?"""
+    return """sum: The mean over all ranks is unchanged, but the weights of the docstring give another x. Is the x that
+        you send and subtract still the x from before the step?"""
 
 
 def _moved(after: np.ndarray, values: np.ndarray, advice: str) -> str:
@@ -375,7 +375,7 @@ def _check_hop(run: Results, where: str, step: int) -> None:
     def why(out: np.ndarray, r: int) -> Reason:
         theirs = values[(r + hop) % p]
         rows = (
-            (values[r], "sum: That is what it was before: nothing that came is in it."),
+            (values[r], "sum: That is the x from before the step: nothing that arrived is in it."),
             (values[r] + theirs, "mean: That is the sum of two ranks, not their mean."),
             (values[r] / 2 + theirs, "mean: Only one of the two numbers is halved."),
             (theirs, "mean: That is the other rank's x alone."),

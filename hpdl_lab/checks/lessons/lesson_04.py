@@ -114,7 +114,7 @@ def _check_broadcast(fn: Answer, runner: Runner = None) -> Passed:
 def _check_copies(run: Results, where: str, n: int, segments: int, root: int) -> None:
     """Raise Broken unless every rank holds and returns what the root had, and no guard element has changed."""
     p, expected = len(run), _starts(len(run), n, root)[root]
-    for r in sorted(range(p), key=lambda r: r != root):  # the root first: what it lost, nobody can have
+    for r in sorted(range(p), key=lambda r: r != root):  # the root first: without its data no other rank can be right
         left = run[r]
         if left.broken_guard is not None:
             raise Broken(f"""bounds: {where}, rank {r} wrote outside x, at x[{left.broken_guard}]: x has the elements 0
@@ -146,9 +146,9 @@ def _why_copy(left: ArrayAfter, r: int, root: int, i: int) -> Reason:
     if r == root:
         return f"root: The data come from rank {root}, the root: it only reads its x."
     if left.x[i] != SENTINEL:
-        return "segment: That is another element: where does this segment belong?"
+        return "segment: That value belongs to another element: where in x does this segment begin?"
     if (left.x == SENTINEL).all():
-        return f"order: Rank {r} still has what was there before: was something sent on before it had arrived?"
+        return f"order: Rank {r} still has its old values: did a rank send a segment on before it had arrived?"
     lacking = counted(int((left.x == SENTINEL).sum()), "element")
     return f"segment: The segment with the last {lacking} never arrived: cut x with chunk."
 
@@ -166,7 +166,7 @@ def _check_chain(events: list[Event], p: int, nbytes: int, segments: int) -> Non
             raise Broken(f"segment: The result is right, but {_miscounted('sent', r, len(sends), segments)}")
         if sent > nbytes:
             raise Broken(f"""bytes: The result is right, but rank {r} sent {sent:,} bytes, and its vector has
-                {nbytes:,}: each segment is to be sent once, and it alone.""")
+                {nbytes:,}: send each segment once, and nothing else.""")
 
 
 def _check_time(run: Results, p: int, segments: int) -> int:
@@ -178,9 +178,9 @@ def _check_time(run: Results, p: int, segments: int) -> int:
     if waits := in_barriers(run.events):
         why = waits
     elif took >= segments * (p - 1):
-        why = "every rank has all of x before it passes anything on."
+        why = "every rank receives all of x before it passes anything on."
     else:
-        why = "while a rank passes a segment on, nothing comes in. isend starts a send without waiting for its end."
+        why = "while a rank passes a segment on, it receives nothing. isend starts a send without waiting for its end."
     raise Broken(f"steps: {head}{why} {best} are enough.")
 
 
@@ -238,7 +238,7 @@ def _check_name(
         raise Broken(f"returns: {capital(case)} your function returned {name!r}: return the name, such as 'ring'.")
     if name not in costs:
         known = ", ".join(map(repr, costs))
-        raise Broken(f"name: {capital(case)} you say {name!r}, but costs has only {known}: choose out of costs.")
+        raise Broken(f"name: {capital(case)} you say {name!r}, but costs has only {known}: choose a name in costs.")
     seconds = {other: price(p, nbytes).seconds(alpha, beta) for other, price in costs.items()}
     best = min(seconds, key=lambda other: seconds[other])
     if seconds[name] > seconds[best] * (1 + TIE):

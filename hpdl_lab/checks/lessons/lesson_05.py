@@ -1,4 +1,4 @@
-"""Notebook 05, part one: the bytes that all-reduces move in memory, and the one that moves the fewest."""
+"""Notebook 05, part one and appendix: the all-reduce that moves the fewest bytes in memory, and the bytes of others."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def _check_count(fn: Answer, algorithm: str, p: int, n: int) -> None:
     said, right = Bytes(*(value / n for value in got)), counted_bytes(algorithm, p)
     if np.allclose(said, right):
         return
-    text = f"""{capital(where)} you say {amount_text(got[0])} read and {amount_text(got[1])} written; counted were
-        {amount_text(n * right.read)} and {amount_text(n * right.written)}."""
+    text = f"""{capital(where)} your function returns {amount_text(got[0])} read and {amount_text(got[1])} written; the
+        lab counted {amount_text(n * right.read)} and {amount_text(n * right.written)}."""
     raise because(reason(said, _reasons(algorithm, p, right)) or "bytes: ", text)
 
 
@@ -105,10 +105,10 @@ def _reasons(algorithm: str, p: int, right: Bytes) -> list[tuple[Bytes, str]]:
         ]
     elif algorithm == STAGED:
         rows += [
-            (without(1, 1), "copies: One of the two copies is not in it: in, and the result out again."),
-            (without(2, 2), "copies: The copies are not in it: a copy reads each byte, and writes it."),
-            (without(1, 1 / p), "additions: The additions are not in it: p slices are read, and one is written."),
-            (without(0, 1 / p), "stores: Where does the sum of a slice go, before anybody copies it out?"),
+            (without(1, 1), "copies: One of the two copies is missing: x is copied in, the result out."),
+            (without(2, 2), "copies: The copies are missing: a copy reads each byte, and writes it."),
+            (without(1, 1 / p), "additions: The additions are missing: p slices are read, and one is written."),
+            (without(0, 1 / p), "stores: Where does the sum of a slice go, before it is copied out?"),
             (without(0, 1 / p - 1), "stores: A rank stores one slice of the result; the others store theirs."),
             (without(1 - p, 0), "slice: A rank adds one slice of every copy, not all of it: p slices of n / p bytes."),
         ]
@@ -116,8 +116,8 @@ def _reasons(algorithm: str, p: int, right: Bytes) -> list[tuple[Bytes, str]]:
         passed = COPIES[algorithm] * 2 * copy
         rows += [
             (without(added, 0), "additions: x += y reads x as well as y, and writes x."),
-            (without(2 * added, added), "additions: The messages are in it, the additions are not."),
-            (without(passed, passed), "copies: The additions are in it, the messages are not: each is copied."),
+            (without(2 * added, added), "additions: The messages are counted, the additions are not."),
+            (without(passed, passed), "copies: The additions are counted, but no message: each is copied."),
             (without(passed / 2, passed / 2), HALVED[algorithm]),
             (without(-passed, -passed), "copies: That is twice as many copies: how often is a message copied?"),
         ]
@@ -125,8 +125,8 @@ def _reasons(algorithm: str, p: int, right: Bytes) -> list[tuple[Bytes, str]]:
 
 
 HALVED = {
-    RING_TWICE: "copies: A message is copied twice: into memory of the library, and from there on.",
-    RING_ONCE: "copies: Half of the messages are in it: a reduce-scatter and an all-gather make p - 1 steps each.",
+    RING_TWICE: "copies: A message is copied twice: to a buffer of the library, and then to the receiver's.",
+    RING_ONCE: "copies: Half of the messages are missing: reduce-scatter and all-gather have p - 1 steps each.",
 }
 
 
@@ -197,7 +197,7 @@ def _check_case(fn: Answer, p: int, n: int) -> None:
     sent = sum(e.nbytes for e in run.events if e.op == "send")
     if sent:
         raise Broken(f"""messages: {capital(where)} the result is right, but the ranks send each other {sent:,} bytes:
-            all that they need is in memory that they share.""")
+            everything they need is in memory that they share.""")
     _check_traffic(seen, p, n, capital(where))
 
 
@@ -208,13 +208,13 @@ def _race_text(race: Race, n: int) -> str:
     what = f"x[{i}] of rank {race.owner}"
     other = "other ranks" if race.other == SEVERAL else f"rank {race.other}"
     if race.first:
-        return f"""rank {race.rank} {does} {what} before anybody knows that rank {race.owner} has got so far: its tensor
-            may not be complete yet. What has to stand before the first read?"""
+        return f"""rank {race.rank} {does} {what} too early: the tensor of rank {race.owner} may not be complete yet.
+            What has to come before the first read?"""
     if race.last and race.owner != race.rank:
         return f"""rank {race.rank} {does} {what}, and rank {race.owner} does not wait for that before it returns: its x
-            may lack a slice. What has to stand before the return?"""
-    return f"""between the same two barriers rank {race.rank} {does} {what} and {other} as well: chance decides who is
-        first. Only the owner of a slice may touch it, or a barrier has to stand between."""
+            may lack a slice. What has to come before the return?"""
+    return f"""between the same two barriers, {what} is touched by rank {race.rank}, which {does} it, and by {other}.
+        Chance decides which is first. Only the owner of a slice may touch it, or a barrier must come between."""
 
 
 def _check_sums(run: Results, values: np.ndarray, where: str) -> None:
@@ -237,7 +237,7 @@ def _check_sums(run: Results, values: np.ndarray, where: str) -> None:
         if not np.array_equal(left.x, right):
             i = int(np.argmax(left.x != right))
             raise Broken(f"""order: {where}, x[{i}] on rank {r} is {left.x[i]:.9g}, and {right[i]:.9g} if rank 0 comes
-                first, then rank 1, and so on. Floats round: in another order other bits come out.""")
+                first, then rank 1, and so on. Floats round: another order gives other bits.""")
 
 
 def _why_wrong(left: _ArrayAfter, values: np.ndarray, r: int, i: int, owner: int, off: np.ndarray) -> str:
@@ -247,12 +247,12 @@ def _why_wrong(left: _ArrayAfter, values: np.ndarray, r: int, i: int, owner: int
     if isinstance(left.out, torch.Tensor) and left.out.shape == left.x.shape and not np.array_equal(left.out, left.x):
         return "in place: What it returns is something else: x itself has to hold the sum."
     if np.isclose(share, p) and p > 1:
-        return f"sum: That is the mean: nothing is to be divided by {p}."
+        return f"sum: That is the mean: do not divide by {p}."
     if left.x[i] == values[r, i]:
         lacking = counted(int(off.sum()), "element")
         if off.sum() < p and n % p:
-            return f"sizes: {capital(lacking)} at the end belong to nobody: {p} does not divide {n:,}."
-        return f"stores: {capital(lacking)} of it still hold what was there: does rank {owner} store to every rank?"
+            return f"sizes: No rank adds {lacking} at the end: {p} does not divide {n:,}."
+        return f"stores: The old value is still in {lacking} of x: does rank {owner} store to every rank?"
     return "sum: "
 
 
@@ -285,12 +285,12 @@ def _moved_by(seen: Accesses, p: int) -> Counter[int]:
 
 def _why_traffic(does: str, k: int, p: int, seen: Accesses) -> str:
     if k == 0:
-        return "traffic: What torch did not touch cannot be counted: add and store the views themselves."
+        return "traffic: The check counts only what torch reads and writes: add and store the views themselves."
     if does == "read" and min(int(x.reads.max()) for x in _shared_of(seen, p)) >= p > 1:
         return f"""traffic: Every rank adds everything, and the memory is read {p} times. Each element is needed by one
             rank only, the owner of its slice."""
-    return """traffic: Once is enough. What is added up step by step in a tensor is read and written at every step: keep
-        the sum in memory of your own until it is complete."""
+    return """traffic: Once is enough. A sum that grows in a tensor is read and written at every step: keep it in a new
+        tensor until it is complete."""
 
 
 EXERCISES = (

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 CASES = ((3, 1000), (4, 4096), (2, 100), (1, 1), (2, 0))  # (blocks, elements)
 MOST_BARRIERS = 3
 MEANS = {
-    "race": "Nothing says who comes first: on a GPU the sum would be right on one day, and wrong on another.",
+    "race": "Nothing says which comes first: on a GPU the sum would be right in one run, and wrong in another.",
     "barrier": "cuda.syncthreads() waits for every thread of the block: it belongs outside of any `if` of a thread.",
-    "shuffle": "The lanes of its mask shuffle together: all of them, in the same line.",
-    "returns": "A kernel returns nothing: what it has found, it leaves in out.",
-    "bounds": "A GPU reads what lies there, and says nothing.",
+    "shuffle": "All lanes of its mask have to call the shuffle, in the same line.",
+    "returns": "A kernel returns nothing: it adds the sum to out[0].",
+    "bounds": "A GPU reads what lies there, without an error.",
 }
 
 
@@ -66,7 +66,7 @@ def _check_gpu_sum(fn: Answer) -> Passed:
     done, _ = _launch(fn, *(4, np.ones(4096, np.float32)), where="")
     costs = threads.counts(done)
     return Passed(
-        f"the sum of up to 4,096 elements, none left over, in {len(CASES)} launches",
+        f"the sum of up to 4,096 elements, in {len(CASES)} launches",
         f"4 blocks, 4,096 elements: {costs['atomics']} atomics where the naive kernel has 4,096, "
         f"{counted(costs['barriers'], 'barrier')}, {costs['sectors']} sectors of 32 bytes read: 512 hold x",
         f"{len(done.log):,} accesses looked at: 0 races, 0 bank conflicts",
@@ -103,9 +103,9 @@ def _check_order(done: Launch, where: str) -> None:
         raise Broken(f"race: {where}, {a}, and {b}, {between}. {MEANS['race']}")
     if early := next((access for access in done.log if access.fresh and access.kind == "read"), None):
         raise Broken(f"""unwritten: {where}, {early}, which no thread has written: shared memory holds what the last
-            kernel left there. Every thread writes its place, be it 0.""")
+            kernel left there. Let every thread write its element, even if it is 0.""")
     if changed := next((access for access in done.log if access.array.name == "x" and access.kind != "read"), None):
-        raise Broken(f"input: {where}, {changed}: x is the caller's, leave it as it is.")
+        raise Broken(f"input: {where}, {changed}: x belongs to the caller: leave it as it is.")
 
 
 def _check_reads(done: Launch, n: int, where: str) -> None:
@@ -116,15 +116,16 @@ def _check_reads(done: Launch, n: int, where: str) -> None:
     times = Counter(access.element for access in reads)
     if left := [i for i in range(n) if not times[i]]:
         all_threads = done.blocks * done.threads
-        each = f"There are {all_threads:,} threads for them: how does a thread come to its next element, if any?"
-        raise Broken(f"tail: {where}, {counted(len(left), 'element')} nobody reads, the first is x[{left[0]}]. {each}")
+        each = f"There are {all_threads:,} threads: how does each of them find its next element?"
+        unread = counted(len(left), "element")
+        raise Broken(f"tail: {where}, no thread reads {unread}, the first is x[{left[0]}]. {each}")
     if twice := next((i for i in range(n) if times[i] > 1), None):
         a, b = [access for access in reads if access.element == twice][:2]
         raise Broken(f"""twice: {where}, x[{twice}] is read {times[twice]} times, first by thread {a.thread} of block
-            {a.block}, then by thread {b.thread} of block {b.block}: memory is what a sum waits for.""")
+            {a.block}, then by thread {b.thread} of block {b.block}: a sum waits for memory.""")
     (who, most), fair = _max_of(reads), -(-n // (done.blocks * done.threads))
     if most > 2 * fair:
-        raise Broken(f"""work: {where}, thread {who[1]} of block {who[0]} reads {most:,} elements, where {fair:,} for
+        raise Broken(f"""work: {where}, thread {who[1]} of block {who[0]} reads {most:,} elements, and {fair:,} for
             each of the {done.blocks * done.threads:,} threads are enough: the others wait for it, or do nothing.""")
     for accesses in threads.by_warps(reads, shared=False):
         least = -(-len(accesses) * threads.WORD // threads.SECTOR)
@@ -132,7 +133,7 @@ def _check_reads(done: Launch, n: int, where: str) -> None:
             a, b = accesses[:2]
             raise Broken(f"""coalesced: {where}, in one instruction {a} and thread {b.thread} x[{b.element}]. The warp
                 fetches {threads.sectors(accesses)} sectors of {threads.SECTOR} bytes for {len(accesses)} elements;
-                neighbors that read neighbors fetch {least}.""")
+                if neighboring threads read neighboring elements, it fetches {least}.""")
 
 
 def _max_of(reads: list[Access]) -> tuple[tuple[int, int], int]:
@@ -151,12 +152,12 @@ def _why_sum(fn: Answer, done: Launch, n: int, text: str) -> Broken:
         middle = (right + wrong) // 2
         right, wrong = (middle, wrong) if sum_of(middle) == middle else (right, middle)
     if wrong > n:
-        return Broken(f"sum: {text} It is right for ones: are all numbers kept as they are?")
+        return Broken(f"sum: {text} The sum of ones is right: does your code change the numbers?")
     if wrong == 1 and (constant := sum_of(0)):
         return Broken(f"sum: {text} It is {number(constant)} for zeros: does every partial sum begin at 0?")
     times = sum_of(wrong) - (wrong - 1)
     owner = next(access for access in done.log if access.array.name == "x" and access.element == wrong - 1)
-    return Broken(f"""sum: {text} x[{wrong - 1}], which thread {owner.thread} of block {owner.block} reads, is in it
+    return Broken(f"""sum: {text} x[{wrong - 1}], which thread {owner.thread} of block {owner.block} reads, is counted
         {number(times)} times: follow the partial sum of lane {owner.thread % ladder.WARP} of warp {owner.warp}.""")
 
 
@@ -167,19 +168,20 @@ def _check_budget(done: Launch, where: str) -> None:
     atomics = [access for access in done.log if access.kind == "atomic"]
     if len(atomics) > done.blocks:
         of_one = sum(access.block == 0 for access in atomics)
-        raise Broken(f"""atomics: {where}, the sum is right, with {len(atomics):,} atomics, {of_one:,} of them of block
-            0: one for each block is enough. They queue up for one word of memory.""")
+        raise Broken(f"""atomics: {where}, the sum is right, but with {len(atomics):,} atomics, {of_one:,} of them in
+            block 0: one for each block is enough. Atomics on one word wait for each other.""")
     for accesses in threads.by_warps(done.log, shared=True):
         if threads.conflicts(accesses):
             bank, words = max(threads.banks(accesses).items(), key=lambda item: len(item[1]))
             a, b = list(words.values())[:2]
             raise Broken(f"""banks: {where}, the sum is right, but in one instruction {a} and thread {b.thread}
                 {b.array.name}[{b.element}], both in bank {bank}: the warp takes {1 + threads.conflicts(accesses)} turns
-                in place of 1. Word i lies in bank i mod {threads.WARP}; neighbors should ask for neighbors.""")
+                in place of 1. Word i lies in bank i mod {threads.WARP}: let neighboring threads use neighboring
+                words.""")
     if done.barriers > MOST_BARRIERS:
-        raise Broken(f"""barriers: {where}, the sum is right, with {done.barriers} barriers in a block, where
-            {MOST_BARRIERS} will do: below {ladder.WARP} partial sums one warp is left, whose threads need none. What
-            do they have in the place of shared memory?""")
+        raise Broken(f"""barriers: {where}, the sum is right, but with {done.barriers} barriers in a block, and
+            {MOST_BARRIERS} are enough: the last {ladder.WARP} partial sums belong to one warp, which needs no barrier.
+            What can its threads use instead of shared memory?""")
 
 
 EXERCISES = (Exercise("5.3", "a sum on the GPU", ladder.gpu_sum, 3, _check_gpu_sum),)

@@ -87,7 +87,7 @@ def _staging_case(p: int, n: int, block: int, src: int, dst: int, copies: Speeds
     text = f"with {counted(n, 'element')} in blocks of {block}, from rank {src} to rank {dst} of {p}"
     if late:
         return f"{text}, which receives later"
-    return text if copies == EQUAL else f"{text}, where {SPEEDS[copies]}"
+    return text if copies == EQUAL else f"{text}, if {SPEEDS[copies]}"
 
 
 def _check_pipelined_copy(fn: Answer, runner: Runner = None) -> Passed:
@@ -109,7 +109,7 @@ def _check_pipelined_copy(fn: Answer, runner: Runner = None) -> Passed:
 
 
 def _why_unwaited(broken: Broken, where: str, *given: object) -> Reason | None:
-    """Return the sentence about a copy or a receive that nobody waited for; None if another error ended the run."""
+    """Return the sentence about a copy or a receive without its wait; None if another error ended the run."""
     if not isinstance(broken.__cause__, ForgottenWait):
         return None
     text = str(broken.__cause__).partition(": ")[0]
@@ -158,7 +158,7 @@ def _why_moved(
     if got[i] == SENTINEL:
         lacking = int((got == SENTINEL).sum())
         short = lacking == n % block and i == n - lacking
-        why = "The last block is shorter than the others, and has to travel as well." if short else "Which blocks do?"
+        why = "The last block is shorter than the others, and has to travel too." if short else "Which blocks do not?"
         return f"missing: {first} {counted(lacking, 'element')} never arrived. {why}"
     if got[i] == staging.STALE or got[i] < expected[i]:
         what = "That is what the pinned buffer held before"
@@ -168,7 +168,7 @@ def _why_moved(
         return f"""arrival: {first} {what}: rank {dst} copies a block to its device before the message has arrived.
             irecv is asynchronous: until wait() returns, the buffer does not hold the block."""
     needed = "its send has" if suspect == src else "its copy to the device has"
-    return f"""reuse: {first} That belongs {number(got[i] - expected[i])} elements further on: on rank {suspect} a
+    return f"""reuse: {first} This value belongs {number(got[i] - expected[i])} elements further on: on rank {suspect} a
         buffer gets the next block while {needed} not ended."""
 
 
@@ -186,7 +186,7 @@ def _check_time(run: Results, p: int, n: int, block: int, src: int, dst: int, co
     best = sum(stages) + (blocks - 1) * max(stages)
     if took <= best + SLACK * max(stages):
         return took
-    head = f"""Right, but {blocks} blocks take {number(took)} message times, where {SPEEDS[copies]}, and
+    head = f"""Right, but {blocks} blocks take {number(took)} message times if {SPEEDS[copies]}, and
         {number(best)} are enough: """
     broken = Broken(f"overlap: {head}{_why_slow(run, blocks, took, stages)}", events=_staged(run), size=p)
     given = n, block, src, dst, copies

@@ -107,7 +107,7 @@ def _check_on_stream(fn: Answer, runner: Runner = None) -> Passed:
     facts = [
         "sums: later work on the stream reads them, with 1 to 4 simulated ranks",
         f"order: the first all-reduce begins after {number(run[0].begun)} s, when its vector has been produced",
-        f"the host waits for nothing, and another stream is done after {number(run[0].ended)} s, those of its own work",
+        f"the host waits for nothing, and another stream needs only the {number(run[0].ended)} s of its own work",
     ]
     facts += engine_facts(runner, _check_sums, _use_streams, fn)
     return Passed(*facts, run=Results(run, _on_streams(run)))
@@ -123,8 +123,8 @@ def _check_sums(run: Results, where: str) -> None:
     p = len(run)
     for r, left in enumerate(run):
         if left.reduced > VECTORS:
-            raise Broken(f"""twice: {where}, rank {r} calls all_reduce {left.reduced} times for {VECTORS} vectors: what
-                has been added up is added up again.""")
+            raise Broken(f"""twice: {where}, rank {r} calls all_reduce {left.reduced} times for {VECTORS} vectors: the
+                sums are added up once more.""")
         for i in range(VECTORS):
             parts = [_contribution(rank, i) for rank in range(p)]
             total, name = sum(parts), ("first", "second")[i]
@@ -134,8 +134,8 @@ def _check_sums(run: Results, where: str) -> None:
                         it the communicator of all {p} ranks.""")
                 raise Broken(_why_wrong(left, parts, i, r, where, name))
             if not np.array_equal(left.consumed[i], total):
-                raise Broken(f"""order: {where}, the {name} vector of rank {r} holds the sum at the end, but what was
-                    launched on the stream after your call has read it before: for which event has it to wait?""")
+                raise Broken(f"""order: {where}, the {name} vector of rank {r} holds the sum at the end, but later
+                    work on the stream has read it before: for which event does the stream have to wait?""")
 
 
 def _why_wrong(left: _Streamed, parts: list[np.ndarray], i: int, r: int, where: str, name: str) -> str:

@@ -72,8 +72,8 @@ def _check_broadcast_parameters(fn: Answer, runner: Runner = None) -> Passed:
     p, nbytes = len(run), sum(value.nbytes for value in run[0].before.values())
     sent, bound = sum(e.nbytes for e in run.events if e.op == "send"), (p - 1) * nbytes
     if sent > bound + SPARE:
-        raise Broken(f"""bytes: The models are equal, but with {p} ranks {sent:,} bytes were sent, where {bound:,} are
-            enough: rank 0's {nbytes:,} once to each of {p - 1} others. Nobody needs what the others have.""")
+        raise Broken(f"""bytes: The models are equal, but with {p} ranks {sent:,} bytes were sent, and {bound:,} are
+            enough: rank 0's {nbytes:,} once to each of {p - 1} others. No rank needs what the others have.""")
     facts = [
         "parameters, frozen parameters and buffers of rank 0, bit for bit, on 1, 2, 3 and 5 simulated ranks",
         f"bytes: {sent:,} with {p} ranks, for a model of {nbytes:,}: it goes once to each of the others",
@@ -111,7 +111,7 @@ def _why_replica(name: str, r: int, run: Results) -> Reason:
     if not np.array_equal(got, mine):
         return "value: "
     if not changed:
-        return f"copy: Nothing in the model of rank {r} has changed: did what arrived go into a copy?"
+        return f"copy: Nothing in the model of rank {r} has changed: did you write into a copy?"
     parameters = dict(_replica(0).named_parameters())
     if name not in parameters and not set(changed) - set(parameters):
         return f"""buffers: {name} is a buffer: a part of the model that no gradient reaches, so it stays different
@@ -120,7 +120,7 @@ def _why_replica(name: str, r: int, run: Results) -> Reason:
         return f"frozen: {name} is frozen: it needs no gradient, but rank {r} computes with it all the same."
     right = sum(np.array_equal(run[r].values[other], value) for other, value in before[0].items())
     return f"""some: That is what rank {r} had before, although {changed[0]} has arrived: {right} of {len(before[0])}
-        tensors are those of rank 0, and every one must be."""
+        tensors equal rank 0's, and all of them must."""
 
 
 # -- 6.2 ---------------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def _check_average_all_gradients(fn: Answer, runner: Runner = None) -> Passed:
     run, p = simulate(4, _average, fn, None, where="with 4 ranks"), 4
     sent, most = [e.nbytes for e in run.events if (e.op, e.rank) == ("send", 0)], cost.all_reduce(p, 8 * NUMBERS)
     if len(sent) > most.steps:
-        raise Broken(f"""messages: The gradients are right, but with {p} ranks rank 0 sent {len(sent)} messages, where
+        raise Broken(f"""messages: The gradients are right, but with {p} ranks rank 0 sent {len(sent)} messages, and
             all_reduce needs {most.steps:g}: no question is needed before it. Zeros stand for what is missing.""")
     facts = [
         "the mean of all gradients, bit for bit the same on every rank, on 1, 2, 3, 4 and 5 simulated ranks",
@@ -204,7 +204,7 @@ def _average_case(p: int, lacking: int | None, ledger: Ledger) -> str:
     if lacking is None:
         return f"with {counted(p, 'rank')}"
     who = "no rank has a gradient" if lacking == EVERYBODY else f"rank {lacking} has no gradient"
-    return f"with {counted(p, 'rank')}, where {who} for {LAST},"
+    return f"with {counted(p, 'rank')}, if {who} for {LAST},"
 
 
 def _by_sizes(broken: Broken, where: str, lacking: int | None, ledger: Ledger) -> Reason | None:
@@ -214,7 +214,7 @@ def _by_sizes(broken: Broken, where: str, lacking: int | None, ledger: Ledger) -
         return None
     text = ", ".join(f"{n:,} by rank {r}" for r, n in given.items())
     return f"""sizes: {where} all_reduce is given different numbers of elements, {text}: they cannot be added. A rank
-        without a gradient has to send zeros in its place, since it cannot know what the others have."""
+        without a gradient has to send zeros in its place, because another rank may have one."""
 
 
 def _check_means(run: Results, where: str, lacking: int | None, ledger: Ledger | None = None) -> None:
@@ -227,7 +227,7 @@ def _check_means(run: Results, where: str, lacking: int | None, ledger: Ledger |
             got = left.after[name]
             if got is None:
                 if all(other.before[name] is None for other in run):
-                    continue  # nobody has one: to leave it so is as good as zeros
+                    continue  # no rank has one: to leave it so is as good as zeros
                 raise Broken(f"""hand back: {where} {name} of rank {r} still has no gradient, while the others have the
                     mean: rank {r} would not take their step, and the replicas drift apart.""")
             if not exactly(got, mean):
@@ -260,15 +260,15 @@ def _why_mean(
         (p * mean / 2, f"size: You divided by 2, but there are {p} ranks: comm.size."),
         (p * mean / max(who, 1), f"size: You divided by the {who} ranks that have one: all {p} count."),
         (mine, f"hand back: {own}, as it was: the mean has {'' if right else 'not '}come back into p.grad{some}."),
-        (mine / p, f"sum: {own} divided by {p}: add those of all ranks first."),
+        (mine / p, f"sum: {own} divided by {p}: add the gradients of all ranks first."),
         (mine + mean, "hand back: The mean was added to the gradient that was there: it has to replace it."),
     )
     why = off_reason(got, mean, rows)
     everything = np.concatenate([m.reshape(-1) for m in means.values()])
     known = np.isclose(everything[None], got.reshape(-1, 1), 1e-10, 1e-10).any(axis=1)
     if why == "sum: " and known.all():
-        return """order: That is the mean of another gradient: what was packed first has to be taken out first, each as
-            many numbers as it has."""
+        return """order: That is the mean of another gradient: take gradients out in the order in which you packed them,
+            each with its own number of elements."""
     return why
 
 
@@ -276,7 +276,7 @@ def _why_calls(calls: list[int], r: int, p: int) -> str:
     """Return what is wrong with the calls of the all_reduce that the answer was given; "" if nothing is."""
     if not calls:
         return f"""rank {r} never called the all_reduce that your function was given: the caller decides which one is
-            used, perhaps that of lesson 04."""
+            used, perhaps the one of lesson 04."""
     if len(calls) > 1:
         return f"""rank {r} called all_reduce {len(calls)} times, for {", ".join(map(str, calls))} numbers: pack all of
             them into one flat tensor, and call it once. Each call costs 2(p-1) = {2 * (p - 1)} messages in a row."""
@@ -358,7 +358,7 @@ def _check_cover(got: list[list[int]], n: int, where: str) -> None:
     """Raise Broken unless every index is in one bucket, in reverse order, and no bucket is empty."""
     indices = list(itertools.chain(*got))
     if [] in got:
-        raise Broken(f"empty: {where} one of them is empty, and would be a message about nothing.")
+        raise Broken(f"empty: {where} one of them is empty, and would be an empty message.")
     for i in indices:
         if not 0 <= i < n:
             raise Broken(f"cover: {where} there is no gradient {i}: indices go from 0 to {n - 1}.")
@@ -376,7 +376,7 @@ def _check_cover(got: list[list[int]], n: int, where: str) -> None:
         raise Broken(f"cover: {where} {which} in none of them, {len(indices)} of {n} are: {why}.")
     if indices == list(range(n)) and n > 1:
         raise Broken(f"""order: {where} they are in the order of registration. Backward goes the other way: gradient
-            {n - 1} is ready first, and gradient 0, for which your first bucket waits, is ready last.""")
+            {n - 1} is ready first. Your first bucket waits for gradient 0, which is ready last.""")
     for a, b in itertools.pairwise(indices):
         if b != a - 1:
             raise Broken(f"""order: {where} after {a} comes {b}. Only neighbors share a bucket, from {n - 1} down to 0:
@@ -390,8 +390,8 @@ def _check_sizes(got: list[list[int]], nbytes: list[int], limit: int, first: int
         total = sum(nbytes[i] for i in bucket)
         if len(bucket) > 1 and total > most:
             if b == 0 and total <= limit:
-                raise Broken(f"""first: {where} the first bucket holds {total} bytes, and first is {most}: it is kept
-                    small so that something is under way soon after backward has begun.""")
+                raise Broken(f"""first: {where} the first bucket holds {total} bytes, and first is {most}: a small
+                    first bucket leaves soon after backward has begun.""")
             raise Broken(f"""limit: {where} bucket {b}, {bucket}, holds {total} bytes, and {which} is {most}. Look
                 whether a gradient fits before you put it in, not after.""")
         after = got[b + 1][0] if b + 1 < len(got) else None

@@ -105,9 +105,9 @@ def _faults(log: _Log, shape: tuple[int, ...]) -> Iterator[Reason]:
             yield "memory: gives the model something other than its micro-batches: one at a time fits into memory."
         elif what == "forward" and log.before(n, "forward") and not log.since(n, "forward"):
             yield f"""memory: makes the forward of micro-batch {k} of step {i} before the backward of the one before:
-                all of them are kept in memory then, and one at a time is what micro-batches are for."""
+                then all of them are kept in memory, and one at a time would be enough."""
         elif what == "forward" and ("forward", i, k) in log[:n]:
-            yield f"repeat: uses micro-batch {k} of step {i} twice: when they are used up, pass nothing."
+            yield f"repeat: uses micro-batch {k} of step {i} twice: a rank without another one adds nothing."
         elif what == "last" and k < shape[i] - 1 and log.after(n) == "forward":
             yield f"""accumulating: lets the strategy send gradients in the backward of micro-batch {k} of step {i}, of
                 {shape[i]}: others follow, so it belongs in `with strategy.accumulating():`."""
@@ -116,11 +116,11 @@ def _faults(log: _Log, shape: tuple[int, ...]) -> Iterator[Reason]:
                 lost."""
         elif what == "add" and log.goes_on(n):
             yield f"""accumulation: adds gradients over ranks before step {step} has accumulated all of its
-                {shape[step]} micro-batches. The sum of the first would lie in .grad when the next backward adds to it,
-                and travel again, SIZE times as large."""
+                {shape[step]} micro-batches. Then the next backward adds to a .grad that holds the sum of
+                the first ones, and this sum travels again, SIZE times as large."""
         elif what == "add" and len(before) < n and not before.times("zero"):
-            yield """zero: adds gradients again without zero_grad: that of the step before is still in .grad, and counts
-                a second time. This holds for a rank without a batch as well."""
+            yield """zero: adds gradients without zero_grad: the gradient of the step before is still in .grad, and
+                counts a second time. A rank without a batch needs zero_grad as well."""
         elif what == "add" and worked and not before.times("last"):
             yield f"""accumulating: accumulates in the backward of the last micro-batch of step {worked[1]} as well:
                 then nothing can travel during it, and all of the communication is exposed."""

@@ -237,7 +237,7 @@ def _explain_order(broken: Broken, where: str, orders: Sequence[list[int]], ledg
             text = [", ".join(map(str, started[rank])) for rank in (r, s)]
             broken.detail = f"The report says: {broken.message}\n{broken.detail}"
             return f"""order: {where}, rank {r} starts its buckets in the order {text[0]}, rank {s} in the order
-                {text[1]}, and first meets first. A bucket that is complete has to wait for the one before it."""
+                {text[1]}, so different buckets would be added. A complete bucket has to wait for the one before it."""
     short = [r for r, order in started.items() if len(order) < len(BUCKETS)]
     if short and len({len(order) for order in started.values()}) > 1:
         return _last(short[0], len(started[short[0]]), where)
@@ -310,12 +310,12 @@ def _check_sums(run: Results, where: str) -> None:
                     sum over ranks.{why}""")
             lacking = float(p > 1 and 3 in bucket)
             if left.flats[b][-1] != lacking:
-                raise Broken(f"""flag: {where}, rank 1 has no gradient for parameter 3, and nobody will know: the flag
+                raise Broken(f"""flag: {where}, rank 1 has no gradient for parameter 3, and the sum hides it: the flag
                     behind bucket {b} is {left.flats[b][-1]:g} after the sum. reducer.buckets[b].packed() writes it.""")
     for r, left in enumerate(run):
         if left.reduced < len(BUCKETS):
             raise Broken(f"""all_reduce: {where}, the sums are right, but rank {r} called reducer.all_reduce
-                {counted(left.reduced, "time")} for {len(BUCKETS)} buckets: the reducer says which one is used.""")
+                {counted(left.reduced, "time")} for {len(BUCKETS)} buckets: the reducer decides which one is used.""")
 
 
 def _with_time(broken: Broken, fn: Answer) -> Broken:
@@ -447,8 +447,8 @@ def _check_averages(run: Results, where: str, ledger: Ledger) -> None:
                 raise Broken(f"""future: {head} returned {what}: DDP asks for a torch.futures.Future, whose value it
                     takes later.""")
             if not left.done[b]:
-                raise Broken(f"""future: {head} returned a future without a value, and backward is over: nobody will
-                    give it one, and DDP waits for it forever. future.set_result(tensor) does.""")
+                raise Broken(f"""future: {head} returned a future without a value, and backward is over: DDP
+                    waits for the value forever. future.set_result(tensor) sets it.""")
             if isinstance(out, str) or out.shape != mean.shape:
                 got = out if isinstance(out, str) else f"a tensor of shape {out.shape}"
                 raise Broken(f"""shape: {head} promised {got}: DDP needs the flat tensor of the bucket, of shape
@@ -460,7 +460,7 @@ def _check_averages(run: Results, where: str, ledger: Ledger) -> None:
     for r, left in enumerate(run):
         if p > 1 and len(left.calls) != len(BUCKETS_DDP):
             raise Broken(f"""all_reduce: {where}, the averages are right, but rank {r} called state.all_reduce
-                {len(left.calls)} times for {len(BUCKETS_DDP)} buckets: the state says which one is used.""")
+                {len(left.calls)} times for {len(BUCKETS_DDP)} buckets: the state decides which one is used.""")
 
 
 def _why_average(out: np.ndarray, mean: np.ndarray, mine: np.ndarray, r: int, p: int) -> Reason:

@@ -60,19 +60,19 @@ def _schedules(steps: np.ndarray, k: float, rate: float, batch: int, warmup: int
         return np.where(steps >= warmup, last, first + (last - first) * share)
 
     w = max(warmup, 1)
-    fewer = "start: It starts at the full rate: these are the steps that a warm-up is for."
+    fewer = "start: It starts at the full rate: the first steps need a warm-up."
     return (
-        (np.full(len(steps), rate), "scale: That is the base rate at every step: k times the batch needs k times it."),
-        (ramp(rate, rate * math.sqrt(k), steps / w), "scale: That grows with the root of the batch: linear is asked."),
+        (np.full(len(steps), rate), "scale: That is always the base rate: k times the batch needs k times that."),
+        (ramp(rate, rate * math.sqrt(k), steps / w), "scale: That grows with the root of the batch: make it linear."),
         (ramp(rate, rate / k, steps / w), "scale: A larger batch got a smaller rate: multiply by batch / base_batch."),
-        (ramp(rate, rate * batch, steps / w), "scale: The base rate is that of base_batch examples, not of one."),
+        (ramp(rate, rate * batch, steps / w), "scale: The base rate is for base_batch examples, not for one."),
         (np.full(len(steps), full), fewer),
         (ramp(0, full, steps / w), "start: It starts from 0, where nothing is learned: start from the base rate."),
         (ramp(0, full, (steps + 1) / w), "start: It starts from 0: start from the base rate, which is known to work."),
         (np.where(steps >= warmup, full, rate), "jump: It jumps from the base rate to the full one: grow gradually."),
         (rate * k ** np.minimum(steps / w, 1), "shape: It grows by a factor with each step; grow by the same amount."),
         (ramp(rate, full, (steps + 1) / w), "end: It grows before the first step: step 0 has the base rate."),
-        (ramp(rate, full, steps / (w + 1)), "end: The last step of the warm-up is not one part below the full rate."),
+        (ramp(rate, full, steps / (w + 1)), "end: The last step of the warm-up should be one increment below it."),
         (rate + (full - rate) * steps / w, "end: It goes on growing when the warm-up is over."),
         (np.where(steps >= warmup, rate, rate + (full - rate) * steps / w), "end: It falls back after the warm-up."),
     )
@@ -97,7 +97,7 @@ def _check_trust_ratio(fn: Answer) -> Passed:
         w, grad = w * (zeros != "w"), 3 * grad * (zeros != "grad")
         _check_ratio(fn, w, grad, trust, decay, zeros)
     return Passed(
-        f"right for {len(LAYERS)} layers, two of which are all zeros somewhere",
+        f"right for {len(LAYERS)} layers, also with zeros in w or in grad",
         "a gradient that is 1,000 times as long makes the ratio 1,000 times as small: without weight decay "
         "the step is the same",
     )
@@ -119,7 +119,7 @@ def _check_ratio(fn: Answer, w: Tensor, grad: Tensor, trust: float, decay: float
 
 AT_ZERO = {
     "w": "Weights that are 0 take steps of length 0, and stay there forever. Return 1 in that case.",
-    "grad": "Without a gradient there is no layer's scale to speak of: return 1, and never 0 / 0.",
+    "grad": "Without a gradient a ratio has no meaning: return 1, and never compute 0 / 0.",
 }
 
 
@@ -128,14 +128,14 @@ def _ratios(w: Tensor, grad: Tensor, trust: float, decay: float) -> Rows:
     length, slope = float(w.norm()), float(grad.norm())
     right = trust * length / (slope + decay * length)
     return (
-        (trust * length / slope, "decay: Weight decay is a part of the step: its length belongs into the sum."),
+        (trust * length / slope, "decay: Weight decay is a part of the step: add its length."),
         (trust * length / (slope + decay), "decay: Weight decay pulls with weight_decay * |w|: multiply it by |w|."),
         (
             trust * length / float((grad + decay * w).norm()),
             "decay: That is the length of the sum. LARS adds the lengths: the ratio is never larger than that.",
         ),
-        (right / trust, "trust: `trust` is not in it: how far does a step go then, as a share of the weights?"),
-        ((slope + decay * length) / length / trust, "inverse: That is upside down: a longer gradient, smaller ratio."),
+        (right / trust, "trust: Multiply by `trust`: it says how long a step is, as a share of the weights."),
+        ((slope + decay * length) / length / trust, "inverse: It is upside down: a longer gradient, a smaller ratio."),
         (trust * slope / (length + decay * slope), "inverse: w and grad have changed places."),
         (trust * length**2 / (slope**2 + decay * length**2), "norm: Those are squares of lengths: take their roots."),
         (trust * float(w.abs().sum() / (grad.abs().sum() + decay * w.abs().sum())), L2),
@@ -180,10 +180,10 @@ def _seconds(batch: int, ranks: int, job: TrainingJob) -> Rows:
     share = -(-batch // ranks)
     steps = job.least_steps * (1 + job.noise_scale / batch)
     step = share * job.example_s + job.fixed_s + job.all_reduce_s[ranks]
-    slowest = "share: A step is over when the rank with most examples has computed: round up."
+    slowest = "share: A step waits for the rank with most examples: round up."
     yield from (
         (job.least_steps * step, "steps: Those are the steps of an endless batch: this one needs more."),
-        (job.least_steps * job.noise_scale / batch * step, "steps: However large the batch: never fewer than S_min."),
+        (job.least_steps * job.noise_scale / batch * step, "steps: There are never fewer than S_min steps."),
         (job.least_steps * (1 + batch / job.noise_scale) * step, "steps: That grows with the batch: B_noise / batch."),
         (
             job.least_steps * (batch + job.noise_scale) * step,
@@ -191,20 +191,20 @@ def _seconds(batch: int, ranks: int, job: TrainingJob) -> Rows:
         ),
         (step, "steps: That is the time of one step: how many are there?"),
         (steps, "step: Those are the steps: how long does each of them take?"),
-        (steps * (step - job.all_reduce_s[ranks]), "step: The all-reduce is not in it: every step ends with one."),
-        (steps * (step - job.fixed_s), "step: fixed_s is not in it: however small its batch, a step costs that."),
+        (steps * (step - job.all_reduce_s[ranks]), "step: The all-reduce is missing: every step ends with one."),
+        (steps * (step - job.fixed_s), "step: fixed_s is missing: every step costs it, whatever its batch."),
         (steps * (step - job.fixed_s) + job.fixed_s, "step: fixed_s is paid in every step, not once."),
         (steps * (step - job.all_reduce_s[ranks]) + job.all_reduce_s[ranks], "step: Every step has an all-reduce."),
-        (steps * (step - share * job.example_s), "share: The computing of the examples is not in it."),
+        (steps * (step - share * job.example_s), "share: The time to compute the examples is missing."),
         (steps * (step + (batch - share) * job.example_s), "share: The ranks share the batch: each has a part of it."),
         (steps * (step + (batch // ranks - share) * job.example_s), slowest),
         (steps * (step + (batch / ranks - share) * job.example_s), slowest),
         (steps * (batch * job.example_s + job.fixed_s + job.all_reduce_s[ranks]) / ranks, DIVIDED),
-        (steps * step / ranks, "share: More ranks divide the examples of a step, not the whole time of it."),
+        (steps * step / ranks, "share: More ranks divide the examples of a step, not its whole time."),
     )
 
 
-BOTH = "seconds: How many steps are these, and how long does each of them take? One of the two, or both, is off."
+BOTH = "seconds: The number of steps, or the time of a step, or both, are wrong."
 DIVIDED = "share: More ranks divide the computing; the fixed part and the all-reduce are paid by every rank."
 
 EXERCISES = (

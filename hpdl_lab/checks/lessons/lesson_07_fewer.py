@@ -71,7 +71,7 @@ def _check_top_k(fn: Answer, runner: Runner = None) -> Passed:
     off = float(np.abs(sent + held - sum(one.grad for course in run for one in course)).max())
     facts = [
         f"sums: the {ROUNDS} sums, and what each rank holds back, with 1 to 5 simulated ranks",
-        f"nothing is lost: all that was sent and all that is held back are {off:.0e} from all gradients",
+        f"nothing is lost: what was sent and what is held back add up to all gradients, to within {off:.0e}",
         f"bytes: {moved:,.0f} per rank and step; all {n:,} numbers would be {cost.all_reduce(p, 8 * n).nbytes:,.0f}",
     ]
     return Passed(*facts, *engine_facts(runner, _check_sparse, _sparse_steps, fn, *SPARSE[0][1:]), run=run)
@@ -129,9 +129,9 @@ def _why_sum(left: _Sent, r: int, now: list[_Sent], k: int) -> Reason:
         (sum(_largest(x, k, np.positive) for x in given), """magnitude: Those are the largest by sign: -5 moves a weight
             more than 1 does. Choose by the absolute value."""),
         (sum(given), """dense: That is the sum of all numbers, not only of the k that each rank sends."""),
-        (sums[r], f"sum: Those are the k numbers of rank {r} alone: every rank needs those of all ranks."),
-        (in_my_places, f"""places: Ranks have chosen different places, and you have put all values into those of rank
-            {r}: the places have to travel, too."""),
+        (sums[r], f"sum: Those are the k numbers of rank {r} alone: every rank needs the numbers of all ranks."),
+        (in_my_places, f"""places: Ranks have chosen different places, and you have put all values into the places
+            of rank {r}: the places have to travel, too."""),
         (mine_summed, f"places: Those are sums in the places of rank {r}: other ranks have chosen other places."),
         (last_wins, """collide: Where two ranks have chosen the same place, one value has overwritten the other: add
             them up. x[i] += v counts a place that is twice in i only once; index_add_ counts it twice."""),
@@ -144,11 +144,11 @@ def _why_error(left: _Sent, sent: np.ndarray, total: np.ndarray) -> Reason:
     """Return the Reason for an error of a rank that is not grad + error - sent."""
     given = left.grad + left.held
     rows = (
-        (left.held, """feedback: It is as it was: what this rank has not sent is lost. Write into the tensor `error`: a
-            new tensor of that name is gone when your function returns."""),
+        (left.held, """feedback: It has not changed: what this rank has not sent is lost. Write into the tensor `error`:
+            a new tensor of that name is gone when your function returns."""),
         (given, "sent: What was sent is still in it, and will be sent again: put zeros in its places."),
-        (left.grad - sent, "feedback: What was held back in earlier steps is no longer in it."),
-        (given - total, "sent: Other ranks' numbers were taken from it: take away what this rank has sent."),
+        (left.grad - sent, "feedback: What was held back in earlier steps is missing."),
+        (given - total, "sent: You subtracted numbers of other ranks: subtract only what this rank has sent."),
     )  # fmt: skip
     return reason(left.error, rows, exactly) or "feedback: "
 
@@ -249,7 +249,7 @@ def _why_walk(
     if step == steps:
         apart = f"last: That is what rank {r} has alone: the last block, of {block}, has to be averaged as well."
     early = f"""every: After {counted(step, "step")} all ranks have the same: gradients or parameters were averaged.
-        Here each steps with its own gradient, and parameters are averaged after every {every}."""
+        Here each rank steps with its own gradient, and parameters are averaged after every {every} steps."""
     rows = (
         (mine if meets else mean, apart if meets else early),
         (p * mean, f"mean: That is the sum over {p} ranks: divide by comm.size."),

@@ -89,7 +89,7 @@ def _check_recomputed(fn: Answer) -> Passed:
         _judge(seen, right, capital(where), dropout)
     less = f"{amount_text(seen.held)} in place of {amount_text(right.held)}"
     return Passed(
-        "gradients: bit by bit those without recomputation, with dropout, and with two micro-batches under way",
+        "gradients: bit for bit as without recomputation, with dropout, and with two micro-batches under way",
         f"bytes that are kept between forward and backward, besides x: {less}",
         f"FLOPs: {seen.flops:,} in place of {right.flops:,}, {number(seen.flops / right.flops)} times as many",
     )
@@ -108,11 +108,11 @@ def _judge(seen: _Seen, right: _Seen, where: str, dropout: float) -> None:
             autograd alone holds {amount_text(right.held)}: keep x, and nothing that comes after it.""")
     _check_gradients(seen, right, where, dropout)
     if not torch.equal(seen.later[1], right.later[1]):
-        raise Broken(f"""stream: {where}, the random numbers that are drawn after your backward are not those without
-            recomputation: put the generator back to where it was, as torch.random.fork_rng does.""")
+        raise Broken(f"""stream: {where}, the random numbers that are drawn after your backward differ from a run
+            without recomputation: put the generator back to where it was, as torch.random.fork_rng does.""")
     if seen.flops != right.flops * 4 // 3:
         raise Broken(f"""flops: {where}, the gradients are right, and cost {number(seen.flops / right.flops)} times the
-            FLOPs without recomputation. One more forward makes 3 units 4: 4/3.""")
+            FLOPs without recomputation. A step is 3 forwards' worth, and one more makes 4: 4/3.""")
 
 
 def _check_gradients(seen: _Seen, right: _Seen, where: str, dropout: float) -> None:
@@ -124,13 +124,13 @@ def _check_gradients(seen: _Seen, right: _Seen, where: str, dropout: float) -> N
     alike = [(g - 1).allclose(r - 1, rtol=1e-3, atol=1e-4) for g, r in zip(seen.grads, right.grads, strict=True)]
     dx_alike = [got.allclose(want, rtol=1e-3, atol=1e-4) for got, want in zip(seen.dx, right.dx, strict=True)]
     if dropout and not (all(alike) and all(dx_alike)):
-        raise Broken(f"""random: {where}, the gradients are not those of the forward that returned y, though without
-            dropout they are. Where was the generator when the first forward of this micro-batch began?""")
+        raise Broken(f"""random: {where}, the gradients do not belong to the forward that returned y. Without dropout
+            they are right. Where was the generator when the first forward of this micro-batch began?""")
     for i in reversed(range(CALLS)):
         if not dx_alike[i]:
             summed = seen.dx[i].allclose(sum(right.dx[i:], torch.zeros(())), rtol=1e-3, atol=1e-4)
-            why = "it holds what the backward before has left in x.grad, too:" if summed and i < CALLS - 1 else ""
-            raise Broken(f"""dx: {where}, dx of call {i + 1} of {CALLS}, whose x is one and the same, is wrong: {why}
+            why = "it also holds what the backward before has left in x.grad:" if summed and i < CALLS - 1 else ""
+            raise Broken(f"""dx: {where}, dx of call {i + 1} of {CALLS}, all with the same x, is wrong: {why}
                 give the second forward a tensor of its own, x.detach().requires_grad_().""")
     if not all(alike):
         lost = all(g.allclose(r - 1, rtol=1e-3, atol=1e-4) for g, r in zip(seen.first, right.first, strict=True))

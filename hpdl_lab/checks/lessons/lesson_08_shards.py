@@ -113,11 +113,11 @@ def _check_sharded_step(fn: Answer, runner: Runner = None) -> Passed:
     run = [in_all_cases(fn, _take_steps, [c], case, judge) for c in CASES][0]
     p, n = CASES[0]
     facts = [
-        f"{counted(STEPS, 'step')} on 1 to 5 simulated ranks, also with sizes that they do not divide: the parameters "
-        "of a single rank",
+        f"{counted(STEPS, 'step')} on 1 to 5 simulated ranks, also with sizes that they do not divide: the same "
+        "parameters as on a single rank",
         f"optimizer state: with {p} ranks {run[0].state_nbytes} bytes on each, where a single rank keeps "
         f"{COPIES * n * ITEM}",
-        f"bytes: with {p} ranks each sends {bytes_sent(run.events)[0] // STEPS} per step, those of one all-reduce",
+        f"bytes: with {p} ranks each sends {bytes_sent(run.events)[0] // STEPS} per step, as in one all-reduce",
     ]
     facts += engine_facts(runner, _check_params, _take_steps, fn, n + 1)
     return Passed(*facts, run=run)
@@ -153,12 +153,12 @@ def _why_params(run: Results, n: int, step: int, r: int, i: int, right: list[np.
     if not any(stepped.updates[step] for stepped in run):
         return "update: No rank calls update(x, g, state)."
     if any(call.first < 0 < call.n for call in calls):
-        return f"""copy: Rank {owner} updates a tensor of its own, from which nothing comes back: give update a view of
-            params, which `chunk` is."""
+        return f"""copy: Rank {owner} updates a copy, and params stay as they were: give update a view of params,
+            which `chunk` returns."""
     reached = any(call.first <= i < call.first + call.n for call in calls)
     if not reached and n % p and all(call.n == n // p for stepped in run for call in stepped.updates[step]):
-        return f"""uneven: {n} elements are no multiple of {p}: chunks of {n} // {p} = {n // p} elements leave the last
-            {n % p} to nobody. `chunk` gives the first {n % p} ranks one element more."""
+        return f"""uneven: {n} elements are no multiple of {p}: chunks of {n} // {p} = {n // p} elements leave out
+            the last {n % p}. `chunk` gives the first {n % p} ranks one element more."""
     if not reached:
         spans = " and ".join(f"params[{call.first}:{call.first + call.n}]" for call in calls) or "nothing"
         return f"""shard: It belongs to chunk {owner}, and rank {owner} updates {spans}: reduce_scatter leaves on rank
@@ -173,7 +173,7 @@ def _why_params(run: Results, n: int, step: int, r: int, i: int, right: list[np.
     if r != owner and np.isclose(run[owner].params[step][i], right[step + 1][i], rtol=1e-10):
         stale = np.isclose(run[r].params[step][i], run[r].params[step - 1][i] if step else right[0][i], rtol=1e-10)
         what = "has still what it had before the step" if stale else "has something else"
-        return f"""gather: Rank {owner}, to which it belongs, has updated it rightly; rank {r} {what}. Each rank has
+        return f"""gather: Rank {owner}, which owns it, has updated it rightly; rank {r} {what}. Each rank has
             updated its own chunk of params: gather params, not the gradient."""
     return "value: "
 
@@ -261,7 +261,7 @@ class _WatchedLayer(ShardedLayer):
             raise Broken(f"""early: layer {self.i} was released before use was called for it: its parameters are gone
                 by then. Release a layer after its use.""")
         if self.whole is None:
-            raise Broken(f"allocate: use was called for layer {self.i}, of which there is only this rank's chunk.")
+            raise Broken(f"allocate: use was called for layer {self.i}, but only this rank's chunk of it is there.")
         right = _layer_of(self.i)
         wrong = self.whole != right
         if self.whole.isnan().any():
@@ -378,7 +378,7 @@ def _check_memory(run: Results, where: str, count: int) -> None:
         rights = [np.array_split(grad, len(run))[r] for grad in grads]
         for got, right in zip([passes.y, *passes.grads], [ys[r], *rights], strict=True):
             if not np.allclose(got, right, rtol=1e-10, atol=1e-12):
-                raise Broken(f"value: {where}, output or gradients of rank {r} are not those of a single rank.")
+                raise Broken(f"value: {where}, output or gradients of rank {r} differ from a single rank's.")
         for phase, notes in passes.notes.items():
             course = _held(notes)
             nbytes, whole = max(course)

@@ -32,7 +32,7 @@ from ..layer import (
     small_integers,
     width_for,
 )
-from ..ranks import alone, capital, describe_error, full_stop, simulate, tried, type_text
+from ..ranks import capital, full_stop, simulate, type_text
 from ..record import Answer, Broken, Drawing, Exercise, Passed, Reason, Rows, Runner
 from ..traffic import check_waits, in_barriers
 
@@ -54,8 +54,8 @@ def _column_case(p: int, biased: bool = True) -> LayerCase:
 
     def explain(r: int) -> Rows:
         return (
-            (y, "gathered: Those are the columns of all ranks. The next layer takes only those of its own rank."),
-            (bare[r], f"bias: The bias is missing: {out // p} numbers on every rank, those of its own rows."),
+            (y, "gathered: Those are the columns of all ranks. The next layer takes only the columns of its own rank."),
+            (bare[r], f"bias: The bias is missing: {out // p} numbers on every rank, one for each of its rows."),
             (sum(parts), "sum: That is the sum over ranks, but every rank has other columns: nothing to add here."),
             (p * x @ weights[r].T + biases[r], added),
         )
@@ -98,8 +98,8 @@ def _without_bias(case: LayerCase) -> LayerCase:
 
 
 def _blame(r: int) -> Reason:
-    return f"""transposed: That is only what the columns of rank {r} say about x. All ranks used x, so all contribute
-        to its gradient, and backward has to add them: copy in forward, all-reduce in backward."""
+    return f"""transposed: That is only the gradient of x from the columns of rank {r}. All ranks used x, so backward
+        adds the gradients of all: copy in forward, all-reduce in backward."""
 
 
 def _row_case(p: int, biased: bool = True) -> LayerCase:
@@ -180,81 +180,6 @@ def _share_of_weight(p: int) -> str:
     return f"memory: with {p} ranks each holds {n // p} of the {n} weights, and no tensor as large as all of them"
 
 
-# (ranks, heads, width)
-SHARED = ((2, 4, 8), (2, 2, 6), (3, 6, 12), (4, 4, 16), (4, 8, 32), (1, 3, 12))
-UNEVEN = ((2, 3, 12), (4, 6, 24), (3, 2, 12))  # the width could be shared, the heads cannot
-PARTS = ("q", "k", "v")
-
-
-def _check_rows_of_heads(fn: Answer) -> Passed:
-    for ranks, heads, width in SHARED:
-        for rank in range(ranks):
-            where = f"for rank {rank} of {ranks}, {counted(heads, 'head')} and a width of {width},"
-            rows = _rows_of(fn, rank, ranks, heads, width, where)
-            _check_rows(rows, rank, ranks, heads, width, capital(where))
-    for ranks, heads, width in UNEVEN:
-        _check_refused(fn, ranks, heads, width)
-    return Passed(
-        f"right for {len(SHARED)} shapes on 1 to 4 ranks; {counted(heads, 'head')} on {ranks} ranks are refused",
-        "a GPT-2 small on 4 ranks: rank 1 holds the heads 3, 4 and 5, rows 192 to 383 of q, and of k, and of v",
-    )
-
-
-def _rows_of(fn: Answer, rank: int, ranks: int, heads: int, width: int, where: str) -> list[int]:
-    """Return the answer's rows as a list of ints; raises Broken."""
-    rows = alone(fn, rank, ranks, heads, width, where=where)
-    if isinstance(rows, torch.Tensor) and rows.ndim == 1 and not rows.is_floating_point():
-        return rows.tolist()
-    rows = list(rows) if isinstance(rows, list | tuple | range) else None
-    if rows is None or not all(isinstance(row, int) and not isinstance(row, bool) for row in rows):
-        raise Broken(f"""returns: {capital(where)} your function returned no row numbers: return one flat tensor of
-            them, int64.""")
-    return rows
-
-
-def _check_rows(rows: list[int], rank: int, ranks: int, heads: int, width: int, where: str) -> None:
-    each, per = width // heads, heads // ranks
-    n, first = per * each, rank * per * each
-    right = [part * width + first + i for part in range(3) for i in range(n)]
-    if rows == right:
-        return
-    outside = [row for row in rows if not 0 <= row < 3 * width]
-    if outside:
-        raise Broken(f"rows: {where} there is no row {outside[0]}: the packed weight has 3 x {width} of them.")
-    holds = [sorted({row % width // each for row in rows if row // width == part}) for part in range(3)]
-    text = ", ".join(f"{name} of {_named(has)}" for name, has in zip(PARTS, holds, strict=True))
-    if sorted(rows) == sorted(right):
-        raise Broken(f"""order: {where} these are the right rows in another order: {rows[: 3 * each]} ... All queries
-            come first, then all keys, then all values, as in the whole weight.""")
-    if any(not has for has in holds):
-        raise Broken(f"""boundary: {where} your rows hold {text}. A head needs all three: q, k and v of its own. Cut
-            each of the three blocks of rows, not the whole.""")
-    mine = list(range(rank * per, (rank + 1) * per))
-    if holds[0] == mine:
-        lost = sorted(set(right) - set(rows))
-        what = f"row {lost[0]} is missing" if lost else "some are there twice"
-        raise Broken(f"rows: {where} you give {counted(len(rows), 'row')}, and {len(right)} are needed: {what}.")
-    raise Broken(f"""heads: {where} your rows hold {_named(holds[0])}, and should hold {_named(mine)}: neighbors stay
-        together, in the order of the ranks, so that the shards put side by side are the whole weight again.""")
-
-
-def _named(heads: list[int]) -> str:
-    if not heads:
-        return "no head"
-    return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
-
-
-def _check_refused(fn: Answer, ranks: int, heads: int, width: int) -> None:
-    where = f"for {counted(heads, 'head')} of width {width // heads} on {ranks} ranks"
-    _, error = tried(fn, 0, ranks, heads, width, where=where)
-    if isinstance(error, ValueError):
-        return
-    if error is not None:
-        raise Broken(f"raises: {describe_error(error, where + ',')}: raise ValueError with the numbers.")
-    raise Broken(f"""refuse: {capital(where)} your function returned something. A width of {width} can be shared by
-        {ranks} ranks, but then a head would be cut in two: raise ValueError.""")
-
-
 BATCH, TOKENS, HEAD = 2, 5, 3  # a head's width is no root of the width of all heads
 
 
@@ -295,7 +220,7 @@ def _attention_case(p: int, causal: bool) -> LayerCase:
         def made(**changes: Unpack[_Mistake]) -> Tensor:
             return sum((_variant(shards[s], per, causal, **changes) for s in range(p)), torch.zeros(())) + out_bias
 
-        other = "hear what comes later" if causal else "see only earlier positions, although causal is False"
+        other = "attend to later ones" if causal else "attend only to earlier ones, although causal is False"
         return (
             (y + (p - 1) * out_bias, f"bias: out_bias was added {p} times, once on every rank before the sum."),
             (parts[r] + out_bias, f"sum: Only the heads of rank {r} are in it: row_linear adds over ranks."),
@@ -327,8 +252,8 @@ def _attention_case(p: int, causal: bool) -> LayerCase:
 
 SWAPPED = """You take q, k and v of one head to lie side by side. Of this rank's columns the first third are queries of
     all its heads, then keys, then values: view(b, s, 3, heads, -1)."""
-TRANSPOSED = """transposed: That is only what the heads of rank {r} say about x. All ranks used x: column_linear adds
-    what they say."""
+TRANSPOSED = """transposed: That is only the gradient of x from the heads of rank {r}. All ranks used x: column_linear
+    adds their gradients."""
 
 
 def _variant(
@@ -414,10 +339,13 @@ def _sequence_case(p: int) -> LayerCase:
         lonely = sum((_mlp_part(xs[s], ups[s], downs[s]) for s in range(p)), torch.zeros(()))
         return (
             (y, "whole: Those are all positions: every rank would keep a copy of what one of them has to keep."),
-            (lonely, "gather: The layer saw only the positions of each rank, and what was added belongs to others."),
-            (cut(parts[r], p, 1)[r], f"sum: That is only what the layer of rank {r} says: parts are added over ranks."),
+            (lonely, "gather: The layer saw only the positions of each rank, so the sum adds different positions."),
+            (
+                cut(parts[r], p, 1)[r],
+                f"sum: That is only the part of the layer on rank {r}: parts add up over ranks.",
+            ),
             (cut(y, p, 1)[r] / p, f"mean: That is the mean over {p} ranks: parts of a product add up."),
-            (cut(mixed, p, 1)[r], "order: Positions were put together in another order: rank 0's come first, all."),
+            (cut(mixed, p, 1)[r], "order: The positions are in the wrong order: all positions of rank 0 come first."),
             (xs[r] * p, "layer: The layer had no part in it."),
         )
 
@@ -442,10 +370,10 @@ def _sequence_case(p: int) -> LayerCase:
     )
 
 
-NOT_ADDED = """transposed: That is only what the layer of rank {r} says about its own positions. All ranks' layers saw
-    them: what was gathered in forward is added and scattered in backward."""
-NOT_GATHERED = """transposed: That is what the positions of rank {r} say, as if the others had no gradient. What was
-    scattered in forward is gathered in backward, so that the layer sees the gradient of all positions."""
+NOT_ADDED = """transposed: That is only the gradient from the layer of rank {r}. The layers of all ranks used these
+    positions: what forward gathers, backward adds and scatters."""
+NOT_GATHERED = """transposed: That is the gradient from the positions of rank {r} alone, as if the other positions had
+    none. What forward scatters, backward gathers: the layer needs the gradient of all positions."""
 
 
 SEQUENCE = Part(
@@ -477,7 +405,7 @@ CASES = (  # (height of the image, (above, below) of each rank)
     (9, ((1, 1),) * 3),
     (4, ((1, 1),) * 2),
     (14, ((2, 2),) * 4),
-    (11, ((0, 1),) * 3),  # a kernel of 2: nobody needs what is above
+    (11, ((0, 1),) * 3),  # a kernel of 2: no rank needs what is above
     (13, ((1, 0), (2, 1), (0, 2), (1, 2))),  # every rank needs something else
     (6, ((0, 0),) * 2),
     (5, ((2, 1),)),
@@ -563,11 +491,11 @@ def _with_needs(broken: Broken, where: str, height: int, rows: Needs, noted: Not
     found = capital(broken.message.removeprefix(where).strip())
     if noted:
         source, dest, high = noted[0]
-        return f"""everything: You send all {high} rows where 0 are needed: x[:, :, -0:] is everything. So rank
-            {source} does to rank {dest} {where[0].lower()}{where[1:-1]}: rows[{dest}][0] is 0. Count
+        return f"""everything: You send all {high} rows, but 0 are needed: x[:, :, -0:] is everything. Rank
+            {source} sends them to rank {dest} {where[0].lower()}{where[1:-1]}: rows[{dest}][0] is 0. Count
             from the front, as in x[:, :, h - n:]. {full_stop(found)}"""
-    return f"""asks: {where} messages do not fit, though they do where all ranks need as many rows above as below. How
-        many rows go up is what the rank above asks for, rows[rank - 1][1]; how many come from there is rows[rank][0].
+    return f"""asks: {where} messages do not fit, though they do if all ranks need as many rows above as below. Send up
+        as many rows as the rank above needs, rows[rank - 1][1]; receive rows[rank][0] rows from there.
         {full_stop(found)}"""
 
 
@@ -582,8 +510,8 @@ def _check_strips(run: Results, where: str, height: int, rows: Needs | None) -> 
         right = image[:, :, first : first + above + n + below]
         if left.y is None or left.y.shape != right.shape:
             got = type_text(left.kind) if left.y is None else f"shape {left.y.shape}"
-            raise Broken(f"""shape: {where} rank {r} returned {got}, where {right.shape} is right: {above} + {n} +
-                {below} rows, those above, its own and those below.""")
+            raise Broken(f"""shape: {where} rank {r} returned {got}, and {right.shape} is right: {above} + {n} +
+                {below} rows, from above, its own and from below.""")
         if not np.array_equal(left.y, right):
             text = first_wrong(f"y{{}} on rank {r}", left.y, right, left.y == right)
             raise because(_explain(left.y, r, rows, strips), f"{where} {text}.")
@@ -614,10 +542,10 @@ def _explain(got: np.ndarray, r: int, rows: Needs, strips: list[np.ndarray]) -> 
             return f"""zeros: The rows {described} the strip of rank {r} are zeros, in the middle of the image: they are
                 the {which} rows of rank {s}. Only the image has an edge, a strip has none."""
         if _same(halo, _edge(strips[s], k, side)):
-            return f"""side: Those are the {("first", "last")[side]} rows of rank {s}, the ones that lie farthest away:
-                {described} the strip of rank {r} lie its {which}."""
+            return f"""side: Those are the {("first", "last")[side]} rows of rank {s}, which are farthest away:
+                {described} the strip of rank {r} are the {which} rows of rank {s}."""
         if 0 <= opposite < p and (_same(halo, _edge(strips[opposite], k, side))):
-            return f"neighbor: Those are rows of rank {opposite}: {described} the strip of rank {r} lies rank {s}."
+            return f"neighbor: Those are rows of rank {opposite}: {described} the strip of rank {r} is rank {s}."
         if _same(halo, _edge(strips[s], k, 1 - side)[:, :, ::-1]):
             return f"upside down: Those are the right rows of rank {s} upside down."
         return f"value: Those are not the {which} {counted(k, 'row')} of rank {s}."
@@ -641,11 +569,11 @@ def _check_bytes(run: Results, height: int, rows: Needs) -> str:
     halos += [(r < p - 1) * below for r, (_, below) in enumerate(rows)]
     needed = row * sum((r > 0) * above + (r < p - 1) * below for r, (above, below) in enumerate(rows))
     if sent > needed:
-        why = "of a neighbor's strip a rank needs only the rows next to its own, and of all others none"
+        why = "a rank needs only the rows next to its own, from its neighbors"
         many, enough = sum(n > 0 for n in sends), sum(n > 0 for n in halos)
         if many > enough:
             why = f"{counted(many, 'message')} with something in them, and {enough} would do, one for each halo: {why}"
-        raise Broken(f"""bytes: The strips are right, but with {p} ranks {sent:,} bytes were sent, where {needed:,} are
+        raise Broken(f"""bytes: The strips are right, but with {p} ranks {sent:,} bytes were sent, and {needed:,} are
             enough: {why}.""")
     return f"bytes: {sent:,} with {p} ranks, the halos and nothing else; the image has {height * row:,}"
 
@@ -657,29 +585,28 @@ def _check_steps(run: Results) -> str:
         in_a_row = """a rank can send before its neighbor's rows have come. Begin all messages with sending and
             receiving, then wait for them."""
         raise Broken(f"""steps: The strips are right, but with {p} ranks it takes the time of {took} messages one after
-            another, where {MOST_STEPS} are enough: {in_barriers(run.events) or in_a_row}""")
+            another, and {MOST_STEPS} are enough: {in_barriers(run.events) or in_a_row}""")
     found = counted(took, "message")
-    return f"time: that of {found} in a row with {p} ranks, and no more with 1,000: only neighbors wait for each other"
+    return f"time: {found} in a row with {p} ranks, and no more with 1,000: only neighbors wait for each other"
 
 
 EXERCISES = (
     Exercise("9.1", "a linear layer cut by its outputs", column_linear, 2, _check_linear(COLUMN, _column_case)),
     Exercise("9.2", "a linear layer cut by its inputs", row_linear, 2, _check_linear(ROW, _row_case)),
-    Exercise("9.3", "which rows belong to a rank's heads", transformer.rows_of_heads, 2, _check_rows_of_heads),
-    Exercise("9.4", "attention with this rank's heads", transformer.attention_heads, 3, check_attention_heads),
+    Exercise("9.3", "attention with this rank's heads", transformer.attention_heads, 3, check_attention_heads),
     Exercise(
-        "9.5",
+        "9.4",
         "sequence parallel: gather, compute, scatter, and the way back",
         sequence_parallel,
         3,
         check_sequence_parallel,
     ),
     Exercise(
-        "9.7",
+        "9.6",
         "halos of a convolution",
         reference.halo_exchange,
         3,
         _check_halo_exchange,
-        picture=Drawing("traffic", "Your halos: rows for the neighbors, and for nobody else"),
+        picture=Drawing("traffic", "Your halos: rows for the neighbors, and for no other rank"),
     ),
 )

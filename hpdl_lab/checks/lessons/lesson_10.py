@@ -33,7 +33,7 @@ SHOWN_UNITS = 40  # of time: a schedule that takes longer is not shown as text
 WHY_LOST = {
     "F": "its examples would never reach the loss",
     "B": "its examples would be missing in every gradient of that stage",
-    "I": "the stage before would wait forever",
+    "I": "the previous stage would wait forever",
     "W": "the weights of that stage would miss its examples",
 }
 
@@ -98,7 +98,7 @@ def _check_actions(rank: int, row: tuple[Action, ...], schedule: Schedule, kinds
             message = f"{who} does {action}: there is no micro-batch {action.micro_batch}, they go from 0 to {m - 1}."
             if many > m:
                 word = KINDS[action.kind]
-                message += f" It does {counted(many, word)}, where {m} are needed: {off_by(many, m, word)}."
+                message += f" It does {counted(many, word)}, and {m} are needed: {off_by(many, m, word)}."
             raise Broken(f"micro-batch: {message}")
     for kind in kinds:
         done = [action.micro_batch for action in row if action.kind == kind]
@@ -195,8 +195,8 @@ def _check_makespan(schedule: Schedule, question: str) -> None:
         times, least = _times_of(schedule, forward=tf, backward=tb), (m + p - 1) * (tf + tb)
         if times.makespan > least:
             message = f"""{_beginning(schedule)} a forward takes {tf}, a backward {tb}, and your schedule
-                {times.makespan}, where (m+p-1)(tf+tb) = {least} would do: {times.bubble:.0%} of it is bubble, not
-                {(p - 1) / (m + p - 1):.0%}. {question}"""
+                takes {times.makespan}. (m+p-1)(tf+tb) = {least} is enough: {times.bubble:.0%} of your time is bubble,
+                not {(p - 1) / (m + p - 1):.0%}. {question}"""
             raise Broken(f"bubble: {message}", _shown(schedule, times))
 
 
@@ -219,9 +219,11 @@ def _too_many_live(schedule: Schedule, times: Evaluation, rank: int) -> str:
     text = f"""{_beginning(schedule)} rank {rank} holds the activations of {peak} micro-batches at once, and 1F1B needs
         min(m, p - rank) = {enough}. """
     if set(times.peak) == {m}:
-        return f"{text}That is GPipe: as short, but m live everywhere. Do a backward as soon as one is possible."
+        return f"{text}That is GPipe: every rank holds all m of them. Do a backward as soon as one is possible."
     if len(set(times.peak)) == 1:
-        return f"{text}All ranks hold equally many. A later rank gets its first backward sooner, and warms up less."
+        return (
+            f"{text}All ranks hold equally many. A later rank gets its first backward sooner: its warm-up is shorter."
+        )
     return f"{text}Backward should come {counted(peak - enough, 'forward')} sooner."
 
 
@@ -303,7 +305,7 @@ def _check_balance(sizes: list[int], costs: list[float], stages: int, where: str
     if max(sizes) - min(sizes) <= 1:
         message += "Equal numbers of layers are not equal work."
     elif slow == stages - 1:
-        message += "What the earlier stages left over has piled up in the last one."
+        message += "The earlier stages took too little, and the rest has piled up in the last one."
     elif slow == 0:
         message += "The first stage took more than its share."
     raise Broken(f"balance: {message}")
@@ -320,7 +322,7 @@ def _check_refusal(fn: Answer) -> None:
         return
     else:
         message = f"""For 2 layers and 3 stages your function raised ValueError({str(error)!r}): say both numbers, so
-            that whoever reads it knows what to change. The line with raise stood above your solution."""
+            that a reader knows what to change. The line with raise stood above your solution."""
     raise Broken(f"refusal: {message}")
 
 
@@ -342,7 +344,7 @@ def _check_zero_bubble_h1(fn: Answer) -> Passed:
         if max(times.peak) > p:
             rank = times.peak.index(max(times.peak))
             message = f"""{_beginning(schedule)} rank {rank} holds the activations of {times.peak[rank]} micro-batches
-                at once, until W is done, and ZB-H1 gets by with p = {p}. How many Ws do you keep back?"""
+                at once, until W is done, and ZB-H1 needs only p = {p}. How many Ws do you keep back?"""
             raise Broken(f"memory: {message}", _shown(schedule, times))
         if times.makespan > 3 * m + p - 1:
             raise Broken(f"bubble: {_not_filled(schedule, times)}", _shown(schedule, times))
@@ -354,20 +356,21 @@ def _check_zero_bubble_h1(fn: Answer) -> Passed:
 def _not_filled(schedule: Schedule, times: Evaluation) -> str:
     """Return the message about a bubble that is larger than it has to be."""
     p, m = schedule.ranks, schedule.micro_batches
-    text = f"""{_beginning(schedule)} F, I and W take 1 each, and your schedule {times.makespan}, where 3m+p-1 =
-        {3 * m + p - 1} would do: {times.bubble:.0%} of it is bubble, not {(p - 1) / (3 * m + p - 1):.0%}. """
+    text = f"""{_beginning(schedule)} F, I and W take 1 each, and your schedule takes {times.makespan}. 3m+p-1 =
+        {3 * m + p - 1} is enough: {times.bubble:.0%} of your time is bubble, not
+        {(p - 1) / (3 * m + p - 1):.0%}. """
     places = [{(action.kind, action.micro_batch): place for place, action in enumerate(row)} for row in schedule.rows]
     if all(row["W", i] == row["I", i] + 1 for row in places for i in range(m)):
-        return f"{text}Every W follows its I at once, so the ranks wait where 1F1B's wait: keep Ws back to fill that."
+        return f"{text}Every W follows its I at once, so ranks wait as in 1F1B: keep some Ws back for that time."
     gap = next((r for r in reversed(range(p)) if times.rows[r][-1].end < times.makespan), 0)
-    return f"{text}Rank {gap} still waits where a W could be done: which W is left by then?"
+    return f"{text}Rank {gap} still waits although it could do a W: which W is left by then?"
 
 
 WIDTH, EXAMPLES = 3, 2  # numbers that pass between stages for an example; examples of a micro-batch
 GPIPE, GEMS = "gpipe", "gems_mast"
 REVERSED = "gpipe, last micro-batch first"  # as in the picture of its paper
 STEPPED = ((2, GPIPE, 1), (3, GPIPE, 4), (3, REVERSED, 3), (1, GPIPE, 3), (5, GPIPE, 2), (3, GEMS, 2), (4, GEMS, 2))
-WHERE = {GEMS: "in GEMS ", REVERSED: "where the last micro-batch goes back first, "}
+WHERE = {GEMS: "in GEMS ", REVERSED: "if the last micro-batch goes back first, "}
 
 
 class _Ran(NamedTuple):
@@ -459,7 +462,7 @@ def _check_do_backward(fn: Answer, runner: Runner = None) -> Passed:
     p, name, m = STEPPED[1]
     run = simulate(p, _step, fn, name, m, where=_case_of(p, m))
     facts = [
-        "gradients: those of the sequential model, to 1e-10, in GPipe and in GEMS",
+        "gradients: equal to the sequential model's, to 1e-10, in GPipe and in GEMS",
         f"messages: {m} from each of {p - 1} ranks, {run[1].nbytes} bytes, one for each micro-batch",
     ]
     there = engine_facts(runner, judge, _step, fn, name, m)
@@ -470,8 +473,8 @@ def _neighbor_wrong(broken: Broken, where: str, name: str, m: int) -> Reason | N
     """Return `broken`, about the neighbor if it goes wrong only when stages run the other way."""
     if name != GEMS:
         return None
-    return f"""neighbor: Right in GPipe, but not in GEMS, which the notebook comes to below: its second replica runs
-        from the last rank to the first. {full_stop(broken.message)} schedule.rank_of knows where stage s + 1 is."""
+    return f"""neighbor: Right in GPipe, but not in GEMS (further below), whose second replica runs from the last rank
+        to the first. {full_stop(broken.message)} schedule.rank_of(stage) is the rank of each stage."""
 
 
 def _check_step(run: Results, where: str, name: str, m: int) -> None:
@@ -496,7 +499,7 @@ def _check_step(run: Results, where: str, name: str, m: int) -> None:
         needed = sum(not schedule.is_first(a.stage) for a in schedule.rows[rank] if a.kind == "B")
         if ran.sent != needed:
             raise Broken(f"""traffic: {where} the gradients are right, but rank {rank} sends
-                {counted(ran.sent, "message")} in its backwards and {needed} would do, one per micro-batch.""")
+                {counted(ran.sent, "message")} in its backwards and {needed} are enough, one per micro-batch.""")
 
 
 def _wrongly_taken(rank: int, action: Action, taken: list[tuple[int, ...]]) -> Reason:
@@ -513,8 +516,8 @@ def _explain(got: np.ndarray | None, name: str, stage: int, mine: list[int], sch
     """Return the Reason for a gradient of `stage` that is not the sequential model's."""
     m, part = schedule.micro_batches, stage % schedule.stages
     if got is None:
-        return f"""weights: stage {stage} has no gradient for {name}: torch.autograd.grad hands gradients out, and only
-            torch.autograd.backward leaves them in .grad of the parameters, where the optimizer looks."""
+        return f"""weights: stage {stage} has no gradient for {name}: torch.autograd.grad returns gradients, and only
+            torch.autograd.backward leaves them in .grad of the parameters, for the optimizer."""
     right = sequential_gradients(schedule, mine)[part][name]
     flat = got.reshape(-1), right.reshape(-1)
     found = first_wrong(f"the gradient of {name}{{}} of stage {stage}", *flat, np.isclose(*flat, 1e-10, 1e-10)) + "."
@@ -523,9 +526,9 @@ def _explain(got: np.ndarray | None, name: str, stage: int, mine: list[int], sch
             return f"scale: {found} It was {why} {m}, the number of micro-batches: the losses are divided already."
     for which in (mine[0], mine[-1]):
         if len(mine) > 1 and exactly(got, sequential_gradients(schedule, [which])[part][name]):
-            return f"accumulate: {found} That is micro-batch {which} alone: those of all micro-batches add up in .grad."
-    return f"""gradient: {found} What comes after it is right. So stage {stage} did not begin with the gradient of its
-        own output: was something else sent by stage {stage + 1}, or was what came not used?"""
+            return f"accumulate: {found} That is micro-batch {which} alone: all micro-batches add up in .grad."
+    return f"""gradient: {found} Later stages are right. So stage {stage} did not begin with the gradient of its own
+        output: did stage {stage + 1} send something else, or did you not use what came?"""
 
 
 def _drawn(name: str) -> Drawing:
@@ -537,7 +540,6 @@ EXERCISES = (
     Exercise(
         "10.2", "1F1B: a backward as soon as there is one", one_f_one_b, 2, _check_one_f_one_b, picture=_drawn("1f1b")
     ),
-    Exercise("10.5", "cut a model into stages that cost the same", partition, 2, _check_partition),
     Exercise(
         "10.3",
         "ZB-H1: weights fill the bubble",
@@ -554,4 +556,5 @@ EXERCISES = (
         _check_do_backward,
         picture=Drawing("traffic", "Activations to the next rank, gradients to the one before"),
     ),
+    Exercise("10.6", "cut a model into stages that cost the same", partition, 2, _check_partition),
 )

@@ -26,61 +26,11 @@ from ..ranks import alone, capital, describe_error, shown, simulate, tried
 from ..record import Answer, Broken, Drawing, Exercise, Passed, Reason, Runner
 from ..traffic import check_waits
 
-SIZES = ((2, 3), (4,), (2, 2, 2), (3, 2, 1), (2, 3, 4), (1,), (3, 1, 2, 2), (2, 1, 2, 1, 3))
-GROUPED = ((2, 2, 3), *SIZES)
-
-
-def _check_coordinates(fn: Answer) -> Passed:
-    for sizes in SIZES:
-        places = [_place_of(fn, rank, sizes) for rank in range(math.prod(sizes))]
-        for rank, place in enumerate(places):
-            right = _true_place(rank, sizes)
-            if place != right:
-                where = f"On a grid of {_drawn(sizes)} rank {rank} should be at {right}, and you say {place}."
-                raise because(_why_place(places, rank, sizes), where)
-    return Passed(
-        f"right for every rank of {len(SIZES)} grids with one to five axes",
-        "with sizes (dp 8, pp 16, tp 8) rank 1000 is replica 7, stage 13, shard 0; ranks 1000 to 1007 share a host",
-    )
-
-
-def _place_of(fn: Answer, rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    where = f"for rank {rank} on a grid of {_drawn(sizes)}"
-    place = alone(fn, rank, sizes, where=where)
-    place = tuple(place) if isinstance(place, list | np.ndarray) else place
-    if not isinstance(place, tuple):
-        raise Broken(f"returns: {capital(where)} your function returned {shown(place)}: return a tuple of ints.")
-    if len(place) != len(sizes):
-        raise Broken(f"""axes: {capital(where)} your function returned {place}: one coordinate per axis, {len(sizes)} in
-            all.""")
-    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in place):
-        raise Broken(f"""returns: {capital(where)} your function returned {place}: coordinates are ints. Python's //
-            divides ints.""")
-    return tuple(int(i) for i in place)
+SIZES = ((2, 2, 3), (2, 3), (4,), (2, 2, 2), (3, 2, 1), (2, 3, 4), (1,), (3, 1, 2, 2), (2, 1, 2, 1, 3))
 
 
 def _true_place(rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(rank // math.prod(sizes[i + 1 :]) % size for i, size in enumerate(sizes))
-
-
-def _why_place(places: list[tuple[int, ...]], rank: int, sizes: tuple[int, ...]) -> Reason:
-    place = places[rank]
-    if all(p == _true_place(r, sizes[::-1])[::-1] for r, p in enumerate(places)):
-        return """order: With you the first axis varies fastest. It is the last one: tp, which sends most, is put last,
-            and its ranks are to be neighbors on one host."""
-    if all(p == tuple(i + 1 for i in _true_place(r, sizes)) for r, p in enumerate(places)):
-        return "range: Coordinates count from 0, as ranks do."
-    outside = next((a for a, (i, n) in enumerate(zip(place, sizes, strict=True)) if not 0 <= i < n), None)
-    if outside is not None:
-        return f"""range: Axis {outside} has {counted(sizes[outside], "coordinate")}, 0 to {sizes[outside] - 1}: the
-            rest belongs to the axes before it."""
-    twice = next((p for i, p in enumerate(places) if p in places[:i]), None)
-    if twice is not None:
-        both = [r for r, p in enumerate(places) if p == twice][:2]
-        return f"twice: Ranks {both[0]} and {both[1]} would both stand at {twice}."
-    n = sizes[-1]
-    return f"""place: The last axis has {counted(n, "coordinate")}, so it is {rank} % {n} = {rank % n} there; {rank} //
-        {n} = {rank // n} is left for the axes before it."""
 
 
 def _drawn(sizes: tuple[int, ...]) -> str:
@@ -88,12 +38,12 @@ def _drawn(sizes: tuple[int, ...]) -> str:
 
 
 def _check_groups(fn: Answer) -> Passed:
-    for sizes in GROUPED:
+    for sizes in SIZES:
         for axis in range(len(sizes)):
             _check_groups_of(fn, sizes, axis)
     tp = fn((8, 16, 8), 2)
     return Passed(
-        f"right along every axis of {len(GROUPED)} grids with one to five axes",
+        f"right along every axis of {len(SIZES)} grids with one to five axes",
         f"with sizes (dp 8, pp 16, tp 8) there are {len(tp)} groups along tp, the first of ranks {tp[0][0]} to "
         f"{tp[0][-1]}, on one host; along dp the first is [0, 128, 256, ...], a rank of every replica",
     )
@@ -131,8 +81,8 @@ def _why_groups(got: list[list[int]], right: list[list[int]], sizes: tuple[int, 
     for rank in range(math.prod(sizes)):
         others.setdefault(_true_place(rank, sizes)[axis], []).append(rank)
     if got == list(others.values()):
-        return f"""axis: Those have the same coordinate along axis {axis}, and differ in the others. A group is the
-            opposite: it differs along this axis, and only there."""
+        return f"""axis: These ranks have the same coordinate along axis {axis}, and differ in others. A group is the
+            opposite: its ranks differ along this axis only."""
     twice = next((r for r in flat if flat.count(r) > 1), None)
     if twice is not None:
         return f"twice: Rank {twice} is in {flat.count(twice)} groups: along one axis it belongs to one."
@@ -140,17 +90,17 @@ def _why_groups(got: list[list[int]], right: list[list[int]], sizes: tuple[int, 
     if lost:
         return f"cover: Rank {lost[0]} is in no group: every rank has a group along every axis, even of one."
     if sorted(got) == sorted(right):
-        return "order: The right groups in another order: by their lowest rank."
+        return "order: The groups are right, but sort them by their lowest rank."
     for a in range(len(sizes)):
         if a != axis and got == _true_groups(sizes, a):
-            return f"axis: Those are the groups along axis {a}: axes are counted from the first, as in sizes."
+            return f"axis: These are the groups along axis {a}: count axes from the first, as in sizes."
     apart = [(g[0], r) for g in got for r in g[1:] if not _together(g[0], r, right)]
     if not apart:
         a, b = next((g[0], r) for g in right for r in g[1:] if not _together(g[0], r, got))
         return f"split: Ranks {a} and {b} differ along axis {axis} only: they belong together."
     a, b = apart[0]
     places = f"{a} stands at {_true_place(a, sizes)} and rank {b} at {_true_place(b, sizes)}"
-    return f"axis: Rank {places}: they differ elsewhere than along axis {axis}."
+    return f"axis: Rank {places}: they differ along another axis than {axis}."
 
 
 def _together(a: int, b: int, groups: list[list[int]]) -> bool:
@@ -250,7 +200,7 @@ def _check_best_grid(fn: Answer) -> Passed:
         n += 1
     prices, limit = _Prices(12, _random_price(0)), 10  # neither the last nor the fastest of them is the smallest
     least = min(price.nbytes for price in prices.table.values())
-    where = f"Where no grid of 12 ranks fits into {limit} bytes"
+    where = f"If no grid of 12 ranks fits into {limit} bytes,"
     got, error = tried(fn, 12, prices, limit, where=where)
     if error is None:
         raise Broken(f"refuse: {where} your function returned {got!r}: raise a ValueError with the numbers.")
@@ -283,7 +233,7 @@ def _called(fn: Answer, prices: _Prices, limit: int, where: str) -> object:
         {prices.table[best].nbytes:,} bytes, and fits"""
     if best not in prices.asked:
         raise Broken(f"cover: {head}. {_never_asked(prices, best)}")
-    raise Broken(f"limit: {head}: up to the limit, and the limit itself.")
+    raise Broken(f"limit: {head}: a grid that needs exactly the limit fits, too.")
 
 
 def _check_grid(got: object, prices: _Prices, limit: int, where: str) -> None:
@@ -309,10 +259,10 @@ def _check_grid(got: object, prices: _Prices, limit: int, where: str) -> None:
     if got[::-1] == best:
         raise Broken(f"order: {head}The order is (dp, pp, tp), the same in which predict is asked.")
     if mine.seconds == least.seconds:
-        raise Broken(f"ties: {head}Of equally fast ones the one that leaves more room is asked for.")
+        raise Broken(f"ties: {head}Of equally fast grids, return the one that needs less memory.")
     if best not in prices.asked:
         raise Broken(f"cover: {head}{_never_asked(prices, best)}")
-    raise Broken(f"slow: {head}Both fit, so the faster one is asked for.")
+    raise Broken(f"slow: {head}Both fit, so return the faster one.")
 
 
 def _never_asked(prices: _Prices, best: tuple[int, ...]) -> str:
@@ -320,7 +270,7 @@ def _never_asked(prices: _Prices, best: tuple[int, ...]) -> str:
     for axis, name in reversed([*enumerate(AXES)]):
         longest = max((grid[axis] for grid in asked), default=0)
         if longest < best[axis]:
-            beyond = f", and your longest {name} is {longest}: whether more can be is for predict to say"
+            beyond = f", and your longest {name} is {longest}: predict decides whether more is possible"
     return f"""You never asked predict about it: every dp x pp x tp = {prices.ranks} counts, {len(_grids(prices.ranks))}
         in all, and you asked about {len(asked)}{beyond}."""
 
@@ -405,7 +355,7 @@ def _check_reduce_gradients(fn: Answer, runner: Runner = None) -> Passed:
     most = MESHES[0]
     run = simulate(math.prod(most), _call, fn, most, where=_case_of(len(most), most))
     facts = [
-        f"every gradient is that of the whole batch, on {len(MESHES)} meshes of 1 to {math.prod(most)} simulated ranks",
+        f"every gradient is the sum over the batch, on {len(MESHES)} meshes of 1 to {math.prod(most)} simulated ranks",
         "added over dp: all; over tp: what each of its ranks holds whole and has in parts; over stages: what is tied",
         f"bytes: {max(left.nbytes for left in run):,} at most from one of {len(run)} ranks",
     ]
@@ -423,7 +373,7 @@ def _grid_of(sizes: tuple[int, ...]) -> Grid:
 def _with_missing(broken: Broken, where: str, sizes: tuple[int, ...] | None) -> Reason | None:
     """Return the likely reason for ranks that wait for each other."""
     if broken.failed == "raises" and re.search("'NoneType' .* no attribute '(all_reduce|size)'", broken.message):
-        return f"shared: {broken.message} placed.shared is None where one stage alone holds the parameter."
+        return f"shared: {broken.message} placed.shared is None if one stage alone holds the parameter."
     if broken.failed == "deadlock":
         return f"""deadlock: {broken.message} All ranks of a group have to call the same all_reduces in the same order:
             also a replica whose gradient of {UNUSED} is None; over `shared` only the stages that hold {TIED}."""
@@ -440,7 +390,7 @@ def _check_sums(run: Results, where: str, sizes: tuple[int, ...] | None) -> None
             axes, why = ABOUT[name]
             right = _summed(name, place, grid, axes)
             if got is None and not right.any():
-                continue  # nobody has one: to leave it so is as good as zeros
+                continue  # no rank has one: None is as good as zeros
             if got is None:
                 raise Broken(f"""hand back: {where} {name} of {described} still has no gradient, while other replicas
                     have the sum: they would take a step and this one would not. parameter.grad = ...""")
@@ -516,20 +466,19 @@ def _check_bytes(run: Results, where: str, sizes: tuple[int, ...]) -> None:
     most += tied * grid["dp"] * grid["tp"] * ring_bytes(min(grid["pp"], 2), nbytes)
     sent = sum(left.nbytes for left in run)
     if sent > most:
-        raise Broken(f"""messages: {where} all gradients are right, but the ranks send {sent:,} bytes, where {most:,}
+        raise Broken(f"""messages: {where} all gradients are right, but the ranks send {sent:,} bytes, and {most:,}
             are enough: one all_reduce of a gradient for each axis over which it is in parts.""")
 
 
 EXERCISES = (
-    Exercise("11.1", "where a rank stands", mesh.coordinates, 1, _check_coordinates),
-    Exercise("11.2", "who is in whose group", mesh.groups, 1, _check_groups),
+    Exercise("11.1", "who is in whose group", mesh.groups, 1, _check_groups),
     Exercise(
-        "11.3",
+        "11.2",
         "which gradient is added over which axes",
         reference.reduce_gradients,
         3,
         _check_reduce_gradients,
-        picture=Drawing("traffic", "Your sums: each rank with those that hold the same parameters"),
+        picture=Drawing("traffic", "Your sums: each rank, and the ranks that hold the same parameters"),
     ),
-    Exercise("11.4", "search the grid under a memory limit", search.best_grid, 2, _check_best_grid),
+    Exercise("11.3", "search the grid under a memory limit", search.best_grid, 2, _check_best_grid),
 )

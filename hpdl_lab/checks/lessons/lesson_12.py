@@ -100,8 +100,8 @@ def _check_grads(
         grad = seen.grads[name]
         if right is not None and not equal(grad, right):
             says = "there is none" if grad is None else difference(name, grad, right)
-            raise Broken(f"""gradient: {where} y is right, but backward is not: of the gradient of {name}, {says}. What
-                was computed from it is invisible to autograd (detach, .data, a new tensor).""")
+            raise Broken(f"""gradient: {where} y is right, but the gradient of {name} is wrong: {says}. Autograd does
+                not see what you compute from {name} (detach, .data, a new tensor).""")
 
 
 # -- 12.1 --------------------------------------------------------------------------------------------------------------
@@ -157,16 +157,22 @@ def _wrong_groups(case: _Groups) -> Iterator[tuple[Tensor, str]]:
     keys, values = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
     seen = _hidden_of(s, t, t - s)
     turns = f"""groups: Key heads were given to query heads in turns. Heads of a group follow each other: the first {g}
-        query heads ask key head 0."""
+        query heads use key head 0."""
     yield _attended(q, k.repeat(1, g, 1, 1), v.repeat(1, g, 1, 1), scale, seen), turns
-    first = "groups: All heads have asked key head 0: each group has a key head of its own."
+    first = "groups: All query heads use key head 0: each group has its own key head."
     yield _attended(q, k[:, :1], v[:, :1], scale, seen), first
     everything = _hidden_of(s, t, t)
-    yield _attended(q, keys, values, scale, everything), "causal: Queries hear what comes after them."
-    top = f"causal: The queries are those of the last {s} of {t} positions: query 0 is at position {t - s}, not 0."
+    yield _attended(q, keys, values, scale, everything), "causal: Queries attend to later positions."
+    top = f"causal: The queries belong to the last {s} of {t} positions: query 0 is at position {t - s}, not 0."
     yield _attended(q, keys, values, scale, _hidden_of(s, t, 0)), top
-    yield _attended(q, keys, values, scale, _hidden_of(s, t, t - s - 1)), "causal: A query also hears its own position."
-    yield _attended(q, keys, values, scale, _hidden_of(s, t, t - s + 1)), "causal: A query hears one position too many."
+    yield (
+        _attended(q, keys, values, scale, _hidden_of(s, t, t - s - 1)),
+        "causal: A query also attends to its own position.",
+    )
+    yield (
+        _attended(q, keys, values, scale, _hidden_of(s, t, t - s + 1)),
+        "causal: A query attends to one position too many.",
+    )
     plain = "scale: Products q k are divided by the root of d, unless a scale is given."
     yield _attended(q, keys, values, 1.0, seen), plain
     yield _attended(q, keys, values, 1 / case.d, seen), plain
@@ -174,7 +180,9 @@ def _wrong_groups(case: _Groups) -> Iterator[tuple[Tensor, str]]:
         _attended(q, keys, values, case.d**-0.5, seen),
         "scale: A scale was given, and it is not the one that was used.",
     )
-    over = "softmax: The weights of a query add up to 1 over the positions that it hears: softmax(-1), after the mask."
+    over = (
+        "softmax: The weights of a query add up to 1 over its own and earlier positions: softmax(-1), after the mask."
+    )
     yield _attended(q, keys, values, scale, seen, -2), over
     yield (q @ keys.mT * scale).softmax(-1).masked_fill(seen, 0) @ values, over
 
@@ -184,19 +192,19 @@ def _check_grouped_query_attention(fn: Answer) -> Passed:
         inputs, given, where = case.inputs(), () if case.scale is None else (case.scale,), capital(case.words)
         seen = alone(_observe, fn, inputs, given, where=case.words)
         right = grouped_query_attention(**inputs, scale=case.scale)
-        _check_result(seen, right, _wrong_groups(case), where, "what each query head hears")
+        _check_result(seen, right, _wrong_groups(case), where, "the output of each query head")
         keys, scores = inputs["k"].numel(), case.b * case.h * case.s * case.t
         most = max(scores, *(x.numel() for x in inputs.values()))
         if seen.most > most:
             raise Broken(f"""memory: {where} all numbers are right, but your function makes a tensor of {seen.most:,}
-                numbers, {seen.shape}, where all keys are {keys:,} and the scores {scores:,}: keys or values are
-                repeated for each query head. A product of tensors whose leading dimensions differ does so, too.""")
+                numbers, {seen.shape}. All keys have {keys:,} numbers, and the scores {scores:,}: keys or values are
+                repeated for each query head. A product of tensors with different leading dimensions does so, too.""")
         _check_grads(seen, grouped_query_attention, inputs, given, where)
     case, paper = GROUPS[0], LLAMA["paper"]
     seen = _observe(fn, case.inputs(), ())
     each = 2 * paper.width // paper.heads
     return Passed(
-        f"""what keys repeated for each query head would say, to 1e-10, in {len(GROUPS)} shapes; gradients, too""",
+        f"""the same as with keys repeated for each query head, to 1e-10, in {len(GROUPS)} shapes; gradients, too""",
         f"""memory: with {case.h} query heads and {case.h_kv} key heads the largest tensor made has {seen.most:,}
         numbers; repeated, the keys alone would have {case.b * case.h * case.t * case.d:,}""",
         f"""Llama 3 8B keeps {paper.kv_heads * each:,} numbers per token and layer for {paper.kv_heads} key heads,
@@ -255,16 +263,16 @@ def _naive(case: _Latents, scale: float | None = None, rotated: bool = True, shi
 
 def _wrong_latents(case: _Latents) -> Iterator[tuple[Tensor, str]]:
     """Yield (what may be returned, what is wrong with it)."""
-    own = f"""scale: That is the root of {case.c + case.r}, the length of the absorbed query. Products are those of keys
-        of {case.n} + {case.r} numbers, whatever they are computed from: pass the scale that is given."""
+    own = f"""scale: That is the root of {case.c + case.r}, the length of the absorbed query. But a key has {case.n} +
+        {case.r} numbers: pass the scale that is given."""
     yield _naive(case, (case.c + case.r) ** -0.5), own
     yield _naive(case, 1.0), "scale: The products are not scaled: attend takes the scale that is given."
     yield (
         _naive(case, rotated=False),
-        "rotated: The part that knows the position is missing: q_rope, and the end of cache.",
+        "rotated: The rotated part is missing: q_rope, and the end of cache.",
     )
-    yield _naive(case, shift=case.t), "causal: Queries hear what comes after them."
-    yield _naive(case, shift=0), f"causal: Query 0 is at position {case.t - case.s}: the last {case.s} of {case.t} ask."
+    yield _naive(case, shift=case.t), "causal: Queries attend to later positions."
+    yield _naive(case, shift=0), f"causal: Query 0 is at position {case.t - case.s} of {case.t}."
 
 
 def _work_of(case: _Latents) -> int:
@@ -276,25 +284,26 @@ def _check_latent_attention(fn: Answer) -> Passed:
     for case in LATENTS:
         inputs, given, where = case.inputs(), (case.scale, grouped_query_attention), capital(case.words)
         seen = alone(_observe, fn, inputs, given, where=case.words)
-        _check_result(seen, _naive(case), _wrong_latents(case), where, "what each head hears")
+        _check_result(seen, _naive(case), _wrong_latents(case), where, "the output of each head")
         scores = case.b * case.h * case.s * case.t
         asked = case.b * case.h * case.s * (case.c + case.r)
         weights = case.b * max(inputs[name].numel() for name in ("key_up", "value_up"))  # as matmul expands them
         most = max(scores, asked, weights, *(x.numel() for x in inputs.values()))
         if seen.most > most:
             raise Broken(f"""memory: {where} all numbers are right, but your function makes a tensor of {seen.most:,}
-                numbers, {seen.shape}, where the whole cache has {inputs["cache"].numel():,}: something is there for
-                each of {case.h} heads and {case.t} tokens. Apply key_up to the query.""")
+                numbers, {seen.shape}. The whole cache has {inputs["cache"].numel():,}: your tensor has a row for
+                each of {case.h} heads and {case.t} tokens. Multiply the query by key_up, not the cache.""")
         if case.s == 1 and seen.flops > 1.5 * _work_of(case):
             raise Broken(f"""work: {where} all numbers are right, but one token takes {seen.flops / 2:,.0f}
-                multiply-adds, where {_work_of(case) / 2:,.0f} do: keys or values are made of {case.t} latents.""")
+                multiply-adds, and {_work_of(case) / 2:,.0f} are enough: keys or values are computed from {case.t}
+                latents.""")
         _check_grads(seen, latent_attention, inputs, given, where)
     case, paper = LATENTS[0], SIZES["paper"]
     seen = _observe(fn, case.inputs(), (case.scale, grouped_query_attention))
     kept, heads = paper.kv_lora_rank + paper.qk_rope_head_dim, paper.heads
     each = heads * (paper.qk_nope_head_dim + paper.qk_rope_head_dim + paper.v_head_dim)
     return Passed(
-        f"what keys and values of each head would say, to 1e-10, in {len(LATENTS)} shapes; gradients, too",
+        f"the same as with keys and values of each head, to 1e-10, in {len(LATENTS)} shapes; gradients, too",
         f"""memory: the largest tensor made for {case.t} tokens and {case.h} heads has {seen.most:,} numbers; their keys
         would have {case.b * case.h * case.t * (case.n + case.r):,}""",
         f"""DeepSeek-V3 keeps {kept} numbers per token and layer; keys and values of {heads} heads would be {each:,},

@@ -30,7 +30,7 @@ HOP = 0.125  # s that a hop takes, while a rank computes 2 blocks of 1 s in each
 class _Heard(NamedTuple):
     """A rank's result.
 
-    kind: of what it returned; found: {chunk: (out, lse)} as arrays, or None if it is something else.
+    kind: the type of what it returned; found: {chunk: (out, lse)} as arrays, or None if it is something else.
     read: the chunks that it has read; work: what it computed, in blocks of N x N scores; a causal one is half.
     """
 
@@ -103,26 +103,32 @@ def _explain(p: int, c: int, mine: set[int]) -> Rows:
         return "all" if rank_of[o] < r or (rank_of[o] == r and o < c) else "causal" if o == c else ""
 
     answered = (  # the keys seen, and why
-        (lambda o: sees(o) and "all", "causal: In its own chunk a query hears keys after it, too: causal=True there."),
-        (lambda o: "causal" if o == c else "all", f"causal: Chunk {c} hears all chunks, also the ones after it."),
-        (lambda o: "all", f"causal: Chunk {c} hears all chunks, also the ones after it."),
-        (lambda o: sees(o) if rank_of[o] == r else "", f"ring: Chunk {c} has heard only its own rank: {AROUND}"),
-        (of_ranks, "chunks: Ranks were compared, not chunks: of each rank one chunk is early, and one is late."),
+        (
+            lambda o: sees(o) and "all",
+            "causal: In its own chunk a query attends to later keys, too: use causal=True there.",
+        ),
+        (lambda o: "causal" if o == c else "all", f"causal: Chunk {c} attends to all chunks, also to later ones."),
+        (lambda o: "all", f"causal: Chunk {c} attends to all chunks, also to later ones."),
+        (
+            lambda o: sees(o) if rank_of[o] == r else "",
+            f"ring: Chunk {c} attends only to keys of its own rank: {AROUND}",
+        ),
+        (of_ranks, "chunks: Ranks were compared, not chunks: each rank has an early chunk and a late one."),
         (
             lambda o: sees(o) if rank_of[o] != following else "",
-            f"ring: The keys of rank {following} are missing, which come last: one step too few.",
+            f"ring: The keys of rank {following} are missing. They come last: one step too few.",
         ),
     )
     yield from ((_attention_where(p, c, seen)[0], why) for seen, why in answered)
     yield sum(outs), "merge: The parts were added. Each has been divided by the sum of its weights: undo that first."
     for other, part in enumerate(outs):
-        yield part, f"merge: Only what chunk {other} says is in it: each part has taken the place of those before."
+        yield part, f"merge: Only the part of chunk {other} is in it: each part has replaced the parts before."
     for other in set(range(2 * p)) - {c}:
         swapped = _attention_where(p, other, _right_of(other))[0]
-        yield swapped, f"chunks: That is what chunk {other} hears: the chunks have changed places."
+        yield swapped, f"chunks: That is the result of chunk {other}: the chunks have changed places."
 
 
-AROUND = "k and v of all others have to come around."
+AROUND = "k and v of all other ranks have to come around."
 
 
 def _judge(run: Results, where: str, large: bool) -> None:
@@ -144,7 +150,7 @@ def _judge(run: Results, where: str, large: bool) -> None:
     missing = sorted(set(range(2 * p)) - set(computed_by))
     if missing or len(computed_by) > 2 * p:
         what = (
-            f"nobody has computed chunk {missing[0]}" if missing else f"some are none: {sorted(computed_by, key=str)}"
+            f"no rank has computed chunk {missing[0]}" if missing else f"your keys are {sorted(computed_by, key=str)}"
         )
         raise Broken(f"chunks: {where} {what}: there are {2 * p}, two for each rank.")
     for c, r in sorted(computed_by.items(), key=lambda held: (held[0] != p + 1, held[0])):  # one whose mistakes differ
@@ -152,8 +158,8 @@ def _judge(run: Results, where: str, large: bool) -> None:
     for r, answered in enumerate(run):
         if others := sorted(answered.read - set(answered.found)):
             raise Broken(f"""memory: {where} all numbers are right, but rank {r} has read chunk {others[0]}, which
-                belongs to rank {computed_by[others[0]]}: it has room for its own two, and k and v of others come
-                around.""")
+                belongs to rank {computed_by[others[0]]}: a rank reads its own two chunks, and k and v of others
+                come around.""")
     _check_work(run, where)
 
 
@@ -161,11 +167,11 @@ def _check_chunk(part: tuple[np.ndarray, ...], p: int, c: int, r: int, large: bo
     right, at = _attention_where(p, c, _right_of(c), large), f"of chunk {c} on rank {r}"
     for name, got, wanted in zip(("out", "lse"), part, right, strict=True):
         if got.shape != wanted.shape:
-            raise Broken(f"shape: {where} {name} {at} has shape {got.shape}, where {wanted.shape} is right.")
+            raise Broken(f"shape: {where} {name} {at} has shape {got.shape}, and should have {wanted.shape}.")
         if large and not np.isfinite(got).all():
             wrong = number(got[~np.isfinite(got)][0])
-            raise Broken(f"""overflow: {where} and scores of some {LARGE:,.0f} {name} {at} holds {wrong}: exp of such a
-                number is infinite. Subtract before you take exp: exp(lse - the lse of both) is at most 1.""")
+            raise Broken(f"""overflow: {where} and scores of about {LARGE:,.0f}, {name} {at} holds {wrong}: exp of such
+                a number is infinite. Subtract before you take exp: exp(lse - the lse of both) is at most 1.""")
         if not equal(got, wanted):
             rows = _explain(p, c, mine) if name == "out" else ()
             text = f"{where} chunk {c} on rank {r} is wrong: {difference(name, got, wanted)}."
@@ -178,8 +184,8 @@ def _check_work(run: Results, where: str) -> None:
     low, high = min(range(p), key=lambda r: done[r]), max(range(p), key=lambda r: done[r])
     enough = 2 * p  # of the (2p)^2 pairs of chunks half, shared by p
     if sum(done) > enough * p:
-        raise Broken(f"""work: {where} all numbers are right, but the ranks compute {number(sum(done))} blocks, where
-            {enough * p} are heard: what a chunk does not hear need not be computed.""")
+        raise Broken(f"""work: {where} all numbers are right, but the ranks compute {number(sum(done))} blocks, and
+            {enough * p} are enough: do not compute blocks that are masked as a whole.""")
     if done[high] > enough:
         held = sorted(run[high].found)
         raise Broken(f"""work: {where} all numbers are right, but rank {high} computes {number(done[high])} blocks and
@@ -198,7 +204,7 @@ def _check_traffic(run: Results) -> str:
     worst = max(range(p), key=lambda r: sent[r])
     if sent[worst] > most * (1 + ROUNDING):
         again = sent[worst] == p * each and messages_sent(run.events, p)[worst] % p == 0
-        why = "one hop too many, all get back what was theirs" if again else "queries stay, keys and values come"
+        why = "one hop too many, all get their own keys back" if again else "queries stay, only keys and values travel"
         raise Broken(f"""bytes: The result is right, but with {p} ranks rank {worst} sent {sent[worst]:,} bytes; {p - 1}
             hops of its k and v are {most:,}: {why}.""")
     scores = B * H * (2 * p * N) ** 2 * 8
@@ -210,7 +216,7 @@ def _time_of(fn: Answer, p: int) -> str:
     run = simulate(p, _call, fn, False, network=Ring(alpha=HOP, beta=0.0), evidence=False)
     waited = run.seconds - max(answered.work for answered in run)
     if waited < HOP / 2:
-        return f"time: {counted(p - 1, 'hop')} under way while blocks are computed, and nobody waits"
+        return f"time: {counted(p - 1, 'hop')} under way while blocks are computed, and no rank waits"
     return f"""time: of {number(run.seconds)} s ranks wait {number(waited)} s for messages, if one takes {HOP} s and a
         block 1 s: what starts before the blocks of a step is free"""
 
@@ -226,7 +232,7 @@ def _check_attention_around_ring(fn: Answer, runner: Runner = None) -> Passed:
     p = len(run)
     facts = [
         "attention to all earlier positions, to 1e-10, on 1, 2, 3 and 4 simulated ranks, also if exp(scores) overflow",
-        f"""work: {number(run[0].work)} blocks on each of {p} ranks; of contiguous chunks the last rank would compute
+        f"""work: {number(run[0].work)} blocks on each of {p} ranks; with contiguous chunks the last rank would compute
             {number(4 * p - 2)}, and {p / (2 * p - 1):.0%} of the time would be used""",
         _check_traffic(run),
         _time_of(fn, p),
@@ -237,7 +243,7 @@ def _check_attention_around_ring(fn: Answer, runner: Runner = None) -> Passed:
 EXERCISES = (
     Exercise(
         "12.3",
-        "ring attention: who holds which chunks, and how what was heard is merged",
+        "ring attention: which chunks a rank has, and how parts are merged",
         attention_around_ring,
         3,
         _check_attention_around_ring,

@@ -79,20 +79,26 @@ def _case_of(p: int, choose: Choose) -> LayerCase:
         before = torch.stack([_expert(copy, ups[e], downs[e]) for copy, e in zip(small, by_expert, strict=True)])
         stays = w.split(n)[r].sum(1, keepdim=True) * _expert(x.split(n)[r], ups[r], downs[r])
         return (
-            (total(ones).split(n)[r], "weights: Experts are added, but not weighed: each counts weights[token, i]."),
+            (
+                total(ones).split(n)[r],
+                "weights: Results are added without weights: multiply each by weights[token, i].",
+            ),
             (
                 zeros.index_add(0, order // k, made * flat[:, None]),
-                "weights: What comes back is in the order of experts, the weights are in the order of tokens.",
+                "weights: Results come back in the order of experts, but the weights are in the order of tokens.",
             ),
-            (zeros.index_add(0, order // k, before), "weights: Tokens were weighed before the expert: weigh after it."),
+            (
+                zeros.index_add(0, order // k, before),
+                "weights: Tokens were multiplied by their weights before the expert: multiply its results.",
+            ),
             ((made.view(-1, k, D) * w.split(n)[r][..., None]).sum(1), ORDER),
             (weighed.view(-1, k, D).sum(1), ORDER),
             (zeros.index_put((order // k,), weighed), SET),
-            *((total(leaves, (j,)).split(n)[r], f"sum: That is choice {j} alone, of {k}.") for j in range(k)),
+            *((total(leaves, (j,)).split(n)[r], f"sum: That is choice {j} alone, of {k} choices.") for j in range(k)),
             (stays, f"dispatch: All tokens of rank {r} went through its own expert, whichever they had chosen."),
             (
                 total(leaves, own=True).split(n)[r],
-                f"dispatch: Only those that chose rank {r}'s expert have been there.",
+                f"dispatch: Only tokens that chose rank {r}'s own expert have a result.",
             ),
         )
 
@@ -100,7 +106,7 @@ def _case_of(p: int, choose: Choose) -> LayerCase:
         if name in ("x", "weights"):
             why = f"Only the expert of rank {r} has a part in it: gradients come back the way that copies went."
         else:
-            why = f"That is what the tokens of rank {r} say: those of other ranks that came here say something, too."
+            why = f"It has only the part from the tokens of rank {r}: tokens of other ranks came here, too."
         return ((dealt(name, lonely[name])[r], f"transposed: {why}"),)
 
     travels = sum(int((to != r).sum()) for r, to in enumerate(chosen))
@@ -118,8 +124,8 @@ def _case_of(p: int, choose: Choose) -> LayerCase:
     )
 
 
-ORDER = """order: What comes back is in the order in which it was sent, by expert: each copy belongs to the token that
-    it was taken from."""
+ORDER = """order: Results come back in the order in which copies were sent, by expert: each copy belongs to the token
+    from which it was made."""
 SET = "sum: A token has several copies: they are added to its place, not written over each other."
 
 
@@ -142,8 +148,8 @@ def _with_expert(fn: Answer, choose: Choose) -> Callable[[Comm, Tensor, Tensor, 
 
 
 WHY = {
-    "forward": """A token goes only to the ranks that it has chosen, without padding, and one result of each comes back:
-        2 d numbers for each copy. Sizes go first so that nobody has to guess.""",
+    "forward": """A token goes only to the ranks that it has chosen, without padding, and one result per copy comes
+        back: 2 d numbers for each copy. Exchange the sizes first.""",
     "backward": "The gradient of each copy goes there and back once, as the copy did.",
 }
 
@@ -160,7 +166,7 @@ def _part_of(choose: Choose) -> Part:
 def _copies_that_travel(p: int) -> str:
     chosen = _spread(p)
     copies, travels = sum(to.numel() for to in chosen), sum(int((to != r).sum()) for r, to in enumerate(chosen))
-    return f"copies: with {p} ranks {travels} of {copies} travel; of DeepSeek-V3's tokens each sends 8, 172,032 bytes"
+    return f"copies: with {p} ranks {travels} of {copies} travel; a token of DeepSeek-V3 has 8 copies, 172,032 bytes"
 
 
 check_expert_layer = partial(

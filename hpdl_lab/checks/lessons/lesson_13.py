@@ -97,7 +97,7 @@ def _check_values(steps: list[_Step], layer: _Layer, where: str) -> None:
     for s, step in enumerate(steps, 1):
         wanted = right[:, s - 1]
         if wrong := unlike(step.y, wanted):
-            raise Broken(f"""returns: {where} your function returned {wrong} for token {s}: return what attention says
+            raise Broken(f"""returns: {where} your function returned {wrong} for token {s}: return the attention
                 at the newest position, {tuple(wanted.shape)}, of the dtype of x.""")
         if not torch.equal(step.x, layer.x[:, :s]):
             raise Broken(f"input: {where} your function has written into x, which belongs to its caller.")
@@ -120,16 +120,19 @@ def _mistakes(layer: _Layer, s: int) -> Iterator[tuple[np.ndarray, str]]:
     k, v = (part[:, :, :s] for part in parts[1:])
     empty = torch.full((*k.shape[:2], ROOM + layer.x.shape[1] - s, n), SENTINEL, dtype=k.dtype)
     blank = torch.full_like(k[:, :, :1], SENTINEL)
-    rest = "room: The cache has room for more positions, and nobody has written there: attend to the first s only."
+    rest = "room: The cache has room for more positions, and no call has written there: attend to the first s only."
     yield said(torch.cat([k, empty], 2), torch.cat([v, empty], 2)), rest
-    early = f"own: A position also hears itself. At token {s} the cache has to hold {counted(s, 'position')}."
+    early = f"own: A position also attends to itself. At token {s} the cache has to hold {counted(s, 'position')}."
     yield said(k[:, :, :new], v[:, :, :new]), early
     place = f"""place: A row was read that no call has written: the newest of {counted(s, "position")} is
         position {new}, as Python counts."""
     yield said(torch.cat([k[:, :, :new], blank], 2), torch.cat([v[:, :, :new], blank], 2)), place
     yield said(torch.cat([blank, k[:, :, :new]], 2), torch.cat([blank, v[:, :, :new]], 2)), place
     yield said(blank.expand_as(k), blank.expand_as(v)), place
-    yield said(k, v, parts[0][:, :, 0]), "newest: That is the answer to the query of position 0: the newest one asks."
+    yield (
+        said(k, v, parts[0][:, :, 0]),
+        "newest: That is position 0: take the query of the newest position.",
+    )
     yield said(k, v, scale=1.0), "scale: Scores are divided by the root of n, the numbers of a head."
     yield said(k, v, scale=d**-0.5), f"scale: Scores are divided by the root of {n}, a head's width, not of {d}."
     yield said(k, v, scale=1 / n), f"scale: Scores are divided by the root of {n}, not by {n}."
@@ -137,12 +140,12 @@ def _mistakes(layer: _Layer, s: int) -> Iterator[tuple[np.ndarray, str]]:
     yield said(v, k), "order: Keys and values have changed places: qkv has the rows of q, then of k, then of v."
     yield (
         said(parts[0][:, :, :s], v, k[:, :, new]),
-        "order: That asks with a key: qkv has the rows of q first, then of k, then of v.",
+        "order: A key was used as the query: qkv has the rows of q first, then of k, then of v.",
     )
     raw = (((k @ q[..., None]).squeeze(-1) * n**-0.5)[:, :, None] @ v).flatten(1) @ layer.out.T
     yield raw.numpy(), "softmax: Scores become weights that add up to 1 by softmax."
     attended = (((k @ q[..., None]).squeeze(-1) * n**-0.5).softmax(-1)[:, :, None] @ v).flatten(1)
-    yield attended.numpy(), "out: That is what the heads hear: `out` comes after them."
+    yield attended.numpy(), "out: These are the results of the heads: multiply them by out.T."
     yield (attended @ layer.out).numpy(), "out: A weight is (outputs, inputs), as torch keeps it: multiply by out.T."
     mixed = (layer.x @ layer.qkv.T).unflatten(-1, (layer.heads, 3, -1)).permute(3, 0, 2, 1, 4)
     swapped = "heads: The rows of qkv are q of all heads, then k, then v: view(b, 3, heads, n)."
@@ -162,11 +165,11 @@ def _check_work(steps: list[_Step], layer: _Layer, where: str) -> None:
         if step.flops <= most:
             continue
         grows = steps[-1].flops > 1.5 * most and steps[0].flops <= most
-        why = f"""token {len(steps)} takes {steps[-1].flops / 2:,.0f} multiply-adds, where
+        why = f"""token {len(steps)} takes {steps[-1].flops / 2:,.0f} multiply-adds, and
             {_flops_of(layer, len(steps)) / 2:,.0f} are enough: """
         why += (
-            """the keys and values of all positions are computed again for each token, and they are in the cache: only
-            x[:, -1] has to be multiplied."""
+            """the keys and values of all positions are computed again for each token, although they are in the cache.
+            Multiply x[:, -1] only."""
             if grows
             else f"that is {number(round(step.flops / most, 1))} times as much: is something computed twice?"
         )
@@ -194,7 +197,7 @@ HEAD = 6  # numbers of a head
 
 
 class _Whole(NamedTuple):
-    """A layer that nobody shares: qkv (3d, d), out (d, d), up (4d, d), down (d, 4d)."""
+    """A layer on a single rank: qkv (3d, d), out (d, d), up (4d, d), down (d, 4d)."""
 
     qkv: Tensor
     out: Tensor
@@ -297,14 +300,17 @@ def _variant(heads: int, p: int = 1, **how: bool) -> list[np.ndarray]:
 
 
 MISTAKES: Rows = (
-    ("own", "sum: That is what the heads and the columns of rank 0 say: the parts of all ranks are added."),
-    ("mean", "mean: That is the mean over ranks: the parts of a product add up."),
-    ("one", "residual: x was added on every rank before the sum, so it is in it once for each rank: add it after."),
-    ("plain", "residual: x itself is missing: both halves of a layer add to it."),
-    ("bare", "norm: A norm stands before attention, and one before the MLP."),
-    ("parallel", "order: The MLP has seen x as it was before attention: it comes after it, and sees the sum."),
-    ("linear", "gelu: Between up and down stands gelu."),
-    ("first", "layers: Only the first layer has worked: there are more."),
+    ("own", "sum: That is the part of rank 0 alone: add the parts of all ranks."),
+    ("mean", "mean: That is the mean over ranks, but the parts of a product add up."),
+    (
+        "one",
+        "residual: x was added on every rank, so the sum has it once for each rank: add x after the sum.",
+    ),
+    ("plain", "residual: x itself is missing: each half of a layer adds its result to x."),
+    ("bare", "norm: Apply norm before attention, and again before the MLP."),
+    ("parallel", "order: The MLP has read x as it was before attention: its input is the sum of x and attention."),
+    ("linear", "gelu: Apply gelu between up and down."),
+    ("first", "layers: Only the first layer was computed: there are more."),
 )
 
 
@@ -340,7 +346,7 @@ def _check_sent(run: Results, where: str) -> None:
         )
     if total > most:
         raise Broken(f"""messages: {where} all numbers are right, but the ranks send {total // TOKENS:,} bytes for a
-            token, where {most // TOKENS:,.0f} are enough: two all-reduces of b d = {n} numbers for each of
+            token, and {most // TOKENS:,.0f} are enough: two all-reduces of b d = {n} numbers for each of
             {LAYERS} layers. Rank 0 {Sent(sent.calls[: len(sent.calls) // TOKENS], 0, 0).described()}.""")
 
 
@@ -354,8 +360,8 @@ def _check_tensor_parallel_decode(fn: Answer, runner: Runner = None) -> Passed:
     run = in_all_cases(fn, _decode_on, [(p,) for p in RANKS], with_ranks, judge)
     sent, n = sum(decoded.sent.nbytes for decoded in run), BATCH * _heads_for(len(run)) * HEAD
     return Passed(
-        f"{TOKENS} tokens through {LAYERS} layers: those of a single rank, to 1e-10, on 1, 2, 3 and 4 simulated ranks",
-        f"""messages: {len(run)} ranks send {sent // TOKENS:,} bytes for a token, those of two all-reduces of b d = {n}
+        f"{TOKENS} tokens through {LAYERS} layers: as on a single rank, to 1e-10, on 1, 2, 3 and 4 simulated ranks",
+        f"""messages: {len(run)} ranks send {sent // TOKENS:,} bytes for a token, as in two all-reduces of b d = {n}
         numbers for each of {LAYERS} layers; caches and weights stay where they are""",
         *engine_facts(runner, _judge_decoded, _decode_on, fn),
         run=run,

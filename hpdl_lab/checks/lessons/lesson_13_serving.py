@@ -1,4 +1,4 @@
-"""Notebook 13: who runs in the next step, pages of the cache, and what a draft is worth."""
+"""Notebook 13: which requests run in the next step, pages of the cache, and what a draft is worth."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class _Watched:
         if idle > 0:
             following = waiting[len(counts) - len(running)]
             if following > left:
-                raise Broken(f"""chunks: {said}: {counted(left, "token")} of the budget are left, and nobody gets them.
-                    A prompt that is longer than that is read in parts: as much of it as fits.""")
+                raise Broken(f"""chunks: {said}: {counted(left, "token")} of the budget are left, and no request gets
+                    them. A longer prompt is read in parts: as much of it as fits.""")
             self.idle.append((self.calls, idle))
         if not any(counts) and running + waiting:
-            raise Broken(f"stuck: {said}: nobody reads anything, although somebody is there: this never ends.")
+            raise Broken(f"stuck: {said}: no request reads anything, so this never ends.")
         if waiting and len(counts) > len(running):
             self.refills.add(bool(running))
         self.calls += 1
@@ -109,13 +109,14 @@ def _check_counts(
     spoke = sum(counts[i] for i in decodes)
     if spoke < min(len(decodes), budget):
         quiet = next(i for i in decodes if not counts[i])
-        raise Broken(f"""decodes: {said}: request {quiet} decodes, and waits while prompts are read: whoever reads its
-            answer sees it stop. Decodes come first.""")
+        raise Broken(f"""decodes: {said}: request {quiet} decodes, and waits while prompts are read: its user sees
+            the answer stop. Decodes come first.""")
     prompts = [i for i in range(len(counts)) if i not in decodes]
     for first, second in itertools.pairwise(prompts):
         if counts[first] < left[first] and counts[second]:
             raise Broken(f"""starvation: {said}: request {second} reads {counted(counts[second], "token")}, and request
-                {first}, which came first, is not through with its prompt: with enough that come later it never is.""")
+                {first}, which came first, has not read all of its prompt: if enough others come later, it
+                never will.""")
     short = next((i for i in prompts if counts[i] < left[i]), None)
     if short is not None and sum(counts) < budget:
         raise Broken(f"""chunks: {said}: {counted(budget - sum(counts), "token")} of the budget are left, and request
@@ -145,9 +146,9 @@ def _check_schedule(fn: Answer) -> Passed:
     return Passed(
         f"""steps: {len(steps)} for {len(NEW)} requests of {min(NEW)} to {max(NEW)} tokens on {slots} slots;
         ceil(sum of lengths / slots) = {least} are the least, static batching takes {len(static)}""",
-        "idle slots: none while anybody waited and the budget lasted",
+        "idle slots: none while requests waited and the budget lasted",
         f"""budget: a prompt of {CHUNKS.requests[0].prompt} tokens is read in parts of at most {CHUNKS.budget},
-        and those who decode never wait for it""",
+        and requests that decode never wait for it""",
     )
 
 
@@ -165,9 +166,9 @@ def _told_idle(load: _Load, steps: Steps, choose: _Watched) -> str:
     text = f"""{capital(str(load))}, {counted(total, "slot")} were idle while requests waited, first {n} of them in step
         {at}: {len(steps)} steps, where {best} are enough."""
     if choose.refills == {False}:
-        return f"""{text} Requests are admitted only when nobody runs: that is static batching, in which all wait for
+        return f"""{text} Requests are admitted only when none runs: that is static batching, in which all wait for
             the longest. A slot is free as soon as its request has ended."""
-    return f"{text} Whoever waits may take a free slot in the very next step."
+    return f"{text} A waiting request may take a free slot in the very next step."
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -214,8 +215,8 @@ def _misuse(returned: object, free: list[int], pages: list[int], after: list[int
         return f"returns: {type_text(type(returned).__name__)} was returned: return True or False."
     if not returned:
         if (sorted(after), held) != (sorted(free), pages):
-            return f"""all or nothing: it says False, and yet {now}. A request that is refused keeps what it has taken,
-                and nobody can use it: count first, then take."""
+            return f"""all or nothing: it says False, and yet {now}. The pages that it has taken are lost to other
+                requests: count first, then take."""
         if missing > len(free):
             return ""
         why = f"{counted(missing, 'page')} would do, and {counted(len(free), 'page')} are free"
@@ -235,7 +236,7 @@ def _misuse(returned: object, free: list[int], pages: list[int], after: list[int
     if both := sorted(set(after) & set(held)):
         return f"twice: {now}: page {both[0]} is free and in use, so that the next request writes over this one's keys."
     if gone := sorted(set(free + pages) - set(after + held)):
-        return f"leak: {now}: page {gone[0]} is neither free nor in use: nobody will ever take it."
+        return f"leak: {now}: page {gone[0]} is neither free nor in use: no request will ever take it."
     return "" if sorted(after + held) == sorted(free + pages) else f"twice: {now}: a page stands there twice."
 
 
@@ -296,15 +297,18 @@ def _guesses(a: float, gamma: int) -> list[tuple[float, Reason]]:
     return [
         (
             kept,
-            "bonus: The model says a token of its own in each iteration: in the place of the first that it rejects, "
+            "bonus: The model adds a token of its own in each iteration: in the place of the first rejected guess, "
             "or after all of them.",
         ),
-        (kept + 1 - a**gamma, "bonus: If all are accepted the model says one more, too: it has read them all."),
+        (
+            kept + 1 - a**gamma,
+            "bonus: If all guesses are accepted, the model adds one more: it has read them all.",
+        ),
         (1 + a * gamma, "independent: A guess counts only if all before it were accepted, too."),
         (a * gamma, "independent: A guess counts only if all before it were accepted, too; and the model adds one."),
         (1 + gamma, "acceptance: That is the most, if all are accepted."),
-        (1 + kept + a ** (gamma + 1), "gamma: One guess too many: γ are made."),
-        (1 / (1 - a) if a < 1 else 0.0, "gamma: That is without an end: after γ guesses the model has its say."),
+        (1 + kept + a ** (gamma + 1), "gamma: One guess too many: the draft makes γ."),
+        (1 / (1 - a) if a < 1 else 0.0, "gamma: That is a sum without an end: the draft makes only γ guesses."),
         (1 + a**gamma, "value: At least two, at least three ... tokens: every number of accepted guesses counts."),
     ]
 
@@ -326,6 +330,6 @@ EXERCISES = (
         _check_schedule,
         picture=Drawing("still", "who had which slot in each step", data=compared),
     ),
-    Exercise("13.4", "pages without fragmentation", reserve, 3, _check_reserve),
+    Exercise("13.4", "pages without fragmentation", reserve, 1, _check_reserve),
     Exercise("13.5", "what a draft is worth", expected_tokens, 1, _check_expected_tokens),
 )

@@ -113,20 +113,20 @@ def _speeds(p: _Product, right: float) -> list[tuple[float, Reason]]:
         return p.flops / max(compute, wrong / p.bandwidth)
 
     once = "reuse: A number comes from memory once, and then stays on the chip. How large are the three matrices?"
-    bits = "units: bytes_each counts bytes, and so does the bandwidth: no bits are in it."
+    bits = "units: bytes_each and the bandwidth both count bytes: there are no bits."
     return [
-        (p.flops / (compute + memory), "roofs: You add the two times, and bytes move while the processor computes."),
+        (p.flops / (compute + memory), "roofs: You add the two times, but bytes move while the processor computes."),
         (p.peak, "roofs: That is the peak. How long do the bytes take?"),
         (moving(x + weights), "traffic: The operands are read. What happens to the result?"),
         (moving(nbytes + result), "traffic: The result is written once; it is not read before."),
-        (moving(weights), "traffic: Those are the bytes of the weights only, and there are three matrices."),
+        (moving(weights), "traffic: Those are the bytes of the weights only, but there are three matrices."),
         (moving(x + weights * p.m + result), once),
         (moving(p.flops * p.bytes_each), once),
         (p.flops / 2 / max(compute / 2, memory), "flops: A multiplication and the addition after it are two FLOPs."),
         (moving(8 * nbytes), bits),
         (moving(nbytes / 8), bits),
-        (moving(nbytes / p.bytes_each), "units: You count numbers, and the bandwidth counts bytes."),
-        (min(p.peak, p.bandwidth * nbytes / p.flops), "ridge: Bytes per FLOP, times bytes/s, are no FLOP/s."),
+        (moving(nbytes / p.bytes_each), "units: You count numbers, but the bandwidth counts bytes."),
+        (min(p.peak, p.bandwidth * nbytes / p.flops), "ridge: Bytes per FLOP times bytes/s are not FLOP/s."),
         (max(compute, memory), "units: Those are seconds. How many FLOPs are done in them?"),
         (p.flops / nbytes, "units: Those are FLOPs per byte."),
         (right / 1e12, "units: That is right in teraFLOP/s: return FLOP/s."),

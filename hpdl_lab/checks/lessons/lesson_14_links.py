@@ -113,24 +113,24 @@ def _reasons(p: int, hidden: float) -> Rows:
         (0, "time: How long does the ring take over this link?"),
         (math.inf, "time: How many seconds does the ring take?"),
         ((1 - hidden) / hidden, f"hidden: Then {hidden:.0%} of the communication may be exposed."),
-        (1 / hidden, f"hidden: You ask for all of it, and {hidden:.0%} are enough."),
-        (1 / hidden**2, "hidden: `hidden` is a share of the ring's time, and you take it of backward."),
+        (1 / hidden, f"hidden: You ask for all of the ring's time, but {hidden:.0%} is enough."),
+        (1 / hidden**2, "hidden: `hidden` is a share of the ring's time, but you take a share of backward."),
         (DEFAULT / hidden, f"hidden: {DEFAULT} is only the default of `hidden`."),
-        (1 / 2, "steps: That is reduce-scatter alone, and all-gather comes after it."),
+        (1 / 2, "steps: That is reduce-scatter alone. All-gather comes after it."),
         (p / (p - 1), f"steps: How often is a chunk passed on until all {p} ranks have it?"),
     )
     return [([x, x], why) for x, why in both] + [
         ([None, 8], bits),
         ([None, 1 / 8], bits),
-        ([None, p], "bytes: You send all gradients in each step, and the ring sends one chunk of them."),
-        ([None, 1 / 2], "bytes: You count reduce-scatter alone, and all-gather sends as many bytes."),
+        ([None, p], "bytes: You send all gradients in each step, but the ring sends one chunk of them."),
+        ([None, 1 / 2], "bytes: You count reduce-scatter alone, but all-gather sends as many bytes."),
         ([None, p / (2 * p - 2)], "bytes: You send all gradients once. What does a rank send in all steps together?"),
         (
             [None, p / (p - 1)],
             f"bytes: You send all gradients twice. How many of {p} chunks does a rank send each time?",
         ),
         ([0, None], "latency: You count bytes only. How long do messages without bytes take?"),
-        ([1 / (2 * p - 2), None], "latency: You count it once, and each step of the ring is a message."),
+        ([1 / (2 * p - 2), None], "latency: You count it once, but each step of the ring is a message."),
     ]
 
 

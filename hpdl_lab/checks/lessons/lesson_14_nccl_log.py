@@ -32,7 +32,7 @@ SHOWN = {  # cause: the lines that make a setting at fault, or show its effect
 INNOCENT = {  # what is in a line that is no sign of a fault: why
     "Plugin:": "plugin: NCCL prints this in every job, and then uses its own network code. How do the data travel?",
     "NCCL WARN": "warning: NCCL cannot open that adapter. Does a channel need it?",
-    "     float     sum": "table: A table shows that a job is slow, and not why. Small messages are slow in every job.",
+    "     float     sum": "table: The table shows that a job is slow, not why. Small messages are slow in every job.",
     " / HCA": "far: That adapter is far from the GPU. Does a channel use it?",
 }
 
@@ -79,7 +79,7 @@ def _check_log(fn: Callable[[str], tuple[int, str, str]], job: NcclJob, log: str
         raise because(_misread(job, cause, named, lines), text)
     shown = [i for i, line in enumerate(lines, start=1) if re.search(SHOWN[cause], line)] or [0]
     if number not in shown:
-        why = _innocent(named) or "line: It neither makes the setting nor shows its effect."
+        why = _innocent(named) or "line: This line neither makes the setting nor shows its effect."
         if number + 1 in shown:
             why = f"count: Line {number + 1} would be right. Which number has the first line of the log?"
         raise because(

@@ -44,7 +44,7 @@ class _Case(NamedTuple):
 
 @cache
 def _least(case: _Case, late: float = 0, first: float = 0) -> Pair | None:
-    """Return the right answer, or that with the mistakes which `waiting` describes."""
+    """Return the right answer, or the answer with the mistakes that `waiting` describes."""
     pairs = ((w, p) for w in range(1, case.cores + 1) for p in range(1, case.room // w + 1))
     return next((pair for pair in pairs if case.waiting(pair, late, first) <= LIMIT), None)
 
@@ -63,7 +63,7 @@ CASES = (
     _Case("with 4 cores, and a fast step", JITTER, 0.02, 4, 64),
     _Case("with memory for 3 batches", tuple(trace(6)), 0.05, 16, 3),
 )
-MANY = "Your workers are as many as the {} read needs, in every epoch."
+MANY = "In every epoch, you return the workers that the {} read needs."
 MISTAKES: tuple[tuple[Reason, Callable[[_Case], int | Pair | None]], ...] = (
     (
         "none: You never return a pair. The first batch always has to be waited for: does that time count?",
@@ -136,7 +136,7 @@ def _broken(case: _Case, got: Pair | None) -> Broken:
     workers, places = got[0], got[0] * got[1]
     if workers > case.cores:
         cores = counted(case.cores, "core is", "cores are")
-        return Broken(f"limits: {text} Only {cores} free, and each worker above takes a core from a rank.")
+        return Broken(f"limits: {text} Only {cores} free, and each further worker takes a core from a rank.")
     if places > case.room:
         return Broken(f"limits: {text} Those are {places} places, and there is memory for {case.room} batches.")
     if case.waiting(got) <= LIMIT:
@@ -145,7 +145,7 @@ def _broken(case: _Case, got: Pair | None) -> Broken:
 
     begins, ends, taken = play(case.reads, case.step, *got)
     i = max(range(1, len(ends)), key=lambda i: taken[i] - taken[i - 1])
-    text += f" Waits add {case.waiting(got):.1%} to the time of the steps. The longest is that for batch {i}."
+    text += f" Waits add {case.waiting(got):.1%} to the time of the steps. The longest wait is for batch {i}."
     if i >= places and begins[i] == taken[i - places]:
         why = f"Until the step took batch {i - places}, no place was free for it. When may a read begin?"
         return Broken(f"ahead: {text} {why}")

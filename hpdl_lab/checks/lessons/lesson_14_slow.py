@@ -70,9 +70,9 @@ def _why_first(value: float, job: RankWork, right: Counts) -> Reason:
     if counted_rows > rows + 0.5 and math.isclose(counted_rows, round(counted_rows), rel_tol=1e-5):
         return f"padding: The texts have {rows} rows, and your mean is over {counted_rows:.0f}. Is padding in it?"
     if read != mine:
-        return f"""texts: The first texts that you read are {read}, and those of this rank are {mine}. Which texts of a
-            batch does the slow script use?"""
-    return "loss: Change what the script waits for, and nothing that it computes."
+        return f"""texts: The first texts that you read are {read}, but this rank has the texts {mine}. Which texts of
+            a batch does the slow script use?"""
+    return "loss: Change what the script waits for, but not what it computes."
 
 
 def _faults(got: Counts, right: Counts) -> list[tuple[bool, Reason]]:
@@ -107,8 +107,8 @@ def _faults(got: Counts, right: Counts) -> list[tuple[bool, Reason]]:
         ),
         (
             got.breaks > 0,
-            f"""breaks: But loss_of has {counted(got.breaks, "graph break")}: it is cut into pieces, and Python runs in
-            between. Which line of it is no operation on tensors?""",
+            f"""breaks: But loss_of has {counted(got.breaks, "graph break")}: its graph is cut into pieces, and Python
+            runs in between. Which line of loss_of is no operation on tensors?""",
         ),
         (got.graphs == 0 < right.graphs, "graphs: But torch.compile recorded no graph: loss_of runs in eager mode."),
         (
@@ -119,8 +119,8 @@ def _faults(got: Counts, right: Counts) -> list[tuple[bool, Reason]]:
         (
             got.synchronizations > 1,
             f"""synchronizations: But in {STEPS} steps Python reads numbers from tensors {got.synchronizations} times.
-            On a GPU each time waits for all work before it. When are the losses needed, and can one tensor hold them
-            all?""",
+            On a GPU, each of these reads waits for all earlier work. When are the losses needed, and can one tensor
+            hold them all?""",
         ),
     ]
 

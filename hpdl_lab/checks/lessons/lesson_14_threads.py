@@ -10,7 +10,7 @@ from ..record import Answer, Broken, Exercise, Passed, Reason
 
 PASSES = 0.05  # regret: how much longer a step takes than with the best split, as a share
 Node = tuple[int, int, int, float, float, float, float, float]  # the arguments of split_cores, in its order
-NODES: dict[str, Node] = {  # cores and domains are those of real processors; the other numbers are made up
+NODES: dict[str, Node] = {  # cores and domains of real processors; the other numbers are made up
     "a laptop": (4, 4, 64, 2e-3, 15e-3, 2e-3, 5e6, 4e9),
     "a small board": (4, 4, 32, 1e-3, 40e-3, 10e-3, 100e6, 1e9),
     "A64FX": (48, 12, 384, 2e-3, 40e-3, 1e-3, 20e6, 20e9),
@@ -76,16 +76,16 @@ def _mistaken(node: Node, r: int) -> list[tuple[float, Reason]]:
     (cores, domain, examples, _, _, memory, *_), (s, a, m, x), right = node, _parts(node, r), _steps(node)
     return [
         (r, "ranks: You always choose one rank. Which examples would each of two ranks compute?"),
-        (s + max(a, m), "all-reduce: Your choices fit an all-reduce that takes no time. What do all ranks send?"),
+        (s + max(a, m), "all-reduce: You assume that the all-reduce takes no time. What do all ranks send?"),
         (abs(r * domain - cores) + 1, "domains: You always choose one rank per domain. What would more ranks change?"),
         (right[cores // r], "threads: Those are the threads of a rank: return the number of ranks."),
-        (max(a, m) + x, "serial: Your choices fit a serial part that is equally long in all splits. Who waits?"),
-        (s + max(a, m) + x / r, "all-reduce: Your choices fit ranks that have `bandwidth` each. They share it."),
-        (s + max(a, m) + x * r, "all-reduce: Your choices fit ranks that send all gradients in each step of the ring."),
-        (s + max(a, m) + x / 2, "all-reduce: Your choices fit half of a ring all-reduce. What comes after it (04)?"),
-        (s + a + x, "memory: Your choices fit data in all domains of a rank's cores. In how many domains do they lie?"),
-        (s + max(a, memory * examples / r) + x, "memory: Your choices fit a memory for each rank. Who shares one?"),
-        (s + m + x, "roofs: Your choices fit memory that moves bytes after the arithmetic, not during it."),
+        (max(a, m) + x, "serial: You assume that the serial part takes equally long in all splits. Who waits?"),
+        (s + max(a, m) + x / r, "all-reduce: You assume that each rank has `bandwidth`. All ranks share it."),
+        (s + max(a, m) + x * r, "all-reduce: You assume that ranks send all gradients in each step of the ring."),
+        (s + max(a, m) + x / 2, "all-reduce: You count the first half of a ring all-reduce. What comes after it (04)?"),
+        (s + a + x, "memory: You assume that all domains of a rank have its data. In how many do the data lie?"),
+        (s + max(a, memory * examples / r) + x, "memory: You assume a memory for each rank. Which ranks share one?"),
+        (s + m + x, "roofs: You assume that memory moves bytes after the arithmetic, not during it."),
         (math.inf if r & (r - 1) else right[r], "divisors: You try powers of two only. What else divides 72?"),
         (math.inf if r == cores else right[r], "divisors: One rank per core is a split, too."),
         (math.inf if r == 1 else right[r], "divisors: One rank is a split, too."),

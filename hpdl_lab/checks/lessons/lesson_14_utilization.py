@@ -99,10 +99,10 @@ def _of_the_model(right: float, t: _Training) -> list[tuple[float, Reason]]:
         ((6 * n + 4 * attention) * of_peak, missing),
         (2 * n * of_peak, "backward: That is for parameters in forward. What does training compute besides?"),
         (right / 3, "backward: That is forward alone."),
-        (right * 2 / 3, "backward: Backward takes more than forward: gradients of inputs, and those of parameters."),
+        (right * 2 / 3, "backward: Backward takes more than forward: gradients of inputs and of parameters."),
         (right / 2, "factor: That is half. An addition is a FLOP as well, and `peak` is dense already."),
         (right * 2, "factor: That is twice as much. `peak` is dense already: sparsity has no part in it."),
-        (right * t.devices, "devices: The whole training reads these tokens, and `peak` is that of one device."),
+        (right * t.devices, "devices: All devices together read these tokens, but `peak` is for one device."),
         (right * t.sequence, "tokens: tokens_per_s counts tokens, not sequences."),
     ]
 
@@ -114,7 +114,7 @@ def _in_hardware(mfu: float, t: _Training) -> list[tuple[float, Reason]]:
         (mfu, "recomputed: Backward computes a part of forward again. The hardware spends FLOPs on that, too."),
         (mfu * 4 / 3, "recomputed: That is for all of forward. `recomputed` says how much of it is repeated."),
         (mfu * (1 + t.recomputed), "recomputed: Only forward is repeated. Which share of a step is forward?"),
-        (mfu + of_parameters * t.recomputed, "attention: What is computed again has attention in it."),
+        (mfu + of_parameters * t.recomputed, "attention: Attention is computed again, too."),
         (mfu / (1 + t.recomputed / 3), "recomputed: The hardware does more than the model needs, not less."),
     ]
 

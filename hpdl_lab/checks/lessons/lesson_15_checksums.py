@@ -92,9 +92,9 @@ KINDS: dict[str, tuple[str, Reason]] = {
     ),
     "ordinary": (
         "numbers between 1 and 2",
-        "rounding: The same numbers in another order have another rounding. By how much may two checksums differ?",
+        "rounding: Another order of additions rounds differently. By how much may two checksums differ?",
     ),
-    "zeros": ("zeros only", "zeros: Both checksums are 0, and so is your tolerance. Is 0 within 0?"),
+    "zeros": ("zeros only", "zeros: Both checksums are 0, and so is your tolerance. Is a difference of 0 a fault?"),
     "large": ("numbers of about 1e12", "scale: Rounding grows with the numbers. Does your tolerance grow as well?"),
     "within": (
         "numbers of both signs that cancel within a chunk",
@@ -102,7 +102,7 @@ KINDS: dict[str, tuple[str, Reason]] = {
     ),
     "over": (
         "numbers that cancel over ranks",
-        "cancelation: What is left is small. How large are the numbers that were added at this hop?",
+        "cancelation: The result is small. How large are the numbers that were added at this hop?",
     ),
     "mixed": (
         "numbers from 1e-12 to 1e12",
@@ -210,7 +210,7 @@ TEXTS = {
     **{kind: f"bit {bit} of an element was flipped" for kind, bit in BITS.items()},
     "swap": "two elements changed places",
     "moved": "each element moved by one place",
-    "other": "all elements were those of another chunk",
+    "other": "all elements came from another chunk",
     "memory": "a bit was flipped in the memory of the next rank, while it waited",
     "two": "two messages were changed",
 }
@@ -218,7 +218,7 @@ FAULTS = (*BITS, "swap", "moved", "other")
 
 
 class _Fault(NamedTuple):
-    """A fault, and the notes of each rank: those that are right, and those that were made."""
+    """A fault, and the notes of each rank: the right ones, and the ones that were made."""
 
     kind: str
     scale: float
@@ -309,15 +309,18 @@ MISSED: tuple[tuple[Callable[[_Fault], bool], Reason], ...] = (
     (lambda f: f.kind in ("swap", "moved"), "places: The sum is the same. Which checksum depends on the places?"),
     (
         lambda f: f.kind == "top",
-        "finite: Now an element is infinite, no number, or very large. What does a comparison with such numbers give?",
+        "finite: Now an element is infinite, NaN, or very large. What does a comparison with such numbers give?",
     ),
     (lambda f: f.kind == "memory", "memory: Which elements are in the checksum of its own chunk? And when is it made?"),
     (lambda f: f.kind == "low", "tolerance: That is more than rounding. How large is rounding in float64?"),
     (lambda f: f.scale <= 1, "scale: Your tolerance is larger than these numbers. What should it depend on?"),
-    (lambda f: f.hop == 2 * f.p - 3, "hops: That was the last hop. Does what arrives there go unchecked?"),
+    (lambda f: f.hop == 2 * f.p - 3, "hops: That was the last hop. Do you check what arrives there?"),
     (lambda f: f.gather, "hops: You note faults in reduce-scatter only. Where do the copied sums come from?"),
     (lambda f: not f.gather, "hops: You note faults in all-gather only. What happens to partial sums on their way?"),
-    (lambda f: True, "missed: What do you compare the checksum of the elements with, and who has computed that?"),
+    (
+        lambda f: True,
+        "missed: With what do you compare the checksum of the elements, and which rank computes that?",
+    ),
 )
 
 
@@ -329,11 +332,11 @@ def _noted_after(fault: _Fault, how: Callable[[int, int], tuple[int, int]]) -> l
 NOTED: tuple[tuple[Callable[[_Fault], bool], Reason], ...] = (
     (
         lambda f: f.got == _noted_after(f, lambda s, h: ((s + 1) % f.p, h)),
-        "source: That is the rank that received it. Which one sent it?",
+        "source: That is the rank that received it. Which rank sent it?",
     ),
     (
         lambda f: f.got == _noted_after(f, lambda s, h: ((s + 2) % f.p, h)),
-        "source: That is the rank to which you send. Which one does a rank receive from?",
+        "source: That is the rank to which you send. From which rank do you receive?",
     ),
     (
         lambda f: f.got == _noted_after(f, lambda s, h: (h, s)),
@@ -346,16 +349,16 @@ NOTED: tuple[tuple[Callable[[_Fault], bool], Reason], ...] = (
     ),
     (
         lambda f: any(f.got) and all(h == 2 * f.p - 3 for noted in f.got for _, h in noted),
-        "hop: You note the last hop only. Which hops can you tell apart at the end?",
+        "hop: You note the last hop only. At which hop did the fault happen?",
     ),
-    (lambda f: f.kind == "two" and f.got == [noted[::-1] for noted in f.right], "order: Which one should be first?"),
+    (lambda f: f.kind == "two" and f.got == [noted[::-1] for noted in f.right], "order: Which pair should be first?"),
     (
         lambda f: f.kind == "two" and f.got == [noted[:1] for noted in f.right],
         "second: After the first fault, the second is not noted. Does the rank go on as before?",
     ),
     (
         lambda f: f.kind == "memory" and f.got[(f.rank + 2) % f.p][:1] == [((f.rank + 1) % f.p, f.hop + 1)],
-        "addition: A rank adds what is wrong to what is right. Do you compare before or after it?",
+        "addition: A wrong number is added to a right one. Do you compare before or after it?",
     ),
     (
         lambda f: all(set(a) <= set(b) for a, b in zip(f.right, f.got, strict=True)),

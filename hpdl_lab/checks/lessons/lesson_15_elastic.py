@@ -146,16 +146,16 @@ def _judge_ids(life: JobLife, step: int, asked: Asking) -> None:
         return
     for wrong, why in (
         (most == batch and n == life.p * batch and set(got) == set(right), "share: Each rank computes all of them."),
-        (n > batch, f"batch: A batch has {batch}. Does it depend on the number of ranks?"),
+        (n > batch, f"batch: A batch has {batch}. Does its size depend on the number of ranks?"),
         (n < batch and step * batch % examples + batch > examples, "epoch: An epoch ends here. What fills the batch?"),
-        (n < batch, f"remainder: A batch has {batch}. Who computes the others?"),
+        (n < batch, f"remainder: A batch has {batch}. Which rank computes the others?"),
         (got == right, f"share: One rank computes {most} of them, and even shares have {share} at most."),
-        (resumed and like[step - 1], f"again: They are those of step {step - 1}. Are they in the checkpoint already?"),
-        (resumed and like[step + 1], f"skipped: They are those of the step after it. Who computes step {step}?"),
+        (resumed and like[step - 1], f"again: They belong to step {step - 1}. Is this step in the checkpoint already?"),
+        (resumed and like[step + 1], f"skipped: They belong to the next step. When is step {step} computed?"),
         (resumed, "place: At which place was the job when it saved?"),
-        (max(got.values()) > max(right.values()), "order: Two ranks compute the same one. Who has which order?"),
+        (max(got.values()) > max(right.values()), "order: Two ranks compute the same one. Which order has each rank?"),
         ((step + 1) * batch > examples, "epoch: Which examples of the last epoch were left over?"),
-        (True, f"order: On one rank they are {sorted(right)}. What is different here?"),
+        (True, f"order: On one rank, they are {sorted(right)}. What is different here?"),
     ):
         if wrong:
             ids = sorted(got.elements())
@@ -165,16 +165,16 @@ def _judge_ids(life: JobLife, step: int, asked: Asking) -> None:
 def _why_load(life: JobLife, weights: Tensor) -> Reason:
     """Return why the first weights of a life differ from its checkpoint."""
     if weights.shape != life.course.weights[0].shape:
-        return f"assembled: They have shape {tuple(weights.shape)}. From whom does it get the others?"
+        return f"assembled: They have shape {tuple(weights.shape)}. How does a rank get the other weights?"
     if _close(weights, life.course.weights[0]):
-        return "load: They are those of step 0. What is on the disk?"
+        return "load: They are the weights of step 0. What is on the disk?"
     if life.began and _close(weights, life.course.weights[life.began - 1]):
-        return f"saved: They are those after {counted(life.began - 1, 'step')}. When was the checkpoint saved?"
+        return f"saved: They are the weights after {counted(life.began - 1, 'step')}. When was the checkpoint saved?"
     if _close(weights, life.course.weights[life.began], 1e-5):
         return DIGITS
     if life.before != life.p:
-        return f"moved: The checkpoint is of {counted(life.before, 'rank')}. Which elements does each rank need now?"
-    return "load: They are those of no step. Which element is where in the checkpoint?"
+        return f"moved: {counted(life.before, 'rank')} saved the checkpoint. Which elements does each rank need now?"
+    return "load: They are the weights of no step. Where in the checkpoint is each element?"
 
 
 def _why_update(life: JobLife, step: int, asked: Asking, rank: int, weights: Tensor) -> Reason:
@@ -187,9 +187,9 @@ def _why_update(life: JobLife, step: int, asked: Asking, rank: int, weights: Ten
     if _close(weights, right, 1e-5):
         return DIGITS
     if any(_close(weights, torch.cat([x[:a], right[a:b], x[b:]])) for x in (old, 0 * old)):
-        return "assembled: Its own shard is right. From whom does it get the others?"
+        return "assembled: Its own shard is right. How does it get the other shards?"
     if step == life.began and life.before != life.p:
-        return f"moved: The checkpoint is of {counted(life.before, 'rank')}. Whose moments does each rank have now?"
+        return f"moved: {counted(life.before, 'rank')} saved the checkpoint. Whose moments does each rank have now?"
     return "value: What does Adam's update need, besides the weights?"
 
 
@@ -199,9 +199,9 @@ def _mistakes(life: JobLife, step: int, asked: Asking) -> Iterator[tuple[Tensor,
     since = t - life.began
     for kept, name in (((1, 0, 0), "both moments are"), ((1, 0, 1), "the first is"), ((1, 1, 0), "the second is")):
         for u in (t, since):
-            yield state * torch.tensor(kept), mean, u, f"moments: Before this update, {name} zero. Where were they?"
+            yield state * torch.tensor(kept), mean, u, f"moments: Before this update, {name} zero. Are both saved?"
     for u in (since, step, t + 1):
-        yield state, mean, u, f"count: This is Adam's update number {t}, and {u} was given. Who remembers the number?"
+        yield state, mean, u, f"count: This is Adam's update number {t}, and {u} was given. What is it after a restart?"
     for factor, name in ((task.batch, "the sum of the gradients"), (1 / p, "a part of it")):
         yield state, mean * factor, t, f"mean: Instead of the mean gradient, {name} was used."
     sums = [task.gradient(state[:, 0], asked.get(r, [])) for r in range(p)]

@@ -60,18 +60,21 @@ FIT, TIMES = "Your intervals fit", "Your interval is in proportion to"
 ON = "In the background, training goes on during a write."
 # y is Young's interval, either as it is or at least write_s.
 MISTAKES: tuple[tuple[Reason, Callable[[_Job, float], float]], ...] = (
-    (f"ranks: {FIT} the MTBF of one rank. How often does any of them fail?", lambda j, y: y * j.ranks**0.5),
+    (f"ranks: {FIT} the MTBF of one rank. How often does any rank of the job fail?", lambda j, y: y * j.ranks**0.5),
     ("ranks: With more ranks, your interval is longer. Does a larger job fail less often?", lambda j, y: y * j.ranks),
     (f"ranks: {FIT} an MTBF that is divided by the ranks twice.", lambda j, y: y / j.ranks**0.5),
     (f"loss: {FIT} failures that lose a whole interval. When in an interval do they come?", lambda j, y: y / 2**0.5),
     (f"loss: {FIT} failures that lose a quarter of an interval. Why not more?", lambda j, y: y * 2**0.5),
-    (f"loss: {FIT} failures that lose two intervals. How far do they go back?", lambda j, y: y / 2),
+    (f"loss: {FIT} failures that lose two intervals. How far does the job go back?", lambda j, y: y / 2),
     ("root: Those are seconds times seconds. What is the unit of an interval?", lambda j, y: y**2),
     (f"root: {TIMES} the MTBF. Does a longer interval lose nothing?", lambda j, y: y * j.mtbf_s**0.5),
     (f"root: {TIMES} the write time. Does a longer interval lose nothing?", lambda j, y: y * j.write_s**0.5),
     ("mtbf: You write once per failure. How much does each failure lose?", lambda j, y: j.mtbf_s),
-    ("write: Your interval is the write time. Which share of the time is spent on writes?", lambda j, y: j.write_s),
-    (f"slowdown: {FIT} training that stops during each write. Does it, here?", lambda j, y: y / j.slowdown**0.5),
+    ("write: Your interval is the write time. What share of the time do the writes take?", lambda j, y: j.write_s),
+    (
+        f"slowdown: {FIT} training that stops during each write. Does training stop here?",
+        lambda j, y: y / j.slowdown**0.5,
+    ),
     (
         f"slowdown: {FIT} a share of the speed that is left. What does 1 mean?",
         lambda j, y: y * (1 / j.slowdown - 1) ** 0.5,
@@ -79,10 +82,10 @@ MISTAKES: tuple[tuple[Reason, Callable[[_Job, float], float]], ...] = (
     (f"slowdown: {FIT} a slowdown that counts twice.", lambda j, y: y * j.slowdown**0.5),
     ("slowdown: The more a write slows the training, the more often you write. Why?", lambda j, y: y / j.slowdown),
     (f"period: {ON} Why do you add the write to the interval?", lambda j, y: y + j.write_s),
-    (f"period: {ON} Why do you take the write off?", lambda j, y: y - j.write_s),
-    ("units: Those are minutes, and seconds are asked.", lambda j, y: y / 60),
-    ("units: Those are hours, and seconds are asked.", lambda j, y: y / 3600),
-    ("units: Those are milliseconds, and seconds are asked.", lambda j, y: y * 1000),
+    (f"period: {ON} Why do you subtract the write?", lambda j, y: y - j.write_s),
+    ("units: Those are minutes. Return seconds.", lambda j, y: y / 60),
+    ("units: Those are hours. Return seconds.", lambda j, y: y / 3600),
+    ("units: Those are milliseconds. Return seconds.", lambda j, y: y * 1000),
     ("rate: Those are checkpoints per second. How many seconds are between them?", lambda j, y: 1 / y),
 )
 
@@ -141,15 +144,15 @@ def _reason_of(fn: Answer, answers: dict[_Job, float], worst: _Job) -> Reason:
         if all(made(job, mistake) for job in JOBS):
             return why
     if len(set(answers.values())) == 1:
-        return f"constant: You return the same for all {len(JOBS)} jobs. What do they differ in?"
+        return f"constant: You return the same for all {len(JOBS)} jobs. How do the jobs differ?"
     for failed, name in (("write", "write_s"), ("mtbf", "rank_mtbf_s"), ("ranks", "ranks"), ("slowdown", "slowdown")):
         if _answer(fn, TWICE._replace(**{name: 2 * getattr(TWICE, name)})) == answers[TWICE]:
             return f"{failed}: With twice the `{name}`, you return the same."
     if answers[worst] <= 0:
-        return "returns: Return the seconds between two checkpoints, which are more than 0."
+        return "returns: Return the seconds between two checkpoints, a number above 0."
     if answers[worst] < checkpoint_interval(*worst[:4]):
-        return "short: Most of the loss is in writes. How much training does one write cost?"
-    return "long: Most of the loss is training that is repeated. How much does one failure lose?"
+        return "short: Most of the loss is in the writes. How much training does one write cost?"
+    return "long: Most of the loss is repeated training. How much does one failure lose?"
 
 
 EXERCISES = (Exercise("15.1", "the best checkpoint interval", checkpoint_interval, 2, _check_interval),)

@@ -22,7 +22,7 @@ FACTS = 1000  # bytes that a rank may write or receive in a save, besides its sh
 STEPS = (20, 30, 45)  # that are saved before the kill
 AGAIN = 10  # steps from the loaded one to the first that is saved after it, and to the second
 SLOWEST = 9e-3  # s of an operation on the disk; the fastest takes a ninth
-DONE = {"write": "writes {}", "finish": "is in the midst of writing {}", "rename": "renames to {}"}
+DONE = {"write": "writes {}", "finish": "is in the middle of writing {}", "rename": "renames to {}"}
 
 
 class _Layout(NamedTuple):
@@ -80,7 +80,7 @@ def _check_save_sharded(fn: Answer) -> Passed:
     kills = sum(_check_killed(fn, *case, k) for case in CASES for k in _operations(fn, case[0]))
     return Passed(
         f"{counted(len(STEPS), 'save')} on 1, 3 and 4 simulated ranks, with uneven shards: loaded on another number",
-        f"{kills} kills, one at each operation and in the midst of each write: a whole checkpoint, each time",
+        f"{kills} kills, one at each operation and in the middle of each write: a whole checkpoint, each time",
         "saved again after each kill, on another number of ranks: nothing is left of the killed job",
         f"bytes: each rank writes its shard, and {FACTS} bytes more at most",
         run=run,
@@ -101,7 +101,7 @@ def _check_undisturbed(fn: Answer, layout: _Layout) -> Results:
     if len(renames) > len(STEPS):
         ranks = len({done.rank for done in renames})
         raise Broken(f"""commit: {capital(where)}, {counted(ranks, "rank")} put {LATEST} in place, {len(renames)} times
-            in {len(STEPS)} saves. How many of them are needed?""")
+            in {len(STEPS)} saves. How many renames does a save need?""")
     for r, (_, n) in enumerate(layout.spans):
         moved = {"receives": sum(e.nbytes for e in run.events if e.op == "recv" and e.rank == r)}
         for what in ("write", "read"):
@@ -109,7 +109,8 @@ def _check_undisturbed(fn: Answer, layout: _Layout) -> Results:
         for what, nbytes in moved.items():
             if nbytes > len(STEPS) * (n * ITEM + FACTS):
                 raise Broken(f"""memory: {capital(where)}, rank {r} {what} {nbytes // len(STEPS):,} bytes in a save, and
-                    its shard has {n * ITEM:,}. No rank has room for all: who can do this part instead?""")
+                    its shard has {n * ITEM:,}. No rank has room for all shards. Which rank can do this part
+                    instead?""")
     there: dict[str, int] = {}
     for done in disk.log:
         if done.what == "write":
@@ -120,7 +121,7 @@ def _check_undisturbed(fn: Answer, layout: _Layout) -> Results:
             there.pop(done.name, None)
         if sum(there.values()) > 2 * layout.total * ITEM + 3 * FACTS:
             raise Broken(f"""space: {capital(where)}, more than two checkpoints are on the disk at once. There is
-                room for two. Which files does nobody need any more, and from when on?""")
+                room for two. Which files are not needed any more, and from when on?""")
     return run
 
 
@@ -198,7 +199,7 @@ def _check_loaded(disk: Disk, ranks: _Layout, right: dict[int, int], where: str)
     if torch.equal(got, wanted):
         return step
     if torch.allclose(got, wanted, rtol=1e-5, atol=1e-5):
-        raise Broken(f"dtype: {capital(where)}, the elements of step {step} are right to 7 digits, and have 16.")
+        raise Broken(f"dtype: {capital(where)}, the elements of step {step} are right to 7 digits, and float64 has 16.")
     i = int((got != wanted).int().argmax())
     j = int((got[i] == wanted).int().argmax())
     if got[i] == wanted[j]:
@@ -219,7 +220,7 @@ def _why_not(disk: Disk, total: int) -> str:
     for name, _, n, crc in shards:
         bytes_there = disk.files.get(name)
         if bytes_there is None and any(done.name == name and done.what == "remove" for done in log):
-            return f"old: {LATEST} lists {name}, which you have removed. From when on is a checkpoint not needed?"
+            return f"old: {LATEST} lists {name}, which you have removed. When may you remove the last checkpoint?"
         if bytes_there is None:
             return f"wait: {LATEST} lists {name}, which is not there. When may a file be listed?"
         if zlib.crc32(bytes_there) != crc:
@@ -228,7 +229,7 @@ def _why_not(disk: Disk, total: int) -> str:
                 return f"overwrite: {LATEST} lists {name}, and another save has written over it."
             if disk.killed and len(bytes_there) == ITEM * n // 2:
                 return f"wait: {LATEST} lists {name}, which is half written. Who may still be writing at the commit?"
-            return f"crc: the CRC that {LATEST} has for {name} is not that of its bytes."
+            return f"crc: the CRC that {LATEST} has for {name} does not fit its bytes."
         if len(bytes_there) == 4 * n and n:
             return f"dtype: {name} has 4 bytes for each element, and the state is float64."
         if len(bytes_there) != ITEM * n:

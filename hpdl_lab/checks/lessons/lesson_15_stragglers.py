@@ -130,8 +130,8 @@ def _off_by(case: _Case, n: int) -> Found:
 
 
 STEP = "step: You name the rank with the longest steps. Which ranks can begin the next step before the others?"
-WAITS = "wait: You name the rank that is longest in its messages. For whom does it wait?"
-ONE = "steps: You look at the {} step only. Is it the same rank in others?"
+WAITS = "wait: You name the rank that spends most time in its messages. For which rank does it wait?"
+ONE = "steps: You look at the {} step only. Is the same rank slow in other steps?"
 ONLY = "core: You look at {} only. In which other events does the core work?"
 READY = "link: You also count the time in which the {}. When can the bytes begin to move?"
 MISTAKES: tuple[tuple[Reason, Callable[[_Case], Found | int]], ...] = (
@@ -140,22 +140,25 @@ MISTAKES: tuple[tuple[Reason, Callable[[_Case], Found | int]], ...] = (
     *((WAITS, lambda c, ops=ops: _most(c, *ops)) for ops in (("send", "recv"), ("recv",), ("send",))),
     ("least: 1.2 is only the default of `least`.", lambda c: _worst(c, least=DEFAULT)),
     ("rank: You always name the rank after the straggler. From which number do ranks count?", lambda c: _off_by(c, 1)),
-    ("rank: You always name the rank before the straggler. Whose lane is slow?", lambda c: _off_by(c, -1)),
+    ("rank: You always name the rank before the straggler. Which lane is slow?", lambda c: _off_by(c, -1)),
     ("cause: You never say input or link. What else can slow a rank?", lambda c: _worst(c, input=(), link=())),
-    ("cause: You never say link. What do messages tell?", lambda c: _worst(c, link=())),
+    ("cause: You never say link. What do the messages show?", lambda c: _worst(c, link=())),
     ("cause: You never say input. What does a rank do before forward?", lambda c: _worst(c, input=())),
     (ONE.format("first"), lambda c: _worst(c, lambda cost, axis: cost[:, 0])),
     (ONE.format("last"), lambda c: _worst(c, lambda cost, axis: cost[:, -1])),
-    ("steps: One very slow step changes your answer. Does it slow each step?", lambda c: _worst(c, np.mean)),
-    ("steps: You judge a rank by its slowest step. What about all others?", lambda c: _worst(c, np.max)),
+    ("steps: One very slow step changes your answer. Is this rank slow in each step?", lambda c: _worst(c, np.mean)),
+    ("steps: You judge a rank by its slowest step. What about its other steps?", lambda c: _worst(c, np.max)),
     (
         "usual: You compare with the mean of all ranks. Is the straggler a part of it?",
         lambda c: _worst(c, middle=np.mean),
     ),
     *((ONLY.format(op), lambda c, op=op: _worst(c, core=(op,))) for op in OPS["core"]),
-    ("core: You leave out update. Who does this work?", lambda c: _worst(c, core=("forward", "backward"))),
     (
-        "input: You count input as work of the core. For which part of the machine does a rank wait in it?",
+        "core: You leave out update. Which part of the machine does this work?",
+        lambda c: _worst(c, core=("forward", "backward")),
+    ),
+    (
+        "input: You count input as work of the core. Which part of the machine delivers it?",
         lambda c: _worst(c, core=tuple(SECONDS), input=()),
     ),
     (READY.format("sender waits for the receiver"), lambda c: _worst(c, link=("from send",))),
@@ -165,7 +168,7 @@ MISTAKES: tuple[tuple[Reason, Callable[[_Case], Found | int]], ...] = (
         "byte: You compare seconds of messages. Do all ranks send equally many bytes?",
         lambda c: _worst(c, link=("moved",)),
     ),
-    ("side: You charge the rank that receives. To which rank does a link belong?", lambda c: _worst(c, link=("side",))),
+    ("side: You blame the rank that receives. To which rank does a link belong?", lambda c: _worst(c, link=("side",))),
 )
 
 
@@ -196,12 +199,12 @@ def _answer(fn: Answer, case: _Case) -> Found:
             return int(rank), str(cause)
     except (TypeError, ValueError, OverflowError):
         pass
-    text = 'return (rank, "core"), with "input" or "link" in its place, or (-1, "none").'
+    text = 'return (rank, cause), with cause "core", "input" or "link", or (-1, "none").'
     raise Broken(f"returns: {capital(case.where)}, your function returned {got!r}: {text}")
 
 
 def _said(case: _Case, got: Found) -> str:
-    return f"{capital(case.where)}, you return {got}, and right is {case.right}."
+    return f"{capital(case.where)}, you return {got}, and the right answer is {case.right}."
 
 
 def _reason(case: _Case, got: Found) -> Reason:
@@ -211,7 +214,7 @@ def _reason(case: _Case, got: Found) -> Reason:
     if got == NOBODY:
         return "missed: How much does each rank usually need, compared with the others?"
     if got[0] == case.right[0]:
-        return "cause: The rank is right. Which of its events are longer than those of other ranks?"
+        return "cause: The rank is right. Which of its events are longer than on other ranks?"
     return "rank: In which events is this rank slower than others, and does it wait in them?"
 
 

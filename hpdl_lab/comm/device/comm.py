@@ -113,7 +113,7 @@ class _DeviceWork(RealWork):
     def let_go(self, seconds: float) -> bool:
         """See RealWork.let_go: what is still on the device after `seconds` is ended there."""
         if self.message is not None and self.launch is not None:
-            with suppress(CommError, ValueError):  # nobody waits for it any more
+            with suppress(CommError, ValueError):  # no caller waits for it any more
                 self.launch.wait(seconds, 1e-3, self.comm.oversubscribed)
             if not self.launch.done:
                 self.device_comm.abort(self.op)
@@ -133,7 +133,7 @@ class _DeviceWork(RealWork):
 
 
 class _Arrival(PolledOperation):
-    """The end of a DeviceWork, as an operation: whoever waits for it lets the messages start that have been posted."""
+    """The end of a DeviceWork, as an operation: waiting for it lets posted messages start."""
 
     def __init__(self, work: _DeviceWork) -> None:
         self.work = work
@@ -229,7 +229,7 @@ class DeviceComm(RealComm):
             work.launch = batch
 
     def launch_posted(self) -> None:
-        """Before a collective: what has been posted starts, but for receives that nobody has sent anything for."""
+        """Before a collective: what has been posted starts, but for receives of messages that were not sent."""
         end = time.monotonic() + PATIENCE
         while self.posted and time.monotonic() < end and any(work.op == "send" for work in self.posted):
             self.start_posted()

@@ -152,7 +152,7 @@ def nccl_options(sharing: list[int]) -> dist.ProcessGroupNCCL.Options:
         found, needed = nccl.text_of(nccl.version_of_torch()), nccl.text_of(nccl.SHARES_A_GPU)
         raise CommError(
             f"{name_ranks(sharing)} share a GPU, which NCCL {found} of this torch refuses; "
-            f"{needed} and newer can. Start one rank for each GPU"
+            f"{needed} and newer allow it. Start one rank for each GPU"
         )
     if sharing:
         for name, value in SHARING.items():  # NCCL reads them once, at the first communicator

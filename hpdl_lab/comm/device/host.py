@@ -1,4 +1,4 @@
-"""Tensors of a GPU by way of the host, for ranks that NCCL does not serve: those that share a GPU, before NCCL 2.30.
+"""Tensors of a GPU by way of the host, for ranks that NCCL does not serve: ranks that share a GPU, before NCCL 2.30.
 
     GPU   x --copy--> pinned memory --message, or collective in shared memory--> pinned memory --copy--> y   GPU
 
@@ -72,11 +72,11 @@ class HostGroup:
         shared = comm.shared("gpus") if comm.node_size == comm.size else None
         if shared is None:
             raise CommError(
-                "ranks share a GPU, which NCCL of this torch refuses; to go through the host in its place, all ranks "
-                "have to be on one host. Start one rank for each GPU"
+                "ranks share a GPU, which NCCL of this torch refuses; copies through the host would need all ranks on "
+                "one host. Start one rank for each GPU"
             )
         self._memory, self._collectives, self._oversubscribed = shared.group, shared.collectives, comm.oversubscribed
-        # Messages of their own: those of the host tell ahead of each what will come.
+        # A transport of their own: on the host's, each message is announced by another.
         self.transport = comm.transport.double(comm, comm.waiting)
         self._pinned = torch.device(comm.device).type == "cuda"
         self._batch: list[HostWork] | None = None

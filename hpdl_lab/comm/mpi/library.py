@@ -29,7 +29,7 @@ def load_mpi() -> tuple[ModuleType, _core.Mpi]:
     import mpi4py
 
     try:
-        dev_shm.require_room(1)  # whoever started the ranks may not have asked
+        dev_shm.require_room(1)  # the launcher of the ranks may not have asked
     except Missing as error:
         raise CommError(str(error)) from None
     # A rank that failed must be able to end: MPI_Finalize would wait for it, or for its peers. See Session.leave.
@@ -47,7 +47,7 @@ def _require_own_memory(MPI: ModuleType, earlier: Collection[Key] | None) -> Non
 
     earlier: what was shared before MPI was started; None if the program has started it by itself.
     """
-    by_chance = MPI.Get_library_version().startswith("Intel")  # its names nobody can foresee, and it removes them
+    by_chance = MPI.Get_library_version().startswith("Intel")  # its names cannot be foreseen, and it removes them
     mapped = shared()
     new = {key: path for key, path in mapped.items() if key not in (earlier or ())}
     require_own(new, unknown=earlier is not None and not by_chance)
@@ -116,7 +116,7 @@ def require_own(segments: Mapping[Key, str], unknown: bool = True) -> None:
     for key, found in modes.items():
         if found is None and not unknown:
             continue
-        owner, mode = found or ("nobody who could be asked", 0)
+        owner, mode = found or ("an unknown user", 0)
         path = segments[key].removesuffix(" (deleted)")
         if owner != os.geteuid():
             raise CommError(

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
         ) -> RealComm: ...
 
 
-LAST_LOOK = 0.1  # s: for a rank that gives up, to learn that it is too late for that
-LAST_HELP = 1.0  # s: for what nobody has received, when ranks leave
+LAST_LOOK = 0.1  # s: for a rank that gives up, to find that it is too late for that
+LAST_HELP = 1.0  # s: to receive the messages that are left, when ranks leave
 ARRIVALS = 16_383  # numbers that tell them apart
 
 
@@ -72,7 +72,7 @@ class Session:
         self.MPI, self.mpi = load_mpi()
         self.rank, self.size = self.MPI.COMM_WORLD.rank, self.MPI.COMM_WORLD.size
         self.worlds = 0
-        # ranks: handle of the communicator that those of their runs are duplicates of
+        # ranks: handle of the communicator that their runs duplicate
         self.parents: dict[tuple[int, ...], int] = {}
         # ranks: communicators of runs that this rank has left
         self.closed: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
@@ -180,7 +180,7 @@ class Session:
             self.closed.setdefault(comm.members, []).append(handles)
 
     def keep(self, works: Sequence[Pending], seconds: float) -> None:
-        """Keep the messages `works` of a communicator that is closed, but for those that end within `seconds`."""
+        """Keep the messages `works` of a communicator that is closed, but for works that end within `seconds`."""
         # All of them first: an interrupt may come now.
         earlier, self.pending_sends = (
             self.pending_sends,
@@ -231,7 +231,7 @@ class Session:
             comm.close(getattr(sys, "last_value", None))  # set where Python ends because of an exception
         with contextlib.suppress(CommError, RuntimeError, KeyboardInterrupt):
             self._meet_to_leave(b"")
-            # All are here and help: what nobody has received can be received now.
+            # All are here and help: messages that are left can be received now.
             for handles in [*self.unfreed, *(handles for closed in self.closed.values() for handles in closed)]:
                 for handle in handles:
                     _drop_stale(self.MPI, self.MPI.Comm.fromhandle(handle), self.cancelled, whatever=True)

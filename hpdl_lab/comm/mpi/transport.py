@@ -86,7 +86,7 @@ class MpiTransport(Transport):
         return MpiTransport(self.session, (first, second), chosen.index(comm.rank), len(chosen))
 
     def double(self, comm: Ranks, waiting: Waiting) -> MpiTransport:
-        # Nobody calls anything collective on the inner communicator: the ranks may come at any time.
+        # No rank calls a collective on the inner communicator: the ranks may come at any time.
         session, duplicates = self.session, self.core.Duplicates(self.session.mpi, self.group.inner)
         self.doubles = ()  # under way
         session.cancelled.append(duplicates)

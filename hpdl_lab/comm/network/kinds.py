@@ -105,7 +105,7 @@ class Ring(Network):
 
     A message takes the shorter way, or the way up if both are equal, and the routers between pass it on without
     storing it: over h cables it takes h * alpha + n * beta. A rank has a port to its router for each direction, so it
-    sends both ways at once. Messages to neighbors meet nobody; all others share cables.
+    sends both ways at once. Messages to neighbors share no cable; all others do.
     """
 
     alpha: float = 2e-6

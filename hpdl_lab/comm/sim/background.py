@@ -38,7 +38,7 @@ class Lane(SimRank):
             self.scheduler.resume_at(max(self.clock, work.posted), self)
 
     def sleep_until(self, seconds: float) -> None:
-        """Let virtual time pass, but not without end for a rank that has failed: nobody waits for this any more."""
+        """Let virtual time pass, but not without end for a rank that has failed: no rank waits for this any more."""
         if self.rank.state == "failed":
             raise GreenletExit
         super().sleep_until(seconds)

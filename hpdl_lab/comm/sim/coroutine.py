@@ -25,7 +25,7 @@ class Coroutine:
         """outside: of the run."""
         self.main, self.outside = main, outside
         self.state: TorchState | None = None  # if it differs from that outside
-        self.greenlet: greenlet | None = None  # made by whoever resumes it first: the scheduler
+        self.greenlet: greenlet | None = None  # made by the scheduler when it resumes it first
 
     def resume(self) -> None:
         """Let it go on until it pauses or ends. Called by the scheduler."""
@@ -48,7 +48,7 @@ class Coroutine:
         self.greenlet.parent.switch()  # pyrefly: ignore[missing-attribute]
 
     def may_pause(self) -> bool:
-        """Return True to its own code, unless inside backward: nobody else may find autograd's state in the thread."""
+        """Return True to its own code, unless inside backward: no other code may find its state in the thread."""
         return self.greenlet is getcurrent() and self.outside.graph_task() == OUTSIDE_BACKWARD
 
     @property

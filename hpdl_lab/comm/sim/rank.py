@@ -145,7 +145,7 @@ class SimRank:
         self.ahead = False
 
     def spend(self, seconds: float) -> None:
-        """Let `seconds` of virtual time pass in which this rank needs nobody.
+        """Let `seconds` of virtual time pass in which this rank needs no other.
 
         If it cannot pause, inside autograd's backward, its clock runs ahead, and the others catch up before it meets
         them again.
@@ -199,8 +199,8 @@ class SimRank:
         if not self.code.running:
             whose = f"the {self.trace.lane} of rank {self.index}" if self.trace.lane else f"rank {self.index}"
             raise ValueError(
-                f"the communicator of {whose} is used by somebody else{at}: a function, also in the background, uses "
-                "the one that it is given, and ranks share no model with hooks"
+                f"the communicator of {whose} is used by other code{at}: a function, also in the background, must "
+                "use the communicator that it gets, and each rank needs its own model if that has hooks"
             )
         raise ValueError(
             f"rank {self.index} waits for other ranks inside autograd's backward{at}, "

@@ -1,7 +1,7 @@
 """Simulated ranks: coroutines, or threads, in this process with a virtual clock, on any network, in any number.
 
 `run(8, f, x)` calls `f(comm, x)` on eight ranks. The scheduler always resumes the rank whose virtual time is least,
-so a run is deterministic and messages are booked in the order of time. Arithmetic is free unless a rank says
+so a run is deterministic and messages are booked in the order of time. Arithmetic is free unless a rank calls
 `comm.compute(...)`. When no rank can go on, that is a deadlock, proved and not timed out.
 """
 

@@ -32,7 +32,7 @@ class TokenThread:
         self.resumed, self.back = threading.Lock(), threading.Lock()  # released to hand the token over, and back
         self.resumed.acquire()
         self.back.acquire()
-        self.thread: threading.Thread | None = None  # started by whoever resumes it first
+        self.thread: threading.Thread | None = None  # started when it is first resumed
         self.running = self.stopping = self.ended = False
         self.raised: BaseException | None = None  # what ends the whole run, as SystemExit
 

@@ -5,9 +5,9 @@
                      `--- slots of 0-3 --->  `--- received by ranks that wait for long
               the lowest rank that waits for long sends them, when they have changed
 
-A rank that waits for long looks for such messages too. A rank that ends a run sends its own slot, as nobody may be
-waiting on its host. A rank whose slot does not come works, or its host is gone: it is "silent". The notebook says when
-it has died: nothing is sent to it from then on.
+A rank that waits for long looks for such messages too. A rank that ends a run sends its own slot: perhaps no other
+rank waits on its host. A rank whose slot does not come works, or its host is gone: it is "silent". The notebook says
+when it has died: nothing is sent to it from then on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The report of a stuck run: what every rank was doing, as a table, and one sentence about why.
 
 A list of Wait, one per rank, is the wait-for graph of a run: `describe_waits` prints it, `likely_reason` finds its
-fault. Each rule looks at what every rank was doing and says one sentence, or passes. The rules are tried in order, the
-surest first: what ranks say that contradicts each other, who has ended before its time, who waits in a cycle, who still
-works.
+fault. Each rule looks at what every rank was doing and returns one sentence, or "". The rules are tried in order, the
+surest first: calls that contradict each other, ranks that have ended too early, a cycle of waits, ranks that still
+work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Wait:
     """The state of one rank: an edge of the wait-for graph when `state` is "waiting".
 
     state:   "waiting", "running" (in code, not in a communication), "finished", "failed" (raised), "dead", "idle",
-             "silent" (on another host, and not heard of).
+             "silent" (on another host, without news).
     op:      "send", "recv", "barrier", "split", "all_reduce", ...; `peers` are the ranks that it waits for.
     nbytes:  size of the message; seconds: how long it has waited; line: the user's line, such as "cell:7".
     call:    the call of Comm that `op` is a part of, if that is another one: "broadcast", "sendrecv".
@@ -111,7 +111,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 def wait_cycle(waits: Sequence[Wait]) -> tuple[int, ...]:
     """Return one cycle of the wait-for graph as ranks in order, or (): 0 waits for 1 waits for 0 gives (0, 1).
 
-    Ranks that have met in a collective do not wait for each other, though what is heard from other hosts may be older.
+    Ranks that have met in a collective do not wait for each other, though news from other hosts may be older.
     """
     waiting = {w.rank: w for w in waits if w.state == "waiting" and w.op != "start"}
     met = {rank: (w.op, w.comm, w.nth) if w.nth and not w.call else rank for rank, w in waiting.items()}
@@ -360,7 +360,7 @@ def _opposite_communicators(waits: list[Wait]) -> str:
 
 
 def _all_exchange(waits: list[Wait]) -> str:
-    """Everybody is in sendrecv with somebody who is in sendrecv with somebody else."""
+    """Each rank is in sendrecv with a rank that is in sendrecv with another."""
     cycle = _cycle_of(waits)
     if len(cycle) < 3 or {w.call for w in cycle} != {"sendrecv"}:
         return ""
@@ -370,7 +370,7 @@ def _all_exchange(waits: list[Wait]) -> str:
 
 def _all_receive_first(waits: list[Wait]) -> str:
     cycle = _cycle_of(waits)
-    return f"{_everybody(cycle)} receive first and nobody has sent" if {w.op for w in cycle} == {"recv"} else ""
+    return f"{_everybody(cycle)} receive first and no rank has sent" if {w.op for w in cycle} == {"recv"} else ""
 
 
 def _all_send_first(waits: list[Wait]) -> str:
@@ -378,7 +378,7 @@ def _all_send_first(waits: list[Wait]) -> str:
     if {w.op for w in cycle} != {"send"}:
         return ""
     return (
-        f"{_everybody(cycle)} send first and nobody has posted a receive: let one receive first, or use comm.sendrecv"
+        f"{_everybody(cycle)} send first and no rank has posted a receive: let one receive first, or use comm.sendrecv"
     )
 
 
@@ -400,11 +400,11 @@ def _everybody(cycle: list[Wait]) -> str:
     return f"ranks {ranks[0]} and {ranks[1]} both" if len(ranks) == 2 else f"{name_ranks(ranks)} all"
 
 
-# -- ranks that nobody hears of ----------------------------------------------------------------------------------------
+# -- ranks without news ------------------------------------------------------------------------------------------------
 
 
 def _not_begun(waits: list[Wait]) -> str:
-    """Somebody has not yet begun the run, for which the others wait."""
+    """The others wait for a rank that has not begun the run."""
     late = sorted(w.rank for w in waits if (w.state, w.op) == ("waiting", "start") or w.state == "idle")
     if not late or not any(w.op != "start" and set(late) & set(w.peers) for w in waits if w.state == "waiting"):
         return ""
@@ -412,7 +412,7 @@ def _not_begun(waits: list[Wait]) -> str:
 
 
 def _straggler(waits: list[Wait]) -> str:
-    """Somebody still works, and the others wait for it."""
+    """The others wait for a rank that still works."""
     busy = {w.rank: w for w in waits if w.state == "running"}
     late = sorted({p for w in waits if w.state == "waiting" for p in w.peers if p in busy})
     if not late:
@@ -425,7 +425,7 @@ def _not_heard_of(waits: list[Wait]) -> str:
     silent = sorted({w.rank for w in waits if w.state == "silent"})
     if not silent:
         return ""
-    return f"{name_ranks(silent)} on another host {_has_have(silent)} not been heard of: computing, or gone"
+    return f"{name_ranks(silent)} on another host {_has_have(silent)} sent no status: computing, or gone"
 
 
 def _out_of_step(waits: list[Wait]) -> str:

@@ -1,7 +1,7 @@
 """The status table: what every rank of this machine is doing, in a file that all map, readable when they are stuck.
 
 One slot per rank of MPI_COMM_WORLD. A rank writes only its own slot, and only when a wait has become long enough to be
-of interest; whoever opens the file reads all of them without anybody's help.
+of interest; a process that opens the file reads all slots without the ranks' help.
 """
 
 from __future__ import annotations
@@ -219,13 +219,13 @@ class StatusTable:
         ended = (slot.op, slot.peers, slot.nbytes, slot.since_ns, now(), slot.line, slot.facts)
         self.publish(rank, slot.state, slot.run, *ended)
 
-    # -- news of other hosts, of which a table that all ranks share has none (see remote.py) -----------------------
+    # -- news of other hosts; a table that all ranks share has none (see remote.py) --------------------------------
 
     def begin_run(self, run: int) -> None:
         """This rank begins `run`: drop reports of earlier ones."""
 
     def exchange(self, members: tuple[int, ...]) -> None:
-        """This rank waits for long: tell `members` on other hosts what they do here, and hear what they do there."""
+        """This rank waits for long: send the states of this host to `members` on others, and receive theirs."""
 
     def leave(self, members: tuple[int, ...]) -> None:
         """This rank ends the run, and tells `members` on other hosts."""
@@ -292,7 +292,7 @@ class StatusTable:
 
 
 def _packed(facts: Facts) -> bytes:
-    """Return the facts as bytes, without those that have their default; the longest are cut or left out."""
+    """Return the facts as bytes, without defaults; the longest are cut or left out."""
     facts = {k: v[:MAX_TEXT] if isinstance(v, str) else v for k, v in facts.items() if v not in ("", (), -1)}
     while len(raw := json.dumps(facts, separators=(",", ":")).encode()) > MAX_FACTS:
         del facts[max(facts, key=lambda name: len(json.dumps(facts[name])))]

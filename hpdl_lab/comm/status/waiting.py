@@ -159,7 +159,7 @@ class Waiting:
                 if self._wait_among(operation, SLICE, LONG_NAP, messages):
                     break
                 if stall.seconds(operation.progress if slot is computes else None, now) > self.deadline:
-                    ends_not = f"which neither ends nor communicates for {self.deadline:g} s"
+                    ends_not = f"which has neither ended nor communicated for {self.deadline:g} s"
                     me = self._names([self.rank])
                     raise CommTimeout(f"{me} waits for {what} in the background, {ends_not}", self.waits())
         except BaseException as error:
@@ -272,7 +272,7 @@ class Waiting:
     def _left(self, rank: int, now: int) -> bool:
         """Return True if `rank` has left this run, long enough ago for everything that it sent to have arrived."""
         slot = self.status.slot(rank)
-        if slot.state in ("absent", "silent"):  # on another host, and not heard of
+        if slot.state in ("absent", "silent"):  # on another host, without news
             return False
         return (slot.run != self.run or slot.state in ("failed", "finished")) and now - slot.since_ns > GRACE * 1e9
 

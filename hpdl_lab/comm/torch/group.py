@@ -50,7 +50,7 @@ def process_group(comm: Comm, backend: str = "gloo") -> Generator[dist.ProcessGr
     try:
         yield world
     except BaseException:
-        world.abort()  # nobody waits for what will not come
+        world.abort()  # no rank waits for what will not come
         raise
     finally:
         dist.destroy_process_group()
@@ -71,7 +71,7 @@ def store_of(comm: RealComm, op: str = "process group") -> dist.Store:
 
     op: the name of the wait meanwhile, for a report.
 
-    The last rank that forgets it removes the file: whoever looks for one that is not there any more waits for minutes.
+    The last rank that forgets it removes the file: a rank that looks for it later waits for minutes.
     If a rank was killed, it goes with the engines, or when rank 0 ends.
     """
     near, mine = comm.node_size == comm.size, ""
@@ -144,4 +144,4 @@ class TorchrunGroups:
         return group_of(dist.new_group(ranks, backend=config, use_local_synchronization=True, **order))
 
     def release(self, comm: RealComm) -> None:
-        """Do nothing: the process group belongs to whoever has made it."""
+        """Do nothing: the process group belongs to the script that made it."""

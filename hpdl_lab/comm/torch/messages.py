@@ -211,7 +211,7 @@ class ConsensusByMessages(PolledOperation):
         if self._coming or self._leaving:
             return False
         if len(set(self.calls())) > 1:
-            raise ValueError("the ranks do not mean the same")
+            raise ValueError("the ranks make different calls")
         return True
 
     def rest(self, waited: float, left: float, nap_s: float, oversubscribed: bool) -> None:
@@ -278,7 +278,7 @@ def _dtype_of(x: Array) -> str:
 
 
 def break_off(group: ProcessGroup, peers: Sequence[int]) -> None:
-    """End all that is under way in `group`, by a receive that nobody answers in time."""
+    """End all that is under way in `group`, by a receive that is not answered in time."""
     other = next(peer for peer in peers if peer != group.rank())
     try:
         group.recv([torch.empty(1)], other, 4 * NUMBERS - 1).wait(BROKEN)

@@ -86,7 +86,7 @@ class PlainTorch:
         """Called once by the main thread: take a port, and wait for an import of torch.
 
         far: there are other hosts. create: makes a process group of the back end "hpdl", of what torch gives it.
-        The port is bound and not listened on, so that nobody else is given it, and rank 0 can still open it.
+        The port is bound and not listened on: no other process gets it, and rank 0 can still open it.
         """
         self._create = create
         self._port = socket.socket()
@@ -232,7 +232,7 @@ class PlainTorch:
         """Publish that this rank waits in `call`."""
         members, waiting = comm.members, comm.waiting
         peers = (members[call.peer],) if call.peer >= 0 else waiting.missing(members, call.op)()
-        facts = {} if call.peer >= 0 else {"nth": 1}  # those who have met do not wait for each other
+        facts = {} if call.peer >= 0 else {"nth": 1}  # ranks that have met do not wait for each other
         described = (call.op, peers, 0, self._since_ns, 0, call.line, facts)
         waiting.status.publish(waiting.rank, "waiting", waiting.run, *described)
 

@@ -166,7 +166,7 @@ def _count_replica(comm: Comm, model: nn.Module, setup: Setup, x: Tensor, y: Ten
 
 @contextmanager
 def _peak(comm: Comm) -> Generator[list[int]]:
-    """Yield a list of one number: the most bytes that torch has allocated within, less those that it has freed.
+    """Yield a list of one number: the most bytes that torch has allocated within and not freed.
 
     0 on simulated ranks, which share a process.
     """

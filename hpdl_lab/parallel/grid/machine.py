@@ -72,7 +72,7 @@ MACHINES = {
         Switch(alpha=30e-6, beta=1 / 4e9, flops_per_s=20e9),
         memory=2 * GIB,
         at_once=2,
-        source="an assumption of the size of what two cores do; lab.grid measures yours",
+        source="assumed, typical of two cores; lab.grid measures yours",
     ),
     "dgx_a100": Machine(
         "DGX A100 nodes",

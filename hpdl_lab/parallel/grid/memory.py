@@ -9,6 +9,7 @@ activations of one micro-batch              of its layers                      p
 recomputed, a stage at a time               inputs of its stages only, and one micro-batch of one stage whole
 recomputed, a block at a time               inputs of its blocks, and one of them whole
 temporaries of ZeRO                         2: whole gradients, 3: parameters as well, of two blocks and of the rest
+copies that compute, in fewer bits          all parameters, from forward to backward; 3: as temporaries of ZeRO
 """
 
 from __future__ import annotations
@@ -46,20 +47,22 @@ class Memory(NamedTuple):
 
 
 def state_bytes(parameters: int, ranks: int, stage: int, mixed: bool = True) -> tuple[float, float, float]:
-    """Count what each of `ranks` data-parallel ranks holds of a model that Adam trains, before it has seen an example.
+    """Count the bytes of parameters, gradients and Adam's state on one rank.
 
         stage    parameters    gradients    optimizer
-        0        whole         whole        whole         data parallelism: every rank has all of it
-        1        whole         whole        a share       ZeRO-1: every rank updates its share of the parameters
+        0        whole         whole        whole         data parallelism
+        1        whole         whole        a share       ZeRO-1
         2        whole         a share      a share       ZeRO-2
         3        a share       a share      a share       ZeRO-3
 
-    mixed: forward and backward compute with 16-bit numbers, parameters and gradients are 16-bit, and Adam works on a
-    copy of the parameters in 32 bits (master weights). Else everything has 32 bits, and Adam works on the parameters.
-    Adam keeps two averages of the gradient for each parameter, in 32 bits.
+    mixed: parameters and gradients have 16 bits. Adam updates the master weights, a copy
+    of the parameters in 32 bits. Without mixed, everything has 32 bits, and Adam updates
+    the parameters themselves. Adam keeps two averages of the gradient for each parameter,
+    always in 32 bits.
 
-    Args:    parameters: of the model, how many; ranks: which share equally what is shared; stage: 0 to 3.
-    Returns: (bytes of parameters, bytes of gradients, bytes of the optimizer), on one rank.
+    Args:    parameters: their number in the model; stage: of ZeRO, 0 to 3.
+             ranks: number of data-parallel ranks, which have equal shares.
+    Returns: on one rank, (bytes of parameters, bytes of gradients, bytes of the optimizer).
     Ref: Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054, section 3.
     """
     number = 2 if mixed else 4
@@ -69,6 +72,19 @@ def state_bytes(parameters: int, ranks: int, stage: int, mixed: bool = True) -> 
         number * parameters / (ranks if stage >= 2 else 1),
         states * parameters / (ranks if stage >= 1 else 1),
     )
+
+
+def collectives_per_step(stage: int, micro_batches: int = 1) -> tuple[int, int]:
+    """Count the all-gathers and reduce-scatters of a step, each of as many numbers as there are parameters.
+
+        stage    all-gathers    reduce-scatters      k micro-batches; an all-reduce is one of each
+        0, 1     1              1                    gradients are added over micro-batches first, and sent once
+        2        1              k                    gradients of each micro-batch are sent, and freed
+        3        2 k            k                    parameters are gathered for each forward and each backward
+
+    Returns: (all-gathers, reduce-scatters).
+    """
+    return 2 * micro_batches if stage == 3 else 1, micro_batches if stage >= 2 else 1
 
 
 def sharded(held: Memory, ranks: int, stage: int) -> Memory:
@@ -217,7 +233,9 @@ def memory_of(
         )
         sizes = [layer.parameters_on(tp, ep) for s in mine for layer in parts[s] if _is_block(layer)]
         gathered = (count - sum(sizes) + sum(sorted(sizes)[-2:])) * (replicas(grid) > 1)
-        passing = gathered * ((stage >= 3) * each.parameters + (stage >= 2) * each.gradients)
+        passing = gathered * ((stage >= 3) * each.activations + (stage >= 2) * each.gradients)
+        if stage < 3 and each.activations < each.parameters:  # a copy of each parameter in the dtype that computes
+            passing += count * each.activations
         state = (a + b for a, b in zip(dense[:3], expert[:3], strict=True))
         activations = -(-kept * micro_batch * each.activations // cp)
         rows.append(Memory(*state, activations=activations, temporaries=passing))

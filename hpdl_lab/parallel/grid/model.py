@@ -10,6 +10,8 @@
 
 ZeRO sends gradients to their owners as they come (stage 1: when all are there) and gathers parameters before the next
 step; stage 3 gathers them for each forward and backward, and hides what it can behind the arithmetic of the stage.
+Stage 2 sends once per step, as HybridParallel does: it adds the gradients of all micro-batches before. Strategies that
+send after each micro-batch: memory.collectives_per_step.
 
 A test compares the seconds with the same grid on simulated ranks, and the bytes with a real step.
 Ref: Narayanan et al. 2021, arXiv:2104.04473, sections 3.2 and 3.3.
@@ -241,7 +243,7 @@ class CostModel(NamedTuple):
         """Return the seconds of ZeRO-3 until the parameters of these layers are there."""
         tp, ep, ranks = self.grid["tp"], self.grid["ep"], replicas(self.grid)
         alpha, beta = self.reduction_cost()
-        each, seconds = self.spec.bytes_each.parameters, 0.0
+        each, seconds = self.spec.bytes_each.activations, 0.0
         for layer in part:
             experts = layer.expert_parameters // ep
             for n, p in ((layer.parameters_on(tp, ep) - experts, ranks), (experts, ranks // ep)):
@@ -359,11 +361,11 @@ def cost_model(
     if sequence and spec.positions // cp % tp:
         raise ValueError(f"{spec.positions // cp} positions of {spec.name} cannot be cut into tp={tp} equal parts")
     if cp > 1 and not _nonzero(spec.layers, "kv"):
-        raise ValueError(f"cp={cp} cuts sequences whose positions attend to each other: {spec.name} has no such thing")
+        raise ValueError(f"cp={cp} cuts sequences whose positions attend to each other: {spec.name} has none")
     if cp > 1 and spec.positions % (2 * cp):
         raise ValueError(f"{spec.positions} positions of {spec.name} cannot be cut into 2 x cp={2 * cp} equal parts")
     if ep > 1 and not spec.experts:
-        raise ValueError(f"ep={ep} deals out experts, and {spec.name} has none")
+        raise ValueError(f"ep={ep} shards experts, and {spec.name} has none")
     if spec.experts % ep:
         raise ValueError(f"{spec.experts} experts of {spec.name} cannot be shared by ep={ep}: ep must divide them")
     _require_stage(zero, grid["pp"])

@@ -30,15 +30,18 @@ class Priced(Protocol):
 
 
 def best_grid(ranks: int, predict: Callable[[int, int, int], Priced], limit: float) -> tuple[int, int, int]:
-    """Find the fastest grid of this many ranks whose fullest rank holds no more than `limit` bytes.
+    """Find the fastest grid whose fullest rank holds no more than `limit` bytes.
 
-    Every dp x pp x tp = ranks counts, not only powers of two: `grids(ranks)` lists all (dp, pp, tp). For those that
-    cannot be, because tp does not divide the heads or pp is more than there are layers, predict raises ValueError.
+    `grids(ranks)` lists all (dp, pp, tp) for this number of ranks, not only powers of
+    two. Some grids are impossible: tp does not divide the heads, or pp is more than the
+    number of layers. For an impossible grid, predict raises ValueError.
 
-    Args:    ranks: int, at least 1; limit: bytes.
-             predict: predict(dp, pp, tp) -> a record with .seconds (of a step) and .nbytes (of the fullest rank).
-    Returns: (dp, pp, tp). Of equally fast ones the one whose fullest rank holds least.
-    Raises:  ValueError with the least memory that any grid needs, if none fits.
+    Args:    ranks: int, at least 1; limit: the most bytes that a rank can hold.
+             predict: predict(dp, pp, tp) -> a record with .seconds (of a step) and
+             .nbytes (of the fullest rank).
+    Returns: (dp, pp, tp). If several grids are equally fast, take the one with least
+             .nbytes.
+    Raises:  ValueError with the least memory that any grid needs, if no grid fits.
     """
     ### BEGIN SOLUTION
     best, least = None, float("inf")
@@ -92,7 +95,7 @@ def search_grids(
              if they fit; recompute: which of both to try.
              cp, ep: sizes of these axes to try, such as (1, 2, 4, 8); zero: stages of ZeRO.
     Returns: list of Prediction. Each grid with each recomputation and stage of ZeRO comes once, under 1F1B: with the
-             micro-batch that is fastest among those that fit, or that needs least memory if none does.
+             fastest micro-batch that fits, or with the one that needs least memory if none fits.
     Raises:  ValueError if no grid at all can be.
     """
     machine = MACHINES["laptop"] if machine is None else machine
@@ -103,7 +106,7 @@ def search_grids(
     options = itertools.product(every_grid(ranks, cp, ep), recompute, zero)
     for grid, recomputed, stage in options:
         if stage and replicas(grid) == 1:
-            continue  # nobody to share with
+            continue  # there is no other rank to share with
         candidates = []
         for size in sizes:
             try:
@@ -115,7 +118,7 @@ def search_grids(
         if candidates:
             rows.append(min(candidates, key=lambda row: (0, row.seconds) if row.fits else (1, row.nbytes)))
     if not rows:
-        raise ValueError(f"no grid of {ranks} ranks can be: {why}")
+        raise ValueError(f"no grid of {ranks} ranks is possible: {why}")
     return sorted(rows, key=lambda row: row.seconds)
 
 

@@ -5,8 +5,8 @@
     over dp         a ring of messages per layer in the background, as soon as the last micro-batch has passed it; what
                     several stages share (tied tokens, the replicas of GEMS) after the last of them. Dense layers add
                     over ep and cp, too, experts over cp. With ZeRO half of it, and the other half at the end
-    tp, cp, ep      inside a layer, as a formula, on ranks that do the same at the same time: exact on ports that nobody
-                    else uses
+    tp, cp, ep      inside a layer, as a formula, on ranks that do the same at the same time: exact on ports that no
+                    other message uses
 
 All of it is one graph of predict/graph.py, in which messages wait for links.
 """
@@ -76,7 +76,7 @@ class _Step:
         stages = [model.stage_time(part) for part in layers]
         self.whole, self.hideable = [stage.costs for stage in stages], model.hideable(stages)
         self.nbytes = [model.activation(part) for part in layers]
-        self.itemsize, self.updated = spec.sent_each, spec.bytes_each.parameters
+        self.itemsize, self.updated = spec.sent_each, spec.bytes_each.activations
         self.reductions = [model.reductions(pp_rank) for pp_rank in range(grid["pp"])]
         ends = spec.tied // grid["tp"] and {0, self.plan.stages - 1}
         self.tied = [bool(ends and ends & {*held}) for held in assignment.held]  # the last reduction is of tied layers

@@ -19,7 +19,10 @@ from ...models.llama import LlamaConfig
 
 
 class Training(NamedTuple):
-    """Bytes per parameter of parameters, gradients and the optimizer's state, and bytes per number of an activation."""
+    """Bytes per parameter of parameters, gradients and the optimizer's state, and bytes per number of an activation.
+
+    activations: a parameter has as many bytes when it is gathered and when a layer computes with it.
+    """
 
     parameters: int
     gradients: int
@@ -33,6 +36,8 @@ TRAININGS = {
     "adam": Training(4, 4, 8, 4),
     "float64 momentum": Training(8, 8, 8, 8),
     "mixed adam": Training(2, 2, 12, 2),  # 16 in all; Ref: Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054
+    "fsdp2 adam": Training(4, 4, 8, 2),  # MixedPrecisionPolicy(bfloat16, reduce_dtype=float32), and torch.autocast
+    "megatron adam": Training(2, 4, 12, 2),  # 18: 6 + 12/d; Ref: Megatron Core, "Distributed Optimizer"
 }
 
 
@@ -131,7 +136,7 @@ class Spec:
     @property
     def updated(self) -> float:
         """Bytes of an updated parameter, which ZeRO sends back, over bytes of its gradient in messages."""
-        return self.bytes_each.parameters / self.sent_each
+        return self.bytes_each.activations / self.sent_each
 
     @property
     def bytes_each(self) -> Training:

@@ -59,21 +59,28 @@ class Placed(NamedTuple):
 
 
 def reduce_gradients(mesh: DeviceMesh, parameters: list[Placed]) -> None:
-    """Make every gradient the whole batch's, by adding it over the axes of the mesh along which it is in parts.
+    """Add the parts of every gradient, to get the gradient of the whole batch.
 
-    The loss on a rank is divided by the global batch. So the parts add up, and nothing is divided here.
+    The loss on a rank is divided by the size of the global batch. So the parts are
+    added, and nothing is divided here.
 
-        dp 0: gradient of its examples --+                 if over_tp: over mesh["tp"], too
-        dp 1: gradient of its examples --+--> sum          if shared is there: over that communicator, too
+        dp 0: gradient of its examples --+            if over_tp: also over mesh["tp"]
+        dp 1: gradient of its examples --+--> sum     if shared: also over `shared`
 
-    Args:    mesh: a DeviceMesh; mesh["dp"] is the communicator of the ranks that hold the same part of the model.
-             parameters: list of Placed, in the same order on every rank that meets another in an all_reduce. Of each,
-             placed.parameter is this rank's tensor, and its .grad what is added; placed.over_tp is True if each tp
-             rank has a part of that gradient; placed.shared is the communicator of the stages that hold this very
-             parameter, or None. A gradient that is None counts as zeros: another rank may have one for it.
-    Returns: None; every parameter.grad is overwritten by the sum, the same on every rank that holds that parameter.
-    Steps: per parameter one all_reduce over dp, one over tp if over_tp, one over `shared` if there is one.
-    Ref: Narayanan et al. 2021, arXiv:2104.04473, section 2; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
+    Args:    mesh: a DeviceMesh; mesh["dp"] is the communicator of the ranks that hold
+             the same part of the model.
+             parameters: list of Placed, in the same order on all ranks of a
+             communicator. placed.parameter is this rank's tensor, with its .grad.
+             placed.over_tp is True if each tp rank has a part of this gradient.
+             placed.shared is the communicator of the stages that hold the same
+             parameter, or None. If .grad is None, it counts as zeros, because another
+             rank may have a gradient.
+    Returns: None. Every parameter.grad is replaced by the sum, which is the same on all
+             ranks that hold the parameter.
+    Steps: per parameter one all_reduce over dp, one over tp if over_tp, one over
+           `shared`.
+    Ref: Narayanan et al. 2021, arXiv:2104.04473, section 2; Korthikanti et al. 2022,
+         arXiv:2205.05198, section 4.2.2.
     """
     ### BEGIN SOLUTION
     for placed in parameters:
@@ -277,7 +284,7 @@ class Gradients:
         if key in self.complete:
             raise ValueError(
                 f"autograd has added to the gradient of {self.names[key]} {self.added[key]} times in this step, and "
-                f"{self.expected[key]} times in the one before: it was on its way already. Take no step"
+                f"{self.expected[key]} times in the one before: it was sent before the last one. Take no step"
             )
         if self.added[key] == self.expected.get(key):
             self._ready(param)

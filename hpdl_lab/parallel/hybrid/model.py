@@ -135,7 +135,7 @@ class HybridParallel:
         layers = Layers(whole, some) if measure or not cut else None
         if measure and layers:
             layers.require(self.plan.stages)
-            # rank 0's; all measure, so that nobody waits for long, nor for the other ranks of tp
+            # rank 0's; all measure, so that no rank waits for long, nor for the other ranks of tp
             own = torch.tensor(layers.measured(), dtype=torch.float64, device=mesh.comm.device)
             costs = mesh.comm.broadcast(own).tolist()
         if sequence or mesh["tp"].size > 1:
@@ -261,7 +261,7 @@ class HybridParallel:
             require_answers((len(x), *(n * cp for n in positions), self.output[-1]), y, classes=-1)
         elif self.mesh["cp"].size > 1 and y.shape[:2] != x.shape[:2]:
             raise ValueError(
-                f"cp cuts sequences, and y of shape {tuple(y.shape)} has no answer at each of x {self.shape}"
+                f"cp cuts sequences: y of shape {tuple(y.shape)} has no target for each position of x {self.shape}"
             )
 
 

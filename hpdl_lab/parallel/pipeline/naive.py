@@ -49,20 +49,25 @@ def do_forward(
 def do_backward(
     comm: Comm, schedule: Schedule, action: Action, saved: dict[tuple[int, int], tuple[Any, Tensor]]
 ) -> None:
-    """Do the backward of one micro-batch through one stage, with its messages: as in forward, reversed.
+    """Do the backward of one micro-batch through one stage, and send its messages.
 
-        forward    stage before --- x ---> [ this stage ] --- y ---> stage after
-        backward   stage before <- dx ---- [ this stage ] <-- dy --- stage after
+        forward    previous stage --- x ---> [ this stage ] --- y ---> next stage
+        backward   previous stage <- dx ---- [ this stage ] <-- dy --- next stage
 
-    Args:    action: schedules.Action of kind "B"; schedule: whose previous(stage), next(stage), is_first(stage),
-             is_last(stage) and rank_of(stage) say which rank has which stage.
-             saved: {(stage, micro-batch): (x, y)}, this rank's: the stage's input and output, with their graph. On the
-             last stage y is the loss of the micro-batch, a scalar, already divided by the number of micro-batches; on
-             the first x is the batch's, which needs no gradient. The entry of this micro-batch is removed: no more
-             than what is live is kept in memory.
-    Returns: None. The gradients of the parameters are added to what their .grad has from other micro-batches.
+    Args:    action: schedules.Action(stage, "B", micro_batch).
+             schedule: previous(stage) and next(stage) are the numbers of the previous
+             and the next stage; is_first(stage) is True if there is no previous stage,
+             is_last(stage) if there is no next stage; rank_of(stage) is the rank that
+             holds a stage.
+             saved: {(stage, micro-batch): (x, y)} of this rank: the stage's input and
+             output, from the forward. On the last stage, y is the micro-batch's loss,
+             already divided by the number of micro-batches. On the first stage, x is
+             data and needs no gradient. Remove the entry of this micro-batch, so that
+             its activations are freed.
+    Returns: None. Gradients of this micro-batch are added to .grad of the parameters.
     Raises:  CommTimeout if a neighbor does not answer.
-    Steps: 1 message in, unless the stage is the last; 1 out, unless it is the first.   Bytes per rank: as x has.
+    Steps: one receive, unless the stage is the last; one send, unless it is the first.
+    Bytes per rank: the bytes of x.
     Ref: Huang et al. 2019 (GPipe), arXiv:1811.06965, section 2.
     """
     ### BEGIN SOLUTION

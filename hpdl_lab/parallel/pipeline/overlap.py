@@ -8,7 +8,7 @@
 
 A forward is cut into segments at its messages, and so is the graph that autograd keeps: backward goes through the
 segments in reverse, and the all-to-all between two of them goes the other way. Both are generators that yield the Work
-for which they would have to wait; whoever drives them decides what is done meanwhile.
+for which they would have to wait; their caller decides what is done meanwhile.
 
 Ref: DeepSeek-AI 2024 (DeepSeek-V3), arXiv:2412.19437, section 3.2.1 and figure 4.
 """
@@ -335,15 +335,20 @@ def bars_of(events: Iterable[Event], rank: int) -> tuple[list[Bar], list[Bar]]:
 
 
 def hidden_by(message: Bar, computing: Sequence[Bar]) -> tuple[dict[str, float], float]:
-    """Say under what a message is hidden, and for how long nothing hides it.
+    """List the actions that hide an all-to-all, and the time in which nothing hides it.
 
         computing   | 6B1    |      | 1F4      | 6B3        |
-        message         | 1F5 dispatch     |                     -> {"6B1": ..., "1F4": ...}, and the gap between them
+        message         | 1F5 dispatch     |    -> {"6B1": ..., "1F4": ...}, and the gap
 
-    Args:    message: a Bar of one all-to-all; computing: Bars of the same rank, no two of which overlap; a Bar has
-             begin, end (s), action and name.
-    Returns: ({str(action): s of its computing while the message was under way}, s of the message without any). What
-             computed at no time meanwhile is not in it; what did so in several bars is in it with their sum.
+    A Bar is one piece of work: bar.begin and bar.end in seconds, and bar.action.
+
+    Args:    message: the Bar of one all-to-all.
+             computing: list of Bars, what the same rank computes. No two Bars overlap.
+    Returns: (under, rest).
+             under: {str(bar.action): seconds} for each action that computes during the
+             message. If an action has several bars during the message, their seconds
+             are added.
+             rest: the seconds of the message in which nothing computes.
     """
     ### BEGIN SOLUTION
     under: dict[str, float] = {}

@@ -131,7 +131,7 @@ class Routes:
 
     @staticmethod
     def _message(schedule: Schedule, rank: int, position: int, used: dict[_Arrival | None, int]) -> Message | None:
-        """Return what the action at `position` of the row of `rank` sends; None if nobody waits for its result."""
+        """Return what the action at `position` of the row of `rank` sends; None if no action waits for its result."""
         arrival = _result_of(schedule, schedule.rows[rank][position])
         if arrival is None:
             return None
@@ -385,6 +385,4 @@ def _require_specs(specs: Sequence[Spec], tensors: Sequence[Tensor]) -> None:
     """Raise ValueError unless `tensors` are what the stage has said that it makes."""
     made, said = ([(tuple(x.shape), x.dtype) for x in found] for found in (tensors, specs))
     if made != said:
-        raise ValueError(
-            f"a stage has made {made}, and it was made for {said}: autocast, or another shape, since then?"
-        )
+        raise ValueError(f"a stage returned {made}, but was built for {said}: has autocast or a shape changed since?")

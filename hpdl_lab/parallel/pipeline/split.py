@@ -267,17 +267,18 @@ CONSTANTS = {torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch
 
 
 def partition(costs: Sequence[float], stages: int) -> list[int]:
-    """Share layers among stages, in order, so that the most expensive stage is as cheap as it can be.
+    """Cut layers into stages so that the most expensive stage is as cheap as possible.
 
-        costs   5  1 | 1  1  4 | 4      three stages, which cost 6, 6 and 4: the pipeline goes at the pace of the 6
-        sizes   2      3         1      two layers for each would cost 6, 2 and 8
+        costs   5  1 | 1  1  4 | 4      stages that cost 6, 6 and 4: the slowest takes 6
+        sizes   2      3         1      with two layers each they would cost 6, 2 and 8
 
-    Args:    costs: of every layer, in the order of the model, numbers >= 0 of one unit, such as s of forward and
-             backward; stages: parts, one layer in each at least.
-    Returns: list of `stages` ints: how many layers each part has.
+    Args:    costs: a number >= 0 for each layer, in the order of the model: the seconds
+             of its forward and backward. stages: how many stages to make.
+    Returns: list of `stages` ints, all >= 1: how many layers each stage has.
     Raises:  ValueError for more stages than layers.
-    Steps: stages * layers^2 comparisons.   Ref: Pinar & Aykanat 2004, "Fast optimal load balancing algorithms for 1D
-    partitioning"; Huang et al. 2019 (GPipe), section 2.2, balances so.
+    Steps: stages * layers^2 comparisons.
+    Ref: Pinar & Aykanat 2004, "Fast optimal load balancing algorithms for 1D
+        partitioning"; Huang et al. 2019 (GPipe), section 2.2.
     """
     n = len(costs)
     if not 1 <= stages <= n:
@@ -420,7 +421,7 @@ class Layers:
         """Raise ValueError unless `stages`, one after the other, compute for the example what the model has."""
         with _as_before(self.model), torch.no_grad():  # its values may have changed since it was looked at
             want = self.model(*(x.clone() for x in self.example))
-        with _as_before(self.model), torch.no_grad():  # random numbers, too, are those that the model has drawn
+        with _as_before(self.model), torch.no_grad():  # with the random numbers that the model has drawn
             found = self.example
             for stage in stages:
                 found = stage.module(*(x.clone() for x in found))  # a message is a copy
@@ -432,8 +433,8 @@ class Layers:
         ):
             kind = type(self.model).__name__
             raise ValueError(
-                f"{kind} cannot be split into {len(stages)} stages: its operations, done again one by one, answer "
-                "otherwise. Does its forward use autocast, or write into a tensor that another stage has a view of?"
+                f"{kind} cannot be split into {len(stages)} stages: its operations, run one by one, give another "
+                "result. Does its forward use autocast, or write into a tensor that another stage has a view of?"
             )
 
 
@@ -442,7 +443,7 @@ def _whole_numbers(sizes: Iterable[SupportsIndex]) -> list[int]:
     try:
         return [operator.index(size) for size in sizes]
     except TypeError:
-        wanted = "how many layers each stage gets, in whole numbers, is needed"
+        wanted = "whole numbers of layers, one for each stage, are needed"
         raise ValueError(f"the partition returned {sizes!r}: {wanted}") from None
 
 

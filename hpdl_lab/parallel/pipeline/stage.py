@@ -68,9 +68,9 @@ class Stage:
 
     module:  nn.Module: forward(*inputs) -> tuple of tensors; its parameters have the names of the whole model.
     takes:   tuple of Spec: what comes from the stage before, or the batch; gives: what goes to the next stage.
-    recompute: keep only the inputs of a micro-batch, and do its forward again before its backward (Chen et al. 2016,
-             arXiv:1604.06174). Random numbers are drawn again alike, and buffers, such as the running mean of a batch
-             norm, are as they were then and change only once: gradients are bit by bit those without recompute.
+    recompute: keep only the inputs of a micro-batch, and repeat its forward before its backward (Chen et al. 2016,
+             arXiv:1604.06174). It draws the same random numbers, and buffers, such as the running mean of a batch
+             norm, change only once: gradients are the same as without recompute, bit for bit.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Stage:
     def forward(self, micro_batch: int, inputs: Sequence[Tensor], loss: Loss | None = None) -> tuple[Tensor, ...]:
         """Compute the outputs of one micro-batch, and keep what its backward needs.
 
-        Args:    inputs: tensors as `takes` says, which nobody else changes from now on.
+        Args:    inputs: tensors as `takes` says, which must not be changed from now on.
                  loss: f(output) -> scalar, on the last stage.
         Returns: tuple of tensors without a graph, as `gives` says; on the last stage (the loss,).
         """
@@ -133,7 +133,7 @@ class Stage:
         """
         saved = self._take(micro_batch)
         inputs = [x for x in saved.inputs if x.requires_grad]
-        if not inputs:  # of a first stage: nobody waits, and two halves cost more than a whole
+        if not inputs:  # of a first stage: no rank waits, and two halves cost more than a whole
             self.deferred[micro_batch] = None
             torch.autograd.backward(saved.roots, saved.ones or tuple(gradients))
             return ()
@@ -176,10 +176,10 @@ def _saved_of(inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], loss: Los
     return _Saved(inputs, tuple(map(get_gradient_edge, needed)), ones)
 
 
-OUTPUT = "output"  # stands for whoever uses the outputs of the stage
+OUTPUT = "output"  # stands for the users of the stage's outputs
 
 
-Used: TypeAlias = dict[Node, set[Node | str]]  # {operation: those that use its output, or OUTPUT}
+Used: TypeAlias = dict[Node, set[Node | str]]  # {operation: operations that use its output, or OUTPUT}
 
 
 class Group(NamedTuple):
@@ -237,8 +237,8 @@ def _require_halves(roots: tuple[GradientEdge, ...]) -> None:
     """Raise ValueError if a layer's own backward can only be done as a whole."""
     if any(node.name() == "CheckpointFunctionBackward" for node in _users_below(roots)):
         raise ValueError(
-            "a layer uses torch.utils.checkpoint(use_reentrant=True), whose backward cannot be done in two halves, as "
-            "this schedule does it: say use_reentrant=False there, or take a schedule of whole backwards, such as 1f1b"
+            "a layer uses torch.utils.checkpoint(use_reentrant=True), whose backward cannot be split in two halves, "
+            "as in this schedule: set use_reentrant=False, or take a schedule of whole backwards, such as 1f1b"
         )
 
 

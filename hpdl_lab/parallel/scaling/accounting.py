@@ -21,7 +21,7 @@ from ...trace import Event
 
 SPANS = ("input", "forward", "backward", "add gradients", "update")
 LAST = "update"
-OWN_WORK = (*SPANS, "compute", "injected delay")  # in which a rank waits for nobody
+OWN_WORK = (*SPANS, "compute", "injected delay")  # in which a rank waits for no other
 Interval = tuple[int, int]  # ns
 
 

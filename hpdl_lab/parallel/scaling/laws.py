@@ -24,7 +24,7 @@ FORMULAS = {"strong": "1 / (s + (1-s)/p)", "weak": "s + (1-s) p"}
 class Fit(NamedTuple):
     """A law fitted to a curve.
 
-    kind: "strong" or "weak"; source: of which curve, "measured" or "simulated"; points: how many it has.
+    kind: "strong" or "weak"; source: of the curve, "measured" or "simulated"; points: their number.
     serial: the share s, 0 to 1; residual: root of the mean square of (law / curve - 1). None if points are too few.
     fewest: ranks with the speedup 1.
     """

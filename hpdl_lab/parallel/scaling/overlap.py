@@ -42,7 +42,7 @@ class Message(NamedTuple):
 class Interference(NamedTuple):
     """The speeds of computing and of messages while both go on at once. 1: as fast as each does alone.
 
-    A progress thread with a core of its own disturbs nobody, (1, 1); two that share one core each get half, (0.5, 0.5).
+    A progress thread with a core of its own slows nothing, (1, 1); two that share one core each get half, (0.5, 0.5).
     messages may be 0, if none gets on until computing ends, and below 0: then they lose more than that time.
     """
 

@@ -192,7 +192,7 @@ class _Overlapped:
         return [Both(*row) for row in rows.max(axis=0).tolist()]
 
     def seconds_until_sent(self, begin: int, last: int, events: Sequence[Event]) -> float:
-        """Return s from `begin` until the last message ended, for which nobody waited before `last`."""
+        """Return s from `begin` until the last message ended; no rank waited for it before `last`."""
         ends = [event.t1_ns for event in events if begin < event.t1_ns <= last]
         return (max(ends, default=last) - begin) / 1e9
 

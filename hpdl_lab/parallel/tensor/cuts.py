@@ -25,7 +25,7 @@ class Cut:
     size:    of the whole along dim.
     places:  (p, n) int64: which places of the whole each rank holds, -1 for padding; None if it is whole.
     partial: the gradient that backward leaves is this rank's part of a sum over ranks, as of a norm if
-             each rank has seen only its positions: whoever takes a step adds it over ranks first.
+             each rank has seen only its positions: add it over ranks before a step.
     """
 
     rank: int = 0

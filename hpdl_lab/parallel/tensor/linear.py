@@ -151,12 +151,16 @@ def linear_naive(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
 def column_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute this rank's columns of y = x A + bias.
 
-        x (..., in) on every rank;  rank 0: weight (out/p, in) -> y (..., out/p), the first columns; rank 1: the next
+        x (..., in) on every rank
+        rank 0: weight (out/p, in) -> y (..., out/p), the first columns
+        rank 1: weight (out/p, in) -> y (..., out/p), the next columns
 
-    Args:    x: (..., in), the same on every rank; weight: (out/p, in), bias: (out/p,) or None, different per rank.
+    Args:    x: (..., in), the same on every rank.
+             weight: (out/p, in), bias: (out/p,) or None, different per rank.
     Returns: (..., out/p). After backward x.grad is complete, the same on every rank.
     Raises:  ValueError if the shapes do not fit, before the first message.
-    Steps: 0 forward; one all_reduce backward.   Bytes per rank: of all_reduce for the N elements of x.
+    Steps: 0 forward; one all_reduce backward.
+    Bytes per rank: one all_reduce of all elements of x.
     Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
     require_fit(x, weight, bias, "column_linear")
@@ -167,16 +171,20 @@ def column_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def row_linear(comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute y = x A + bias, if this rank has some rows of A and the same columns of x.
+    """Compute all of y = x A + bias, from this rank's rows of A and columns of x.
+
+    Row i of A multiplies column i of x, so both are on the same rank.
 
         rank 0: x0 (..., in/p), weight (out, in/p) -> x0 A0 --+
-        rank 1: x1 (..., in/p), weight (out, in/p) -> x1 A1 --+--> x0 A0 + x1 A1 + bias on every rank
+                                                              +--> x0 A0 + x1 A1 + bias
+        rank 1: x1 (..., in/p), weight (out, in/p) -> x1 A1 --+    on every rank
 
-    Args:    x: (..., in/p), different per rank; weight: (out, in/p), different per rank; bias: (out,) or None, the same
-             on every rank.
+    Args:    x: (..., in/p), weight: (out, in/p), different per rank.
+             bias: (out,) or None, the same on every rank.
     Returns: (..., out), the same on every rank.
     Raises:  ValueError if the shapes do not fit, before the first message.
-    Steps: one all_reduce forward; 0 backward.   Bytes per rank: of all_reduce for the N elements of y.
+    Steps: one all_reduce forward; 0 backward.
+    Bytes per rank: one all_reduce of all elements of y.
     Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
     require_fit(x, weight, bias, "row_linear")
@@ -279,19 +287,22 @@ def scatter_sequence(comm: Comm, x: Tensor) -> Tensor:
 
 
 def sequence_parallel(comm: Comm, x: Tensor, layer: Map) -> Tensor:
-    """Send `x` through a layer that is shared by all ranks, each with its own positions of x only.
+    """Send `x` through a layer that is cut over ranks; each rank has its positions of x.
 
-        x (b, s/p, d) -> all-gather -> (b, s, d) -> layer -> part of the sum (b, s, d) -> reduce-scatter -> (b, s/p, d)
-
-    Backward goes the other way: the gradient is gathered before the layer, and reduce-scattered after it.
+        forward    x (b, s/p, d) -> all-gather -> (b, s, d) -> layer -> (b, s, d),
+                   a part of the sum -> reduce-scatter -> y (b, s/p, d)
+        backward   gradient of y (b, s/p, d) -> all-gather -> layer -> reduce-scatter
+                   -> gradient of x (b, s/p, d)
 
     Args:    x: (b, s/p, d), this rank's positions.
-             layer: f((b, s, d), the same on every rank) -> (b, s, d), whose sum over ranks is the result: a
-             column linear without copy_to, then a row linear without reduce_from.
-    Returns: (b, s/p, d), this rank's positions of the result. x.grad is complete after backward.
-    Raises:  ValueError on every rank if the ranks do not divide the positions that layer returns.
-    Steps: one all_gather, one reduce_scatter forward; the same backward.
-    Bytes per rank: 2(p - 1)/p * b s d * itemsize in each direction: as one all_reduce.
+             layer: a function (b, s, d) -> (b, s, d). Its input is the same on every
+             rank, and the sum of its outputs over ranks is the result. It is a column
+             linear without copy_to, then a row linear without reduce_from.
+    Returns: (b, s/p, d), this rank's positions of the result. After backward x.grad is
+             complete.
+    Raises:  ValueError on every rank if the number of positions is no multiple of p.
+    Steps: one all_gather and one reduce_scatter forward; the same backward.
+    Bytes per rank: 2(p - 1)/p * b s d * itemsize in each direction, as one all_reduce.
     Ref: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2 (g and its conjugate).
     """
     gather, scatter = partial(gather_sequence, comm), partial(scatter_sequence, comm)

@@ -35,20 +35,22 @@ def edges_of(height: int, ranks: int) -> tuple[int, ...]:
 
 
 def halo_exchange(comm: Comm, x: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
-    """Surround `x` with the neighbors' rows that its kernels overlap.
+    """Surround this rank's rows `x` with the neighbors' rows that a convolution needs.
 
-        rank r - 1:  . . . a b                     rank r:  a b | c d e | f            rows[r] = (2, 1)
-        rank r:            c d e
+        rank r - 1:  . . . a b
+        rank r:            c d e           rows[r] = (2, 1)   ->   a b | c d e | f
         rank r + 1:              f . . .
 
-    A function of plain tensors; in backward the gradients of halo rows would go back to their owner.
-
-    Args:    x: (b, c, h, w), this rank's rows of an image that is cut by rows, rank 0 on top; h may differ by rank.
-             rows: [(above, below)] for each rank, the same on every rank: how many rows it needs from the rank above
-             and from the rank below. Above rank 0 and below the last rank there is no image: zeros.
+    Args:    x: (b, c, h, w), this rank's rows of an image that is cut by rows, rank 0
+             on top. h may differ by rank. Autograd does not go through this function.
+             rows: [(above, below)] for each rank, the same list on every rank. A rank
+             needs `above` rows from the rank above it, and `below` from the rank below.
+             Above rank 0 and below the last rank there is no image: take zeros.
     Returns: (b, c, above + h + below, w), a new tensor.
-    Raises:  ValueError if rows does not have a pair per rank, or a neighbor needs more rows than this rank has.
-    Steps: 1: all messages at once.   Bytes per rank: b c w itemsize for each row that a neighbor needs.
+    Raises:  ValueError if rows does not have a pair for each rank, or if a neighbor
+             needs more rows than this rank has.
+    Steps: 1: all messages at once.
+    Bytes per rank: b c w itemsize for each row that a neighbor needs.
     Ref: Dryden et al. 2019, arXiv:1903.06681, section 3.1.
     """
     require_pairs(comm, rows)
@@ -70,11 +72,12 @@ def halo_exchange(comm: Comm, x: Tensor, rows: Sequence[Sequence[int]]) -> Tenso
 
 
 def sending(comm: Comm, x: Tensor, dst: int) -> list[Work]:
-    """Return [Work] that sends `x`, [] if it is empty: nobody waits for nothing."""
+    """Return [Work] that sends `x`, or [] if `x` is empty."""
     return [comm.isend(x.contiguous(), dst)] if x.numel() else []
 
 
 def receiving(comm: Comm, x: Tensor, src: int) -> list[Work]:
+    """Return [Work] that receives into `x`, or [] if `x` is empty."""
     return [comm.irecv(x, src)] if x.numel() else []
 
 

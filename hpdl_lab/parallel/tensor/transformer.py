@@ -41,8 +41,8 @@ from .vocabulary import VocabularyEmbedding, VocabularyLinear
 def rows_of_heads(rank: int, ranks: int, heads: int, width: int) -> Tensor:
     """List the rows of the packed weight of attention (all of q, then k, then v) that belong to the heads of `rank`.
 
-    Args:    rank, ranks: ints; heads: of the whole layer; width: of all heads together, so a head has width/heads rows.
-             Rank 0 has the first heads/ranks heads, rank 1 the next.
+    Args:    heads: the number of heads of the whole layer. Rank 0 has the first heads/ranks of them, rank 1 the next.
+             width: of all heads together, so a head has width/heads rows in each of q, k and v.
     Returns: (3 * width / ranks,) int64 tensor of row numbers below 3 * width: q's, then k's, then v's.
     Raises:  ValueError if the ranks do not divide the heads, or the heads the width.
     """
@@ -51,11 +51,8 @@ def rows_of_heads(rank: int, ranks: int, heads: int, width: int) -> Tensor:
             f"{heads} heads of a width of {width} cannot be shared equally by {ranks} ranks: the ranks must divide the "
             f"heads, and the heads the width"
         )
-    ### BEGIN SOLUTION
     mine = torch.arange(rank * width // ranks, (rank + 1) * width // ranks)  # rows of q
     return torch.cat([mine, width + mine, 2 * width + mine])
-
-    ### END SOLUTION
 
 
 def attention_heads(
@@ -68,15 +65,23 @@ def attention_heads(
     heads: int,
     causal: bool,
 ) -> Tensor:
-    """Compute attention, some of its heads on this rank.
+    """Compute attention with the heads of this rank, and add the outputs of all ranks.
+
+    The whole weight stacks three matrices: q, k and v. So the rows of one head are not
+    contiguous, and `rows_of_heads` lists them.
 
     Args:    x: (b, s, d), the same on every rank.
-             qkv_weight: (3d/p, d), qkv_bias: (3d/p,): this rank's rows, q of its heads, then k, then v.
-             out_weight: (d, d/p): the columns that its heads go into; out_bias: (d,), the same on every rank.
-             heads: of this rank; causal: whether positions see only those up to themselves.
+             qkv_weight: (3d/p, d), qkv_bias: (3d/p,): the rows of this rank's heads, as
+             `rows_of_heads` lists them: their q, then their k, then their v.
+             out_weight: (d, d/p), the columns that multiply the outputs of this rank's
+             heads.
+             out_bias: (d,) or None, the same on every rank.
+             heads: the number of heads on this rank.
+             causal: True if a position attends only to itself and to earlier positions.
     Returns: (b, s, d), the same on every rank. After backward x.grad is complete.
     Raises:  ValueError if the shapes do not fit, before the first message.
-    Steps: one all_reduce forward, one backward.   Bytes per rank: of all_reduce for b s d elements, each time.
+    Steps: one all_reduce forward, one backward.
+    Bytes per rank: one all_reduce of b s d elements in each direction.
     Ref: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
     require_heads(qkv_weight, out_weight, heads)

@@ -1,4 +1,4 @@
-"""Answers to hidden_by of notebook 12 that a check must reject or accept; CI proves both."""
+"""Answers to hidden_by of notebook 10 that a check must reject or accept; CI proves both."""
 
 
 def by_moments(message, computing):
@@ -25,7 +25,7 @@ def gap_by_gap(message, computing):
 
 
 WRONG = {
-    "12.5": """
+    "10.5": """
 clip: that is all of 6B1
     touching = [b for b in computing if b.begin < message.end and b.end > message.begin]
     under = {str(b.action): b.end - b.begin for b in touching}
@@ -47,7 +47,7 @@ missing: 6B1 computes meanwhile for 0.5 s
         if bar.begin <= message.begin and message.end <= bar.end:
             under[str(bar.action)] = message.end - message.begin
     return under, message.end - message.begin - sum(under.values())
-meanwhile: is left out
+meanwhile: leave out what does not
     under = {}
     for bar in computing:
         seconds = max(0.0, min(bar.end, message.end) - max(bar.begin, message.begin))
@@ -71,9 +71,9 @@ exposed: that is all of it
 exposed: and you say -3
     under, _ = hidden_by(message, computing)
     return under, message.end - message.begin - sum(bar.end - bar.begin for bar in computing)
-returns: a dict and a number of seconds are needed
+returns: return a dict and a number of seconds
     return hidden_by(message, computing)[0]
-returns: str(bar.action) is short
+returns: use str(bar.action)
     under, rest = hidden_by(message, computing)
     return {(b.action, b.name): under[str(b.action)] for b in computing if str(b.action) in under}, rest
 input: your function changed computing
@@ -83,10 +83,10 @@ input: your function changed computing
 """,
 }
 RIGHT = {
-    "12.5": (by_moments, gap_by_gap),
+    "10.5": (by_moments, gap_by_gap),
 }
 COMPLETED = {
-    "12.5": [
+    "10.5": [
         "bar.end, message.end",
         "bar.begin, message.begin",
         "seconds",

@@ -1,4 +1,4 @@
-"""Notebook 12: what hides an all-to-all in the timeline of a rank."""
+"""Notebook 10: what hides an all-to-all in the timeline of a rank."""
 
 from __future__ import annotations
 
@@ -39,16 +39,20 @@ def _check_hidden_by(fn: Answer) -> Passed:
         found = alone(fn, message, computing, where=f"{where},", keep="message computing")
         where = capital(where)
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], dict):
-            raise Broken(f"returns: {where} {found!r:.60} comes back: a dict and a number of seconds are needed.")
+            raise Broken(
+                f"returns: {where} your function returned {found!r:.60}: return a dict and a number of seconds."
+            )
         under, rest = found
         if not isinstance(rest, Real) or not all(isinstance(s, Real) for s in under.values()):
-            raise Broken(f"returns: {where} {found!r:.80} comes back: seconds are numbers.")
+            raise Broken(f"returns: {where} your function returned {found!r:.80}: seconds are numbers.")
         if odd := [key for key in under if not isinstance(key, str)]:
-            raise Broken(f"returns: {where} {odd[0]!r} is a key: str(bar.action) is short, as 6B1.")
+            raise Broken(
+                f"returns: {where} {odd[0]!r} is a key of your dict: use str(bar.action), which is short, such as 6B1."
+            )
         _judge(under, float(rest), message, computing, where)
     return Passed(
         f"right in {len(CASES)} timelines: what hides an all-to-all, and for how long nothing does",
-        "lab.dualpipe(...).together has .computing and .sending, of which you can ask the same",
+        "lab.dualpipe(...).together has .computing and .sending, for the same question",
     )
 
 
@@ -58,10 +62,10 @@ def _judge(under: dict[str, float], rest: float, message: Bar, computing: Sequen
     for key, seconds in under.items():
         if key not in right:
             if seconds > 0:
-                raise Broken(f"meanwhile: {where} {number(seconds)} s of {key} hide it, and {key} computes only before "
+                raise Broken(f"meanwhile: {where} {number(seconds)} s of {key} hide it, but {key} computes only before "
                              "or after.")  # fmt: skip
-            raise Broken(f"meanwhile: {where} {key} hides it for {number(seconds)} s: what does not compute meanwhile "
-                         "is left out.")  # fmt: skip
+            raise Broken(f"meanwhile: {where} {key} hides it for {number(seconds)} s: leave out what does not "
+                         "compute meanwhile.")  # fmt: skip
     for key, seconds in right.items():
         bars = [bar for bar in computing if str(bar.action) == key]
         if key not in under:
@@ -71,10 +75,10 @@ def _judge(under: dict[str, float], rest: float, message: Bar, computing: Sequen
             continue
         text = f"{where} {key} hides it for {number(seconds)} s, and you say {number(got)}"
         if _same(got, sum(bar.end - bar.begin for bar in bars)):
-            raise Broken(f"clip: {text}: that is all of {key}, also what lies before or after.")
+            raise Broken(f"clip: {text}: that is all of {key}, also its time before or after the all-to-all.")
         parts = [hidden_by(message, [bar])[0].get(key, 0.0) for bar in bars]
         if any(_same(got, part) for part in parts):
-            raise Broken(f"sum: {text}: that is one of its {len(bars)} segments, which add up.")
+            raise Broken(f"sum: {text}: that is one of its {len(bars)} segments: add them up.")
         raise Broken(f"clip: {text}.")
     if not _same(rest, alone_for):
         text = f"{where} nothing hides it for {number(alone_for)} s, and you say {number(rest)}"
@@ -88,5 +92,5 @@ def _same(a: float, b: float) -> bool:
 
 
 EXERCISES = (
-    Exercise("12.5", "read DualPipe in the timeline: what hides an all-to-all", hidden_by, 1, _check_hidden_by),
+    Exercise("10.5", "read DualPipe in the timeline: what hides an all-to-all", hidden_by, 1, _check_hidden_by),
 )
