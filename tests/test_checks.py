@@ -363,7 +363,7 @@ def test_the_texts_of_exercises_agree_with_their_checks():
         assert re.search(rf'"{name}" +{re.escape(meaning)}\n', zoo.diagnose.__doc__)
     costs, stages = DRAWN
     assert partition(costs, stages) == [2, 3, 1] and stage_costs([2, 3, 1], costs) == [6, 6, 4]
-    assert "three stages, which cost 6, 6 and 4" in partition.__doc__
+    assert "stages that cost 6, 6 and 4" in partition.__doc__
     assert max(stage_costs(partition(A_GPT, 4), A_GPT)) == 6
 
 

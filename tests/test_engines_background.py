@@ -166,7 +166,7 @@ def test_a_function_that_never_talks_has_the_deadline_of_a_wait(cluster):
 
     pids = cluster.run(pid_of)
     for function in (sleeps, compute_for_ever):
-        with pytest.raises(CommTimeout, match=f"waits for {function.__name__} in the background, which neither ends"):
+        with pytest.raises(CommTimeout, match=f"waits for {function.__name__} in the background, which has neither"):
             cluster.run(wait_for, function, deadline=0.5)
     assert cluster.run(computes_and_talks, deadline=3) == [0, 1, 2, 3]
     assert cluster.run(pid_of) == pids

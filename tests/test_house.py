@@ -11,14 +11,14 @@ AT_MOST = {  # the aims stand in docs/house.md
     "classes of one name in several rooms": 2,
     "functions of one name in several rooms": 38,
     "docstrings that begin What, Whether, Of, Those, One": 0,
-    "docstrings: of which, that of": 20,
+    "docstrings: of which, that of": 0,
     "docstrings: where as if": 10,
     "private words as names": 0,
     "modules that only tests import": 0,
 }
 
 NOTEBOOKS = 20
-LINES = {"hpdl_lab": (83_500, 2_000), "tests": (52_500, 800)}  # with NOTEBOOKS of them; what one more may add
+LINES = {"hpdl_lab": (83_700, 2_000), "tests": (52_500, 800)}  # with NOTEBOOKS of them; what one more may add
 
 
 @pytest.fixture(scope="module")

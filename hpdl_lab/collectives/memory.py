@@ -32,8 +32,9 @@ def bytes_moved(algorithm: str, p: int, n: float) -> tuple[float, float]:
         ring, two copies    The same ring, but each message is first copied to a
                             buffer of the library, and then to its destination.
 
-    A copy reads each byte once and writes it once. Count the copies of a message for
-    its sender only, and the addition for its receiver.
+    A copy reads each byte once and writes it once. In a ring, every rank sends and
+    receives. Count the copies of the messages that the rank sends, and the additions of
+    the messages that the rank receives.
 
     Args:    algorithm: one of these four names; p: ranks, at least 2;
              n: bytes of each rank's tensor.

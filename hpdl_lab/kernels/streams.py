@@ -87,7 +87,7 @@ def all_reduce_on_stream(comm_stream: Stream, x: Tensor, stream: Stream, all_red
              returns this event. After stream.wait_event(event), kernels that are
              launched later wait for `event`. (comm_stream has both calls, too.)
              all_reduce: f(comm, x), in place.
-    Returns: None, at once: neither the host nor another stream waits.
+    Returns: None, at once. The host does not wait, nor does any third stream.
     Ref: Dryden et al. 2018, "Aluminum: An Asynchronous, GPU-Aware Communication Library
     Optimized for Large-Scale Training of Deep Neural Networks on HPC Systems".
     """

@@ -64,7 +64,8 @@ def trust_ratio(w: Tensor, grad: Tensor, trust: float, weight_decay: float) -> f
     With the ratio, a step (without momentum) is at most rate * trust * |w| long.
 
     Args:    w: parameters of one layer, any shape; grad: their gradient, of the same
-             shape. Do not change w or grad. trust: above 0; weight_decay: at least 0.
+             shape. Do not change w or grad. trust: above 0, chosen by the user, to
+             bound the step; weight_decay: at least 0.
     Returns: float; 1 if w or grad is all zeros. With a ratio of 0, weights that start
              at zero would stay there.
     Ref: You, Gitman & Ginsburg 2017, arXiv:1708.03888.

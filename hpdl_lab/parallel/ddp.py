@@ -45,7 +45,9 @@ def ddp_hook(state: Communication, bucket: GradBucket) -> Future[Tensor]:
              state.all_reduce(comm, x) replaces x by its sum over ranks, in place.
              bucket: dist.GradBucket. bucket.buffer() is (n,), this rank's gradients,
              flat.
-    Returns: torch.futures.Future with the (n,) average, the same on every rank.
+    Returns: a torch.futures.Future, an object for a result that may come later. Make one
+             with torch.futures.Future(), and put the (n,) average in with set_result.
+             The average is the same on every rank.
     Steps: one all_reduce per bucket.
     Bytes per rank: one all_reduce of n elements.
     Ref: Li et al. 2020.

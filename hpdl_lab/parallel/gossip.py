@@ -119,10 +119,10 @@ def gossip_step(comm: Comm, x: Tensor, graph: Graph) -> Tensor:
     1 / (1 + the larger of the degrees of i and j), so W_ij and W_ji are equal.
 
     Every rank exchanges x with one neighbor after the other, in ascending order. This
-    order cannot deadlock, because some pair can always go on. Think of all pairs (i, j),
-    i < j, that have yet to exchange x, and of the first of them in ascending order. Both
-    ranks of this first pair are done with all lower neighbors. So neither rank waits for
-    a third rank.
+    order cannot deadlock. Sort the pairs (i, j), i < j: first all pairs with i = 0, then
+    with i = 1, ... Look at the first pair that has not exchanged x yet. Each of its two
+    ranks has exchanged x with all neighbors lower than the partner. So both ranks are
+    ready for each other.
 
     Args:    x: (N,) float array or tensor, different on every rank; overwritten.
              graph: gossip.Graph, the same on every rank. graph.neighbors[i] lists the

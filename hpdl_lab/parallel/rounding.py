@@ -22,7 +22,7 @@ DTYPES = torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn
 
 
 class Rounding(NamedTuple):
-    """What rounding has done to some tensors.
+    """The error that rounding has made in some tensors.
 
     tensors: their name; dtype, scale: a name of each, one of DTYPES and SCALES.
     error: the length of the differences over the length of the numbers; zeros: the share of numbers that became zero.

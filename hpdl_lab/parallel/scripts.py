@@ -79,8 +79,8 @@ def ddp_script(
     Args:    data, steps: as in horovod_script.
              all_reduce: f(comm, x), for the hook; default the communicator's own.
              hook: a function like ddp_hook.
-    Raises:  ValueError on simulated ranks, because PyTorch's process groups need
-             processes; ValueError if all_reduce does not add.
+    Raises:  ValueError on simulated ranks, because DDP needs a process for each rank;
+             ValueError if all_reduce does not add.
     """
     from torch.nn.parallel import DistributedDataParallel  # takes torch.distributed along
 

@@ -319,17 +319,18 @@ def train_steps(
 
     Args:    strategy: an object that sends the gradients of `model` during backward. In
              each step, only the last backward may send. Put all other backwards into
-             `with strategy.accumulating():`.
-             optimizer: of the parameters of `model`. Each step calls its zero_grad
-             first and its step last.
+             `with strategy.accumulating():`. After the last backward, call
+             strategy.add_gradients(comm, model) on every rank: it sends the gradients
+             that are not yet sent, and waits for the sums.
+             optimizer: of the parameters of `model`. Begin each step with
+             optimizer.zero_grad(), and end it with optimizer.step().
              steps: this rank's steps, each a list of micro-batches (x, y). Ranks have
              different numbers of steps and of micro-batches, or none.
              loss_of: loss_of(model, x, y) is a part of the loss. The loss of a step is
              the sum of these parts over all micro-batches of all ranks.
     Returns: None. On every rank, `model` is trained as by one rank with all
              micro-batches.
-    Steps: one all_gather of a number; strategy.add_gradients(comm, model) once per
-    step.
+    Steps: one all_gather of a number, and one strategy.add_gradients per step.
     """
     counts = comm.all_gather(torch.tensor([len(steps)]))  # (p, 1): how many steps each rank has
     ### BEGIN SOLUTION

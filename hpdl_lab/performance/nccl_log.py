@@ -24,24 +24,25 @@ def diagnose_log(log: str) -> tuple[int, str, str]:
         via NET/IB/...    how the data travel
 
     A setting is a fault only if the log shows its effect, and most settings are
-    harmless. So find out how the data travel, and only then look for a setting.
+    harmless. So find out how the data travel, and only then look for a setting. If
+    a setting is LOC, direct transfers are never used. A far adapter is too far from a
+    GPU to read the GPU's memory.
 
         cause     effect: the data travel ...             setting
         "socket"  between nodes over Ethernet             NCCL_IB_DISABLE is 1
         "shm"     between GPUs of a node through the      NCCL_P2P_DISABLE is 1, or
                   node's main memory                      NCCL_P2P_LEVEL is LOC
         "gdr"     to a network adapter through the        NCCL_NET_GDR_LEVEL is LOC, or
-                  node's main memory                      NCCL_IB_HCA: a far adapter
+                  node's main memory                      NCCL_IB_HCA is a far adapter
         "none"    in none of these ways
 
-    The level LOC means that direct transfers are never used. A far adapter is too far
-    from a GPU to read its memory. The log then says "GPU Direct RDMA Disabled for GPU
-    ... / HCA ...". Over Ethernet, data also pass through main memory, but the cause is
-    "socket". A log has one cause at most.
+    With a far adapter, the log says "GPU Direct RDMA Disabled for GPU ... / HCA ...".
+    Over Ethernet, data also pass through main memory, but the cause is "socket". A log
+    has one cause at most.
 
     Args:    log: lines of all ranks, mixed; a setting may be made on one node only.
-    Returns: (line, cause, variable). line: the number of a line, counted from 1. Any
-             line is right that makes the setting or shows its effect. variable:
+    Returns: (line, cause, variable). line: the number of a line that makes the setting
+             or shows its effect, counted from 1; each such line is right. variable:
              the environment variable that has to change.
              (0, "none", "") if no setting does harm.
     Ref: NVIDIA, NCCL user guide, Environment Variables.

@@ -27,14 +27,15 @@ def split_cores(
         thread 3  .#.#.#.#            rank 1, thread 1  .##.##.    . waits
 
     The ranks divide the examples equally. For each example of its share, one thread of
-    a rank does the serial part alone. Then all threads of the rank share the arithmetic
-    while memory moves bytes, and the longer of the two counts. A ring all-reduce of the
-    gradients ends the step (04). All ranks send at once, and share `bandwidth`.
+    a rank does the serial part alone. Then all threads of the rank share the arithmetic.
+    At the same time, memory moves bytes. The example ends when arithmetic and memory
+    are both done. A ring all-reduce of the gradients ends the step (04). All ranks send
+    at once, and share `bandwidth`.
 
     Cores come in domains, each with its own memory. Rank 0 has the first cores, rank 1
     the next ones, and so on. All data of a rank lie in the domain of its first core,
     even if its threads use cores of other domains. Ranks with data in the same domain
-    share its memory equally, and the slowest rank counts.
+    share its memory equally. The step waits for the slowest rank.
 
     Args:    cores: cores of the node; domain: cores of a domain, a divisor of cores;
              examples: examples of a step, all ranks together, a multiple of cores;

@@ -57,9 +57,10 @@ def checked_all_reduce(comm: Comm, x: Tensor) -> list[tuple[int, int]]:
 
     Rounding alone makes two sums of a chunk of n elements differ by up to
     n * eps * sum|a|. Two weighted sums differ by up to n * eps * sum(weight * |a|).
-    Here a is each number that is added (or copied) at this hop. eps is 2**-52, the
-    distance from 1 to the next larger float64. Numbers of both signs cancel, so the sum
-    of a may be much smaller than the sum of |a|.
+    Here a runs over all elements of the message. In the reduce-scatter, a also runs
+    over the elements of the rank's own chunk. eps is 2**-52, the distance from 1 to the
+    next larger float64. Numbers of both signs cancel, so the sum of a may be much
+    smaller than the sum of |a|.
 
     After each comparison, keep the checksums of the new elements, also if they differ
     from the expected ones. So later ranks do not note the same fault, and rounding does

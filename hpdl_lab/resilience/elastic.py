@@ -78,10 +78,11 @@ def train_elastic(comm: Comm, disk: Disk, task: Task, until: int, every: int) ->
 
     A new epoch goes on with the next place, not with place 0. task.order(epoch) returns
     the numbers of all examples, in the order in which this epoch uses them. A step takes
-    the next `task.batch` places, and the ranks take even shares of these places. As in
-    ZeRO-1, rank r updates and saves only its shard of the weights. The first weight of
-    the shard, and the first weight after it, are bounds(n, comm.size, r). A shard has
-    one row [w, m, v] for each of its weights: the weight and its two moments.
+    the next `task.batch` places. The ranks share these places as evenly as possible: 3
+    ranks take 11, 11 and 10 of 32 places. As in ZeRO-1, rank r updates and saves only
+    its shard of the weights. The first weight of the shard, and the first weight after
+    it, are bounds(n, comm.size, r). A shard has one row [w, m, v] for each of its
+    weights: the weight and its two moments.
 
     Helpers: task.gradient(weights, ids) returns the SUM of the gradients of these
              examples, for all n weights. task.update(shard, gradient, t) changes the

@@ -173,7 +173,7 @@ def save_sharded(comm: Comm, disk: Disk, step: int, shard: Tensor, start: int, t
              disk.rename(old, new) and disk.remove(name) are atomic; disk.names()
              returns all names.
     Args:    step: number of finished training steps, larger than the step in LATEST;
-             shard: (n,) float64, elements start to start + n - 1 of all `total` elements;
+             shard: (n,) float64, the elements [start, start + n) of all `total` elements;
              n differs between ranks, and a higher rank may have a lower start.
     Returns: None, on every rank.
     Ref:     torch.distributed.checkpoint, which writes its file .metadata last.

@@ -151,8 +151,8 @@ lab.show(gossip.graph("wheel", 8))
 
 # %% [markdown]
 # On a ring, every rank has two neighbors. On a star, one rank is the only neighbor of all others. Each of 16 ranks has
-# its own `x`. At the start, the distance of all `x` from their mean counts as 1. How large is this distance after 20
-# steps?
+# its own `x`. Every step makes the differences between these `x` smaller. What share of the differences is left after
+# 20 steps (0.5: half)?
 
 # %% guess=[0.3, 0.1]
 my_spread = lab.guess("how far apart 16 ranks are after 20 steps", {"ring": ..., "star": ...})

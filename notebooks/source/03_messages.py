@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 03 · Messages
 #
-# **The number to reach:** for messages between two of your ranks, the size in bytes at which starting up takes half of
-# the time.
+# **The number to reach:** a size in bytes. Every message takes a fixed time, and a time for its bytes. At which size
+# are both times equal?
 #
 # <!-- tracks -->
 
@@ -51,7 +51,7 @@ my_times = lab.guess("microseconds of a message", {"8": ..., "1MiB": ...})
 #
 # Did you leave out 3.1? `lab.catch_up("3.1")` in a new cell defines `ping_pong`.
 #
-# The lab plays many rounds for each size. Look for a flat part on the left, where α decides, and a rising part on the
+# In the plot, look for a flat part on the left, where α decides, and a rising part on the
 # right, where β decides.
 
 # %%
@@ -93,7 +93,7 @@ lab.explore("message", prediction=my_times)
 # A message is **point-to-point**: it has one sender and one receiver. In eight common patterns, the **collectives**,
 # all ranks take part. Some collectives begin or end on one rank, the **root**: here rank 0.
 #
-# In the next picture, each column is a rank. Each arrow leads from the data before the call to the data after it.
+# In the picture, each column is a rank. Each arrow leads from the data before the call to the data after it.
 
 # %%
 lab.show("collectives", ranks=4)
@@ -134,7 +134,8 @@ lab.show("collectives", ranks=4)
 # | `comm.split(color)` | `comm.Split(color)` | `dist.new_group(ranks)` | `ncclCommSplit` |
 #
 # After `comm.split(color)`, ranks that passed the same value form a new communicator. "In a group" means between
-# `ncclGroupStart` and `ncclGroupEnd`. The calls return at different times:
+# `ncclGroupStart` and `ncclGroupEnd`. `sendrecv` sends and receives at the same time. The calls return at different
+# times:
 #
 # | calls | when they return |
 # |---|---|
@@ -149,7 +150,7 @@ lab.show("collectives", ranks=4)
 # %% [markdown]
 # # Part two: the deadlock zoo <!-- 2 full day 6 -->
 #
-# The next cell shows seven programs, each with one fault. Read each program. What does each rank call first? What must
+# The next cell shows seven programs, each with one fault. What does each rank call first? What must
 # happen before that call returns?
 
 # %%
@@ -159,7 +160,7 @@ lab.show("zoo")
 # ## Exercise 3.4 ★★ Diagnose <!-- 2 full day 12 -->
 #
 # Name the fault of each program from reading alone. If a diagnosis is wrong, the check runs the program and shows a
-# table: which rank waits, in which call, and for which rank. Every deadlock in this course prints such a table.
+# table: which rank waits, in which call, and for which rank. Every deadlock prints such a table.
 
 # %% exercise="hpdl_lab.zoo:diagnose"
 
@@ -219,9 +220,9 @@ lab.show(slow, prediction=my_ms / 1e3)
 # %% [markdown]
 # ## Take it home <!-- 2 homework 8 -->
 #
-# The first file is your ping-pong in mpi4py, as in the OSU micro-benchmarks. The file prints half of the fastest round,
-# because other programs on the core can make rounds a thousand times as long. The last column is the bandwidth, near
-# 1/β for long messages.
+# The first file is your ping-pong in mpi4py, as in the OSU micro-benchmarks. Other programs can make a round a thousand
+# times as long, so the file takes the fastest round, and prints half of its time. The last column is the bandwidth,
+# near 1/β for long messages.
 
 # %% tags=["take-home"]
 # %%writefile take_home_03.py
@@ -255,8 +256,8 @@ for nbytes in (8, 2**10, 2**15, 2**20):
 print(out.n)
 
 # %% [markdown]
-# Compare these times with α + β · bytes from your fit. The lab's messages take longer, because the lab watches them to
-# report deadlocks.
+# Compare these times with α + β · bytes from your fit. The lab's messages take longer, because the lab watches for
+# deadlocks.
 
 # %% tags=["take-home"]
 rows = [line.split() for line in out.grep(" B ")]

@@ -102,14 +102,14 @@ lab.reveal("bytes that one rank sends", sent)
 #
 # ## Measure: a race <!-- 1 half day 6 -->
 #
-# Your ring races against the same ring in C++, and against MPI and gloo, which PyTorch uses on CPUs. A fourth
-# all-reduce uses **shared memory**: all processes of a machine can use it. With more ranks than cores a point may be
-# off by a factor of five: run the cell again.
+# Your ring races against the same ring in C++, against MPI, and against gloo, which PyTorch uses on CPUs. One more
+# all-reduce uses **shared memory**, which all processes of a machine can use. With more ranks than cores a
+# point may be off by a factor of five: run the cell again.
 #
 # Benchmarks, such as NVIDIA's `nccl-tests`, print two numbers:
 #
 # - **algbw** = bytes of the vector / time.
-# - **busbw** = algbw · 2(p-1)/p = bytes that a ring sends / time. You can compare busbw with the speed of a link, for
+# - **busbw** = algbw · 2(p-1)/p = bytes that a ring sends / time. Compare busbw with the speed of a link, for
 #   any number of ranks.
 #
 # The time of a ring of p ranks, with vectors of n bytes, is about
@@ -158,7 +158,7 @@ lab.show(trained)
 # %% [markdown]
 # # Part two: relatives, and real links <!-- 2 full day 8 -->
 #
-# No algorithm is best for every size and every network. The first table lists six other all-reduces. The second table
+# No algorithm is best for every size and network. The first table lists six other all-reduces. The second table
 # counts the messages that must follow one another (steps), and the bytes in these messages. A **host**, or node, is one
 # machine of a cluster.
 #
@@ -209,9 +209,9 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 # sum on each GPU. Rings between machines add these quarters, and a ring inside each machine collects the results.
 #
 # The grid takes 12 steps, six of them between machines. Your ring takes 2 · 15 = 30 steps, all with the latency of the
-# slow ports. At 2 MiB, this latency is half of the ring's time. The grid's six slow and six fast steps have a quarter
-# of this latency. With the grid 1.5 vectors leave each machine, and with your ring 1.9. Together, the savings halve the
-# time.
+# slow ports. At 2 MiB, these 30 latencies add up to half of the ring's time. The grid's 12 latencies add up to a
+# quarter of this sum. With the grid 1.5 vectors leave each machine, and with your ring 1.9. The two savings together
+# halve the time.
 #
 # ## Exercise 4.4 ★★★ Segment pipelining <!-- 2 homework 20 -->
 #
@@ -255,11 +255,13 @@ lab.explore("algorithms")
 # %% [markdown]
 # ## Real links <!-- 2 homework 10 -->
 #
-# So far your engines sent messages through shared memory. Now this machine **emulates** four hosts: they send over TCP,
-# as in a real cluster, and the system slows each link down to 1 Gbit/s. Times are measured, not computed.
+# So far no message crossed a network. Now this machine **emulates**
+# four hosts: they send over TCP, as in a real cluster, and the system slows each link down to 1 Gbit/s. Times are
+# measured, not computed.
 #
-# No other open notebook may use your engines now. Linux gives each host its own network, a network namespace. If this
-# machine forbids namespaces, the next cell says so, and the other cells run over shared memory.
+# All notebooks share your engines: run no other notebook in this section. Linux gives each host its own network,
+# a network namespace. If this machine forbids namespaces, the next cell says so, and the later cells run without a
+# network.
 
 # %% tags=["raises-exception"]
 lab.start(4, where="emulated", link="1gbit")
@@ -296,14 +298,14 @@ real
 
 # %% [markdown]
 # On slow links your Python ring is as good as compiled code, because the link takes most of the time. The simulated
-# curves use only α and β. How does the parameter server compare, with all traffic on one link?
+# curves use only α and β.
 #
 # Did ring and tree cross where your `choose` predicted? For large vectors `choose` is right within a few percent.
 # For small vectors `choose` is wrong: an idle link first lets about 64 KB pass at full speed. And hosts that share two
 # cores also wait for a core.
 #
 # The next plot adds dashed curves from another machine, which emulated four such hosts and ran the library's ring. At
-# 4 MiB the tree takes over twice as long as the ring, and the parameter server almost four times as long.
+# 4 MiB the tree takes over twice as long as the ring, and the parameter server almost four times.
 # `lab.replay()` lists all recordings and their machines.
 
 # %%
@@ -358,9 +360,10 @@ assert int(out.grep("bytes sent")[0].split()[-1]) == sent
 # %% [markdown]
 # On GPUs, NCCL chooses an algorithm and a protocol for every size. `NCCL_DEBUG=INFO` with `NCCL_DEBUG_SUBSYS=TUNING`
 # prints the choice. To compare, set `NCCL_ALGO=Ring` or `Tree`, and `NCCL_PROTO=Simple`, `LL` or `LL128`. In `Simple`,
-# a separate signal follows each block of data. In `LL`, every four bytes of data carry a flag of four bytes, which
-# lowers the latency and halves the bandwidth. `LL128` has 120 bytes of data in every 128. The next command measures
-# rings on two nodes with eight GPUs each, from 8 bytes to 4 GiB, and prints the columns of your race:
+# the receiver waits for a separate signal after each block of data. In `LL`, a flag of four bytes travels with every
+# four bytes of data. So no signal is needed: the latency is lower, but flags take half of the bandwidth. In
+# `LL128`, 120 of every 128 bytes are data. The next command measures rings on two nodes with eight GPUs each, from 8
+# bytes to 4 GiB, and prints the columns of your race:
 #
 #     NCCL_ALGO=Ring NCCL_PROTO=Simple mpirun -np 16 -N 8 ./build/all_reduce_perf -b 8 -e 4G -f 2 -g 1
 #

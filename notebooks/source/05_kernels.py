@@ -49,8 +49,8 @@ lab.start(4)
 # %% check="hpdl_lab.collectives.memory:one_pass"
 
 # %% [markdown]
-# This C++ code does the same, and its loop is in `sum`. This loop keeps each sum in a **register**, a memory cell
-# inside the core.
+# This C++ code does the same. Its function `sum` (not shown) keeps each sum in a **register**, a memory cell inside the
+# core.
 #
 # <!-- csrc/shm.cpp: ShmGroup::add_shared -->
 #
@@ -62,8 +62,8 @@ lab.measure(one_pass, ("64KiB", "1MiB", "8MiB"), ranks=2, against=("shm", "mpi")
 
 # %% [markdown]
 # Your function and `shm` read each input once and write each output once. But in PyTorch every addition also writes its
-# partial sum to a new tensor, and the next addition reads this tensor. In C++ the partial sum stays in a register.
-# **Fusing** operations into one loop keeps intermediate results in registers.
+# partial sum to a new tensor, and the next addition reads this tensor. **Fusing** operations into one loop keeps
+# intermediate results in registers.
 
 # %% [markdown]
 # ## Measure: a buffer that is written again <!-- 1 homework 5 -->
@@ -75,8 +75,9 @@ lab.measure(one_pass, ("64KiB", "1MiB", "8MiB"), ranks=2, against=("shm", "mpi")
 # lines**, mostly 64 bytes each. Before a core may change a line, all other cores must give up their copies of this
 # line. Until then, the write waits.
 #
-# In the experiment, rank 0 overwrites a buffer many times, in chunks of 256 KiB. Either rank 1 reads each chunk before
-# rank 0 overwrites it, or rank 1 reads nothing. How many times as long does a write take if rank 1 reads?
+# In the experiment, rank 0 keeps overwriting a buffer, in chunks of 256 KiB. Either rank 1 reads each chunk before
+# rank 0 overwrites it, or rank 1 reads nothing. If the buffer has one chunk, how many times as long does a write take
+# when rank 1 reads?
 
 # %% guess=[3]
 my_factor = lab.guess("times as long to write what the other core has read", ...)
@@ -91,13 +92,13 @@ lab.reveal("times as long to write what the other core has read", again.slowdown
 again
 
 # %% [markdown]
-# The buffer has one chunk at the left end, and 64 chunks at the right end.
+# The buffer has one chunk at the left end, and 64 at the right.
 #
 # | you see | which means |
 # |---|---|
-# | curves apart on the left | rank 1's cache still holds the short buffer, so the writes wait |
+# | curves apart on the left | the gap is the price of overwriting a buffer too early |
 # | curves meet on the right | rank 1's cache is smaller than the long buffer; use a long buffer |
-# | curves apart at both ends | rank 1's cache holds the long buffer, too; read the tensors directly, do not stage |
+# | curves apart at both ends | rank 1's cache holds the whole long buffer; read the tensors directly, do not stage |
 # | curves together on the left | the two cores probably share a cache; use a short buffer |
 #
 # The next picture adds dashed curves from another machine. Which machine has the larger cache?
@@ -111,7 +112,8 @@ lab.replay("write_again_amd_epyc_2_cores", over=again)
 # ## Exercise 5.3 ★★★ A CUDA reduction <!-- 2 homework 18 -->
 #
 # A **kernel** is a function that a GPU runs in tens of thousands of **threads** at once. To **launch** a kernel means
-# to start it. Each thread finds its part of the work by its number. Threads form groups:
+# to start it. Each thread finds its part of the work by its number. By a **shuffle**, a thread reads a register of
+# another thread. Threads form groups:
 #
 # | group | size | its threads share | its threads wait for each other |
 # |---|---|---|---|
@@ -120,9 +122,8 @@ lab.replay("write_again_amd_epyc_2_cores", over=again)
 # | **block** | `THREADS`, here 128 | memory on the chip: `cuda.shared.array` | in `cuda.syncthreads()`, a barrier |
 # | grid | all blocks | the GPU's memory: `x` and `out` | never: blocks run in any order |
 #
-# A thread has the number `cuda.threadIdx.x` in its block, and `cuda.grid(1)` among all `cuda.gridsize(1)` threads. Its
-# number in the warp is its **lane**. A **shuffle** reads a register of another lane. The memory of a block is called
-# **shared memory** in CUDA.
+# A thread's number in its block is `cuda.threadIdx.x`. Its number in the grid, of `cuda.gridsize(1)` threads,
+# is `cuda.grid(1)`. Its number in the warp is its **lane**. CUDA calls the memory of a block **shared memory**.
 #
 # Numba compiles Python functions to kernels. Without a GPU, the lab runs a kernel thread by thread on numba's
 # simulator, and counts what would cost time. The next cell shows the counts of four kernels that add 4,096 numbers:
@@ -140,7 +141,7 @@ lab.show("ladder")
 
 # %% [markdown]
 # `naive` adds each number to out[0] by an atomic. `interleaved` and `sequential` first add up each block in shared
-# memory, as a tree. Then one atomic for each block is enough. You will write `gpu_sum`.
+# memory, as a tree. Then one atomic for each block is enough. The lab's `gpu_sum` is the fourth.
 #
 # Shared memory has 32 **banks**, and word i (4 bytes) lies in bank i mod 32. A bank serves one word at a time. If
 # threads of a warp want different words of one bank, these threads take turns: a **bank conflict**. `interleaved` has
@@ -177,7 +178,7 @@ lab.show("ladder", gpu_sum)
 
 # %% [markdown]
 # `csrc/cuda/reduction_kernels.cuh` has eight sums in CUDA. The sixth is closest to yours. Its `sum_of_block` needs one
-# barrier. Before the barrier, each warp adds by shuffles; after the barrier, one warp adds the warps' sums by shuffles.
+# barrier. Before the barrier, each warp adds by shuffles; after the barrier, one warp adds the warps' sums.
 #
 # <!-- csrc/cuda/reduction_kernels.cuh: strided -->
 #
@@ -253,8 +254,8 @@ staged
 
 # %% [markdown]
 # Two terms depend on b: n/b · α is the latency of all blocks, and 2b/B is the time to fill and drain the pipeline. At
-# the best size, b = √(n·α·B/2), the two terms are equal. With blocks twice as large, their sum is only a quarter
-# larger. So one fixed size is good for many n.
+# the best size, b = √(n·α·B/2), the two terms are equal. With blocks twice as large, the sum of the two terms is only
+# a quarter larger. So one fixed size is good for many n.
 #
 # With the sliders, make the copies four times as fast as the wire. Then filling and draining take a quarter of 2b/B, so
 # the best block is twice as large. What if the copies are slower than the wire?
@@ -263,9 +264,9 @@ staged
 lab.explore("blocks")
 
 # %% [markdown]
-# Now measure on two emulated hosts (04), with a link of 1 Gbit/s and copies as fast as the link. The run measures α of
-# a message and α of a copy. Which α is larger? Where do the points leave the dotted line? (Without emulated hosts, you
-# see shared memory.)
+# Measure on two emulated hosts (04), with a link of 1 Gbit/s and copies as fast as the link. The run measures α of
+# a message and α of a copy. Which α is larger? Where do the points leave the dotted line? (Without emulated hosts,
+# the lab measures over shared memory.)
 
 # %% tags=["raises-exception"]
 lab.start(2, where="emulated", link="1gbit")
@@ -308,7 +309,7 @@ lab.replay("staging_emulated_amd_epyc_2_cores", over=real)
 # | `MV2_CUDA_BLOCK_SIZE` | 262,144 bytes | the block of your exercise 5.4 |
 # | `MVP_ENABLE_GPU`, in the successor MVAPICH-Plus (based on MPICH) | 1 | 0: MPI calls accept no addresses on the GPU |
 #
-# For 4 MiB the formula gives blocks of 228,973 bytes, and the default of 262,144 bytes is only 0.2% slower. For which n
+# For 4 MiB the formula gives blocks of 228,973 bytes, and the default of 262,144 bytes is 0.2% slower. For which n
 # is a fixed block size bad?
 
 # %%
@@ -484,7 +485,7 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # ## Where to read the real code
 #
 # - `hpdl_lab/collectives/memory.py`: 5.1 and 5.2, and an all-reduce that is staged.
-# - `csrc/shm.cpp`: the slice owner's loop, and staging by `rep movsb`, which asks for many lines at once.
+# - `csrc/shm.cpp`: the slice owner's loop, and staging by `rep movsb`, an instruction for many lines at once.
 # - `csrc/reduce.cpp`: the sum of many vectors.
 # - `hpdl_lab/kernels/ladder.py`: your kernel; `hpdl_lab/kernels/threads.py` counts its accesses.
 # - `hpdl_lab/kernels/staging.py`: your blocks, and emulated copies; `hpdl_lab/kernels/streams.py`: a stream.
@@ -497,8 +498,8 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # ## Predict
 #
 # Two ranks all-reduce tensors of 16 MiB, and one pass is the fastest. A staged all-reduce copies both tensors into
-# shared memory, adds there, and copies the results back. How many times as long as one pass do the staged all-reduce
-# and the ring of 04 take?
+# shared memory, adds there, and copies the results back. How many times as long as one pass does this take? And the
+# ring of 04?
 
 # %% guess=[2.5, 3]
 my_times = lab.guess("times as long as one pass", {"staged": ..., "ring": ...})

@@ -30,25 +30,24 @@ lab.start(4)
 #     rank 2: model, share 2 ──> g2 ──┤                 ├──> the same step
 #     rank 3: model, share 3 ──> g3 ──┘                 └──> the same step
 #
-# Notebook 02 did this with two weights. A real model has hundreds of tensors, and three questions come up. How often do
-# ranks pay latency? How long do they wait? And are their models equal at all?
+# Notebook 02 did this with two weights; a real model has hundreds of tensors. How often do ranks pay latency? How
+# long do they wait? And are their models equal?
 #
 # How much of a step is communication? The picture shows four layers on four simulated ranks, first with a message for
-# each tensor, then with one message for all. The network is fast, and many latencies cost little. Sending only after
-# backward costs more.
+# each tensor, then with one message for all. Look at the time after backward: only the network works.
 
 # %%
 lab.designs(DataParallelNaive(ring.all_reduce), DataParallel(ring.all_reduce))
 
 # %% [markdown]
 # While rank 0 computes, its network is idle; while it communicates, its core is idle. Backward makes the gradients one
-# after the other, and begins with the last layer. So that layer's gradients could leave at once.
+# after the other, and begins with the last layer. The last layer's gradients could leave at once.
 #
 # ## Predict
 #
-# Let the gradients of each layer leave while backward computes the next layer. How much of the communication time in
-# the picture remains exposed? Then let 2, 4 and 1,024 ranks train a small GPT, with a batch that grows with the ranks.
-# How many times as many examples per second as one rank will these ranks process?
+# Let the gradients of each layer leave while backward computes the next layer. How much of the communication time of
+# the second design, one message, remains exposed? Then let 2, 4 and 1,024 ranks train a small GPT, with a batch that
+# grows with the ranks. These ranks process more examples per second than one rank: how many times as many?
 
 # %% guess=[0.5, 1.9, 3.5, 500]
 my_exposed = lab.guess("share of that communication time that remains exposed, 0 to 1", ...)
@@ -144,7 +143,8 @@ lab.explore("buckets", prediction=my_exposed)
 #
 # - Clipping by the norm comes after the sum. Before the sum, each rank would clip by a different norm.
 # - Batch normalization sees only its own rank's examples, unless it adds its means over ranks (SyncBatchNorm).
-# - With 16-bit gradients the loss is scaled up. If one rank's gradients overflow, all ranks must skip the step.
+# - In float16 small gradients become zero, so the loss is multiplied by a large number. If one rank's gradients then
+#   overflow, all ranks must skip the step.
 
 # %%
 course = {"model": "gpt", "data": "text", "dtype": "float64", "steps": 5}
@@ -188,9 +188,9 @@ begin = sorted(e.t0_ns for e in trained.events if e.op == "forward")[-16]  # of 
 lab.show([e for e in trained.events if e.t0_ns >= begin])
 
 # %% [markdown]
-# Here four ranks share your cores, and rank 0 waits for ranks that are not scheduled. With one core per rank, the gray
-# part is the communication that overlap could not hide. The next cell replays a recording: two steps on two ranks with
-# a core each. Messages travel during backward, and ranks wait less than a fiftieth of the time.
+# Here four ranks share your cores, and rank 0 waits for ranks that are not scheduled. Gray is waiting. With one core
+# per rank, ranks wait only for communication that backward did not hide. The next cell replays a recording: two steps
+# on two ranks with a core each. Messages travel during backward, and ranks wait less than a fiftieth of the time.
 
 # %%
 lab.replay("overlap_amd_epyc_2_cores")
@@ -214,8 +214,8 @@ weak
 
 # %% [markdown]
 # The points stay near the diagonal, because each rank has as much to compute as before, and backward hides the
-# messages. (On a shared hub the blue points lie lower.) A ring's latency grows with p, and bends the curve at 1,024
-# ranks. In the table, "exposed" is the share of a step in which a rank only waits for messages. "overlap" is the share
+# messages. A ring's latency grows with p, and bends the curve at 1,024 ranks. In the table, "exposed" is the share of a
+# step in which a rank only waits for messages. "overlap" is the share
 # of the messages that computing hides. "imbalance" is the computing time of the slowest rank over the mean.
 #
 # **Strong scaling** is harder: more and more ranks share the **same** windows. Every rank computes less and less, and
@@ -225,10 +225,10 @@ weak
 #
 # ## S-Caffe: three designs <!-- 2 homework 6 -->
 #
-# In 2017 S-Caffe trained with a root, rank 0. The root broadcasts the parameters before each forward, layer by layer
-# (b), and adds up all gradients after backward (r, for reduction). The picture has three designs of this step, with
-# formulas (f: forward, B: backward). Which term disappears from one design to the next? And why can the first b and the
-# last r never be hidden?
+# In 2017 S-Caffe trained with a root, rank 0. The root broadcasts the parameters before each forward, layer by layer,
+# and adds up all gradients after backward. The picture has three designs of this step, with formulas: b is broadcast, f
+# forward, B backward, r reduction (sums). Which term disappears from one design to the next? And why can the first b
+# and the last r never be hidden?
 
 # %%
 from hpdl_lab.parallel.scaffe import SCaffe, SCaffeOverlappedPropagation, SCaffeOverlappedReduction
@@ -264,8 +264,8 @@ lab.designs(SCaffe(), SCaffeOverlappedPropagation(), SCaffeOverlappedReduction()
 # millisecond (`HOROVOD_CYCLE_TIME`). From the second training step on, the answer comes from a cache. Gradients that
 # fit into a buffer travel together (**tensor fusion**).
 #
-# You may change the script below. In the picture of two steps, an orange mark means that a gradient is ready on one
-# more rank.
+# The script below has the lab's three lines. In the picture after the script, an orange mark means that a
+# gradient is ready on one more rank.
 
 # %% shown="hpdl_lab.parallel.scripts:horovod_script"
 
@@ -352,9 +352,9 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps of DDP")
 # %% [markdown]
 # ## Bring your own script <!-- 2 homework 6 -->
 #
-# At work a script hangs, or computes something else on many ranks. `lab.watch` runs any script, unchanged, and says
-# what is wrong with it. In a terminal, call `hpdl watch --nproc-per-node 2 train.py`. The script below runs to its end,
-# and its loss falls. Read it first: how many mistakes does it have?
+# A script that is right on one rank may hang on many, or compute a wrong result. `lab.watch` runs any script,
+# unchanged, and says what is wrong with it. In a terminal, call `hpdl watch --nproc-per-node 2 train.py`. The script
+# below runs to its end, and its loss falls. Read it first: how many mistakes does it have?
 
 # %% guess=[1]
 my_mistakes = lab.guess("mistakes in the script", ...)
@@ -394,9 +394,9 @@ lab.reveal("mistakes in the script", len(wrong))
 watched
 
 # %% [markdown]
-# Repair the script in its cell, and run that cell and the next one again, until nothing is wrong. "To be looked at"
-# lists what may be intended. Here only one rank's loss is printed, and the learning rate is as for one rank. With
-# `--strict` the command ends with 1 if something is wrong: run it before a job that costs money.
+# Repair the script in its cell, and run that cell and the next one again, until nothing is wrong. Under "To be looked
+# at", the report lists what may be intended: here only one rank's loss is printed, and the learning rate is as for one
+# rank. With `--strict` the command ends with 1 if something is wrong: run it before a job that costs money.
 
 # %% tags=["take-home"]
 # out = !hpdl watch --strict --nproc-per-node 2 take_home_06_watch.py; echo exit code $?
@@ -481,7 +481,7 @@ print(out.n)
 one = [float(line.split()[-1]) for line in out.grep("loss")]
 
 # %% [markdown]
-# That was one rank. Now four ranks run the same file under torch's profiler. Each rank writes a trace, which
+# Now four ranks run the same file under torch's profiler. Each rank writes a trace, which
 # `ui.perfetto.dev` and `lab.show` open. `lab.show(trained, save="trained.json")` saves the lab's traces.
 
 # %% tags=["take-home"]

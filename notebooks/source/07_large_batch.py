@@ -92,8 +92,8 @@ failing
 
 # %% [markdown]
 # If all gradients are 1,000 times as long, LARS takes the same steps (without weight decay). So LARS hides a mistake: a
-# sum that is not divided by the number of ranks. LAMB scales Adam's step to this length: rate × length of the layer's
-# weights. In the lab, the rates of LARS and LAMB grow with the square root of the batch, not linearly.
+# sum that is not divided by the number of ranks. LAMB scales Adam's step to the rate times the length of the layer's
+# weights. In the lab, the rates of LARS and LAMB grow with the square root of the batch.
 #
 # ## Measure: what rescues them <!-- 1 two days 5 -->
 #
@@ -110,8 +110,8 @@ rescued
 # Much depends on the rates, which were tuned by hand. With `lab.batches(rate=0.1)` a batch of 32 gets better, and
 # linear scaling already fails at 512.
 #
-# Next, a GPT reads 2,000 windows (pieces of text) of Moby-Dick: 251 steps of 8 windows, or 16 steps of 128. The score
-# is the loss. Lower is better: a random guess among 81 characters has ln 81 = 4.4.
+# Next, a GPT reads about 2,000 windows (pieces of text) of Moby-Dick: 251 steps of 8 windows, or 16 of 128. The
+# score is the loss: a random guess among 81 characters has ln 81 = 4.4.
 
 # %%
 functions = {"learning_rate": learning_rate, "trust_ratio": trust_ratio}
@@ -165,9 +165,9 @@ gpt
 #
 # - **fp16, bf16:** every number is sent in 16 bits.
 # - **PowerSGD:** a matrix of n × m numbers is approximated by a **low-rank** one, the product of two thin matrices with
-#   r(n + m) numbers. Here r is called the rank of the matrix. Error feedback keeps the rest.
-# - **DiLoCo:** local SGD in which an **outer optimizer** with Nesterov's momentum takes a step at each average. The
-#   optimizer's gradient is the change of the parameters since the last average.
+#   r(n + m) numbers. Here r is the rank of the matrix. Error feedback keeps the rest.
+# - **DiLoCo:** local SGD with an **outer optimizer** (Nesterov's momentum). Its gradient is the parameters after its
+#   last step, minus the new average. All ranks go on from the result of its step.
 # - **Gossip** (02): after each step, a rank averages its parameters with its neighbors on a graph. On the exponential
 #   graph, a rank has one neighbor in each step: 1, 2 and 4 places further on, in turn.
 # - **Tournament**, LBANN's LTFB: every ten steps, the ranks form pairs and exchange models. Each rank keeps the model
@@ -189,7 +189,7 @@ assert abs(compared["local SGD, H = 10"].nbytes / dense.nbytes - 0.1) < 0.001
 compared
 
 # %% [markdown]
-# All twelve have the same, untuned rate. So read the picture with care:
+# All twelve have the same, untuned rate. Read the picture with care:
 #
 # - DiLoCo learns faster because its outer momentum takes longer steps. Momentum would help the other ways, too,
 #   except top-k.
@@ -198,9 +198,9 @@ compared
 # - Gossip on a ring sends about as many bytes as a ring all-reduce, but a rank waits only for its neighbors.
 # - A model of the tournament learns from an eighth of each batch, so its steps are noisier.
 #
-# In top-k, numbers that were held back come late. Momentum repeats these outdated numbers, so training gets worse. With
-# `momentum=0.9` and 60 steps, top-k reached 67 to 79%, and dense gradients reached 92 to 95%. Deep gradient
-# compression (Lin et al. 2018) corrects the momentum.
+# In top-k, numbers that were held back come late, and momentum repeats these numbers. With `momentum=0.9`
+# and 60 steps, top-k reached 67 to 79%, and dense gradients reached 92 to 95%. Deep gradient compression (Lin et al.
+# 2018) corrects the momentum.
 
 # %% [markdown]
 # ## Exercise 7.5 ★ The time to 97% <!-- 2 homework 7 -->
@@ -221,7 +221,8 @@ print(f"noise scale {sum(n.variance for n in noise) / sum(n.square for n in nois
 
 # %% [markdown]
 # Far below the noise scale, a batch twice as large needs half the steps. Far above it, the number of steps stays the
-# same: additional examples are wasted. **Statistical efficiency** is the share of examples that are not wasted.
+# same: additional examples are wasted. **Statistical efficiency** is the fewest examples that reach the
+# target, divided by the examples used.
 # **Hardware efficiency** is the time of a step with perfect speedup, divided by its real time. The time to a target is
 # steps × time of a step.
 #
@@ -248,12 +249,12 @@ raced
 
 # %% [markdown]
 # From a batch of 8 to 128, the steps fall by a factor of three; from 128 to 512 they hardly fall. The fitted noise
-# scale, in the table's last line, lies between 8 and 128. Your measured noise scale has the same order of magnitude,
-# not the same value, because the noise grows while the model learns. With small batches, two ranks are slower than one
-# on most machines, because an all-reduce takes longer than computing this small model.
+# scale, in the table's last line, lies between 8 and 128. Your measured noise scale agrees with it within a factor of a
+# few. The theory promises no more, because the noise grows while the model learns. With small batches, two ranks are
+# slower than one on most machines, because an all-reduce takes longer than computing this small model.
 #
-# The sliders describe a job of at least 10,000 steps on a cluster. At first, twice as many ranks almost halve the time.
-# Up to how many ranks is this so, with a noise scale of 1,000? And with 10,000?
+# The sliders describe a job on a cluster, with S_min (7.5) = 10,000 steps. At first, twice as many ranks almost halve
+# the time. Up to how many ranks is this so, with a noise scale of 1,000? And with 10,000?
 
 # %%
 lab.explore("target")
@@ -357,7 +358,7 @@ dist.destroy_process_group()
 print(out.n)
 
 # %% [markdown]
-# The lab's PowerSGD draws the same random numbers as PyTorch's, and has the same losses.
+# PowerSGD starts from random matrices. With the same matrices, the lab has the same losses.
 
 # %% tags=["take-home"]
 from hpdl_lab.parallel.compression import DataParallelCompressed, PowerSGD

@@ -84,21 +84,20 @@ ledger
 # %% [markdown]
 # Four things could be seen:
 #
-# 1. With 16 bits the state (parameters, gradients, optimizer) stays as large: 4 + 4 + 8 bytes become 2 + 2 + 12.
-#    Activations and messages are halved.
+# 1. With 16 bits the state (parameters, gradients, optimizer) does not shrink: 4 + 4 + 8 = 16 bytes per parameter
+#    become 2 + 2 + 12 = 16. Activations and messages are halved.
 # 2. ZeRO divides the state, but not activations. So ZeRO is used together with "recomputed".
 # 3. Both tp and pp divide the state by four. But each rank computes all 16 examples, not 4 as in data parallelism. So a
 #    rank of pp, with a quarter of the layers, keeps as many activations as in data parallelism. A rank of tp keeps
 #    more, because tp divides only some activations.
-# 4. A diamond may lie to the left of its bar's end. The bar adds all activations and all gradients, which never exist
+# 4. A diamond may lie to the left of its bar's end. The bar adds all activations and gradients, which never exist
 #    together.
 #
-# In the table, `off by` is the distance from formula to count. It leaves out temporaries, because late messages need
-# more buffers than the formula counts. `at most` is the diamond. `process` is the peak of the whole process, minus what
-# is left when the model is freed. This peak includes buffers of messages, and freed memory that was not yet returned to
-# the system.
+# In the table, `off by` is the distance from formula to count, without temporaries: a rank that runs late has more
+# temporaries than the formula counts. `at most` is the diamond. `process` is the peak of the whole process, minus what
+# is left when the model is freed. The peak includes message buffers, and freed memory that is still held.
 #
-# Now fit GPT-3 and other large models into GPUs of 16 to 192 GB. Each `recipe` is a row of this table:
+# Now fit large models into GPUs of 16 to 192 GB. In the next cell, `recipe` chooses a row of this table:
 #
 # | bytes for each parameter | parameter | gradient | optimizer | on each of d ranks |
 # |---|---|---|---|---|
@@ -272,7 +271,7 @@ print(f"ZeRO-3 on your engines: losses differ by {off:.0e} from those of a singl
 # %% [markdown]
 # ## Exercise 8.5 ★★ Loss scaling that agrees <!-- 2 homework 13 -->
 #
-# Let all ranks decide together whether to take a step in float16. This format has 5 bits of exponent: its smallest
+# Let all ranks decide together whether to skip an update in float16. This format has 5 bits of exponent: its smallest
 # number is 6e-8, its largest 65504. Smaller gradients become zero, larger gradients infinity. So before backward the
 # loss is multiplied by a number, the **loss scale**. By the chain rule the scale multiplies every gradient. Divide the
 # gradients by the scale before clipping and the update. The best scale is the largest that makes no gradient infinite.
@@ -322,13 +321,11 @@ print(f"the scale at the end: {scaled.loss_scale:,.0f}")
 # small for e4m3. At the right, look for the error of gradients with and without a scale.
 
 # %%
-from torch.nn.functional import cross_entropy
-
 from hpdl_lab.data import text
 from hpdl_lab.inference import weights
 
 gpt, book = weights.load("moby_dick"), text.load(256)
-cross_entropy(gpt(book.train_x[:8]).flatten(0, 1), book.train_y[:8].flatten()).backward()
+torch.nn.functional.cross_entropy(gpt(book.train_x[:8]).flatten(0, 1), book.train_y[:8].flatten()).backward()
 lab.show("formats", {"weights": gpt.parameters(), "gradients": [p.grad for p in gpt.parameters()]})
 
 # %% [markdown]

@@ -2,8 +2,8 @@
 # # 09 · Tensor parallelism
 #
 # **The number to reach:** the losses of a GPT on four ranks equal the losses of a single rank, to 10⁻¹⁰. Each layer of
-# this GPT takes two all-reduces forward and two backward. Cut the two linear layers of an MLP ([00](00_why.ipynb))
-# together: a rank sends less than a third of the bytes of two separate cuts.
+# this GPT takes two all-reduces forward and two backward. Cut the two linear layers of an MLP ([00](00_why.ipynb)) so
+# that nothing is sent between the layers. A rank then sends less than a third of the bytes of the simplest cut.
 #
 # <!-- tracks -->
 #
@@ -97,8 +97,8 @@ my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 # | columns, then rows | it calls your two functions |
 # | sequence parallel (9.4) | between layers it keeps only its own positions |
 #
-# Orange marks predict bytes and time. A ring's all-reduce of n bytes sends 2(p-1)/p · n bytes. Its time follows from α
-# and β of a ping-pong, and arithmetic is divided by p.
+# Orange marks predict bytes and time. A ring's all-reduce of n bytes sends 2(p-1)/p · n bytes. The predicted time is
+# 1/p of the first way's time, plus the messages' time from α and β of a ping-pong (03).
 
 # %%
 ways = lab.tensor(column_linear, row_linear, prediction=my_bytes)
@@ -109,14 +109,14 @@ print(f"you send {mine / naive:.0%} of what layer by layer sends")
 ways
 
 # %% [markdown]
-# On two ranks with a core each, the time follows the predictions, too.
+# On two ranks with a core each, the time follows the predictions.
 
 # %%
 lab.tensor(column_linear, row_linear, ranks=2)
 
 # %% [markdown]
 # The next picture predicts one layer on H100s that reach half of their peak, eight to a node, with InfiniBand between
-# nodes. Why does tp end at the node? Which link is too slow even inside a node? What does a smaller d change?
+# nodes. Why should tp be at most 8? Which `link` is too slow even inside a node? What does a smaller d change?
 
 # %%
 lab.explore("tensor")
@@ -133,7 +133,7 @@ from hpdl_lab.parallel.tensor.transformer import rows_of_heads
 print("4 heads of 2 rows each, rank 1 of 2:", rows_of_heads(1, 2, heads=4, width=8).tolist())
 
 # %% [markdown]
-# Compute attention with the heads of this rank. `column_linear` makes q, k and v of these heads, and `row_linear` adds
+# Compute attention with this rank's heads. `column_linear` makes q, k and v of these heads, and `row_linear` adds
 # the outputs of all ranks. In between, `scaled_dot_product_attention(q, k, v, is_causal=...)` expects q, k and v of
 # shape (b, heads, s, n): this rank's heads, n numbers each. See `hpdl_lab/models/transformer.py` for one rank.
 
@@ -144,7 +144,7 @@ print("4 heads of 2 rows each, rank 1 of 2:", rows_of_heads(1, 2, heads=4, width
 # %% [markdown]
 # ## A GPT on four ranks <!-- 1 two days 6 -->
 #
-# Now the whole model is cut: attention by heads, MLPs by columns and rows, and the token embedding by its rows. The
+# The whole model is cut: attention by heads, MLPs by columns and rows, and the token embedding by its rows. The
 # model is trained on Moby-Dick in 64 bits, so that rounding does not hide a mistake. All ranks see the same batch.
 
 # %%
@@ -164,13 +164,13 @@ per_layer = {way: len(getattr(shared[0], way)) // 2 for way in my_all_reduces}  
 lab.reveal("all-reduces of one layer of a transformer", per_layer)
 
 # %% [markdown]
-# Each layer takes two all-reduces in each direction. The token embedding takes one more, because its weights work
-# twice. They look up tokens (all-reduce in forward), and compute the logits (all-reduce in backward). Each all-reduce
-# moves b · s · d = 4 · 64 · 64 numbers.
+# Each layer takes two all-reduces in each direction. The token embedding takes one more in each direction: in forward
+# to look up tokens, in backward for the logits, which use the same weights. Each all-reduce moves b · s · d = 4 · 64 ·
+# 64 numbers.
 #
 # In the timeline of the last step, nothing hides the all-reduces, because the next layer needs the sum. (Asynchronous
-# tensor parallelism cuts a product into pieces, and sends one piece while it computes the next.) The one all-gather
-# between forward and backward collects the logits, because each rank has a quarter of them:
+# tensor parallelism sends one piece of a product while it computes the next.) The one all-gather between forward and
+# backward collects the logits, a quarter from each rank:
 
 # %%
 begin = sorted(e.t0_ns for e in shared.events if e.op == "forward")[-4]  # of the last step on four ranks
@@ -185,9 +185,9 @@ lab.run(train_gpt, text, 1, 2)
 # %% [markdown]
 # ## Exercise 9.4 ★★★ Sequence parallel <!-- 1 homework 18 -->
 #
-# Send x through a layer, while each rank keeps only its own positions of x. Between the cut layers, every rank has
-# computed norms and residual sums at all positions. In **sequence parallelism** a rank computes norms and sums only at
-# its own positions. So take the all-reduce apart, into reduce-scatter and all-gather:
+# Send x through a layer, while each rank keeps only its own positions. Between the cut layers of 9.1 to 9.3, every
+# rank computes norms and residual sums at all positions. In **sequence parallelism** a rank computes norms and sums
+# only at its own positions. So take the all-reduce apart, into reduce-scatter and all-gather:
 #
 #     tensor parallel      norm ─── copy ─────── layer ── all-reduce ────── + ─── norm      (b, s, d) on every rank
 #     sequence parallel    norm ─── all-gather ─ layer ── reduce-scatter ── + ─── norm      (b, s/p, d) between
@@ -229,7 +229,7 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 #
 # `parallelize_module` replaces each parameter of an unchanged model by a DTensor, which holds this rank's part, its
 # **shard**. `ColwiseParallel` is your `column_linear`, `RowwiseParallel` your `row_linear`. Here the MLPs are cut.
-# Attention in this GPT has q, k and v in one matrix, and contiguous pieces of this matrix are the wrong pieces (9.3).
+# Attention in this GPT has q, k and v in one matrix: contiguous pieces are wrong (9.3).
 
 # %% tags=["take-home"]
 from shutil import copy
@@ -301,7 +301,7 @@ assert out.grep("all-reduces") == ["all-reduces 2 2"]  # forward and backward: o
 # %% [markdown]
 # ## Homework
 #
-# No other cell of this notebook needs this exercise.
+# No other cell of this notebook needs exercise 9.6.
 #
 # ## Exercise 9.6 ★★★ Halos of a convolution <!-- 1 homework 12 -->
 #
@@ -337,7 +337,7 @@ print("rows and bytes sent:", [(strip.rows, strip.nbytes) for strip in strips], 
 #
 # <!-- terms -->
 #
-# **What you can do now:** split the layers of a transformer among ranks, count their all-reduces, and say on which
-# links that pays.
+# **What you can do now:** split the layers of a transformer among ranks, count their all-reduces, and name the links
+# that are fast enough.
 #
 # <!-- links -->

@@ -137,8 +137,8 @@ lab.reveal("least batch at which decoding on an H100 is bound by compute", batch
 print(f"ridge {h100.ridge('bfloat16'):.0f}")
 
 # %% [markdown]
-# If only weights moved, m rows would do 2 m FLOPs for each weight of 2 bytes: m FLOPs per byte. The batch would be the
-# ridge, 295. Rows and results move as well, so the batch is 319.
+# If only weights moved, m rows would do 2 m FLOPs for each weight of 2 bytes: m FLOPs per byte. The ridge is 295 FLOPs
+# per byte, so the batch would be 295 rows. Rows and results move as well, so it takes 319 rows.
 #
 # All requests of a batch share one read of the weights. Below 319 requests, memory takes longer than arithmetic, so one
 # more request costs little time. Attention has no such gain: each request reads its own KV cache (13).
@@ -171,7 +171,7 @@ my_ranks = lab.guess("ranks that train fastest on 56 cores", ...)
 #   only one domain.
 #
 # The check tries 11 other nodes. Your **regret** is how much longer a step takes with your split than with the best
-# one. Up to 5% passes.
+# split. Up to 5% passes.
 
 # %% exercise="hpdl_lab.performance.threads:split_cores"
 
@@ -210,7 +210,7 @@ print("ranks that your function chooses:", split_cores(*two_cores(*alone, exchan
 # thread: the threads wait for each other after every divided operation. Two ranks wait for each other only once per
 # step.
 #
-# In your jobs, `OMP_NUM_THREADS=14 torchrun --nproc-per-node 4 train.py` starts 4 ranks x 14 threads. If you start
+# `OMP_NUM_THREADS=14 torchrun --nproc-per-node 4 train.py` starts 4 ranks x 14 threads. If you start
 # several ranks without `OMP_NUM_THREADS`, `torchrun` gives each rank one thread. `numactl --cpunodebind=0 --membind=0`
 # keeps a process and its data in domain 0.
 
@@ -267,7 +267,7 @@ print(slow.diagnosed(my_counters))
 # %% check="hpdl_lab.performance.slow:train_quickly"
 
 # %% [markdown]
-# In PyTorch, `DataLoader(..., pin_memory=True)` collects batches in pinned memory, and `x.to("cuda",
+# `DataLoader(..., pin_memory=True)` collects batches in pinned memory, and `x.to("cuda",
 # non_blocking=True)` copies without waiting. `DistributedSampler` gives each rank its own share of the examples.
 # `TORCH_LOGS="graph_breaks,recompiles"` prints the reason of each graph break and recompilation.
 # `torch.cuda.set_sync_debug_mode("warn")` warns at each synchronization.
@@ -309,9 +309,9 @@ shared = reading.STORAGES[-1]
 assert shared.seconds(1_000, 1e8) > 10 * shared.seconds(1, 1e8)
 
 # %% [markdown]
-# On the shared file system, the shard is 11 times as fast. The NVMe drives serve one node, the other two storages a
-# whole cluster. The GB/s of the table are published. The times to open a file and the 1 to 2 GB/s of one reading
-# process are assumed. These values are typical if few jobs use the storage.
+# On the shared file system, the shard is 11 times as fast. The NVMe drives serve one node; the other two storages serve
+# a whole cluster. The GB/s in the table are published. The lab assumes the time to open a file, and 1 to 2 GB/s for
+# each reading process: typical values if few jobs use the storage.
 #
 # ## Predict
 #
@@ -329,8 +329,8 @@ my_workers = lab.guess("workers for steps of 0.03 s and reads of 0.11 s, some of
 # worker reads ahead.
 #
 # A step **starves** if it waits for its input. Two arguments of torch's `DataLoader` prevent starving. `num_workers`
-# says how many batches are read at the same time. `prefetch_factor` is the prefetch. Batches read ahead need memory;
-# the step uses them while one read is slow.
+# says how many batches are read at the same time. `prefetch_factor` is the prefetch. Prefetched batches wait in memory.
+# The step uses these batches while a read is slow.
 #
 # The times of reads vary: this is **jitter**. A slow server makes many slow reads in a row, and an average hides these
 # reads. So simulate each batch of an epoch in **virtual time**: compute the times without waiting. To bridge even the
@@ -366,7 +366,7 @@ print(f"{pair}: {real:.2f} s, {real / virtual:.2f} of virtual time")
 # ## Measure: two profilers, one step <!-- 3 homework 2 -->
 #
 # Can you trust a profiler? Two programs with different clocks record the same steps of DDP (06). `torch.profiler`
-# records the operations of PyTorch. The laboratory's log records the messages, as in every timeline since 03. Both
+# records the operations of PyTorch. The laboratory's log records the messages. Both
 # programs report the exposed communication of a step. Compare the two times:
 
 # %%
@@ -389,7 +389,8 @@ lab.show([event for event in seen.events if event.t0_ns in last[event.rank]])
 # ## Measure: the step twice as fast <!-- 3 homework 3 -->
 #
 # Three faults are left. Each sequence is in its own file. Each gradient is sent after backward, so no computation hides
-# it. Rank 0 has three times as many sequences as rank 1. Look for the longest bar of the step without all six faults:
+# the communication. Rank 0 has three times as many sequences as rank 1. The next cell repairs all six faults. Which bar
+# is now the longest?
 
 # %%
 last = lab.waterfall(gpt_step, *REPAIRS, ranks=2, before=first)
@@ -398,7 +399,7 @@ print(f"{first.step_s / last.step_s:.1f} times as fast, {last.explained:.0%} exp
 assert last.step_s < first.step_s
 
 # %% [markdown]
-# Matrix products are now the longest bar. On idle cores the step is typically more than twice as fast, and the bars
+# Matrix products are the longest bar. On idle cores the step is typically more than twice as fast, and the bars
 # explain more than 95%. Next, use fewer bits, a larger batch, or a faster processor.
 
 # %% [markdown]
@@ -462,8 +463,8 @@ assert len(out.grep(" ms ")) == 9  # seven bars, unexplained, and the step
 #
 # - **Failures.** The training of Llama 3 on 16,384 GPUs was interrupted 466 times in 54 days: every three hours (Llama
 #   Team 2024). How does a training go on without the lost ranks, and how often does it save its state?
-# - **Stragglers.** All ranks wait for the slowest rank (03). Leaving out its gradient saves time, but changes the
-#   result.
+# - **Stragglers.** All ranks wait for the slowest rank (03). Steps without this rank's gradient are faster, but change
+#   the result.
 # - **Slow links.** Clusters in different cities can share one training if they send less (DiLoCo in 07).
 #
 # **What next?** Profile a script of your own. Then make it data parallel (06), or divide its weights among the ranks

@@ -5,9 +5,9 @@
 #
 # <!-- tracks -->
 #
-# [14 · Where the time goes](14_performance.ipynb) looks into one step, and this notebook at what surrounds it. When is
-# the graph of a step known, and who sends what? How do other processors differ? Which link is fast enough (14.6, 14.7)?
-# What does a training cost?
+# [14 · Where the time goes](14_performance.ipynb) looks into one step. This notebook looks at what surrounds the step.
+# When is the graph of a step known, and who sends what? How do other processors differ? Which link is fast enough
+# (14.6, 14.7)? What does a training cost?
 
 # %%
 import torch
@@ -24,8 +24,8 @@ lab.start(4)
 # immediately. Chainer introduced the name define-by-run; PyTorch and TensorFlow 2 say eager.
 #
 # `hpdl_lab/performance/static_graph.py` is define-and-run in 70 lines. A **placeholder** stands for a tensor that the
-# program gets later. `two_layers` computes the loss of a small model. If its inputs are placeholders, it only records
-# the operations:
+# program gets later. `two_layers` computes the loss of a small model. With placeholders as inputs, `two_layers` only
+# records the operations:
 
 # %%
 from hpdl_lab.performance.frameworks import branching, framework_history, two_layers
@@ -118,8 +118,8 @@ my_worker = lab.guess("MB a step that a worker of the ring sends", ...)
 # ## Measure: the same training in four frameworks <!-- 1 homework 6 -->
 #
 # Each framework trains one model on two workers, with the same weights and examples. Every worker runs on its own
-# emulated host, and the links carry 1 Gbit/s in each direction. `make frameworks` recorded this table, and needs root.
-# Compare the MB and the losses:
+# emulated host, and the links carry 1 Gbit/s in each direction. The next cell prints a recorded table. (An
+# administrator can record it anew: `make frameworks`.) Compare the MB and the losses:
 
 # %%
 from hpdl_lab.data import recorded
@@ -150,7 +150,7 @@ lab.reveal("MB a step that a worker of the ring sends", vector_mb)
 # - **A parameter server over gRPC**, in 60 lines: the server waits for all gradients, takes the step, and answers with
 #   the new weights. So the training is synchronous, with the same loss as a single process.
 #
-# In TensorFlow 1, a program placed each variable by hand, for example on server 0: `with tf.device("/job:ps/task:0"):`.
+# In TensorFlow 1, a program placed each variable by hand, here on server 0: `with tf.device("/job:ps/task:0"):`.
 #
 # All weights together are one **vector**, and so are all gradients. How many vectors pass each link in a step?
 
@@ -178,9 +178,9 @@ assert round(server / ring) == 65
 # With 64 workers, a server's link takes 65 times as long as the ring. So large trainings divide the weights among many
 # servers, each with its own link (04). The recorded steps take longer than these times, because workers also compute.
 #
-# By MPI, a ring of two workers takes the 34 ms that the last cell printed. The laboratory's ring, the last row of the
-# recorded table, takes longer: it sends by `send` and `recv` of Gloo. If a rank calls `send` before `recv`, Gloo moves
-# the two directions one after the other.
+# For two workers, the last cell printed 34 ms. A ring that sends by MPI takes this time. The laboratory's ring, the
+# last row of the recorded table, takes longer, because it sends by `send` and `recv` of Gloo. If a rank calls `send`
+# before `recv`, Gloo moves the two directions one after the other.
 
 # %% [markdown]
 # ## Other processors <!-- 1 homework 4 -->
@@ -198,8 +198,8 @@ print(table_of_processors())
 # 1. A TPU multiplies matrices in a **systolic array**, a grid of multipliers that pass numbers to their neighbors. A
 #    TPU v6e chip has two grids of 256 x 256.
 # 2. Each number that enters the grid is used in many multiplications before it leaves, so little is read and written.
-# 3. A TPU v6e chip has one large core, but an H100 has 132 small ones that switch between many threads.
-# 4. The compiler (XLA) plans before the run when each number moves, so a new shape needs a new compilation.
+# 3. A TPU v6e chip has one large core, but an H100 has 132 small cores that switch between many threads.
+# 4. Before the run, the compiler (XLA) plans when each number moves. So a new shape needs a new compilation.
 # 5. The chips have their own network links and form a **torus**, a grid whose rows and columns are rings. A torus has
 #    up to 256 chips in two dimensions (v6e), or 8,960 in three (v5p).
 #
@@ -230,7 +230,7 @@ print(table_of_processors())
 #    (weights).
 # 2. Earlier accelerators were built for one way; if a layer cannot be divided much in this way, most multipliers have
 #    no work.
-# 3. FlexFlow changes with each layer how data flow through its multipliers, and combines all three ways.
+# 3. FlexFlow combines all three ways: for each layer, it changes the paths of data through its multipliers.
 # 4. Lu et al. report for six models: FlexFlow has 2 to 10 times the speed of three other architectures, and 2.5 to 10
 #    times their power efficiency.
 # 5. On a GPU, software makes this choice: for layers of another shape, a library runs another GPU program. (Another
@@ -240,9 +240,9 @@ print(table_of_processors())
 # ## Measure: which link is fast enough? <!-- 2 homework 2 -->
 #
 # NVLink and PCIe join GPUs inside a node. NVLink 5 joins all GPUs of a **rack**, a cabinet of nodes. InfiniBand (`ndr`,
-# `hdr`), Omni-Path, Slingshot and Ethernet join nodes. `roce` is Ethernet without **TCP**, the protocol by which
-# operating systems send data: adapters write into each other's memory. For networks, data sheets count bits: 400 Gbit/s
-# are 50 GB/s.
+# `hdr`), Omni-Path, Slingshot and Ethernet join nodes. **TCP** is the protocol by which operating systems send data.
+# `roce` is Ethernet without TCP: an adapter writes straight into another node's memory. For networks, data sheets count
+# bits: 400 Gbit/s are 50 GB/s.
 #
 # Two engines play ping-pong, as in 03. Find the row of this machine:
 
@@ -286,7 +286,7 @@ my_gbit = lab.guess("Gbit/s per GPU that hide 90% of the communication", ...)
 # %% check="hpdl_lab.performance.links:cheapest_link"
 
 # %% [markdown]
-# Your function on the model above:
+# Your function on this model:
 
 # %%
 backward_s = 4 * 1.5e9 * 8_192 / (0.4 * PROCESSORS["H100 SXM"].peak["bfloat16"])
@@ -305,7 +305,7 @@ print(best)
 # ## Predict
 #
 # Two nodes have four H100 GPUs each, and an InfiniBand adapter of 400 Gbit/s for each GPU. Each node also has one
-# Ethernet port of 25 Gbit/s. If NCCL may not use InfiniBand, it takes the Ethernet port, and the job still runs. How
+# Ethernet port of 25 Gbit/s. If NCCL may not use InfiniBand, it takes the Ethernet port. How
 # many times lower is the bus bandwidth (busbw, 04) of a large all-reduce?
 
 # %% guess=[64]
@@ -314,7 +314,7 @@ my_ratio = lab.guess("times lower busbw over Ethernet than over InfiniBand", ...
 # %% [markdown]
 # With `NCCL_DEBUG=INFO`, NCCL prints how it connects the GPUs. Here is a good log: the lines of rank 0, and the table
 # of nccl-tests with busbw in the last column. The logs of three slow jobs follow, with only the lines that differ.
-# Compare the words after `via` with the good log: they name the path of the data. HCA is InfiniBand's word for adapter,
+# The words after `via` name the path of the data: compare them with the good log. HCA is InfiniBand's word for adapter,
 # and `mlx5_4` is an adapter for storage. These logs are **not recorded**: the laboratory writes them in the format of
 # NCCL 2.26.
 
@@ -336,7 +336,7 @@ lab.reveal("times lower busbw over Ethernet than over InfiniBand", busbw(good) /
 # Find in a log the setting that makes a job slow. A **channel** is a ring. Each line with `via` shows how data travel
 # on one link of a channel:
 #
-# - `P2P` (peer to peer): a GPU reaches the memory of the next one directly, by NVLink.
+# - `P2P` (peer to peer): a GPU reaches the memory of the next GPU directly, by NVLink.
 # - `SHM` (shared memory): the data go through the node's main memory.
 # - `NET/Socket`: the data go to another node over Ethernet.
 # - `NET/IB/2/GDRDMA`: the data go over InfiniBand adapter 2. The adapter reads the GPU's memory itself: this is
@@ -358,7 +358,7 @@ for name, log in LOGS.items():
     print(f"{busbw(log):6.1f} GB/s: {cause} {variable}, line {line}")
 
 # %% [markdown]
-# All these jobs give right results, so without the table the fault stays unseen. To read your own log, write it to a
+# All these jobs give right results, so only the table shows the fault. To read your own log, write it to a
 # file first:
 #
 #     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET torchrun ... > nccl.log
@@ -404,8 +404,8 @@ for name, way in zip(("hosts, 1 call", "hosts, 14 calls", "DPUs"), ways, strict=
 assert [round(14 * way.hidden) for way in ways] == [1, 14, 14]
 
 # %% [markdown]
-# With one call, only one of 14 steps overlaps with computing. With a call in each step, everything is hidden, but the
-# program has to make these calls. DPUs need none.
+# With one call, only one of 14 steps overlaps with computing. With a call in each step, everything is hidden. DPUs need
+# no such calls.
 #
 # If the hosts do not compute, the all-reduce takes 185 µs with hosts, but 320 µs with DPUs. With DPUs, each vector also
 # crosses PCIe to the DPU and back. MVAPICH2-DPU, an MPI library, states an overlap of up to 99% (X-ScaleSolutions
@@ -415,9 +415,10 @@ assert [round(14 * way.hidden) for way in ways] == [1, 14, 14]
 # %% [markdown]
 # ## What a training costs <!-- 2 homework 4 -->
 #
-# A **petaflop/s-day** is 10¹⁵ operations per second for a day. Training GPT-3 took 3,640 (Brown et al. 2020), on V100
-# GPUs at 24.6 teraFLOP/s and 330 W each. The data center used 1.1 times the power of its computers: its **PUE**, power
-# usage effectiveness (Patterson et al. 2021). How many kWh did the training take? What does a kWh cost you?
+# A **petaflop/s-day** is 10¹⁵ operations per second for a day. Training GPT-3 took 3,640 petaflop/s-days (Brown et al.
+# 2020), on V100 GPUs at 24.6 teraFLOP/s and 330 W each. The data center used 1.1 times the power of its computers: its
+# **PUE**, power usage effectiveness (Patterson et al. 2021). How many kWh did the training take? What does a kWh cost
+# you?
 
 # %% guess=[1_000_000, 0.3]
 my_kwh = lab.guess("kWh of the training of GPT-3", ...)
@@ -444,7 +445,7 @@ lab.reveal("kWh of the training of GPT-3", gpt3.hours * gpt3.watts / 1e3 * gpt3.
 # ## Take it home <!-- 2 homework 5 -->
 #
 # This script measures a link without this laboratory. Two ranks, one at each end, play ping-pong. The times of the
-# smallest and the largest message give α, the latency, and β, the seconds per byte (03). From both, the script computes
+# smallest and the largest message give α and β (03). From α and β, the script computes
 # how long a ring all-reduce takes on such links. If each rank has a GPU, messages go from GPU to GPU by NCCL.
 
 # %% tags=["take-home"]
@@ -505,9 +506,9 @@ assert hides == ["it", None]  # your function of 14.6: backward has to take 90% 
 #
 # ## Open issues, and what next
 #
-# - **Memory.** Will memory keep up with arithmetic? The ridge grew from 153 FLOPs per byte (A100) to 295 (H100). It is
-#   lower for H200 and B200: 206 and 281.
-# - **Energy.** Training Llama 3.1 405B took 24 GWh. Was it necessary?
+# - **Memory.** Will memory keep up with arithmetic? The ridge grew from 153 FLOPs per byte (A100) to 295 (H100). The
+#   ridge is lower for H200 and B200: 206 and 281.
+# - **Energy.** Training Llama 3.1 405B took 24 GWh. Was this training necessary?
 #
 # **What next?** Add your own model to `hpdl_lab/performance/cost.py`.
 #

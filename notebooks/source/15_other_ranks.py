@@ -22,16 +22,16 @@ lab.start(4)
 #     fewer    a rank is lost                others go on        15.3
 #     slow     its messages come late        all others wait     15.4
 #     wrong    its numbers are wrong         no rank waits       15.5
-#     stale    its weights are old           no rank waits       two kinds of ranks
+#     stale    its weights are old           no rank waits       see "Two kinds of ranks"
 
 # %% [markdown]
 # ## Fewer ranks, and then more <!-- 1 homework 5 -->
 #
 # A node is broken, and its replacement comes tomorrow. In **elastic training**, the job goes on with fewer ranks, and
-# later with more. The number of ranks must not change the weights. So a step must depend only on its step number:
+# later with more. The number of ranks must not change the weights. So three things must depend only on the step number:
 #
 #     examples     the next ones in the order of the epoch: each counts once, also after a kill
-#     gradient     the mean of the whole batch, also if the ranks have uneven shares
+#     gradient     the mean of the whole batch, also if the ranks' shares differ by an example
 #     Adam         both moments of each weight, and the number of the update
 #
 # ## Predict
@@ -99,7 +99,7 @@ my_left = lab.guess("% of the throughput that is left with one of 64 ranks at ha
 # %% [markdown]
 # All ranks wait for the slow rank, so half of the throughput is left. Without this rank, 63 ranks reach 98%. So a
 # slow rank costs more than a dead rank. All ranks take equally long for a step, so step times do not show which rank
-# is slow. Here is one step of six simulated ranks. Can you see the slow rank?
+# is slow. Here is one step of six simulated ranks. Which rank is slow?
 
 # %%
 from hpdl_lab.resilience.stragglers import backup_workers, make_lanes, steps_per_s, unknown
@@ -134,9 +134,9 @@ assert (rank, cause) == (4, "core") and find_straggler(repaired) == (-1, "none")
 print(f"rank {rank}, {cause}: {steps_per_s(lanes):.1f} steps/s, and repaired {steps_per_s(repaired):.1f}")
 
 # %% [markdown]
-# The straggler is the rank that waits least. In a ring, each other rank waits for its neighbor. So the longest wait
-# may be far from the straggler. A slow link delays all messages of the ring, so waits do not show which link is slow.
-# So your function measures work and transfers, not waits.
+# The straggler is the rank that waits least. In a ring, all other ranks wait for a neighbor. So the longest wait may be
+# far from the straggler. A slow link delays all messages of the ring, so waits do not show the slow link. So your
+# function measures work and transfers, not waits.
 #
 # On real nodes, clocks differ. So first compare the seconds of input, forward and backward, which need no common
 # clock. Then measure the links, one pair at a time, while nothing else runs.
@@ -333,9 +333,9 @@ lab.explore("rollouts")
 # %% [markdown]
 # Without staleness, two kinds of ranks are the slowest design, because one kind always waits. With 4 updates between
 # two transfers, two kinds are just ahead of the diamond. With 16 updates, they are a fifth faster. The reason is the
-# batch: if 4 GPUs generate instead of 8, each GPU decodes twice as many sequences. The larger batch takes only a fifth
-# more time per token (13). With 8,192 tokens, most of the bytes are caches, so larger batches gain little. Then two
-# kinds (5 GPUs generate, 16 updates between transfers) are only as fast as the diamond.
+# batch: if 4 GPUs generate instead of 8, each GPU decodes twice as many sequences. Each step of decoding (one token per
+# sequence) takes only a fifth longer (13). With 8,192 tokens, most of the bytes are caches, so larger batches gain
+# little. Then two kinds (5 GPUs generate, 16 updates between transfers) are only as fast as the diamond.
 #
 # So systems allow some staleness, and correct for it. IMPALA (2018) multiplies the gradient of each token by a ratio
 # (V-trace). This ratio is the token's probability with the new weights, divided by its probability with the old
@@ -345,8 +345,8 @@ lab.explore("rollouts")
 # %% [markdown]
 # ## Take it home <!-- 3 homework 4 -->
 #
-# This script finds a straggler of any training with `torch.distributed`. Each rank measures the time of its own work,
-# without waits. After some steps, one all_gather brings all medians to each rank. Here rank 1 works twice as long:
+# This script finds a straggler of any training with `torch.distributed`. Each rank measures its own work in each step,
+# without waits, and takes the median. One all_gather brings all medians to each rank. Here rank 1 works twice as long:
 
 # %% tags=["take-home"]
 # %%writefile take_home_15_straggler.py

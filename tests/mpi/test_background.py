@@ -343,7 +343,7 @@ def test_a_function_that_neither_ends_nor_communicates_has_the_deadline_of_a_wai
     comm.background(nothing).wait()
     comm.waiting.deadline = 0.5
     work = comm.background(sleeps)
-    with pytest.raises(CommTimeout, match=f"rank {comm.rank} waits for sleeps in the background, which neither ends"):
+    with pytest.raises(CommTimeout, match=f"rank {comm.rank} waits for sleeps in the background, which has neither"):
         work.wait()
     assert not work.has_ended()
     over.set()

@@ -303,7 +303,7 @@ def sequence_parallel(comm: Comm, x: Tensor, layer: Map) -> Tensor:
     Raises:  ValueError on every rank if the number of positions is no multiple of p.
     Steps: one all_gather and one reduce_scatter forward; the same backward.
     Bytes per rank: 2(p - 1)/p * b s d * itemsize in each direction, as one all_reduce.
-    Ref: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2 (g and its conjugate).
+    Ref: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
     """
     gather, scatter = partial(gather_sequence, comm), partial(scatter_sequence, comm)
     ### BEGIN SOLUTION

@@ -71,8 +71,9 @@ def attention_heads(
     contiguous, and `rows_of_heads` lists them.
 
     Args:    x: (b, s, d), the same on every rank.
-             qkv_weight: (3d/p, d), qkv_bias: (3d/p,): the rows of this rank's heads, as
-             `rows_of_heads` lists them: their q, then their k, then their v.
+             qkv_weight: (3d/p, d), the rows of the whole weight that `rows_of_heads` lists
+             for this rank: first all rows for q, then all for k, then all for v.
+             qkv_bias: (3d/p,), the same rows of the whole bias.
              out_weight: (d, d/p), the columns that multiply the outputs of this rank's
              heads.
              out_bias: (d,) or None, the same on every rank.
