@@ -41,12 +41,11 @@ def decode_step(x: Tensor, qkv: Tensor, out: Tensor, keys: Tensor, values: Tenso
 
     Args:    x: (b, s, d), the input of this layer for all s positions so far. The
              function is called for s = 1, then 2, 3 ...
-             qkv: (3d, d), the rows of q, then of k, then of v, each head by head.
-             out: (d, d), the weight of the last linear layer, as `linear` keeps it.
+             qkv: (3d, d), the rows of q, then of k, then of v; in each, head 0 first.
+             out: (d, d), the weight of the last layer, as nn.Linear keeps it.
              keys, values: (b, heads, room, n), overwritten at the newest position.
     Returns: (b, d), the attention at the newest position, after `out`.
-    Work: a call for s = 1,000 takes as many multiplications by the numbers of qkv, and
-          by the numbers of out, as a call for s = 1.
+    Work: calls for s = 1 and for s = 1,000 multiply by qkv and by out equally often.
     Ref: Shazeer 2019, section 2.4.
     """
     ### BEGIN SOLUTION
@@ -119,7 +118,7 @@ def tensor_parallel_decode(comm: Comm, x: Tensor, layers: Sequence[Shard]) -> Te
 
     Args:    x: (b, d), the same on every rank.
              layers: this rank's part of each layer. .qkv (3d/p, d), .out (d, d/p), .up
-             (4d/p, d) and .down (d, 4d/p) are weights as `linear` keeps them.
+             (4d/p, d) and .down (d, 4d/p) are weights as nn.Linear keeps them.
              .attend(q, k, v), each (b, d/p), puts k and v into this rank's cache and
              returns its heads' attention, (b, d/p).
     Returns: (b, d), the same on every rank. x stays as it is.

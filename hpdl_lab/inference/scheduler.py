@@ -28,9 +28,9 @@ def schedule(running: Sequence[int], waiting: Sequence[int], slots: int, budget:
     is admitted if a slot is free and the budget has at least one token left for it.
     When a request has ended, its slot is free in the very next step.
 
-    Args:    running: the number of each request with a slot, in order of admission.
-             There are at most `slots` numbers, and each is at least 1.
-             waiting: the number of each request without a slot, in order of arrival.
+    Args:    running: tokens left to read, of each request with a slot, in order of
+             admission: at most `slots` numbers, each at least 1.
+             waiting: the same of each request without a slot, in order of arrival.
              slots: how many requests run at once; budget: the most tokens of a step.
     Returns: a number for each running request, 0 if it has to wait in this step; then a
              number of at least 1 for each waiting request that is admitted. The

@@ -155,9 +155,9 @@ def attention_around_ring(
              attend: attend(q, k, v, causal) -> (out, lse), attention to these keys.
              out: (b, h, n, d); lse: (b, h, n), the logarithm of the sum of exp(scores).
              Do not call attend for a block that is masked as a whole.
-             causal, holds: ignore these two; the check does not pass them. The library
-             does: causal=False for attention without a mask, and holds, a function from
-             a rank to its chunks.
+             causal, holds: ignore these two; the check never passes them. Only the
+             library passes causal=False, for attention without a mask, and holds, which
+             maps a rank to its chunks.
     Returns: {c: (out, lse)} for each chunk c of this rank, over all keys that c attends
              to.
     Steps: p - 1 hops.   Bytes per rank: (p - 1) times the bytes of its k and v.

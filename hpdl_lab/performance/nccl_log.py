@@ -24,9 +24,9 @@ def diagnose_log(log: str) -> tuple[int, str, str]:
         via NET/IB/...    how the data travel
 
     A setting is a fault only if the log shows its effect, and most settings are
-    harmless. So find out how the data travel, and only then look for a setting. If
-    a setting is LOC, direct transfers are never used. A far adapter is too far from a
-    GPU to read the GPU's memory.
+    harmless. So find out how the data travel, and only then look for a setting. The
+    value LOC forbids direct transfers between devices. A far adapter is too far from
+    a GPU to read the GPU's memory.
 
         cause     effect: the data travel ...             setting
         "socket"  between nodes over Ethernet             NCCL_IB_DISABLE is 1
@@ -41,8 +41,8 @@ def diagnose_log(log: str) -> tuple[int, str, str]:
     has one cause at most.
 
     Args:    log: lines of all ranks, mixed; a setting may be made on one node only.
-    Returns: (line, cause, variable). line: the number of a line that makes the setting
-             or shows its effect, counted from 1; each such line is right. variable:
+    Returns: (line, cause, variable). line: the number of a line, counted from 1, that sets the
+             variable or shows its effect; the check accepts each such line. variable:
              the environment variable that has to change.
              (0, "none", "") if no setting does harm.
     Ref: NVIDIA, NCCL user guide, Environment Variables.

@@ -15,7 +15,7 @@ def gpipe(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     Args:    rank: this rank, which holds stage `rank`; ranks: p; micro_batches: m.
     Returns: list of Action, in order.
     Steps: 2 m actions; (m + p - 1)(tf + tb) seconds, if F takes tf and B takes tb.
-    Live micro-batches: m, whose activations are in memory.   Ref: Huang et al. 2019.
+    Live micro-batches, with activations in memory: m.   Ref: Huang et al. 2019.
     """
     forwards = [Action(rank, "F", i) for i in range(micro_batches)]
     backwards = [Action(rank, "B", i) for i in range(micro_batches)]

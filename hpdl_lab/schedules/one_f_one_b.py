@@ -19,7 +19,7 @@ def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Action]:
     Args:    rank: this rank, which holds stage `rank`; ranks: p; micro_batches: m.
     Returns: list of Action, in order.
     Steps: 2 m actions; (m + p - 1)(tf + tb) seconds, if F takes tf and B takes tb.
-    Live micro-batches: min(m, p - rank), whose activations are in memory.
+    Live micro-batches, with activations in memory: min(m, p - rank).
     Ref: Narayanan et al. 2019, "PipeDream"; Fan et al. 2021, "DAPPLE".
     """
     warm_up = min(ranks - 1 - rank, micro_batches)

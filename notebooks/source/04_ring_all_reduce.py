@@ -210,8 +210,8 @@ lab.measure(all_reduce, sizes=("64", "16KiB", "256KiB", "2MiB"), against=family,
 #
 # The grid takes 12 steps, six of them between machines. Your ring takes 2 · 15 = 30 steps, all with the latency of the
 # slow ports. At 2 MiB, these 30 latencies add up to half of the ring's time. The grid's 12 latencies add up to a
-# quarter of this sum. With the grid 1.5 vectors leave each machine, and with your ring 1.9. The two savings together
-# halve the time.
+# quarter of this: half of its steps stay inside a machine, with a shorter latency. With the grid 1.5 vectors leave each
+# machine, and with your ring 1.9. The two savings together halve the time.
 #
 # ## Exercise 4.4 ★★★ Segment pipelining <!-- 2 homework 20 -->
 #
@@ -304,9 +304,9 @@ real
 # For small vectors `choose` is wrong: an idle link first lets about 64 KB pass at full speed. And hosts that share two
 # cores also wait for a core.
 #
-# The next plot adds dashed curves from another machine, which emulated four such hosts and ran the library's ring. At
-# 4 MiB the tree takes over twice as long as the ring, and the parameter server almost four times.
-# `lab.replay()` lists all recordings and their machines.
+# The next plot adds dashed curves from another machine, which emulated four such hosts and ran the library's ring. At 4
+# MiB the tree takes more than twice the ring's time, and the parameter server almost four times. `lab.replay()` lists
+# all recordings and their machines.
 
 # %%
 lab.replay("race_emulated_amd_epyc_2_cores", over=real)

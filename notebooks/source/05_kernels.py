@@ -54,8 +54,7 @@ lab.start(4)
 #
 # <!-- csrc/shm.cpp: ShmGroup::add_shared -->
 #
-# Compare your function with this code (`shm`) and with MPI. How many times as long as `shm` does your function
-# take?
+# Compare your function with this code (`shm`) and with MPI. The time of `shm` is 1: what is your function's time?
 
 # %%
 lab.measure(one_pass, ("64KiB", "1MiB", "8MiB"), ranks=2, against=("shm", "mpi"))
@@ -254,8 +253,8 @@ staged
 
 # %% [markdown]
 # Two terms depend on b: n/b · α is the latency of all blocks, and 2b/B is the time to fill and drain the pipeline. At
-# the best size, b = √(n·α·B/2), the two terms are equal. With blocks twice as large, the sum of the two terms is only
-# a quarter larger. So one fixed size is good for many n.
+# the best size, b = √(n·α·B/2), the two terms are equal. The best size grows only with √n. And if blocks are twice as
+# large as the best size, the sum of the two terms is only a quarter larger. So one fixed size is good for many n.
 #
 # With the sliders, make the copies four times as fast as the wire. Then filling and draining take a quarter of 2b/B, so
 # the best block is twice as large. What if the copies are slower than the wire?
@@ -277,9 +276,9 @@ real
 
 # %% [markdown]
 # Blocks take longer than the formula says. α was measured with messages of 4 bytes, which are sent eagerly (03). The
-# send of a block waits for the receive (rendezvous). Also, MPI works on a message only while your program is inside a
-# call of MPI. If rank 0 only waited for a copy, its previous send would stand still. So while libraries wait for a
-# copy, they keep calling MPI, as the lab's `wait()` does.
+# send of a block waits for the receive (rendezvous). MPI works on a message only while your program is inside a call of
+# MPI. So the lab's `wait()` keeps calling MPI while it waits for a copy: without this, the previous send would stand
+# still.
 #
 # The next picture adds another machine's curves, dashed. Is the best block the same there?
 
@@ -485,7 +484,7 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # ## Where to read the real code
 #
 # - `hpdl_lab/collectives/memory.py`: 5.1 and 5.2, and an all-reduce that is staged.
-# - `csrc/shm.cpp`: the slice owner's loop, and staging by `rep movsb`, an instruction for many lines at once.
+# - `csrc/shm.cpp`: the slice owner's loop, and staging by `rep movsb`, an instruction that copies many cache lines.
 # - `csrc/reduce.cpp`: the sum of many vectors.
 # - `hpdl_lab/kernels/ladder.py`: your kernel; `hpdl_lab/kernels/threads.py` counts its accesses.
 # - `hpdl_lab/kernels/staging.py`: your blocks, and emulated copies; `hpdl_lab/kernels/streams.py`: a stream.
@@ -498,8 +497,8 @@ assert float(out.grep("mean:")[0].split()[-1]) == float(steps[0].x[-1])
 # ## Predict
 #
 # Two ranks all-reduce tensors of 16 MiB, and one pass is the fastest. A staged all-reduce copies both tensors into
-# shared memory, adds there, and copies the results back. How many times as long as one pass does this take? And the
-# ring of 04?
+# shared memory, adds there, and copies the results back. The time of one pass is 1: what are the times of this
+# all-reduce and of the ring of 04?
 
 # %% guess=[2.5, 3]
 my_times = lab.guess("times as long as one pass", {"staged": ..., "ring": ...})

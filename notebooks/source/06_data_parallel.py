@@ -45,9 +45,9 @@ lab.designs(DataParallelNaive(ring.all_reduce), DataParallel(ring.all_reduce))
 #
 # ## Predict
 #
-# Let the gradients of each layer leave while backward computes the next layer. How much of the communication time of
-# the second design, one message, remains exposed? Then let 2, 4 and 1,024 ranks train a small GPT, with a batch that
-# grows with the ranks. These ranks process more examples per second than one rank: how many times as many?
+# Let the gradients of each layer leave while backward computes the next layer. The time of one message for all
+# gradients is 100%. How much of this time remains exposed? Then let 2, 4 and 1,024 ranks train a small GPT, with a
+# batch that grows with the ranks. These ranks process more examples per second than one rank: how many times as many?
 
 # %% guess=[0.5, 1.9, 3.5, 500]
 my_exposed = lab.guess("share of that communication time that remains exposed, 0 to 1", ...)
@@ -201,8 +201,8 @@ lab.replay("overlap_amd_epyc_2_cores")
 # In **weak scaling** every rank gets the same work, here 128 windows of text. More ranks then mean a larger batch in
 # the same time. How close do the points come to the dashed diagonal, where p ranks do p times the work?
 #
-# Blue points are real ranks: two ranks have a core each on most machines. Green points are simulated ranks, each as
-# fast as one of your cores, joined by InfiniBand of 200 Gbit/s.
+# Blue points are real ranks: one and two, because most machines have a core for each of two ranks. Green points are
+# simulated ranks, each as fast as one of your cores, joined by InfiniBand of 200 Gbit/s.
 
 # %%
 from hpdl_lab.comm.network import Switch
@@ -309,7 +309,7 @@ print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f} in {len(losses)} steps of DDP")
 # %% [markdown]
 # ## Exercise 6.7 ★★ Convert this script: data parallel <!-- 2 full day 20 -->
 #
-# Make the script below data parallel with PyTorch's own means. Only its text and model are from this lab. On one rank
+# Make the script below data parallel with the tools of PyTorch. Only its text and model are from this lab. On one rank
 # it prints the loss of each step, then the loss of a test batch, and saves the model. On two ranks the script has to
 # print the same numbers, and save the same file:
 #
@@ -418,9 +418,9 @@ lab.reveal("times as fast as one rank", {ranks: speedups[ranks] for ranks in my_
 scaled
 
 # %% [markdown]
-# Strong scaling fails, and not because of a mistake. With 32 ranks each has one window to compute, yet sends all its
-# gradients. Beyond 32, some ranks have nothing to do. So real jobs let the batch grow with the ranks, as far as the
-# model still learns from it.
+# Strong scaling fails, and not because of a mistake. With 32 ranks, each rank has only one window to compute. But it
+# still sends all gradients. Beyond 32, some ranks have nothing to do. So real jobs let the batch grow with the ranks,
+# as far as the model still learns from it.
 
 # %% [markdown]
 # ## Take it home <!-- 2 homework 6 -->

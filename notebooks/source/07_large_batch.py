@@ -166,8 +166,8 @@ gpt
 # - **fp16, bf16:** every number is sent in 16 bits.
 # - **PowerSGD:** a matrix of n × m numbers is approximated by a **low-rank** one, the product of two thin matrices with
 #   r(n + m) numbers. Here r is the rank of the matrix. Error feedback keeps the rest.
-# - **DiLoCo:** local SGD with an **outer optimizer** (Nesterov's momentum). Its gradient is the parameters after its
-#   last step, minus the new average. All ranks go on from the result of its step.
+# - **DiLoCo:** local SGD with an **outer optimizer** (Nesterov's momentum). The outer optimizer's gradient is its own
+#   last result, minus the new average of the ranks. All ranks go on from the result of its step.
 # - **Gossip** (02): after each step, a rank averages its parameters with its neighbors on a graph. On the exponential
 #   graph, a rank has one neighbor in each step: 1, 2 and 4 places further on, in turn.
 # - **Tournament**, LBANN's LTFB: every ten steps, the ranks form pairs and exchange models. Each rank keeps the model
@@ -221,10 +221,9 @@ print(f"noise scale {sum(n.variance for n in noise) / sum(n.square for n in nois
 
 # %% [markdown]
 # Far below the noise scale, a batch twice as large needs half the steps. Far above it, the number of steps stays the
-# same: additional examples are wasted. **Statistical efficiency** is the fewest examples that reach the
-# target, divided by the examples used.
-# **Hardware efficiency** is the time of a step with perfect speedup, divided by its real time. The time to a target is
-# steps × time of a step.
+# same: additional examples are wasted. **Statistical efficiency** is the fewest examples that reach the target, divided
+# by the examples used. **Hardware efficiency** is the time of a step with perfect speedup, divided by its real time.
+# Both enter the time to a target, which is steps × time of a step.
 #
 # Which batch, on one or two ranks, reaches 97% first: 8, 32, 128 or 512? Guess, then compute the times.
 

@@ -93,9 +93,9 @@ ledger
 # 4. A diamond may lie to the left of its bar's end. The bar adds all activations and gradients, which never exist
 #    together.
 #
-# In the table, `off by` is the distance from formula to count, without temporaries: a rank that runs late has more
-# temporaries than the formula counts. `at most` is the diamond. `process` is the peak of the whole process, minus what
-# is left when the model is freed. The peak includes message buffers, and freed memory that is still held.
+# In the table, `off by` is the distance from formula to count, without temporaries: temporaries depend on timing, and
+# the formula cannot count all of them. `at most` is the diamond. `process` is the peak of the whole process, minus what
+# is left when the model is freed. The peak includes message buffers, and memory that PyTorch keeps for later.
 #
 # Now fit large models into GPUs of 16 to 192 GB. In the next cell, `recipe` chooses a row of this table:
 #
@@ -330,10 +330,10 @@ lab.show("formats", {"weights": gpt.parameters(), "gradients": [p.grad for p in 
 
 # %% [markdown]
 # Without a scale e4m3 makes 94% of the gradients zero. With a scale the error of e4m3 is half the error of e5m2, and 16
-# times the error of bfloat16. So training uses 8 bits only for the inputs of matrix products. The sums in these
-# products, master weights and sums of gradients have 32 bits. Adam's averages, norms, softmax, embeddings and logits
-# have 16 or 32 bits. Numbers that are only copied, such as weights that FSDP2 gathers (`torchao`), may travel in 8
-# bits. Gradients are added on their way, so they travel in 16 or 32 bits.
+# times the error of bfloat16. So training uses 8 bits only for the inputs of matrix products. Three things have 32
+# bits: the sums inside these products, the master weights, and the sums of gradients. Adam's averages, norms, softmax,
+# embeddings and logits have 16 or 32 bits. Numbers that are only copied, such as weights that FSDP2 gathers
+# (`torchao`), may travel in 8 bits. Gradients are added on their way, so they travel in 16 or 32 bits.
 
 # %% [markdown]
 # ## When ranks are not enough: offload <!-- 2 homework 3 -->
@@ -365,8 +365,8 @@ print(f"7 billion parameters, predicted: {offload.seconds_of_step(8 * 7_000_000_
 # `model.set_requires_gradient_sync(False)` leaves out the reduce-scatter of a backward, and whole gradients stay on the
 # rank. `torch.distributed.checkpoint` (**DCP**) lets each rank write its own shards.
 #
-# The check compares losses, clipped gradients and the checkpoint with a run on one rank. On rank 0 it also looks at the
-# parameters held, the largest all-gather, and the number of reduce-scatters in a step.
+# The check compares losses, clipped gradients and the checkpoint with a run on one rank. Rank 0 has to hold half of the
+# parameters, to gather one block at a time, and to add gradients over ranks once in a step.
 
 # %% script="train_fsdp"
 

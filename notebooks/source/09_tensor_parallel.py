@@ -3,7 +3,8 @@
 #
 # **The number to reach:** the losses of a GPT on four ranks equal the losses of a single rank, to 10⁻¹⁰. Each layer of
 # this GPT takes two all-reduces forward and two backward. Cut the two linear layers of an MLP ([00](00_why.ipynb)) so
-# that nothing is sent between the layers. A rank then sends less than a third of the bytes of the simplest cut.
+# that nothing is sent between the layers. A rank then sends less than a third of the bytes that it sends if each layer
+# is cut by itself.
 #
 # <!-- tracks -->
 #
@@ -45,8 +46,7 @@ print(f"{layer:.0f} GB for a layer, {96 * layer / 1e3:.1f} TB for 96: that fills
 # between the two layers, works on each number by itself. So two layers need one sum, at the end.
 #
 # Backward has one rule: **where forward copies, backward adds; where forward adds, backward copies.** Two functions are
-# **conjugate**, such as Megatron's f and g, if each does forward what the other does backward. Three functions are
-# given:
+# **conjugate** if each does forward what the other does backward. Three functions are given:
 #
 # | function | forward | backward |
 # |---|---|---|
@@ -98,7 +98,7 @@ my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 # | sequence parallel (9.4) | between layers it keeps only its own positions |
 #
 # Orange marks predict bytes and time. A ring's all-reduce of n bytes sends 2(p-1)/p · n bytes. The predicted time is
-# 1/p of the first way's time, plus the messages' time from α and β of a ping-pong (03).
+# 1/p of the first way's time, plus the time of the messages. This follows from α and β of a ping-pong (03).
 
 # %%
 ways = lab.tensor(column_linear, row_linear, prediction=my_bytes)
@@ -115,8 +115,9 @@ ways
 lab.tensor(column_linear, row_linear, ranks=2)
 
 # %% [markdown]
-# The next picture predicts one layer on H100s that reach half of their peak, eight to a node, with InfiniBand between
-# nodes. Why should tp be at most 8? Which `link` is too slow even inside a node? What does a smaller d change?
+# The next picture predicts the time of one layer on H100s. Eight GPUs are in a node, InfiniBand joins the nodes, and
+# products reach half of the peak. Why should tp be at most 8? Which `link` is too slow even inside a node? What does a
+# smaller d change?
 
 # %%
 lab.explore("tensor")
@@ -164,9 +165,8 @@ per_layer = {way: len(getattr(shared[0], way)) // 2 for way in my_all_reduces}  
 lab.reveal("all-reduces of one layer of a transformer", per_layer)
 
 # %% [markdown]
-# Each layer takes two all-reduces in each direction. The token embedding takes one more in each direction: in forward
-# to look up tokens, in backward for the logits, which use the same weights. Each all-reduce moves b · s · d = 4 · 64 ·
-# 64 numbers.
+# Each layer takes two all-reduces in each direction. The token embedding takes one more in forward, to look up tokens.
+# The logits use the same weights, and take one more in backward. Each all-reduce moves b · s · d = 4 · 64 · 64 numbers.
 #
 # In the timeline of the last step, nothing hides the all-reduces, because the next layer needs the sum. (Asynchronous
 # tensor parallelism sends one piece of a product while it computes the next.) The one all-gather between forward and

@@ -130,7 +130,7 @@ print(f"{parts}: {1 - yours / equal:.0%} of the time is saved")
 # Megatron-LM gives each rank several short stages instead of a long one: rank 0 has stages 0 and 4, rank 1 has 1 and 5.
 # The first micro-batch reaches the last rank in half the time, and the bubble is half as long. But every micro-batch
 # passes all ranks twice, with twice as many messages. In the picture, each rank has a lane for each of its stages.
-# Count rank 0's forwards before its first backward: seven of stage 0 and four of stage 4. These 11 forwards of short
+# Before its first backward, rank 0 does seven forwards of stage 0 and four of stage 4. These 11 forwards of short
 # stages take as much memory as 5.5 of long stages; 1F1B holds 4.
 
 # %%
@@ -163,7 +163,8 @@ print(plan, schedules.to_strings(plan)[3], sep="\n\n")
 
 # %% [markdown]
 # Now move the sliders. How many micro-batches does 1F1B need for a bubble below 10%, with 4 stages and with 8? How many
-# micro-batches does a rank hold in each schedule? And which schedule gets worse if backward is as short as forward?
+# micro-batches does a rank hold in each schedule? And for which schedule does the bubble grow if backward is as short
+# as forward?
 
 # %%
 lab.explore("pipeline", prediction=my_guess)
@@ -215,9 +216,9 @@ lab.show("gems_master", micro_batches=6)
 
 # %% [markdown]
 # Without GEMS, N micro-batches one after the other take N·p·(tf + tb). With GEMS they take p·tf + N·p·tb + (N-1)·tf.
-# The first forward takes p·tf, and each backward p·tb. The later forwards run during backwards, but the last stage of
-# each adds tf. The price is a second copy of the weights. How many times as fast is GEMS for N = 8, p = 4 and tb = 2
-# tf?
+# The first forward takes p·tf, and each backward p·tb. The other N - 1 forwards run during backwards. But each of them
+# still adds tf, for its last stage. The price is a second copy of the weights. How many times as fast is GEMS for N =
+# 8, p = 4 and tb = 2 tf?
 
 # %% guess=[1.5]
 my_speedup = lab.guess("times as fast as stages that wait for each other", ...)
@@ -270,11 +271,11 @@ lab.show("dualpipe", micro_batches=8)
 # %% [markdown]
 # ## Predict
 #
-# The printed times leave out all-to-alls: DualPipe's order alone saves one unit of ZB-H1's 27. DualPipe's real gain is
-# to hide the all-to-alls. Next, a small DeepSeek runs on 4 × 2 simulated ranks: four stages, and two ranks share the
-# experts of each stage. An all-to-all takes about as long as attention, and is exposed while its rank computes nothing.
-# If the forward and the backward of a pair do not overlap, every all-to-all is exposed. What share of the all-to-alls
-# stays exposed with overlap?
+# The printed times leave out all-to-alls. Without them DualPipe takes 26 units, and ZB-H1 takes 27. DualPipe's real
+# gain is to hide the all-to-alls. Next, a small DeepSeek runs on 4 × 2 simulated ranks: four stages, and two ranks
+# share the experts of each stage. An all-to-all takes about as long as attention, and is exposed while its rank
+# computes nothing. If the forward and the backward of a pair do not overlap, every all-to-all is exposed. What share of
+# the all-to-alls stays exposed with overlap?
 
 # %% guess=[0.5]
 my_share = lab.guess("share of the all-to-alls that stays exposed", ...)

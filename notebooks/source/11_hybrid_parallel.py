@@ -39,7 +39,7 @@ lab.show(Grid(dp=2, pp=2, tp=2))
 # `init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=...)`. Ranks along this axis have neighboring numbers, so most are
 # in one node, on the fastest links. So the axis that communicates most should be last: our **rank order** is dp, pp,
 # tp. Megatron writes the fastest axis first: `tp-cp-ep-dp-pp` (context and expert parallel, cp and ep, come in 12).
-# Megatron gives pp the slowest links, because activations at the borders of stages are fewer bytes than gradients.
+# Megatron gives pp the slowest links, not dp: activations between stages are often fewer bytes than gradients.
 #
 # ## Predict
 #
@@ -92,14 +92,14 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 #
 # Add each gradient over all ranks that have a part of it. Which ranks these are depends on the parameter. A matrix that
 # tp has cut is different on every tp rank. A norm layer is the same on all tp ranks. The token embedding is also the
-# matrix of the output layer, so the first and the last stage share it. With too few axes replicas drift apart; with too
-# many the gradients are wrong.
+# matrix of the output layer, so the first and the last stage share it. If a sum leaves out an axis, replicas drift
+# apart. If it has an axis too many, the gradients are wrong.
 #
 # `mesh["dp"]` and `mesh["tp"]` are communicators. A `Placed` describes each parameter:
 #
 # - `placed.parameter`: the tensor of this rank, with its `.grad`;
-# - `placed.over_tp`: True if each tp rank has a part of the gradient. Such ranks hold the whole parameter, but use it
-#   only for their own positions (09);
+# - `placed.over_tp`: True if the gradients of the tp ranks have to be added. Such ranks hold the whole parameter, but
+#   use it only for their own positions (09);
 # - `placed.shared`: the communicator of the stages that hold the same parameter, or None.
 
 # %% exercise="hpdl_lab.parallel.hybrid.gradients:reduce_gradients"
@@ -142,9 +142,9 @@ for grid in ({"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}):
     print(f"{grid}: losses differ by {off:.0e}; parameters held: {[rank.held for rank in ranks]} of {alone.held:,}")
 
 # %% [markdown]
-# Stages hold different numbers of parameters: they take equal time, and cuts are between whole layers. The picture
-# shows the last step of the second mesh: sums over tp, and messages over pp. A bar begins when its message is started.
-# Ranks start to receive early and compute meanwhile, so a long bar does not mean that a rank waits.
+# Stages hold different numbers of parameters, because they are cut to take equal time, and only between whole layers.
+# The picture shows the last step of the second mesh: sums over tp, and messages over pp. A bar begins when its message
+# is started. Ranks start to receive early and compute meanwhile, so a long bar does not mean that a rank waits.
 
 # %%
 begin = sorted(e.t0_ns for e in ranks.events if e.op == "add gradients")[-8]  # where the step before has ended
@@ -197,8 +197,8 @@ my_gpt3 = lab.guess("its fastest grid, and a step", {"dp": ..., "pp": ..., "tp":
 # backward, as `price` does. Recomputation costs a third more arithmetic, and takes a fraction of the memory.
 #
 # One number is assumed: while layers compute, they reach half of a GPU's peak of 312 teraFLOP/s. This share includes
-# recomputed FLOPs, as does **HFU**, hardware FLOP/s utilization. **MFU**, model FLOP/s utilization, is the share with
-# only the 6 N D operations that training needs (00).
+# recomputed FLOPs, as does **HFU**, hardware FLOP/s utilization. **MFU**, model FLOP/s utilization, counts only the
+# operations that training needs: 6 N D, for N parameters and D tokens (00).
 
 # %%
 from hpdl_lab.parallel.scripts import price
@@ -231,9 +231,9 @@ lab.explore("share", prediction=my_gpt3)
 lab.search("gpt3", prediction=my_gpt3)
 
 # %% [markdown]
-# Does a simulation of 1,024 ranks agree with `price`? Simulated messages wait for their links, in **virtual time**:
-# times are computed, and nothing really waits. You wait a few seconds for one step of the published grid with 4 of its
-# 192 micro-batches:
+# Does a simulation of 1,024 ranks agree with `price`? The simulation computes when each message gets its links and
+# arrives: this is **virtual time**. You wait a few seconds for one step of the published grid with 4 of its 192
+# micro-batches:
 
 # %%
 from hpdl_lab.parallel.scripts import simulated_step
@@ -252,8 +252,7 @@ print(f"1,024 simulated ranks: {simulated:.2f} s a step, by the model: {modelled
 #
 # A speedup of 110 on 128 nodes is an efficiency of 86%, and 481 on 512 nodes is 94%. The speedup of 1.6 comes from
 # small batches: replicas of a deep model then compute little between two all-reduces. Now compare a small GPT on four
-# replicas, and on two replicas of two stages. If ranks share cores, the times show how work is divided, not how it
-# scales.
+# replicas, and on two replicas of two stages. If ranks share cores, more ranks are not faster.
 
 # %%
 replicas, hybrid = (lab.run(hybrid_script, text, grid, 6)[0].seconds for grid in ({"dp": 4}, {"dp": 2, "pp": 2}))
@@ -360,7 +359,7 @@ assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 1e-10
 #
 # This notebook can use such nodes, too. `lab.start(8, where="slurm", partition="gpu", nodes=2, gpus=1)` waits in
 # Slurm's queue and starts an engine for each GPU. With `device="cuda"` tensors are on the GPUs, and travel by NCCL.
-# `docs/clusters.md` and `docs/gpu.md` say what a site needs, and what is untried.
+# `docs/clusters.md` and `docs/gpu.md` say what a computing center needs, and which systems were never tested.
 
 # %% tags=["take-home"]
 # out = !bash -n take_home_11.sbatch

@@ -43,9 +43,9 @@ my_cache = lab.guess("GB of the cache of 131,072 tokens", {"Llama 3 405B": ..., 
 
 # %% [markdown]
 # Each bar on the left is the memory of the fullest GPU in training. From bar to bar, more GPUs share one copy of the
-# model, until their parts fit. First, GPUs share heads (tp) or experts (ep), then also layers (pp). All other GPUs hold
-# more copies, with ZeRO-1. On the right is the cache, with stars at your guesses. Choose GPT-3, then DeepSeek-V3. Which
-# side changes more? And how few GPUs can train each model?
+# model, until their parts fit. First, GPUs share heads (tp) or experts (ep), then also layers (pp). The rest of the
+# GPUs hold further copies, with ZeRO-1. On the right is the cache, with stars at your guesses. Choose GPT-3, then
+# DeepSeek-V3. Which side changes more? And how few GPUs can train each model?
 
 # %%
 lab.explore("published", prediction=my_cache)
@@ -185,8 +185,8 @@ lab.show(route)
 # %% [markdown]
 # Expert 3 is the busiest, with twice the mean load. In DeepSeek-V3 a token has 8 copies of 7,168 numbers. A number
 # takes 1 byte on the way out (fp8) and 2 bytes back (bf16): at most 172,032 bytes per layer. To limit this traffic, the
-# experts form 8 groups, one on each node. The router chooses a token's experts from 4 groups only, so a token goes to
-# four nodes at most.
+# experts form 8 groups, one on each node. The router chooses a token's 8 experts from 4 groups only. So a token crosses
+# to four nodes at most, and not to eight.
 #
 # A layer waits for its busiest rank, so loads have to be balanced. An extra loss can balance them, but its gradient
 # disturbs what the model learns. DeepSeek-V3 gives this loss a tiny factor, and uses a **bias** for each expert. The
@@ -223,7 +223,7 @@ print(f"DeepSeek, ep 4: losses differ by {off:.0e}")
 # In the last phase of pre-training, Llama 3 405B reads sequences of 131,072 tokens. The input of one layer is then 2 ·
 # 131,072 · 16,384 bytes = 4.3 GB, and there are 126 layers. So the sequence is cut: each rank of the axis cp has some
 # positions. Only attention needs other ranks' keys and values. In **ring attention** keys and values go around a ring,
-# one rank per hop, and queries stay where they are:
+# one rank in each step (a **hop**), and queries stay where they are:
 #
 #     step 0    rank 0: q0 with k0    rank 1: q1 with k1    rank 2: q2 with k2    and k, v go to the next rank →
 #     step 1    rank 0: q0 with k2    rank 1: q1 with k0    rank 2: q2 with k1    and k, v go to the next rank →
@@ -288,7 +288,7 @@ pictures = [lab.show(run) for run in runs]
 #
 # Which way sends less? For p ranks and G query heads per key head:
 #
-# | way | what travels | a rank sends, divided by the size of all queries |
+# | way | what travels | bytes that a rank sends, over the bytes of the whole sequence's queries |
 # |---|---|---|
 # | ring | keys and values | 2(p - 1)/(pG) |
 # | Ulysses | queries, keys, values and outputs | (2 + 2/G)(p - 1)/p² |

@@ -187,9 +187,9 @@ for prompt, new in zip(prompts, alone, strict=True):
 
 # %% [markdown]
 # Are two ranks faster? Not here: a layer has 200,000 weights. Each core multiplies its half in a few microseconds, and
-# an all-reduce between two processes takes longer. With 70 billion weights, reading takes longer. One H100 would read
-# 141 GB of weights in 42 ms, if they fit into its memory. Eight H100s take 5.3 ms. The 160 all-reduces, two in each of
-# 80 layers, take about 1.5 ms over NVLink. Each adds 8,192 numbers, 16 kB.
+# an all-reduce between two processes takes longer. With 70 billion weights, reading them takes longer than an
+# all-reduce. One H100 would read 141 GB of weights in 42 ms, if they fit into its memory. Eight H100s take 5.3 ms. The
+# 160 all-reduces, two in each of 80 layers, take about 1.5 ms over NVLink. Each adds 8,192 numbers, 16 kB.
 #
 # ## Weights in 8 bits <!-- 2 two days 3 -->
 #
@@ -295,7 +295,7 @@ assert sum(event.nbytes for event in sent) == sum(4096 * len(prompt) + 4 * 81 fo
 # anyway, and has FLOPs to spare. The model keeps the guesses before the first rejected guess, and adds one token. A
 # guess with probability p in the model, and q in the draft, is accepted with probability min(1, p/q). Then tokens have
 # the same distribution as without a draft. **Greedy** decoding accepts only the model's likeliest token, so the text is
-# the same. The probability that a guess is accepted is the **acceptance**.
+# the same with a draft and without. The probability that a guess is accepted is the **acceptance**.
 
 # %% exercise="hpdl_lab.inference.speculative:expected_tokens"
 
@@ -311,8 +311,9 @@ lab.explore("speculation")
 # %% [markdown]
 # ## Speculation, measured <!-- 3 homework 3 -->
 #
-# The model has four layers; the draft has one, half as wide. The draft guesses each token with probability q. So the
-# acceptance is Σ q min(1, p/q) = Σ min(p, q), here on text that neither model has read.
+# The model has four layers; the draft has one, half as wide. For each possible token, q is the draft's probability and
+# p the model's. So the acceptance is Σ q min(1, p/q) = Σ min(p, q), a sum over all tokens. The text here is new to both
+# models.
 
 # %%
 draft = weights.load("moby_dick_draft")
@@ -442,7 +443,7 @@ print(out.n)
 assert "the same tokens" in out.n or "not installed" in out.n
 
 # %% [markdown]
-# One command starts an engine on many GPUs, here only to read:
+# This command starts vLLM on two GPUs. You cannot run it here:
 #
 #     vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-num-seqs 16 --block-size 16 \
 #         --max-num-batched-tokens 2048 --enable-prefix-caching

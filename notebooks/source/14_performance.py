@@ -341,8 +341,8 @@ my_workers = lab.guess("workers for steps of 0.03 s and reads of 0.11 s, some of
 # %% check="hpdl_lab.performance.reading:workers_and_prefetch"
 
 # %% [markdown]
-# Your function on the epoch of the prediction. Then torch's `DataLoader` reads 100 of its batches from a real file, and
-# sleeps to make each read as slow as planned.
+# Your function on the epoch of the prediction. Then torch's `DataLoader` reads 100 batches of this epoch from a real
+# file. It sleeps to make each read as slow as planned.
 
 # %%
 reads, step = reading.trace(14), 0.03
@@ -400,7 +400,7 @@ assert last.step_s < first.step_s
 
 # %% [markdown]
 # Matrix products are the longest bar. On idle cores the step is typically more than twice as fast, and the bars
-# explain more than 95%. Next, use fewer bits, a larger batch, or a faster processor.
+# explain more than 95%. To go on, you would use fewer bits, a larger batch, or a faster processor.
 
 # %% [markdown]
 # ## Take it home <!-- 3 homework 5 -->

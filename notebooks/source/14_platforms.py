@@ -256,9 +256,9 @@ assert link.seconds[0] > LINKS["hbm3"].alpha
 
 # %% [markdown]
 # `hbm3` is the memory of an H100. Bandwidths are for one direction; data sheets of NVLink state the sum of both
-# directions. Latencies are for a small message. The latencies of NVLink, PCIe and InfiniBand come from NCCL, which
-# chooses its algorithm by them. Engines on one machine exchange messages through its memory, and much of their latency
-# is Python.
+# directions. Latencies are for a small message. The latencies of NVLink, PCIe and InfiniBand come from NCCL's source:
+# NCCL chooses its algorithm by these numbers. Engines on one machine exchange messages through its memory, and much of
+# their latency is Python.
 
 # %% [markdown]
 # ## Predict
@@ -358,7 +358,7 @@ for name, log in LOGS.items():
     print(f"{busbw(log):6.1f} GB/s: {cause} {variable}, line {line}")
 
 # %% [markdown]
-# All these jobs give right results, so only the table shows the fault. To read your own log, write it to a
+# The results of all four jobs are right: you find the faults in the log only. To read your own log, write it to a
 # file first:
 #
 #     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET torchrun ... > nccl.log
@@ -501,8 +501,8 @@ assert hides == ["it", None]  # your function of 14.6: backward has to take 90% 
 # %% [markdown]
 # ## Question to discuss
 #
-# Your center offers TPUs at half the price of GPUs per peak FLOP/s. Your PyTorch code has an `if` on a loss in each
-# step, and inputs of many lengths. What do you find out before you say yes?
+# Your center offers TPUs: for the same peak FLOP/s they cost half as much as GPUs. Your PyTorch code has an `if` on a
+# loss in each step, and inputs of many lengths. What do you find out before you say yes?
 #
 # ## Open issues, and what next
 #

@@ -135,8 +135,8 @@ print(f"rank {rank}, {cause}: {steps_per_s(lanes):.1f} steps/s, and repaired {st
 
 # %% [markdown]
 # The straggler is the rank that waits least. In a ring, all other ranks wait for a neighbor. So the longest wait may be
-# far from the straggler. A slow link delays all messages of the ring, so waits do not show the slow link. So your
-# function measures work and transfers, not waits.
+# far from the straggler. A slow link delays all messages of the ring, so waits do not show the slow link. This is why
+# your function has to measure work and transfers, not waits.
 #
 # On real nodes, clocks differ. So first compare the seconds of input, forward and backward, which need no common
 # clock. Then measure the links, one pair at a time, while nothing else runs.
@@ -411,7 +411,7 @@ assert out.grep("rank 1 needs")
 # %% [markdown]
 # ## Recap
 #
-# 1. If a step depends only on its step number, any number of ranks can go on with the training.
+# 1. If the examples of a step depend only on the number of the step, any number of ranks can go on with the training.
 # 2. The straggler is the rank that waits least. Compare computing, input, and seconds per byte, over many steps.
 # 3. The checksum of a sum is the sum of the checksums. Two numbers per message find a flipped bit and its sender.
 # 4. A fixed tree over the examples gives the same bits on any number of ranks, but with more traffic.
