@@ -12,14 +12,14 @@ from typing import NamedTuple
 def schedule(running: Sequence[int], waiting: Sequence[int], slots: int, budget: int) -> list[int]:
     """Choose how many tokens of each request the model reads in the next step.
 
-    A number describes each request: the tokens that the request still has to read
-    before its next token is chosen. A request that decodes has 1. A request in prefill
+    For each request you get a number: how many tokens it still has to read before its
+    next token is chosen. A request that decodes has 1. A request in prefill
     has the rest of its prompt, and a waiting request has its whole prompt.
 
         slots = 3, budget = 8     to read   reads now
         running, in prefill          9          7      the rest of the budget
         running, decodes             1          1      decodes come first
-        waiting, came first          4          -      one slot is free, budget is used
+        waiting, came first          4          -      one slot is free, no budget left
         waiting, came second         1          -      its prompt is short, but it waits
 
     First each request that decodes reads its token, so that no long prompt makes it
@@ -30,7 +30,8 @@ def schedule(running: Sequence[int], waiting: Sequence[int], slots: int, budget:
 
     Args:    running: tokens left to read, of each request with a slot, in order of
              admission: at most `slots` numbers, each at least 1.
-             waiting: the same of each request without a slot, in order of arrival.
+             waiting: tokens left to read, of each request without a slot, in order of
+             arrival.
              slots: how many requests run at once; budget: the most tokens of a step.
     Returns: a number for each running request, 0 if it has to wait in this step; then a
              number of at least 1 for each waiting request that is admitted. The

@@ -3,8 +3,8 @@
 #
 # **The number to reach:** the losses of a GPT on four ranks equal the losses of a single rank, to 10⁻¹⁰. Each layer of
 # this GPT takes two all-reduces forward and two backward. Cut the two linear layers of an MLP ([00](00_why.ipynb)) so
-# that nothing is sent between the layers. A rank then sends less than a third of the bytes that it sends if each layer
-# is cut by itself.
+# that nothing is sent between the layers. A rank then sends less than a third of the bytes that two separately cut
+# layers need.
 #
 # <!-- tracks -->
 #
@@ -98,7 +98,7 @@ my_bytes = lab.guess("bytes that one of four ranks sends", ...)
 # | sequence parallel (9.4) | between layers it keeps only its own positions |
 #
 # Orange marks predict bytes and time. A ring's all-reduce of n bytes sends 2(p-1)/p · n bytes. The predicted time is
-# 1/p of the first way's time, plus the time of the messages. This follows from α and β of a ping-pong (03).
+# 1/p of the first way's time, plus the time of the messages, computed from α and β of a ping-pong (03).
 
 # %%
 ways = lab.tensor(column_linear, row_linear, prediction=my_bytes)
@@ -116,8 +116,8 @@ lab.tensor(column_linear, row_linear, ranks=2)
 
 # %% [markdown]
 # The next picture predicts the time of one layer on H100s. Eight GPUs are in a node, InfiniBand joins the nodes, and
-# products reach half of the peak. Why should tp be at most 8? Which `link` is too slow even inside a node? What does a
-# smaller d change?
+# matrix products reach half of the GPU's highest FLOP/s. Why should tp be at most 8? Which `link` is too slow even
+# inside a node? What does a smaller d change?
 
 # %%
 lab.explore("tensor")
@@ -214,7 +214,8 @@ print(f"the same bytes sent, {sequence['kept'] / pair['kept']:.0%} of the activa
 # Split the layers of the script of 06 between two ranks, with `torch.distributed.tensor.parallel`.
 # `parallelize_module(model, mesh, plan)` takes a mesh (the group of ranks) and a dict `plan`. A key is the name of a
 # layer; `*` stands for any part of a name. A value is `ColwiseParallel()` or `RowwiseParallel()`: columns or rows of A
-# in y = x A. Each rank gets a contiguous piece. So the script first cuts the layer for q, k and v into three (9.3).
+# in y = x A. Each rank gets a contiguous piece, which would mix q, k and v. So the script first cuts their common layer
+# into three layers (9.3).
 #
 #     torchrun --standalone --nproc-per-node 2 train_tp.py
 #
@@ -285,9 +286,9 @@ assert out.grep("all-reduces") == ["all-reduces 2 2"]  # forward and backward: o
 # ## Question to discuss
 #
 # Data parallelism sends gradients, once per step, and backward hides them. Tensor parallelism sends activations, four
-# times per layer, and nothing hides them. NVLink 4, inside a node, carries 450 GB/s per direction; InfiniBand NDR
-# carries 50 GB/s. Which parallelism would you use on which link? And what does tensor parallelism gain from a batch
-# twice as large?
+# times per layer, and nothing hides them. NVLink 4, inside a node, carries 450 GB/s per direction; InfiniBand (400
+# Gbit/s) carries 50 GB/s. Which parallelism would you use on which link? And what does tensor parallelism gain from a
+# batch twice as large?
 #
 # ## Where to read the real code
 #
@@ -308,8 +309,8 @@ assert out.grep("all-reduces") == ["all-reduces 2 2"]  # forward and backward: o
 # Exchange the rows that a convolution needs from neighbors. Each rank has some rows of every image, a strip. A kernel
 # of 5 × 5 looks two rows beyond the strip. These rows, the strip's **halo**, belong to a neighbor.
 #
-# `sending(comm, x, dst)` and `receiving(comm, x, src)` are given. Each starts a message, and returns a list with its
-# Work, to be waited for. If x is empty, nothing is sent, and the list is empty.
+# `sending(comm, x, dst)` and `receiving(comm, x, src)` are given. Each starts a message, and returns a list of one
+# Work: wait for it. If x is empty, nothing is sent, and the list is empty.
 
 # %% exercise="hpdl_lab.parallel.tensor.spatial:halo_exchange"
 

@@ -184,8 +184,8 @@ lab.explore("pipeline", prediction=my_guess)
 # ## A GPT in four pieces <!-- 2 two days 6 -->
 #
 # This is the GPT of notebook 06 with eight blocks. The lab measures the time of each layer, and cuts the model so that
-# the slowest stage is as fast as possible. Four ranks share your cores now, so a bar includes the time of **waiting for
-# a core**. Compare "planned" with "measured": the plan uses stage times from an earlier training step.
+# the slowest stage is as fast as possible. Four ranks share your cores now, so the bars of the next plot include
+# **waiting for a core**. Compare "planned" with "measured": the plan uses stage times from an earlier training step.
 
 # %%
 deep = models.build_for(data.load("text"), "gpt", layers=8)
@@ -216,9 +216,9 @@ lab.show("gems_master", micro_batches=6)
 
 # %% [markdown]
 # Without GEMS, N micro-batches one after the other take N·p·(tf + tb). With GEMS they take p·tf + N·p·tb + (N-1)·tf.
-# The first forward takes p·tf, and each backward p·tb. The other N - 1 forwards run during backwards. But each of them
-# still adds tf, for its last stage. The price is a second copy of the weights. How many times as fast is GEMS for N =
-# 8, p = 4 and tb = 2 tf?
+# The first forward takes p·tf, and each backward p·tb. The other N - 1 forwards run during backwards. But on the last
+# stage, which has no backward to do meanwhile, each of these forwards still adds tf. The price is a second copy of the
+# weights. How many times as fast is GEMS for N = 8, p = 4 and tb = 2 tf?
 
 # %% guess=[1.5]
 my_speedup = lab.guess("times as fast as stages that wait for each other", ...)
@@ -239,7 +239,7 @@ print(f"with one live micro-batch; by the formula {planned:.2f} times as fast")
 # %% [markdown]
 # **What they reported:** GEMS, with data parallelism around it, trained a ResNet with 1,000 layers on 1,024 V100 GPUs
 # with a scaling efficiency of 97.32%. On tiles of 1,024 × 1,024 pixels from images of 100,000 × 100,000, GEMS reduced
-# the training time from seven hours to 28 minutes. (The abstract does not name the slower method.) *(A. Jain, A. A.
+# the training time from seven hours to 28 minutes. *(A. Jain, A. A.
 # Awan, A. M. Aljuhani, J. M. Hashmi, Q. G. Anthony, H. Subramoni, D. K. Panda, R. Machiraju, A. Parwani: "GEMS:
 # GPU-Enabled Memory-Aware Model-Parallelism System for Distributed DNN Training", SC20, abstract; doi
 # 10.1109/SC41405.2020.00049.)*
@@ -257,8 +257,8 @@ print(f"with one live micro-batch; by the formula {planned:.2f} times as fast")
 # replicas lie on the same ranks in opposite directions.
 #
 # If forward, I and W take one unit each, DualPipe takes 3m + 2 units on four ranks. A rank holds the activations of
-# five micro-batches, and the weights of two stages. Two other schedules, zero-bubble V and DualPipe-V, fold a single
-# model like a V. Rank r then has stages r and 2p - 1 - r.
+# five micro-batches, and the weights of two stages. Two other schedules, zero-bubble V and DualPipe-V, need only one
+# copy of the model, with 2p stages: rank r has stages r and 2p - 1 - r.
 
 # %%
 for name in ("1f1b", "zero_bubble_h1", "zero_bubble_v", "dualpipe", "dualpipe_v"):
@@ -273,9 +273,9 @@ lab.show("dualpipe", micro_batches=8)
 #
 # The printed times leave out all-to-alls. Without them DualPipe takes 26 units, and ZB-H1 takes 27. DualPipe's real
 # gain is to hide the all-to-alls. Next, a small DeepSeek runs on 4 × 2 simulated ranks: four stages, and two ranks
-# share the experts of each stage. An all-to-all takes about as long as attention, and is exposed while its rank
-# computes nothing. If the forward and the backward of a pair do not overlap, every all-to-all is exposed. What share of
-# the all-to-alls stays exposed with overlap?
+# share the experts of each stage. An all-to-all takes about as long as attention. It is exposed while the rank has
+# nothing to compute. If the forward and the backward of a pair do not overlap, every all-to-all is exposed. What share
+# of the all-to-alls stays exposed with overlap?
 
 # %% guess=[0.5]
 my_share = lab.guess("share of the all-to-alls that stays exposed", ...)
@@ -369,8 +369,9 @@ assert max(abs(a - b) for a, b in zip(losses, piped.losses, strict=True)) < 1e-1
 # ## Question to discuss
 #
 # You have 32 ranks, a model that needs at least 4, and a batch of 64 examples. Compare 8 pipelines of 4 ranks with 1
-# pipeline of 32 ranks. Which has the smaller bubble, smaller messages, and less memory per rank? In DeepSeek-V3, 64
-# ranks share the experts of a stage. What does DualPipe's second copy of the weights cost each rank?
+# pipeline of 32 ranks. Which has the smaller bubble, smaller messages, and less memory per rank? DualPipe needs a
+# second copy of the weights. What does this cost each rank of DeepSeek-V3, in which 64 ranks share the experts of a
+# stage?
 #
 # ## Where to read the real code
 #

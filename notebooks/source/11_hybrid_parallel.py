@@ -2,8 +2,8 @@
 # # 11 · Hybrid parallelism
 #
 # **The number to reach:** change three lines of a script, and a GPT on four ranks has the same losses as on one, to
-# 10⁻¹⁰. Your function finds the fastest of 66 ways to put GPT-3 on 1,024 GPUs. For one way, the computed time is within
-# 15% of the published time.
+# 10⁻¹⁰. Your function finds the fastest of 66 ways to put GPT-3 on 1,024 GPUs. For the grid that NVIDIA published, your
+# computed time is within 15% of the measured time.
 #
 # <!-- tracks -->
 #
@@ -35,11 +35,11 @@ lab.start(4)
 lab.show(Grid(dp=2, pp=2, tp=2))
 
 # %% [markdown]
-# From each rank to the next, the coordinate of the last axis changes: the last axis varies fastest, as in torch's
-# `init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=...)`. Ranks along this axis have neighboring numbers, so most are
-# in one node, on the fastest links. So the axis that communicates most should be last: our **rank order** is dp, pp,
-# tp. Megatron writes the fastest axis first: `tp-cp-ep-dp-pp` (context and expert parallel, cp and ep, come in 12).
-# Megatron gives pp the slowest links, not dp: activations between stages are often fewer bytes than gradients.
+# The coordinate of the last axis changes fastest from rank to rank, as in torch's `init_device_mesh("cuda", (2, 2, 2),
+# mesh_dim_names=...)`. Ranks along this axis have neighboring numbers, so most are in one node, on the fastest links.
+# So the axis that communicates most should be last: our **rank order** is dp, pp, tp. Megatron writes the order the
+# other way around, `tp-cp-ep-dp-pp` (cp and ep come in 12). Its slowest links are for pp, not dp: activations between
+# stages are often fewer bytes than gradients.
 #
 # ## Predict
 #
@@ -56,8 +56,8 @@ my_grid = lab.guess("the fastest grid of 4 ranks", {"dp": ..., "pp": ..., "tp": 
 # their times are drawn next to the prediction. Engines train by SGD with momentum, so the state is as large as the
 # parameters.
 #
-# If four ranks share two cores, ranks wait for a core with any grid: the light gray part of the bar. Predicted times
-# then hardly differ, but memory and bytes do.
+# If four ranks share two cores, ranks wait for a core with any grid. The light gray part of a bar is this wait.
+# Predicted times then hardly differ, but memory and bytes do.
 
 # %%
 picker = lab.grid("gpt", batch=32)
@@ -90,10 +90,10 @@ print("with dp 2, pp 2, tp 2 these are pipelines:", stages)
 # %% [markdown]
 # ## Exercise 11.2 ★★★ Which gradient is added over which axes <!-- 2 homework 22 -->
 #
-# Add each gradient over all ranks that have a part of it. Which ranks these are depends on the parameter. A matrix that
-# tp has cut is different on every tp rank. A norm layer is the same on all tp ranks. The token embedding is also the
-# matrix of the output layer, so the first and the last stage share it. If a sum leaves out an axis, replicas drift
-# apart. If it has an axis too many, the gradients are wrong.
+# Add each gradient over all ranks that have a part of it. These ranks are different for each kind of parameter. A
+# matrix that tp has cut is different on every tp rank. A norm layer is the same on all tp ranks. The token embedding is
+# also the matrix of the output layer, so the first and the last stage share it. If a sum leaves out an axis, replicas
+# drift apart. If it has an axis too many, the gradients are wrong.
 #
 # `mesh["dp"]` and `mesh["tp"]` are communicators. A `Placed` describes each parameter:
 #
@@ -142,7 +142,7 @@ for grid in ({"dp": 2, "pp": 2}, {"tp": 2, "pp": 2}):
     print(f"{grid}: losses differ by {off:.0e}; parameters held: {[rank.held for rank in ranks]} of {alone.held:,}")
 
 # %% [markdown]
-# Stages hold different numbers of parameters, because they are cut to take equal time, and only between whole layers.
+# Stages hold different numbers of parameters: the cuts make their times equal, not their sizes.
 # The picture shows the last step of the second mesh: sums over tp, and messages over pp. A bar begins when its message
 # is started. Ranks start to receive early and compute meanwhile, so a long bar does not mean that a rank waits.
 
@@ -194,10 +194,10 @@ my_gpt3 = lab.guess("its fastest grid, and a step", {"dp": ..., "pp": ..., "tp":
 # `price` assumes nodes of eight A100 GPUs, with NVLink inside a node, and an InfiniBand adapter for each GPU. NVIDIA
 # published a run of this model on 1,024 such GPUs: dp 8, pp 16, tp 8, and 32 s per step. (Megatron-LM, README.md,
 # "GPT-3 Example"; the batch of 1,536 is in `examples/pretrain_gpt3_175B.sh`.) That run recomputed activations in
-# backward, as `price` does. Recomputation costs a third more arithmetic, and takes a fraction of the memory.
+# backward, as `price` does. Recomputation costs a third more arithmetic, and saves most of the activations' memory.
 #
-# One number is assumed: while layers compute, they reach half of a GPU's peak of 312 teraFLOP/s. This share includes
-# recomputed FLOPs, as does **HFU**, hardware FLOP/s utilization. **MFU**, model FLOP/s utilization, counts only the
+# One number is assumed: while layers compute, they reach half of a GPU's peak of 312 teraFLOP/s. This share is **HFU**,
+# hardware FLOP/s utilization: it includes recomputed FLOPs. **MFU**, model FLOP/s utilization, counts only the
 # operations that training needs: 6 N D, for N parameters and D tokens (00).
 
 # %%
@@ -231,9 +231,9 @@ lab.explore("share", prediction=my_gpt3)
 lab.search("gpt3", prediction=my_gpt3)
 
 # %% [markdown]
-# Does a simulation of 1,024 ranks agree with `price`? The simulation computes when each message gets its links and
-# arrives: this is **virtual time**. You wait a few seconds for one step of the published grid with 4 of its 192
-# micro-batches:
+# Does a simulation of 1,024 ranks agree with `price`? The simulation does not wait: it computes at what time each
+# message would start and arrive, in **virtual time**. You wait a few seconds for one step of the published grid with 4
+# of its 192 micro-batches:
 
 # %%
 from hpdl_lab.parallel.scripts import simulated_step

@@ -42,10 +42,11 @@ lab.start(4)
 my_cache = lab.guess("GB of the cache of 131,072 tokens", {"Llama 3 405B": ..., "DeepSeek-V3": ...})
 
 # %% [markdown]
-# Each bar on the left is the memory of the fullest GPU in training. From bar to bar, more GPUs share one copy of the
-# model, until their parts fit. First, GPUs share heads (tp) or experts (ep), then also layers (pp). The rest of the
-# GPUs hold further copies, with ZeRO-1. On the right is the cache, with stars at your guesses. Choose GPT-3, then
-# DeepSeek-V3. Which side changes more? And how few GPUs can train each model?
+# Each bar on the left is the memory of the fullest GPU in training. From left to right, more GPUs share one copy of the
+# model, until each GPU's part fits. First, GPUs share heads (tp) or experts (ep), then also layers (pp). Further copies
+# of the model are on other GPUs, and ZeRO-1 shards the optimizer's state over the copies. On the right is the cache,
+# with stars at your guesses. Choose GPT-3, then DeepSeek-V3. Which side changes more? And how few GPUs can train each
+# model?
 
 # %%
 lab.explore("published", prediction=my_cache)
@@ -62,7 +63,8 @@ lab.reveal("GB of the cache of 131,072 tokens", {name: 131_072 * 2 * n / 1e9 for
 # - **RMSNorm** divides x by its root mean square, and subtracts no mean.
 # - **RoPE**, rotary positions: queries and keys are rotated by an angle that grows with the position. So q · k depends
 #   on how far apart two tokens are.
-# - **SwiGLU** is an MLP with a gate: (silu(x G) · x U) D. The gate silu(x G), a smooth ReLU, scales each number of x U.
+# - **SwiGLU** is an MLP with a gate: (silu(x G) ⊙ x U) D, and ⊙ multiplies number by number. The gate silu(x G), a
+#   smooth ReLU, scales each number of x U.
 # - **Grouped queries** (GQA) in LLaMA: several query heads share a key head and a value head. `qkv` makes 4 query
 #   heads, but only 2 key heads and 2 value heads.
 # - **Latent attention** (MLA) in DeepSeek: `kv_down` makes one short vector per token, the latent. The keys and values
@@ -117,8 +119,8 @@ print(f"ViT, pp 2 × tp 2: losses differ by {off:.0e}")
 #
 # DeepSeek-V3 has 671 billion parameters, but a token uses only 37 billion. In 58 of its 61 layers, 256 small MLPs, the
 # **experts**, replace the MLP. A small layer, the **router**, computes a token's score for each expert, sigmoid(x W),
-# and chooses the 8 experts with the largest scores. Each expert's result is multiplied by a weight: the expert's score,
-# divided by the sum of the 8 scores, times 2.5. One more expert, the shared expert, gets every token.
+# and chooses the 8 experts with the largest scores. Each expert's result is multiplied by a weight: 2.5 times the
+# expert's share of the sum of the 8 scores. One more expert, the shared expert, gets every token.
 #
 # In one layer the experts take 11.3 GB in 8 bits (fp8), and 180 GB in training, with 16 bytes per parameter. So ranks
 # share the experts, and **copies of tokens travel**. In an all-to-all, each rank sends different data to every other
@@ -220,10 +222,10 @@ print(f"DeepSeek, ep 4: losses differ by {off:.0e}")
 #
 # ## One sequence on many ranks <!-- 3 two days 2 -->
 #
-# In the last phase of pre-training, Llama 3 405B reads sequences of 131,072 tokens. The input of one layer is then 2 ·
-# 131,072 · 16,384 bytes = 4.3 GB, and there are 126 layers. So the sequence is cut: each rank of the axis cp has some
-# positions. Only attention needs other ranks' keys and values. In **ring attention** keys and values go around a ring,
-# one rank in each step (a **hop**), and queries stay where they are:
+# In its last phase of training on plain text (pre-training), Llama 3 405B reads sequences of 131,072 tokens. The input
+# of one layer is then 2 · 131,072 · 16,384 bytes = 4.3 GB, and there are 126 layers. So the sequence is cut: each rank
+# of the axis cp has some positions. Only attention needs other ranks' keys and values. In **ring attention** keys and
+# values go around a ring, one rank in each step (a **hop**), and queries stay where they are:
 #
 #     step 0    rank 0: q0 with k0    rank 1: q1 with k1    rank 2: q2 with k2    and k, v go to the next rank →
 #     step 1    rank 0: q0 with k2    rank 1: q1 with k0    rank 2: q2 with k1    and k, v go to the next rank →
@@ -288,7 +290,7 @@ pictures = [lab.show(run) for run in runs]
 #
 # Which way sends less? For p ranks and G query heads per key head:
 #
-# | way | what travels | bytes that a rank sends, over the bytes of the whole sequence's queries |
+# | way | what travels | bytes sent per rank / bytes of all queries of the sequence |
 # |---|---|---|
 # | ring | keys and values | 2(p - 1)/(pG) |
 # | Ulysses | queries, keys, values and outputs | (2 + 2/G)(p - 1)/p² |
@@ -309,9 +311,10 @@ print(f"DeepSeek, ep 2 × cp 2: losses differ by {off:.0e}")
 #
 # Attend to a cache of latents, without making keys and values of each head. A head's key is U · latent, and each head
 # has its own matrix U. Since q · (U latent) = (qᵀ U) · latent, you can multiply one query by U, instead of all cached
-# latents. In this **absorbed** form, the query absorbs U, and all query heads share the latents as keys. Pass the cache
-# as one key head to `attend(q, k, v, scale)`, which works like your function of 12.1. In DeepSeek, RoPE rotates only a
-# part of each key. This part is the same for all heads, and stands behind the latent in the cache.
+# latents. Find the same trick for the values. In this **absorbed** form, the query absorbs U, and all query heads share
+# the latents as keys. Pass the cache as one key head to `attend(q, k, v, scale)`, which works like your function of
+# 12.1. In DeepSeek, RoPE rotates only a part of each key. This part is the same for all heads, and stands behind the
+# latent in the cache.
 #
 # The check rejects keys or values that are computed from all cached latents, and any tensor with a vector for each head
 # and each token.

@@ -7,8 +7,8 @@
 #
 # <!-- tracks -->
 #
-# A model is trained once and used a billion times. In use, reading its weights from memory takes longer than its FLOPs,
-# and users wait for every token.
+# A model is trained once and used a billion times. To make one token, a GPU needs more time to read the weights from
+# memory than to compute. And users wait for every token.
 
 # %%
 import torch
@@ -165,9 +165,9 @@ lab.show(times, prediction=my_factors)
 # %% [markdown]
 # ## The same tokens on two ranks <!-- 2 two days 3 -->
 #
-# Now the whole engine runs on a mesh (11): each rank has its heads of each layer, with their keys and values. Only the
-# two all-reduces per layer travel, and the logits at the end. Each request has one seed for all ranks, so both ranks
-# draw the same random tokens.
+# Now the whole engine runs on a mesh (11): each rank has its heads of each layer, with their keys and values. Ranks
+# exchange only two all-reduces per layer, and the logits at the end. Each request has one seed for all ranks, so both
+# ranks draw the same random tokens.
 
 # %%
 from hpdl_lab.inference.stages import part_for_rank
@@ -239,9 +239,9 @@ assert weight_bytes(int8) < 0.31 * weight_bytes(moby_dick) and abs(loss - weight
 # %% [markdown]
 # ## A cache in pages <!-- 3 two days 2 -->
 #
-# Three requests run with your scheduler, and their prompts begin alike. Full pages of the common beginning are kept
-# once. If no page is free, the youngest request gives its pages back, and reads its tokens again later: **preemption**.
-# Look for the striped pages, which requests share:
+# Three requests run with your scheduler, and their prompts begin alike. Only one copy of the full pages of the common
+# beginning is kept. If no page is free, the youngest request gives its pages back, and reads its tokens again later:
+# **preemption**. Look for the striped pages, which requests share:
 
 # %%
 engine = Engine(moby_dick, slots=4, pages=32, schedule=schedule)
@@ -290,12 +290,13 @@ assert sum(event.nbytes for event in sent) == sum(4096 * len(prompt) + 4 * 81 fo
 # %% [markdown]
 # ## Exercise 13.5 ★ What a draft is worth <!-- 3 homework 5 -->
 #
-# Predict how many tokens an **iteration** of **speculative decoding** brings. A small model, the **draft**, guesses γ
-# tokens, one after the other. Then the model reads all guesses in one step, like a prompt: decode reads all weights
-# anyway, and has FLOPs to spare. The model keeps the guesses before the first rejected guess, and adds one token. A
-# guess with probability p in the model, and q in the draft, is accepted with probability min(1, p/q). Then tokens have
-# the same distribution as without a draft. **Greedy** decoding accepts only the model's likeliest token, so the text is
-# the same with a draft and without. The probability that a guess is accepted is the **acceptance**.
+# Predict how many tokens an **iteration** of **speculative decoding** brings, from one guess to the next. A small
+# model, the **draft**, guesses γ tokens, one after the other. Then the model reads all guesses in one step, like a
+# prompt. This costs hardly more time: one token also needs all weights from memory, and there are FLOPs to spare. The
+# model keeps the guesses before the first rejected guess, and adds one token. A guess with probability p in the model,
+# and q in the draft, is accepted with probability min(1, p/q). Then tokens have the same distribution as without a
+# draft. **Greedy** decoding accepts only the model's likeliest token, so the text is the same with a draft and without.
+# The probability that a guess is accepted is the **acceptance**.
 
 # %% exercise="hpdl_lab.inference.speculative:expected_tokens"
 
