@@ -71,7 +71,7 @@ def reduce_gradients(mesh: DeviceMesh, parameters: list[Placed]) -> None:
              the same part of the model.
              parameters: list of Placed, in the same order on all ranks of a
              communicator. placed.parameter is this rank's tensor, with its .grad.
-             placed.over_tp is True if each tp rank has a part of this gradient.
+             placed.over_tp is True if the gradients of the tp ranks have to be added.
              placed.shared is the communicator of the stages that hold the same
              parameter, or None. If .grad is None, it counts as zeros, because another
              rank may have a gradient.
