@@ -9,6 +9,7 @@ from matplotlib.text import Text
 from hpdl_lab import lab
 from hpdl_lab.parallel.rounding import BLOCK, SCALES, compare_formats, round_to
 from hpdl_lab.plots.formats import formats
+from tests.wording import raises
 
 
 def test_bits_and_ranges_are_those_of_the_standards():
@@ -58,10 +59,12 @@ def test_numbers_that_a_format_has_stay_and_others_need_a_scale():
 def test_errors_are_those_of_the_bits_and_gradients_need_a_scale():
     generator = torch.Generator().manual_seed(0)
     large, small = (torch.randn(64, 100, generator=generator) * scale for scale in (1, 1e-4))
-    assert {(r.tensors, r.dtype, r.scale) for r in compare_formats({"a": [large]})} == {
+    assert {(r.tensors, r.dtype, r.scale) for r in compare_formats({"a": [large.flatten()]})} == {
         ("a", "bfloat16", SCALES[0]),
         *(("a", dtype, scale) for dtype in ("float8_e5m2", "float8_e4m3fn") for scale in SCALES),
     }
+    with raises(TypeError, '"gradients" needs tensors', "backward"):
+        lab.show("formats", {"weights": large, "gradients": [None]})
     shown = lab.show("formats", {"weights": iter([large]), "gradients": [small[:32], small[32:]]})
     found = {row[:3]: row for row in shown.data}
     for scale in SCALES:

@@ -92,11 +92,6 @@ def lambda2(weights: np.ndarray) -> float:
     return float(np.sort(np.abs(np.linalg.eigvalsh(weights)))[-2])
 
 
-def spectral_gap(weights: np.ndarray) -> float:
-    """Return 1 - lambda2: 1 means agreement after one step, 0 never."""
-    return 1 - lambda2(weights)
-
-
 def one_peer_hop(n: int, step: int) -> int:
     """Return how many places away the peer of a step is: 1, 2, 4, ... below n, then 1 again; 0 for one rank."""
     hops = (n - 1).bit_length()

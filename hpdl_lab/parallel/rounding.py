@@ -9,7 +9,7 @@ Ref: Micikevicius et al. 2022 (FP8), arXiv:2209.05433; DeepSeek-AI 2024 (DeepSee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,7 +37,6 @@ class Rounding(NamedTuple):
 
 def round_to(x: Tensor, dtype: torch.dtype, scale: str = SCALES[0]) -> Tensor:
     """Return x, flat float32, rounded to `dtype` and back. scale: one of SCALES."""
-    x = x.detach().float().flatten()
     if scale == SCALES[0]:
         return x.to(dtype).float()
     rows = x[None] if scale == SCALES[1] else pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
@@ -45,12 +44,11 @@ def round_to(x: Tensor, dtype: torch.dtype, scale: str = SCALES[0]) -> Tensor:
     return ((rows * factors).to(dtype).float() / factors).flatten()[: len(x)]
 
 
-def compare_formats(tensors: Mapping[str, Iterable[Tensor]]) -> list[Rounding]:
-    """Return what each format and scale does to the tensors of each name; bfloat16 has no need of a scale."""
+def compare_formats(tensors: Mapping[str, Sequence[Tensor]]) -> list[Rounding]:
+    """Return what each format and scale does to {name: flat float32 tensors}; bfloat16 has no need of a scale."""
     found = []
-    for name, several in tensors.items():
-        parts = [x.detach().float().flatten() for x in several]
-        whole = torch.cat(parts)
+    for name, parts in tensors.items():
+        whole = torch.cat([*parts])
         for dtype in DTYPES:
             for scale in SCALES[:1] if dtype == torch.bfloat16 else SCALES:
                 after = torch.cat([round_to(x, dtype, scale) for x in parts])

@@ -405,7 +405,12 @@ def _show_parallelism(x: str) -> Picture:
 def _show_formats(x: str, tensors: Mapping[str, Iterable[Tensor]] | None = None) -> Picture:
     """Show the formats of numbers that models are trained in, or what 8 bits do to `tensors`; `data` are the rows."""
     if tensors is not None:
-        return _show_rounding({name: list(several) for name, several in tensors.items()})
+        lists = {name: [x] if isinstance(x, Tensor) else list(x) for name, x in tensors.items()}
+        if strange := [name for name, several in lists.items() if not all(isinstance(x, Tensor) for x in several)]:
+            raise TypeError(f'"{strange[0]}" needs tensors, a gradient only after backward: not None or another type')
+        return _show_rounding(
+            {name: [x.detach().float().flatten() for x in several] for name, several in lists.items()}
+        )
     rows = formats.formats()
     text = ", ".join(f"{row.name} from {row.smallest:.0e} to {row.largest:.1e}" for row in rows)
     return picture(formats.draw, rows, text=text, data=rows, height=formats.HEIGHT)
@@ -414,7 +419,7 @@ def _show_formats(x: str, tensors: Mapping[str, Iterable[Tensor]] | None = None)
 def _show_rounding(tensors: Mapping[str, Sequence[Tensor]]) -> Picture:
     """Show how far rounded tensors are from what they were, and how many of their numbers become zero."""
     found = rounding.compare_formats(tensors)
-    flat = {name: torch.cat([x.detach().float().flatten() for x in several]) for name, several in tensors.items()}
+    flat = {name: torch.cat([*parts]) for name, parts in tensors.items()}
     lines = text_table(
         ("", "format", "scale", "error", "zeros"),
         [[row.tensors, row.dtype, row.scale, f"{row.error:.1%}", f"{row.zeros:.1%}"] for row in found],
