@@ -537,7 +537,9 @@ def _forwards(case: ScriptCase) -> list[Event]:
 
 def _small_forwards(case: ScriptCase) -> None:
     """Require micro-batches of the size that they have in the one-rank script."""
-    most, allowed = (max(len(e["rows"]) for e in rank.all("forward")[:-1]) for rank in (case.ranks[0], case.one))
+    most, allowed = (
+        max(len(e["rows"]) for e in rank.all("forward") if e["training"]) for rank in (case.ranks[0], case.one)
+    )
     if most > allowed:
         raise Broken(f"""accumulate: all numbers are right, but a forward of rank 0 has {most} examples, where
             {allowed} fit into the memory of the one-rank script: keep its micro-batches.""")
