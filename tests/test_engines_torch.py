@@ -110,7 +110,9 @@ def test_a_group_is_gone_after_an_error_and_the_error_is_what_is_told(cluster):
     with pytest.raises(RunFailed) as caught:
         cluster.run(one_raises)
     assert list(caught.value.errors) == [2] and "rank 2 raised LookupError" in caught.value.reason
-    assert {(w.state, w.op) for w in caught.value.waits if w.rank != 2} == {("waiting", "all_reduce")}
+    others = {(w.state, w.op) for w in caught.value.waits if w.rank != 2}
+    # A rank that the busy machine has held back may still be in its init_process_group when rank 2 leaves.
+    assert others <= {("waiting", "all_reduce"), ("waiting", "init_process_group")} and others
     assert len(cluster.run(trained, "gloo", False)) == 4
 
 

@@ -232,7 +232,9 @@ class PlainTorch:
         """Publish that this rank waits in `call`."""
         members, waiting = comm.members, comm.waiting
         peers = (members[call.peer],) if call.peer >= 0 else waiting.missing(members, call.op)()
-        facts = {} if call.peer >= 0 else {"nth": 1}  # ranks that have met do not wait for each other
+        # Ranks that have met do not wait for each other. The first meeting is before any collective: a rank that is
+        # still in it contradicts none that has left it.
+        facts = {} if call.peer >= 0 else {"nth": 1 if call.op == MEETINGS[0] else 2}
         described = (call.op, peers, 0, self._since_ns, 0, call.line, facts)
         waiting.status.publish(waiting.rank, "waiting", waiting.run, *described)
 
