@@ -83,7 +83,7 @@ def start(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> int:
     """Say what is up; exit code 0 if engines are, and are well."""
-    from ..engines import slurm, supervisor_client
+    from ..engines import remote, supervisor_client
     from ..engines.cluster import Cluster
 
     cluster = Cluster.find()
@@ -91,7 +91,7 @@ def status(arguments: argparse.Namespace) -> int:
         print(NONE_UP)
         return 1
     try:
-        job = slurm.state(cluster.path).get("text")
+        job = remote.state(cluster.path).get("text")
         if cluster.layout is None:
             print(f"Engines are being started. {job or ''}".rstrip())
             return 1

@@ -8,7 +8,7 @@
 
 ipyparallel is used for %px only: before its first use neither its controller nor its engines are loaded.
 On emulated hosts mpiexec's engines enter networks of their own (hosts.py). In a Slurm job they run on nodes, and a
-relay makes their sockets appear in the session directory all the same (slurm.py, relay.py).
+relay makes their sockets appear in the session directory all the same (remote.py, relay.py).
 
 `cluster.Cluster` starts, attaches, restarts and stops; `pool.EnginePool` is the engines of one start; `run.Run`
 run a function and streams what they say; `errors.py` makes one text of what they raised.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..comm.base import OnRow, Results
 from ..comm.errors import name_ranks
-from . import errors, launch, layout, pool, px, session_dir, slurm, supervisor_client
+from . import errors, launch, layout, pool, px, remote, session_dir, supervisor_client
 from .errors import EngineError, EngineMute
 from .launch import START_SECONDS, Launching
 from .messages import Function, Info
 from .pool import EnginePool, warn
+from .remote import ipython
 from .script import Script
-from .slurm import ipython
 
 if TYPE_CHECKING:
     from ipyparallel import Client
@@ -60,7 +60,7 @@ class Cluster:
 
     @property
     def where(self) -> str:
-        """Their place: "local", "emulated" or "slurm"."""
+        """Their place: one of layout.PLACES."""
         return self.laid_out.where
 
     @property
@@ -164,7 +164,7 @@ class Cluster:
             print(announce, flush=True)
         self._disconnect()
         with session_dir.locked(self.path):
-            keep = slurm.kept(self.path, self.supervisor.ask("status")["running"], self.layout, wanted)
+            keep = remote.kept(self.path, self.supervisor.ask("status")["running"], self.layout, wanted)
             self.supervisor.ask("kill", keep=keep)
             session_dir.forget_engines(self.path, keep)
             self._launch(wanted)
@@ -267,8 +267,9 @@ class Cluster:
         if not self.alive():
             self.detach()
             raise EngineError("the engine cluster was stopped in another notebook, or killed: call lab.start()")
-        if self.where == "slurm" and (text := slurm.end_of_job(self.path, engines.endings(ranks).values())):
-            raise EngineError(f"{text}: call lab.restart() for {self.n} engines in a new job; your variables stay")
+        if self.laid_out.remote and (text := remote.end_of_job(self.path, engines.endings(ranks).values())):
+            again = "" if self.where == "ipyparallel" else " in a new job"
+            raise EngineError(f"{text}: call lab.restart() for {self.n} engines{again}; your variables stay")
 
     def _check_engines(self) -> EnginePool:
         """Return the engines, connected to again if another notebook has replaced them.
@@ -335,7 +336,7 @@ class Cluster:
 
     def show(self) -> None:
         """Show who runs where, and the cheat sheet: as HTML in a notebook, as text elsewhere."""
-        infos, notes = self.infos, [*self.reasons, *self.laid_out.remarks, *slurm.remarks(self.path)]
+        infos, notes = self.infos, [*self.reasons, *self.laid_out.remarks, *remote.remarks(self.path)]
         shell = ipython()
         if shell is None:
             print(table_text(infos, notes), flush=True)

@@ -18,7 +18,7 @@ from ..comm.errors import name_ranks
 from ..features import dev_shm, gpu
 from ..symptoms import TABLE, found_in
 from ..system import until
-from . import hosts, session_dir, slurm
+from . import hosts, remote, session_dir, slurm
 from .errors import EngineError
 from .hosts import INTERFACE
 from .layout import Layout, parse_link
@@ -35,7 +35,7 @@ class Launching:
         self.started: list[str] = []  # names of processes
 
     def go(self) -> None:
-        """Start hosts or a job, if they are wanted, then engines; in a Slurm job, %px's controller as well.
+        """Start hosts or a job, if they are wanted, then engines; on other machines, %px's controller as well.
 
         Raises: EngineError when one of them ends, or has not come so far in time.
         """
@@ -43,12 +43,12 @@ class Launching:
         if self.layout.hosts:
             self.spawn("hosts", hosts_argv(self.path, self.layout))
             self.wait_for([hosts.namespaces_file(self.path)])
-        if self.layout.where == "slurm":
-            slurm.wait_for_job(self)
+        if self.layout.remote:
+            remote.wait_for_job(self)
             self.open_px()  # agents want to know its sockets at once
         self.spawn("engines", engines_argv(self.path, self.layout))
         session_dir.write_private_file(session_dir.session_file(self.path), json.dumps(self.layout._asdict()))
-        seconds = slurm.START_SECONDS if self.layout.where == "slurm" else START_SECONDS
+        seconds = remote.START_SECONDS if self.layout.remote else START_SECONDS
         self.wait_for([session_dir.engine_socket(self.path, rank) for rank in range(self.layout.n)], seconds)
         self.supervisor.ask("ready")
 
@@ -69,7 +69,7 @@ class Launching:
         exits = [session_dir.exit_file(self.path, r) for r in range(self.layout.n)]
         while not until(lambda: all(map(os.path.exists, files)), 0.25):
             ended = self.ended()
-            if text := slurm.ended(self.path):
+            if text := remote.ended(self.path):
                 raise EngineError(text)
             dead = any(map(os.path.exists, exits))
             if dead:  # the others mostly end of the same cause, a moment later
@@ -153,10 +153,10 @@ def _mpiexec() -> str:
 def check_layout(layout: Layout) -> None:
     """Raise EngineError unless this machine can hold the engines of `layout`, and make the hosts that it wants.
 
-    Engines on Slurm are held by others.
+    Engines on other machines are held by those.
     """
-    if layout.where == "slurm":
-        return slurm.require_slurm()
+    if layout.remote:
+        return slurm.require_slurm() if layout.where == "slurm" else None
     n, cores, free = layout.n, features.cores(), memory_available()
     if n > (given := int(os.environ.get(MOST_ENGINES, n))):
         raise EngineError(
@@ -194,7 +194,7 @@ def announcement(layout: Layout) -> str:
     """Return what to say before a start that will take long because the engines are many for this machine; else ""."""
     n, cores = layout.n, features.cores()
     seconds = n * CORE_SECONDS / cores
-    if layout.where == "slurm" or seconds < LONG_START:
+    if layout.remote or seconds < LONG_START:
         return ""
     return (
         f"{n} engines on {cores} cores: their start takes about {seconds:.0f} s, and then each has "
@@ -220,10 +220,10 @@ def hosts_argv(path: str, layout: Layout) -> list[str]:
 def engines_argv(path: str, layout: Layout) -> list[str]:
     """Return the command line of engines under mpiexec, each below a shell that writes its exit status to a file.
 
-    On Slurm: of the process that asks the relay for engines, and ends with them.
+    On other machines: of the process that asks the relay for engines, and ends with them.
     """
-    if layout.where == "slurm":
-        return slurm.step_argv(path, layout)
+    if layout.remote:
+        return remote.step_argv(path, layout)
     status = session_dir.exit_file("$HPDL_SESSION", "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}")
     command = f'trap : INT QUIT TERM; "$0" "$@"; echo $? > "{status}.new"; mv "{status}.new" "{status}"'
     engine = ["hpdl_lab.engines.hosts", "engine"] if layout.hosts else ["hpdl_lab.engines.engine"]
@@ -248,7 +248,7 @@ def engine_environment(path: str, layout: Layout, supervisor_pid: int) -> dict[s
     env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN_PREFIXES) or k in KEPT}
     own = own_variables(path, supervisor_pid, layout.n)
     own |= {"HPDL_HOSTS": str(layout.hosts), "HPDL_DEVICE": layout.device}
-    if layout.where == "slurm":
+    if layout.remote:
         return env | own  # the rest is the nodes' own: node_agent.py
     threads = dict.fromkeys(THREAD_VARIABLES, str(max(1, features.cores() // layout.n)))
     cliques = {"MPIR_CVAR_NUM_CLIQUES": str(layout.hosts), "MPIR_CVAR_CLIQUES_BY_BLOCK": "1"}  # hosts, to MPICH

@@ -1,6 +1,7 @@
-"""The layout of a cluster: how many engines, where (here, on emulated hosts, in a Slurm job), on which device."""
+"""The layout of a cluster: how many engines, where (here, emulated, in a job, beside ipyparallel), which device."""
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ..units import require_int
@@ -8,11 +9,19 @@ from ..units import require_int
 Options: TypeAlias = dict[str, Any]  # of a Slurm job: see checked_job_options
 
 QUEUE_SECONDS = 600  # s in the queue, unless said otherwise
+CLIENT_SECONDS = 30  # s for the engines of a cluster that runs already, likewise
 TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # as `man sbatch` lists them
 NAME = re.compile(r"[^\s\x00-\x1f]+")
-NAMED = ("partition", "account", "qos", "reservation")
+NAMED = ("partition", "account", "qos", "reservation", "queue")
 NUMBERS = ("nodes", "gpus", "wait")
-NAMES = (*NAMED, *NUMBERS, "time")
+NAMES = ("partition", "account", "qos", "reservation", *NUMBERS, "time")
+TAKEN = {  # by each place
+    "slurm": NAMES,
+    "pbs": ("queue", "account", *NUMBERS, "time"),
+    "lsf": ("queue", "account", *NUMBERS, "time"),
+    "ssh": ("hosts", "wait"),
+    "ipyparallel": ("connection", "profile", "name", "wait"),
+}
 EXAMPLE = 'lab.start(8, where="slurm", partition="gpu", nodes=2, gpus=1, time="1:00:00")'
 
 
@@ -37,6 +46,17 @@ def checked_job_options(said: Options, n: int) -> Options:
     if isinstance(time, bool) or not TIME.fullmatch(str(time)):
         raise ValueError(f'time={time!r}: minutes, "hours:minutes:seconds" or "days-hours" are needed, as in {EXAMPLE}')
     return said | {"time": str(time)} if "time" in said else said
+
+
+def minutes(time: str) -> int:
+    """Return the minutes, rounded up, of a time as `checked_job_options` takes it: "90", "1:30:00", "1-12"."""
+    days, _, clock = str(time).rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if days:  # hours, hours:minutes, ...
+        hours, minute, second = [*parts, 0, 0][:3]
+    else:  # minutes, minutes:seconds, hours:minutes:seconds
+        hours, minute, second = [[0, *parts, 0], [0, *parts], parts][len(parts) - 1]
+    return (int(days or 0) * 24 + hours) * 60 + minute + (second > 0)
 
 
 def sbatch_arguments(n: int, options: Options) -> list[str]:
@@ -110,7 +130,8 @@ def parse_link(text: str) -> LinkRate:
     return link
 
 
-PLACES = ("local", "emulated", "slurm")
+PLACES = ("local", "emulated", "slurm", "pbs", "lsf", "ssh", "ipyparallel")
+BY_IPYPARALLEL = PLACES[3:]
 DEVICES = ("cpu", "cuda")
 MOST_HOSTS = 64  # each is a network of its own to the system; a lesson needs four
 DEFAULT_LINK = "1gbit"
@@ -120,7 +141,8 @@ class Layout(NamedTuple):
     """The number `n` of engines, and where they are: one of PLACES. device: one of DEVICES.
 
     hosts, link: of emulated hosts, else 0 and "".
-    job: what is asked of Slurm, as layout.checked_job_options returns it; {} elsewhere.
+    job: what is asked of Slurm, PBS or LSF, as layout.checked_job_options returns it; {"hosts": [...]} for ssh;
+    {"connection": of a client} or {"profile"}, and {"name"}, for a cluster of ipyparallel; {} elsewhere.
     """
 
     n: int
@@ -134,7 +156,14 @@ class Layout(NamedTuple):
         engines = "1 engine" if self.n == 1 else f"{self.n} engines"
         gpu = " on GPUs" if self.device == "cuda" else ""
         hosts = f" on {self.hosts} emulated host{'s' * (self.hosts > 1)} at {self.link}" if self.hosts else ""
-        return f"{engines}{gpu}{hosts}{' in a Slurm job' if self.where == 'slurm' else ''}"
+        jobs = {"slurm": " in a Slurm job", "pbs": " in a PBS job", "lsf": " in an LSF job", "ssh": " on hosts by ssh"}
+        jobs["ipyparallel"] = " on the hosts of an ipyparallel cluster"
+        return f"{engines}{gpu}{hosts}{jobs.get(self.where, '')}"
+
+    @property
+    def remote(self) -> bool:
+        """True if the engines are on machines that others have chosen: see remote.py."""
+        return self.where in TAKEN
 
     @property
     def remarks(self) -> list[str]:
@@ -154,30 +183,41 @@ def wanted(
     n: int,
     where: str | None = None,
     link: str | None = None,
-    hosts: int | None = None,
+    hosts: int | Sequence[str] | None = None,
     device: str | None = None,
     running: Layout | None = None,
     **job: Any,
 ) -> Layout:
     """Return the Layout that was asked for; what was not said stays as it is in `running`, or is the default.
 
-    job: what is asked of Slurm: see layout.checked_job_options.
+    hosts: how many are emulated; or the names of hosts that ssh reaches.
+    job: what is asked of a batch system: see layout.checked_job_options.
     Raises: ValueError for what makes no sense; whether this machine can do it, launch.check_layout says.
     """
     require_int("the number of engines", n, least=1)
-    if unknown := set(job) - set(NAMES):
+    if unknown := set(job) - {name for names in TAKEN.values() for name in names}:
         raise TypeError(f"unknown: {', '.join(sorted(unknown))}=; Slurm is asked by {', '.join(NAMES)}")
     job = {name: value for name, value in job.items() if value is not None}
-    implied = "slurm" if job else "local" if link is None and hosts is None else "emulated"
+    if hosts is not None and not isinstance(hosts, int):
+        job["hosts"], hosts = _host_names(hosts), None
+    implied = _implied(job) if job else "local" if link is None and hosts is None else "emulated"
     place = _choice("where", where, PLACES) or (running.where if running else None) or implied
-    if place != "slurm" and job:
-        raise ValueError(f'{next(iter(job))}= belongs to a Slurm job: lab.start(4, where="slurm", partition="...")')
+    for name in job:
+        if name not in TAKEN.get(place, ()):
+            homes = [home for home, names in TAKEN.items() if name in names]
+            example = {"slurm": EXAMPLE, "ssh": 'lab.start(4, where="ssh", hosts=["n1", "n2"])'}.get(homes[0], "")
+            example = example or f'lab.start(4, where="{homes[0]}", ...)'
+            raise ValueError(f"{name}= belongs to where={' or '.join(map(repr, homes))}: {example}")
     if place != "emulated" and (link is not None or hosts is not None):
         raise ValueError('link= and hosts= belong to emulated hosts: lab.start(4, where="emulated", link="1gbit")')
     same = running if running and running.where == place else None
     device = _choice("device", device, DEVICES) or (running.device if running else "cuda" if job.get("gpus") else "cpu")
-    if place == "slurm":
+    if place in TAKEN:
         job = checked_job_options((same.job if same else {}) | job, n)
+        if place == "ssh" and not job.get("hosts"):
+            raise ValueError('where="ssh" needs the names of hosts: lab.start(4, where="ssh", hosts=["n1", "n2"])')
+        if place == "ipyparallel" and not {"connection", "profile"} & set(job):
+            raise ValueError('where="ipyparallel" needs a cluster: lab.start(profile="site"), or client=, or cluster=')
         return Layout(n, place, device=device, job=job)
     if place == "local":
         return Layout(n, device=device)
@@ -186,6 +226,19 @@ def wanted(
     require_int(f"the number of hosts for {n} engines", hosts, 1, min(n, MOST_HOSTS))
     link = str(parse_link(link if link is not None else same.link if same else DEFAULT_LINK))
     return Layout(n, place, hosts, link, device)
+
+
+def _implied(job: Options) -> str:
+    """Return the place to which the options `job` belong, if `where` is not said."""
+    return next((place for place, names in TAKEN.items() if set(job) <= set(names)), "slurm")
+
+
+def _host_names(said: object) -> list[str]:
+    """Return the names of hosts. Raises ValueError."""
+    names = list(said) if isinstance(said, list | tuple) else []
+    if not names or not all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
+        raise ValueError(f'hosts={said!r}: how many to emulate, or a list of names that ssh knows, such as ["n1"]')
+    return names
 
 
 def _choice(name: str, value: str | None, known: tuple[str, ...]) -> str | None:

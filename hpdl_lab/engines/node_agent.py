@@ -1,4 +1,4 @@
-"""The agents on the nodes of a Slurm job: one of the job, and one for each engine, all connected to the relay.
+"""The agents on other machines: of a Slurm job, of a host of ipyparallel, of each engine, all connected to the relay.
 
     job agent      the first process of the job; it starts engines in its allocation whenever the notebook asks for some
       `-- mpiexec  of this environment, which has Slurm start its daemons on the other nodes: no PMI of Slurm is needed
@@ -9,28 +9,42 @@ So `lab.restart()` needs no second wait in the queue. An engine finds a session 
 here it is a folder of the node itself. Agents hold nothing but bytes on their way: they also answer while compiled code
 blocks an engine. When the relay has gone, with the notebook's machine or in peace, they end engines and themselves.
 
+Hosts of an ipyparallel cluster know no Slurm that would start ranks there. An agent on each, a child of an engine of
+ipyparallel, does it: MPICH's mpiexec, on the first host, prints the command of the proxy that it wants on each host.
+
+    engine of ipyparallel
+      `-- host agent 0
+            |-- mpiexec -launcher manual          on the first host: what it prints goes by the relay to ...
+            `-- hydra_pmi_proxy                   ... the agent of each host, which starts it there
+                  `-- engine agent 0 -- engine 0
+
     python -m hpdl_lab.engines.node_agent RELAY_FILE               the job script starts this one
     python -m hpdl_lab.engines.node_agent RELAY_FILE STEP SIZE     mpiexec starts these
+    python -m hpdl_lab.engines.node_agent - HOST                   `begin`, on an engine of ipyparallel, starts these
 """
 
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import psutil
 import zmq
 import zmq.asyncio
 
 from .. import features
-from . import session_dir, streams
-from .launch import MPI_BY_TCP, THREAD_VARIABLES, own_variables
+from ..comm.hosts import HOST, host_id
+from . import session_dir, slurm, streams
+from .launch import FOREIGN_PREFIXES, KEPT, MPI_BY_TCP, THREAD_VARIABLES, own_variables
 from .relay import serve_unix
 from .slurm_job import NOT_REACHED, NOT_SHARED
 from .supervisor import die_with_parent, mapped_shared_memory
@@ -38,6 +52,7 @@ from .supervisor import die_with_parent, mapped_shared_memory
 EACH = 8.0  # s for each address of the relay: packets to a closed port may vanish
 LEAVE, KILL = 10.0, 3.0  # s for engines to end by themselves, and for mpiexec to end them
 LOOK = 0.01  # s between two looks for the engine's socket
+JOINED = "joined"  # what the agent of a host prints once it has
 LINES = 1 << 16  # bytes of what engines print that are passed on at a time
 
 # -- to the relay ------------------------------------------------------------------------------------------------------
@@ -47,17 +62,37 @@ class Unreached(Exception):
     """A relay that cannot be reached; the message is one sentence with the remedy."""
 
 
+class Rank(TypedDict):
+    """What the engine of ipyparallel was given that stands for a rank: `number` of its host, its cores, its GPUs."""
+
+    number: int
+    cores: list[int]
+    environment: dict[str, str]
+
+
+class Host(TypedDict):
+    """A host of an ipyparallel cluster, and the address by which the others reach it."""
+
+    node: str
+    address: str
+
+
 class Place(TypedDict):
     """The addresses of the relay, and the keys for it."""
 
     addresses: list[str]
     port: int
     keys: dict[str, str]
+    # Of an ipyparallel cluster:
+    session: NotRequired[str]  # whose it is
+    hosts: NotRequired[list[Host]]
+    ranks: NotRequired[list[Rank]]
+    environment: NotRequired[dict[str, str]]  # of the notebook, for ranks
 
 
 def _node_name() -> str:
-    """Return Slurm's name of this node."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    """Return the name of this node: Slurm's, if it has one."""
+    return os.environ.get(HOST) or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _load(file: str) -> Place:
@@ -138,14 +173,21 @@ async def _dial(
 
 
 class Launcher:
-    """The mpiexec with the engines of step `number`; what it prints, and its end, are sent to the relay."""
+    """The mpiexec with the engines of step `number`; what it prints, and its end, are sent to the relay.
 
-    def __init__(self, relay: streams.Connection, number: int, process: asyncio.subprocess.Process) -> None:
-        self.relay, self.number, self.process = relay, number, process
+    manual: it prints first what the hosts of an ipyparallel cluster have to start.
+    """
+
+    def __init__(
+        self, relay: streams.Connection, number: int, process: asyncio.subprocess.Process, manual: bool
+    ) -> None:
+        self.relay, self.number, self.process, self.manual = relay, number, process, manual
         self.reporting = asyncio.create_task(self._report())
 
     @classmethod
-    async def start(cls, relay: streams.Connection, number: int, argv: list[str], interface: str | None) -> "Launcher":
+    async def start(
+        cls, relay: streams.Connection, number: int, argv: list[str], interface: str | None, manual: bool
+    ) -> "Launcher":
         process = await asyncio.create_subprocess_exec(
             *argv,
             env=_launch_environment(interface),
@@ -155,10 +197,17 @@ class Launcher:
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-        return cls(relay, number, process)
+        return cls(relay, number, process, manual)
 
     async def _report(self) -> None:
         assert self.process.stdout is not None
+        host = 0
+        while self.manual and (line := await self.process.stdout.readline()) and not line.startswith(LAUNCH_END):
+            if line.startswith(LAUNCH):
+                self.relay.send(step=self.number, host=host, launch=line.removeprefix(LAUNCH).decode())
+                host += 1
+            else:
+                self.relay.send(step=self.number, output=line.decode(errors="replace"))
         while output := await self.process.stdout.read(LINES):
             self.relay.send(step=self.number, output=output.decode(errors="replace"))
         self.relay.send(step=self.number, ended=await self.process.wait())
@@ -178,8 +227,10 @@ class Launcher:
 
 async def _serve_job(file: str) -> None:
     """Start and end engines as the relay says; return when it has gone."""
-    async with connected(_load(file), role="job", node=_node_name()) as (relay, welcome, own):
+    place = _load(file)
+    async with connected(place, role="job", node=_node_name()) as (relay, welcome, own):
         launcher = None
+        interface = _interface_of(_address_of(place, 0) or own)
         if "welcome" not in welcome:
             return  # Slurm has started the job a second time
         while (message := await relay.receive()) and "end" not in message:
@@ -189,14 +240,151 @@ async def _serve_job(file: str) -> None:
             if "start" in message:
                 step, n = message["start"], message["n"]
                 try:
-                    module = [sys.executable, "-m", "hpdl_lab.engines.node_agent"]
-                    argv = [features.mpiexec(), "-n", str(n), *module, file, str(step), str(n)]
-                    launcher = await Launcher.start(relay, step, argv, _interface_of(own))
+                    argv = _mpiexec_argv(place, file, step, n)
+                    launcher = await Launcher.start(relay, step, argv, interface, _is_manual(place))
                 except (OSError, features.Missing) as error:
                     relay.send(step=step, output=f"{error}\n")
                     relay.send(step=step, ended=1)
         if launcher is not None:
             await launcher.end()
+
+
+# -- a host of an ipyparallel cluster ----------------------------------------------------------------------------------
+
+LAUNCH, LAUNCH_END = b"HYDRA_LAUNCH: ", b"HYDRA_LAUNCH_END"  # what mpiexec -launcher manual prints
+PROXY = "hydra_pmi_proxy"
+GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+# Hosts may have this environment, and folders, in different places: what a rank runs is said by the agent of its host.
+RANK_COMMAND = 'cd "$HPDL_FOLDER" && exec "$HPDL_PYTHON" -m hpdl_lab.engines.node_agent "$HPDL_RELAY" "$0" "$1"'
+_begun: list[subprocess.Popen[str]] = []  # the agent of this host, in an engine of ipyparallel
+_session = ""  # and whose it is
+
+
+def describe(controller: str) -> dict[str, object]:
+    """Describe this process, an engine of ipyparallel, and its host. controller: the address of its controller."""
+    with suppress(features.Missing):
+        mpiexec = features.mpiexec()
+    addresses = [a.address for found in psutil.net_if_addrs().values() for a in found if a.family == socket.AF_INET]
+    with suppress(OSError):
+        addresses.insert(0, slurm.source(controller))
+    return {
+        "host": host_id(),
+        "node": _node_name(),
+        "addresses": [a for a in dict.fromkeys(addresses) if not a.startswith("127.")],
+        "cores": sorted(os.sched_getaffinity(0)),
+        "environment": {name: os.environ[name] for name in GPUS if name in os.environ},
+        "hydra": os.access(os.path.join(os.path.dirname(mpiexec), PROXY), os.X_OK),
+    }
+
+
+def begin(place: str, number: int) -> str:
+    """Start the agent of this host, as a child of this engine of ipyparallel.
+
+    Args:    place: a Place, in JSON. number: of this host in it.
+    Returns: "" once it has joined the relay, or why it cannot: one sentence.
+    """
+    global _session
+    wanted: Place = json.loads(place)
+    for agent in _begun:
+        if agent.poll() is None and _session == wanted["session"]:  # its relay has gone: it is about to end
+            with suppress(subprocess.TimeoutExpired):
+                agent.wait(LEAVE + KILL)
+        if agent.poll() is None:
+            return (
+                f"the engines on {_node_name()} are the laboratory of {_session}: end it there, lab.stop(), or work "
+                "there"
+            )
+    env = {k: v for k, v in os.environ.items() if not k.startswith((*FOREIGN_PREFIXES, "IPP_")) or k in KEPT}
+    own = {"HPDL_PYTHON": sys.executable, "HPDL_FOLDER": os.getcwd(), HOST: wanted["hosts"][number]["node"]}
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "hpdl_lab.engines.node_agent", "-", str(number)],
+        env=env | wanted["environment"] | own,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # an interrupt of ipyparallel is for its engine alone
+        preexec_fn=die_with_parent,
+    )
+    assert agent.stdin is not None and agent.stdout is not None
+    with suppress(BrokenPipeError), agent.stdin:
+        agent.stdin.write(place)
+    _begun[:], _session = [agent], wanted["session"]
+    with agent.stdout:
+        said = agent.stdout.readline().strip()
+    return "" if said == JOINED else said or f"the agent on {_node_name()} ended at its start: see the engine's log"
+
+
+def _is_manual(place: Place) -> bool:
+    """Return True if the agents of hosts start the ranks, and not mpiexec."""
+    return "hosts" in place and os.access(os.path.join(os.path.dirname(features.mpiexec()), PROXY), os.X_OK)
+
+
+def _mpiexec_argv(place: Place, file: str, step: int, n: int) -> list[str]:
+    """Return the command line of mpiexec for `n` ranks."""
+    if "hosts" not in place:
+        module = [sys.executable, "-m", "hpdl_lab.engines.node_agent"]
+        return [features.mpiexec(), "-n", str(n), *module, file, str(step), str(n)]
+    counts = Counter(rank["number"] for rank in place["ranks"])
+    names = ",".join(f"host{number}:{count}" for number, count in sorted(counts.items()))
+    how = ["-launcher", "manual", "-genvnone", "-wdir", "/", "-hosts", names] if _is_manual(place) else []
+    return [features.mpiexec(), *how, "-n", str(n), "/bin/sh", "-c", RANK_COMMAND, str(step), str(n)]
+
+
+def _address_of(place: Place, number: int) -> str:
+    """Return the address by which host `number` is reached from the others; "" if there is no other."""
+    hosts = place.get("hosts", [])
+    return hosts[number]["address"] if len(hosts) > 1 else ""
+
+
+async def _serve_host(number: int) -> None:
+    """Start the proxies that mpiexec wants here, and on the first host mpiexec; return when the relay has gone."""
+    said = sys.stdin.read()
+    place: Place = json.loads(said)
+    with session_dir.of_an_agent() as folder:
+        file = os.path.join(folder, "relay.json")
+        session_dir.write_private_file(file, said)
+        os.environ["HPDL_RELAY"] = file  # mpiexec hands nothing on: -genvnone
+        async with connected(place, role="host", host=number, node=_node_name()) as (relay, _, _):
+            print(JOINED, flush=True)
+            silent = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silent, 1)
+            serving = [asyncio.ensure_future(_serve_proxies(relay))]
+            if number == 0:
+                serving.append(asyncio.ensure_future(_serve_job(file)))
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving[0].cancel)
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(*serving)
+
+
+async def _serve_proxies(relay: streams.Connection) -> None:
+    """Start each proxy that comes; return when the relay has gone, and no proxy is left."""
+    proxy: asyncio.subprocess.Process | None = None
+    try:
+        while (message := await relay.receive()) and "end" not in message:
+            if "launch" in message:
+                await _end_proxy(proxy)
+                _, *arguments = shlex.split(message["launch"])
+                proxy = await asyncio.create_subprocess_exec(
+                    *(os.path.join(os.path.dirname(features.mpiexec()), PROXY), *arguments),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+    finally:
+        await _end_proxy(proxy)
+
+
+async def _end_proxy(proxy: asyncio.subprocess.Process | None) -> None:
+    """Return when the proxy has ended: with its mpiexec, or killed."""
+    if proxy is None:
+        return
+    try:
+        async with asyncio.timeout(LEAVE + KILL):
+            await proxy.wait()
+    except (TimeoutError, asyncio.CancelledError):
+        with suppress(ProcessLookupError):
+            os.killpg(proxy.pid, signal.SIGKILL)
+        await proxy.wait()
 
 
 # -- one engine --------------------------------------------------------------------------------------------------------
@@ -281,9 +469,16 @@ async def _serve_engine(file: str, step: int, n: int) -> None:
     if rank is None:
         raise Unreached(f"no mpiexec has started {sys.executable}: the variable {RANK[0]} is not set")
     hello = {"role": "engine", "step": step, "rank": rank, "node": _node_name()}
-    async with connected(_load(file), **hello) as (relay, welcome, own):
+    place = _load(file)
+    async with connected(place, **hello) as (relay, welcome, own):
         if "connection" not in welcome:
             return  # this engine is not wanted any more
+        if "ranks" in place:
+            mine = place["ranks"][rank]
+            os.environ.update(mine["environment"])
+            with suppress(OSError):  # cores that the first engine of this host may not use
+                os.sched_setaffinity(0, mine["cores"])
+            own = _address_of(place, mine["number"]) or own
         agent = _EngineAgent(relay, rank, n, session_dir.of_an_engine(rank))
         serving = asyncio.ensure_future(agent.serve(welcome["connection"], _interface_of(own)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
@@ -350,12 +545,15 @@ def _main() -> int:
     os.umask(0o077)
     file, *step = sys.argv[1:]
     try:
-        asyncio.run(_serve_engine(file, *map(int, step)) if step else _serve_job(file))
+        if file == "-":
+            asyncio.run(_serve_host(int(step[0])))
+        else:
+            asyncio.run(_serve_engine(file, *map(int, step)) if step else _serve_job(file))
     except OSError as error:
         print(f"node {_node_name()} does not see {file} ({error})", file=sys.stderr)
         return NOT_SHARED
     except Unreached as error:
-        print(error, file=sys.stderr)
+        print(error, file=sys.stdout if file == "-" else sys.stderr)
         return NOT_REACHED
     return 0
 

@@ -11,8 +11,10 @@ node has made (streams.py), with one TCP connection for the job and one for each
     {"role": "job", "node"}                     of the job (node_agent.py): it starts engines, again and again
     {"role": "engine", "step", "rank", "node"}  of one engine, as long as that lives
 
-The supervisor starts it as `python -m hpdl_lab.engines.relay DIRECTORY PARTITION`. It interprets nothing of what passes
-between kernels and engines.
+    {"role": "host", "host", "node"}            of a host of an ipyparallel cluster: it starts the ranks there
+
+The supervisor starts it as `python -m hpdl_lab.engines.relay DIRECTORY WHERE`, WHERE in JSON: {"slurm": partition or
+null}, or {"addresses": of this machine}. It interprets nothing of what passes between kernels and engines.
 """
 
 import asyncio
@@ -24,7 +26,7 @@ import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import zmq
@@ -40,11 +42,12 @@ TRIES = 50  # ports
 
 
 class Step:
-    """The engines of one start: what the notebook's side (slurm.py) asked for, and the agents that have come."""
+    """The engines of one start: what the notebook's side (remote.py) asked for, and the agents that have come."""
 
     def __init__(self, number: int, writer: asyncio.StreamWriter) -> None:
         self.number, self.writer = number, writer
         self.agents: dict[int, streams.Connection] = {}  # by rank
+        self.nodes: dict[int, str] = {}  # likewise
         self.kernels: dict[int, set[asyncio.StreamWriter]] = {}  # rank -> of the kernels that are connected to it
 
     def end(self) -> None:
@@ -62,6 +65,7 @@ class Relay:
         self.connections: dict[bytes, streams.Connection] = {}
         self.tasks = streams.Tasks()
         self.job: streams.Connection | None = None
+        self.hosts: dict[int, streams.Connection] = {}  # of an ipyparallel cluster, by number
         self.job_came = asyncio.Event()
         self.step: Step | None = None
         self.numbers = itertools.count(1)
@@ -103,6 +107,8 @@ class Relay:
                 await self.on_job(connection, **hello)
             elif role == "engine":
                 await self.on_agent(connection, **hello)
+            elif role == "host":
+                await self.on_host(connection, **hello)
         finally:
             connection.send(end=True)  # if it has not gone
             connection.end()
@@ -120,9 +126,27 @@ class Relay:
             if self.step is not None and message["step"] == self.step.number:
                 if "output" in message:
                     self.step.writer.write(message["output"].encode())
+                elif "launch" in message:
+                    if host := self.hosts.get(message["host"]):
+                        host.send(launch=message["launch"], step=self.step.number)
+                    else:
+                        self.step.writer.write(f"host {message['host']} of the cluster has gone\n".encode())
+                        self.step.end()
                 else:
                     self.step.end()
         self.end_of_job("its first process has gone")
+
+    async def on_host(self, connection: streams.Connection, host: int, node: str) -> None:
+        """Take a host on which ranks can be started; when it goes, so do the engines there."""
+        self.hosts[host] = connection
+        connection.send(welcome=True)
+        while await connection.receive():
+            pass
+        if self.hosts.get(host) is connection:
+            del self.hosts[host]
+            if (step := self.step) is not None:
+                for rank in (rank for rank, there in step.nodes.items() if there == node):
+                    step.agents[rank].end()
 
     def end_of_job(self, why: str) -> None:
         """End the agents that have not noticed that the job is over."""
@@ -145,6 +169,7 @@ class Relay:
             return
         mine = self.step
         mine.agents[rank], mine.kernels[rank] = agent, set()
+        mine.nodes[rank] = node
         connection_file = session_dir.connection_file(self.path, "engine")
         while not os.path.exists(connection_file):
             await asyncio.sleep(LOOK)
@@ -198,7 +223,7 @@ class Relay:
         return None
 
     async def on_step(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Start engines for slurm.py; they end when it does."""
+        """Start engines for remote.py; they end when it does."""
         request = json.loads(await reader.readline() or "null")
         if request is None:
             return writer.close()
@@ -274,22 +299,24 @@ class _Allowed:
         return key == self.key.encode()
 
 
-async def _serve(path: str, partition: str | None) -> None:
-    """Open the port and the sockets, and write where they are; return on SIGTERM."""
+async def _serve(path: str, where: dict[str, Any]) -> None:
+    """Open the port and the sockets, and write where they are; return on SIGTERM. where: see above."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    keys, addresses = streams.new_keys(), slurm.addresses(partition)
+    keys, in_slurm = streams.new_keys(), "slurm" in where
+    addresses = slurm.addresses(where["slurm"]) if in_slurm else where["addresses"]
     context = zmq.asyncio.Context()
-    router, port, authenticator = listen(context, keys, addresses, slurm.ports())
+    router, port, authenticator = listen(context, keys, addresses, slurm.ports(in_slurm))
     relay = Relay(path, router)
     await serve_unix(session_dir.relay_socket(path), relay.on_step)
     for work in (relay.route(), relay.ping(), relay.watch_job()):
         relay.tasks.begin(work)
-    with slurm.shared_folder() as shared:
-        where = {"addresses": addresses, "port": port}
-        theirs = {name: key for name, key in keys.items() if name != "relay_secret"}
-        session_dir.write_private_file(slurm.shared_relay_file(shared), json.dumps(where | {"keys": theirs}))
-        session_dir.write_private_file(session_dir.relay_file(path), json.dumps(where | {"shared": shared}))
+    theirs = {name: key for name, key in keys.items() if name != "relay_secret"}
+    place = {"addresses": addresses, "port": port, "keys": theirs}
+    with slurm.shared_folder() if in_slurm else nullcontext("") as shared:
+        if in_slurm:
+            session_dir.write_private_file(slurm.shared_relay_file(shared), json.dumps(place))
+        session_dir.write_private_file(session_dir.relay_file(path), json.dumps(place | {"shared": shared}))
         await ended.wait()
     relay.tasks.cancel()
     authenticator.stop()
@@ -304,7 +331,7 @@ def _main() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        asyncio.run(_serve(sys.argv[1], sys.argv[2] or None))
+        asyncio.run(_serve(sys.argv[1], json.loads(sys.argv[2])))
     except (OSError, Missing) as error:
         raise SystemExit(str(error)) from None
 

@@ -45,6 +45,17 @@ def of_an_engine(rank: int) -> str:
 
 
 @contextmanager
+def of_an_agent() -> Generator[str]:
+    """Yield a private directory for the files of this process on a host that is not the notebook's; it is removed."""
+    path, _ = _first_fit(f"{PREFIX}agent-{os.getpid()}")
+    os.mkdir(path, 0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
 def of_kernels(usual: str) -> Generator[str]:
     """Yield the directory for the sockets of Jupyter's kernels: `usual`, or a private one if its path is too long.
 
@@ -220,18 +231,23 @@ def torch_lock(path: str) -> str:
 
 
 def relay_socket(path: str) -> str:
-    """Return the path of the socket on which the relay to engines on other machines takes orders (slurm.py)."""
+    """Return the path of the socket on which the relay to engines on other machines takes orders (remote.py)."""
     return os.path.join(path, "relay.sock")
 
 
 def relay_file(path: str) -> str:
-    """Return the path of the JSON file that the relay writes when it is ready: {"addresses", "port", "shared"}."""
+    """Return the path of the JSON file that the relay writes when it is ready: {"addresses", "port", ...}."""
     return os.path.join(path, "relay.json")
 
 
 def job_file(path: str) -> str:
-    """Return the path of the JSON file that says how the Slurm job of the engines is doing (slurm_job.py)."""
+    """Return the path of the JSON file that says how the process "job" and its hosts are doing (remote.py)."""
     return os.path.join(path, "job.json")
+
+
+def job_request(path: str) -> str:
+    """Return the path of the JSON file that says which cluster of ipyparallel is wanted (ipyparallel_job.py)."""
+    return os.path.join(path, "job.request.json")
 
 
 def supervisor_socket(path: str) -> str:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from ..comm.base import OnRow, Results, Row
 from ..comm.inject import Injection
 from ..engines import layout
 from ..engines.cluster import Cluster
 from ..engines.errors import EngineError
+from ..engines.ipyparallel_client import PROFILE, chosen
 from ..engines.messages import Function
 from ..engines.pool import function_name
 from ..plain_source import plain_signature
+
+if TYPE_CHECKING:
+    from ipyparallel import Client
+    from ipyparallel import Cluster as IppCluster
 
 DEFAULT_ENGINES = 4
 DEADLINE = 10.0  # s
@@ -43,8 +48,11 @@ class _Notebook:
         n: int | None = None,
         where: str | None = None,
         link: str | None = None,
-        hosts: int | None = None,
+        hosts: int | Sequence[str] | None = None,
         device: str | None = None,
+        client: Client | None = None,
+        cluster: IppCluster | None = None,
+        profile: str | None = None,
         **job: Any,
     ) -> Cluster:
         """Start `n` MPI engines, or attach to engines that run: another notebook's, or `hpdl cluster`'s.
@@ -52,32 +60,48 @@ class _Notebook:
         Called again it changes nothing; with another number, or place, it replaces the engines, and says so. What is
         not given stays as it runs.
 
-        Args:    n: number of engines, 1 at least, default 4; the MPI rank of an engine is its id.
+            lab.start(4)                            on this machine
+            lab.start(8, where="slurm", nodes=2)    in a job of Slurm
+            lab.start(client=ipp.Client())          on the hosts of a cluster that ipyparallel has started
+
+        Args:    n: number of engines, 1 at least; the MPI rank of an engine is its id. Default 4, or all engines of
+                 the cluster that is given.
                  where: "local": all on this machine as it is; "emulated": on hosts that this machine emulates, each
-                 with a name and a network link of its own, between which messages go by TCP; "slurm": on nodes that
-                 Slurm gives to a job of this user, which ends with the engines. Default "local".
+                 with a name and a network link of its own, between which messages go by TCP; "slurm", "pbs", "lsf": on
+                 nodes that a batch system gives to a job of this user, which ends with the engines; "ssh": on hosts=.
+                 Default "local".
                  link: of each emulated host, in both directions, as `tc` spells it: "100mbit", "1gbit" (default).
-                 hosts: emulated hosts that share the engines; default one for each engine.
+                 hosts: how many emulated hosts share the engines, default one for each; or a list of names that ssh
+                 reaches without a password.
                  device: "cpu" (default) or "cuda" (with gpus=).
-                 job: what Slurm is asked for: partition="gpu", nodes=2 (that share the engines evenly), gpus=1 (for
-                 each engine), time="1:30:00", account=, qos=, reservation=, wait=600 (s in the queue at most).
+                 client, cluster, profile: a cluster of ipyparallel, by one of the three: its ranks run beside the
+                 engines that are there, and leave them alone. A profile's cluster that does not run is started, and
+                 ends with the ranks. Default: the profile that HPDL_PROFILE names, if it is set.
+                 job: what a batch system is asked for: partition="gpu" (PBS, LSF: queue=), nodes=2 (that share the
+                 engines evenly), gpus=1 (for each engine), time="1:30:00", account=, qos=, reservation=, wait=600 (s
+                 in the queue at most).
         Returns: the Cluster, which shows the host and cores of each rank; `with lab.start(4):` stops it at the end.
         Raises:  ValueError, EngineError: one sentence with the numbers and the remedy.
         """
+        if self.running() is None and not job and (client, cluster, profile, where, link, hosts) == (None,) * 6:
+            profile = os.environ.get(PROFILE) or None
+        if client is not None or cluster is not None or profile is not None:
+            n, found = chosen(n, client, cluster, profile)
+            where, job = "ipyparallel", job | found
         how: layout.Options = {"where": where, "link": link, "hosts": hosts, "device": device, **job}
         if self.running() is None:
             self._cluster = Cluster.start(DEFAULT_ENGINES if n is None else n, **how)
             if self._cluster.attached:
                 print("Using the engines that another notebook, or `hpdl cluster`, has started.", flush=True)
-        cluster = self.cluster()
-        n = cluster.n if n is None else n
-        if fault := cluster.fault():
-            cluster.restart(n, announce=f"{fault}. Doing that.", **how)
-        elif (wanted := layout.wanted(n, running=cluster.layout, **how)) != cluster.layout:
-            self._replace(cluster, wanted)
-        cluster.activate_px()
-        cluster.show()
-        return cluster
+        engines = self.cluster()
+        n = engines.n if n is None else n
+        if fault := engines.fault():
+            engines.restart(n, announce=f"{fault}. Doing that.", **how)
+        elif (wanted := layout.wanted(n, running=engines.layout, **how)) != engines.layout:
+            self._replace(engines, wanted)
+        engines.activate_px()
+        engines.show()
+        return engines
 
     def _replace(self, cluster: Cluster, wanted: layout.Layout) -> None:
         if others := _others_of(cluster):

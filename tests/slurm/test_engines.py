@@ -22,7 +22,7 @@ import pytest
 from hpdl_lab import lab
 from hpdl_lab.comm.errors import CommTimeout, RankFailed
 from hpdl_lab.engines import session_dir
-from hpdl_lab.engines import slurm as slurm_engines
+from hpdl_lab.engines import remote
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunStopped
 from hpdl_lab.features.freed_memory import uncollected
@@ -111,7 +111,7 @@ def receive_in_a_circle(comm):
 
 
 def number_of(cluster):
-    return slurm_engines.state(cluster.path)["id"]
+    return remote.state(cluster.path)["id"]
 
 
 def test_ranks_run_on_the_nodes(far, one_slurm):

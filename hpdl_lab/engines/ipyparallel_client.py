@@ -1,0 +1,74 @@
+"""A cluster of ipyparallel as its user names it, a Client, a Cluster or a profile, as options of layout.Layout."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from .errors import EngineError
+from .layout import Options
+
+if TYPE_CHECKING:
+    from ipyparallel import Client, Cluster
+
+PROFILE = "HPDL_PROFILE"  # environment variable: the profile that lab.start uses if nothing is said, as on a hub
+CHANNELS = ("control", "task", "mux", "iopub", "notification", "registration", "broadcast")
+SECONDS = 10.0  # for a controller to answer
+
+
+def connection_of(client: Client) -> Options:
+    """Return the connection file of the controller of `client`, as a dict: it holds the keys."""
+    config = client._config
+    prefix = f"{config['interface']}:"
+    return config | {channel: config[channel].removeprefix(prefix) for channel in CHANNELS}
+
+
+def chosen(
+    n: int | None, client: Client | None, cluster: Cluster | None, profile: str | None
+) -> tuple[int | None, Options]:
+    """Return how many engines are wanted, and the options for layout.wanted; a Cluster that does not run is started.
+
+    n: None for all that are there. One of the others is given.
+    Raises: EngineError if no controller answers; ValueError if more than one is given.
+    """
+    if sum(given is not None for given in (client, cluster, profile)) != 1:
+        raise ValueError("one of client=, cluster= and profile= names the cluster of ipyparallel, not several")
+    if profile is not None:
+        return _of_profile(n, profile)
+    if cluster is not None:
+        if cluster.controller is None:
+            cluster.n = n or cluster.n
+            cluster.start_cluster_sync()
+        with cluster.connect_client_sync() as own:
+            own.wait_for_engines(n or cluster.n or 1, interactive=False)
+            return n or len(own.ids), {"connection": connection_of(own), "name": f"cluster {cluster.cluster_id}"}
+    assert client is not None
+    if client._closed:
+        raise EngineError("this client of ipyparallel is closed: make a new one, ipp.Client(...)")
+    if n is None and not client.ids:
+        raise EngineError("the cluster of ipyparallel has no engines: start some, or say how many will come")
+    return n or len(client.ids), {"connection": connection_of(client)}
+
+
+def _of_profile(n: int | None, profile: str) -> tuple[int | None, Options]:
+    """Return `chosen` of a profile: the cluster of it that runs, or that it is to be started."""
+    import ipyparallel
+    from IPython.core.profiledir import ProfileDir, ProfileDirError
+    from IPython.paths import get_ipython_dir
+
+    try:
+        folder = ProfileDir.find_profile_dir_by_name(get_ipython_dir(), profile)
+    except ProfileDirError:
+        raise EngineError(
+            f"there is no profile {profile!r} of IPython: ipython profile create --parallel --profile={profile}, or "
+            "ask the administrators of this site for theirs"
+        ) from None
+    name = f"profile {profile}"
+    if os.path.exists(os.path.join(folder.security_dir, "ipcontroller-client.json")):
+        try:
+            with ipyparallel.Client(profile=profile, timeout=SECONDS) as client:
+                return n or len(client.ids) or None, {"connection": connection_of(client), "name": name}
+        except TimeoutError:
+            pass  # its controller has gone, and left the file
+    print(f"No cluster of profile {profile} runs: starting one.", flush=True)
+    return n, {"profile": profile, "name": name}

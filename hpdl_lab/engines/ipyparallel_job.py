@@ -1,0 +1,456 @@
+"""The process that holds a cluster of ipyparallel: it finds its hosts, and has an agent on each join the relay.
+
+    supervisor --- ipyparallel_job --- controller --- engines of ipyparallel, wherever a launcher has started them
+                       |-- job.json: how they are doing      `-- first one on a host: node agent (node_agent.py)
+                       `-- the cluster itself, if lab.start was asked for "pbs", "lsf" or "ssh"
+
+ipyparallel starts, finds and authenticates the engines. Each agent is a child of one of them and ends with it. The
+ranks are below the agents, in an MPI job of their own: so `lab.restart()` replaces ranks that hang in compiled code,
+and leaves ipyparallel's engines, with all that their user has there, alone.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import ipyparallel
+from ipyparallel.cluster.launcher import LauncherError
+from ipyparallel.error import RemoteError
+from traitlets.config import Config
+
+from .. import features
+from ..comm.errors import name_ranks
+from ..comm.hosts import machine_id
+from ..features import Missing
+from ..system import until
+from . import layout, session_dir, slurm
+from .ipyparallel_client import connection_of
+from .supervisor import die_with_parent
+
+if TYPE_CHECKING:
+    from ipyparallel import Client
+
+Json: TypeAlias = dict[str, Any]
+
+LOOK = 1.0  # s between two looks at the engines
+AGAIN = 5.0  # s after which a new client asks who is there: see px.connect
+ANSWER = 30.0  # s for engines that import this package, on a slow file system
+JOIN = 60.0  # s for agents to reach the relay
+CLUSTER = "hpdl"  # as ipyparallel calls a cluster that is started here, in the names of its files
+LOST = 3  # looks at a controller that takes no connection, after which it has gone
+TRAVEL = ("HPDL_", "MPIR_CVAR_", "FI_", "UCX_", "NCCL_", "GLOO_", "OMP_", "MKL_")  # variables of the notebook
+SAME = ("hpdl_lab", "torch", "numpy", "mpi4py", "cloudpickle")  # of one version on all hosts: functions travel
+
+# What an engine of any Python is asked, as text: a function would only travel between equal versions.
+WHO = "(__import__('sys').version_info[:2], __import__('sys').executable, __import__('socket').gethostname())"
+VERSIONS = (
+    "{d.metadata['Name'].lower().replace('-', '_'): d.version "
+    f"for name in {SAME} "
+    "for d in __import__('importlib.metadata', fromlist=['x']).distributions(name=name)}"
+)
+NAMES = {"pbs": "a PBS job", "lsf": "an LSF job", "ssh": "by ssh"}
+AGENT = "__import__('hpdl_lab.engines.node_agent', fromlist=['x'])"
+
+
+class Refused(Exception):
+    """A cluster that cannot become the laboratory; the message is one sentence with the remedy."""
+
+
+class Status:
+    """job.json in the session directory `path`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.written: Json = {}
+
+    def tell(self, state: str, text: str, **more: object) -> None:
+        """Write the state "pending", "running" or "ended", and a sentence about it without its full stop."""
+        job: Json = {"state": state, "id": "", "text": text, **more}
+        if job != self.written:
+            self.written = job
+            with suppress(FileNotFoundError):  # the session has ended
+                session_dir.write_private_file(session_dir.job_file(self.path), json.dumps(job))
+
+
+def argv(path: str, wanted: layout.Layout) -> list[str]:
+    """Return the command line of this process; what it is to find or start is in a file that only this user can read.
+
+    wanted: a layout whose `where` is one of layout.BY_IPYPARALLEL.
+    """
+    session_dir.write_private_file(session_dir.job_request(path), json.dumps(wanted._asdict()))
+    return [sys.executable, "-m", "hpdl_lab.engines.ipyparallel_job", path]
+
+
+# -- a cluster that is started here ------------------------------------------------------------------------------------
+
+PBS = """#!/bin/sh
+#PBS -N hpdl
+#PBS -j oe
+#PBS -o {output_file}
+#PBS -l select={nodes}:ncpus={each}:mpiprocs={each}{gpus}
+{more}
+{mpiexec} -n {n} {program_and_args}
+"""
+LSF = """#!/bin/sh
+#BSUB -J hpdl
+#BSUB -o {output_file}
+#BSUB -n {n}
+#BSUB -R "span[ptile={each}]"
+{more}
+{mpiexec} -n {n} {program_and_args}
+"""
+
+
+def batch_template(where: str, n: int, options: layout.Options) -> str:
+    """Return the job script of `n` engines for ipyparallel's launcher, which fills in what is left in braces.
+
+    where: "pbs" or "lsf". options: see layout.checked_job_options.
+    """
+    nodes = options.get("nodes", 1)
+    minutes = layout.minutes(options["time"]) if "time" in options else None
+    gpus = options.get("gpus", 0)
+    if where == "pbs":
+        said = {"-q": options.get("queue"), "-A": options.get("account")}
+        if minutes is not None:
+            said["-l"] = f"walltime={minutes // 60:02d}:{minutes % 60:02d}:00"
+        lines, template, mark = said, PBS, "#PBS"
+    else:
+        said = {"-q": options.get("queue"), "-P": options.get("account"), "-W": minutes}
+        if gpus:
+            said["-gpu"] = f'"num={gpus}/task"'
+        lines, template, mark = said, LSF, "#BSUB"
+    known = {
+        "nodes": nodes,
+        "each": -(-n // nodes),
+        "gpus": f":ngpus={gpus * -(-n // nodes)}" if gpus else "",
+        "more": "\n".join(f"{mark} {name} {value}" for name, value in lines.items() if value is not None),
+        "mpiexec": shlex.quote(features.mpiexec()),
+    }
+    return template.format(**known, output_file="{output_file}", n="{n}", program_and_args="{program_and_args}")
+
+
+def own_address(hosts: Sequence[str] = ()) -> str:
+    """Return the address at which `hosts`, or any, reach this machine. Raises Missing."""
+    if given := os.environ.get(slurm.ADDRESS):
+        return given.split(",")[0].strip()
+    for host in [*(host.rpartition("@")[2].partition(":")[0] for host in hosts), "192.0.2.1"]:  # or where others are
+        with suppress(OSError):
+            return slurm.source(host)
+    raise Missing("this machine has no network to other hosts", f"set {slurm.ADDRESS} to an address that they reach")
+
+
+@contextmanager
+def _started(wanted: layout.Layout, status: Status) -> Generator[Json]:
+    """Start a cluster in a batch system, or by ssh; yield its connection, and end it. Raises Refused."""
+    where, n, options = wanted.where, wanted.n, wanted.job
+    hosts: list[str] = options.get("hosts", [])
+    config = Config()
+    command = {"pbs": "qsub", "lsf": "bsub", "ssh": "ssh"}[where]
+    if shutil.which(command) is None:
+        raise Refused(
+            f'there is no command {command} here: lab.start(where="{where}") works on a machine that has it, such as a '
+            f"login node; here there is lab.start({n})"
+        )
+    if where == "ssh":
+        config.SSHEngineSetLauncher.engines = {host: len(range(i, n, len(hosts))) for i, host in enumerate(hosts)}
+        config.SSHLauncher.remote_python = sys.executable
+        config.SSHLauncher.ssh_args = ["-o", "BatchMode=yes"]
+        config.SSHLauncher.scp_args = ["-o", "BatchMode=yes"]
+    else:
+        name = {"pbs": "PBS", "lsf": "LSF"}[where]
+        config[f"{name}EngineSetLauncher"].batch_template = batch_template(where, n, options)
+    address = own_address(hosts)
+    with slurm.shared_folder() as folder:
+        os.chdir(folder)  # ipyparallel writes its job script here
+        cluster = ipyparallel.Cluster(
+            engines=where,
+            n=n,
+            profile_dir=folder,
+            cluster_id=CLUSTER,
+            controller_ip=address,
+            controller_location=address,
+            # Not in the environment of a batch job, which others may see: the file is one that only this user can read.
+            send_engines_connection_env=False,
+            shutdown_atexit=False,
+            load_profile=False,
+            controller_args=["--IPController.enable_curve=True", "--HeartMonitor.period=1000"],
+            config=config,
+            delay=0.1,
+        )
+        file = os.path.join(folder, "security", f"ipcontroller-{CLUSTER}-client.json")
+        try:
+            status.tell("pending", f"ipyparallel starts a controller at {address}")
+            cluster.start_controller_sync()
+            if not until(lambda: os.path.exists(file), ANSWER):
+                raise Refused(f"the controller of ipyparallel did not start at {address} within {ANSWER:g} s")
+            try:
+                cluster.start_engines_sync(n)
+            except (OSError, subprocess.CalledProcessError, LauncherError) as error:
+                raise Refused(f"{command} says: {_said(error)}") from None
+            with open(file) as opened:
+                connection = json.load(opened)
+            yield connection
+        finally:
+            with suppress(Exception):  # what cannot be ended any more has ended
+                cluster.stop_cluster_sync()
+
+
+@contextmanager
+def _started_by_profile(profile: str, n: int, status: Status) -> Generator[Json]:
+    """Start the cluster of a profile, with the launchers that its files name; yield its connection, and end it."""
+    cluster = ipyparallel.Cluster(profile=profile, n=n, cluster_id="", shutdown_atexit=False)
+    try:
+        status.tell("pending", f"ipyparallel starts the cluster of profile {profile}")
+        try:
+            cluster.start_cluster_sync()
+            with cluster.connect_client_sync() as client:
+                connection = connection_of(client)
+        except (OSError, subprocess.CalledProcessError, LauncherError) as error:
+            raise Refused(f"the cluster of profile {profile} does not start: {_said(error)}") from None
+        yield connection
+    finally:
+        with suppress(Exception):  # what cannot be ended any more has ended
+            cluster.stop_cluster_sync()
+
+
+def _said(error: Exception) -> str:
+    """Return the last line of what a command has complained of."""
+    text = error.output.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else str(error)
+    return session_dir.last_line(text) or str(error)
+
+
+# -- the engines that are there ----------------------------------------------------------------------------------------
+
+
+class Hosts:
+    """The hosts of `n` engines of the cluster at `connection`; `where` names it in sentences."""
+
+    def __init__(self, connection: Json, n: int, status: Status, where: str, wait: float) -> None:
+        self.connection, self.n, self.status, self.where, self.wait = connection, n, status, where, wait
+        self.client: Client = self._connected()
+        self.engines: list[int] = []  # by rank
+        self.described: list[Json] = []  # likewise
+        self.hosts: list[Json] = []  # the first engine on each, as it has described itself
+        self.curve = bool(connection.get("curve_serverkey"))
+
+    def _connected(self) -> Client:
+        try:
+            return ipyparallel.Client(self.connection, timeout=10)
+        except Exception as error:  # of several kinds: zmq's, TimeoutError, ipyparallel's
+            raise Refused(
+                f"the controller of ipyparallel at {self.address} does not answer ({_first_line(error)}): see whether "
+                "it runs, ipcluster list, and whether this machine reaches that address; "
+                "ipcontroller --ip= and --location= set it"
+            ) from None
+
+    @property
+    def address(self) -> str:
+        """The controller's address."""
+        return self.connection["interface"].partition("://")[2]
+
+    def gather(self) -> None:
+        """Wait for engines, and ask them where they are. Raises Refused."""
+        give_up = time.monotonic() + self.wait
+        while len(ids := self._ids()) < self.n:
+            have = f"{len(ids)} of {self.n} engines of ipyparallel have come"
+            if time.monotonic() > give_up:
+                fewer = f"lab.start({len(ids)}, ...) takes those that are there; " if ids else ""
+                raise Refused(f"{have} after {self.wait:g} s: {fewer}wait={2 * self.wait:g} waits longer")
+            self.status.tell("pending", f"{have}{self.where}")
+        self._require_equal(ids)
+        described = {engine: self._ask(engine, f"{AGENT}.describe({self.address!r})") for engine in ids}
+        order = list(dict.fromkeys(described[engine]["host"] for engine in ids))
+        ids = sorted(ids[: self.n], key=lambda engine: order.index(described[engine]["host"]))  # neighbors share a host
+        self.engines, self.described = ids, [described[engine] for engine in ids]
+        seen: dict[str, int] = {}
+        for engine in self.described:
+            if engine["host"] not in seen:
+                seen[engine["host"]] = len(self.hosts)
+                self.hosts.append(engine)
+            engine["number"] = seen[engine["host"]]
+        if len(self.hosts) > 1 and not all(host["hydra"] for host in self.hosts):
+            raise Refused(
+                "ranks on several hosts of an ipyparallel cluster need MPICH, whose mpiexec lets others start its "
+                "ranks: pip install mpich in a new environment there"
+            )
+
+    def _ids(self) -> list[int]:
+        """Return the engines that are there after AGAIN s, or as soon as all are."""
+        if not until(lambda: len(self.client.ids) >= self.n, AGAIN, every=0.05):
+            self.client.close()
+            self.client = self._connected()
+        return sorted(self.client.ids)
+
+    def _require_equal(self, ids: list[int]) -> None:
+        """Raise Refused if an engine has another Python or another version of a package that matters."""
+        mine, python = {name: version(name) for name in SAME}, sys.version_info[:2]
+        for engine in ids[: self.n]:
+            (major, minor), executable, host = self._ask(engine, WHO)
+            who = f"engine {engine} on {host}"
+            if (major, minor) != python:
+                raise Refused(
+                    f"{who} runs Python {major}.{minor} ({executable}), this notebook {python[0]}.{python[1]}: start "
+                    f"the engines from this environment, {sys.prefix}, or one that equals it"
+                )
+            theirs = self._ask(engine, VERSIONS)
+            for name in SAME:
+                if theirs.get(name) != mine[name]:
+                    has = f"{name} {theirs[name]}" if name in theirs else f"no {name}"
+                    raise Refused(
+                        f"{who} has {has} ({executable}), this notebook has {mine[name]}: start the engines from this "
+                        f"environment, {sys.prefix}, or one that equals it"
+                    )
+
+    def _ask(self, engine: int, expression: str, seconds: float = ANSWER) -> Any:
+        """Return the value of an expression on `engine`. Raises Refused if it does not answer, or raises there."""
+        answer = self.client[engine].apply_async(eval, expression)
+        try:
+            if not answer.wait_for_output(0) and not answer.wait(1.0):
+                self.status.tell("pending", f"engine {engine} of ipyparallel is busy, perhaps with a cell of %px")
+            return answer.get(timeout=seconds)
+        except TimeoutError:
+            raise Refused(
+                f"engine {engine} of ipyparallel does not answer within {seconds:g} s: it may be busy with a cell, "
+                "whose end %px waits for; interrupt it with client[:].abort(), or restart the engines"
+            ) from None
+        except RemoteError as error:
+            raise Refused(f"engine {engine} of ipyparallel says {error.ename}: {error.evalue}") from None
+        except Exception as error:  # EngineError of ipyparallel: it has died meanwhile
+            raise Refused(f"engine {engine} of ipyparallel has gone: {_first_line(error)}") from None
+
+    def relay_addresses(self) -> list[str]:
+        """Return the addresses of this machine that the hosts reach, best first. Raises Refused if there is none."""
+        if given := os.environ.get(slurm.ADDRESS):
+            return [address.strip() for address in given.split(",")]
+        found: list[str] = []
+        for host in self.hosts:
+            if host["host"].split()[-1] == machine_id() and host["node"] == socket.gethostname():
+                found.append("127.0.0.1")
+            for address in host["addresses"][:1]:
+                with suppress(OSError):
+                    found.append(slurm.source(address))
+        if not found:
+            raise Refused(
+                f"no address of this machine leads to {self.hosts[0]['node']}: set {slurm.ADDRESS} to one that the "
+                "engines reach"
+            )
+        return list(dict.fromkeys(found))
+
+    def join(self, relay: Json) -> None:
+        """Have an agent on each host connect to the relay: {"addresses", "port", "keys"}. Raises Refused."""
+        place = relay | {
+            "session": f"{getpass.getuser()} on {socket.gethostname()}, {self.status.path}",
+            "hosts": [{"node": host["node"], "address": next(iter(host["addresses"]), "")} for host in self.hosts],
+            "ranks": [{name: engine[name] for name in ("number", "cores", "environment")} for engine in self.described],
+            "environment": {k: v for k, v in os.environ.items() if k.startswith(TRAVEL)},
+        }
+        for number, host in enumerate(self.hosts):
+            engine = self.engines[self.described.index(host)]
+            if text := self._ask(engine, f"{AGENT}.begin({json.dumps(place)!r}, {number})", JOIN):
+                raise Refused(text)
+
+    def running(self) -> str:
+        """Return what to say of them once they have joined."""
+        names = ", ".join(host["node"] for host in self.hosts)
+        which = name_ranks(self.engines).partition(" ")[2]
+        text = f"ranks on {names}, where ipyparallel has started its engines {which}{self.where}"
+        if len(self.hosts) > 1:
+            text += "; MPI's messages between hosts go by TCP"
+        local = all(host["host"].split()[-1] == machine_id() for host in self.hosts)
+        if not self.curve and not local:
+            text += "; ipyparallel's own messages are not encrypted: ipcontroller --enable-curve"
+        return text
+
+    def watch(self) -> str:
+        """Return how the cluster has ended, as a sentence, once it has."""
+        firsts = {self.engines[self.described.index(host)]: host["node"] for host in self.hosts}
+        silent = 0
+        while True:
+            time.sleep(LOOK)
+            silent = 0 if self._controller_answers() else silent + 1
+            if silent == LOST:
+                return f"the controller of ipyparallel at {self.address} has ended"
+            for engine, node in firsts.items():
+                if engine not in self.client.ids:
+                    return f"engine {engine} of ipyparallel on {node} has ended"
+
+    def _controller_answers(self) -> bool:
+        """Return True if the controller's port takes a connection; it is not asked, for it may be busy."""
+        if self.connection.get("ssh"):
+            return True
+        with suppress(OSError):
+            address = (self.address, int(self.connection["registration"]))
+            socket.create_connection(address, 5).close()
+            return True
+        return False
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+@contextmanager
+def _connection(wanted: layout.Layout, status: Status) -> Generator[Json]:
+    """Yield the connection of the cluster that is wanted: one that runs, or a new one, which is ended."""
+    if "connection" in wanted.job:
+        yield wanted.job["connection"]
+    elif "profile" in wanted.job:
+        with _started_by_profile(wanted.job["profile"], wanted.n, status) as connection:
+            yield connection
+    else:
+        with _started(wanted, status) as connection:
+            yield connection
+
+
+def _hold(path: str, wanted: layout.Layout, status: Status) -> None:
+    """Collect the hosts, have them join, and return when the cluster has ended. Raises Refused, Missing."""
+    with _connection(wanted, status) as connection:
+        name = wanted.job.get("name") or NAMES.get(wanted.where)
+        seconds = layout.CLIENT_SECONDS if "connection" in wanted.job else layout.QUEUE_SECONDS
+        hosts = Hosts(connection, wanted.n, status, f" ({name})" if name else "", wanted.job.get("wait", seconds))
+        hosts.gather()
+        status.tell("pending", "the hosts join", addresses=hosts.relay_addresses())
+        until(lambda: os.path.exists(session_dir.relay_file(path)), JOIN)
+        with open(session_dir.relay_file(path)) as file:
+            relay = json.load(file)
+        hosts.join(relay)
+        status.tell("running", hosts.running(), hosts=[host["node"] for host in hosts.hosts])
+        status.tell("ended", hosts.watch())
+
+
+def _main() -> None:
+    path = sys.argv[1]
+    parent = os.getppid()
+    die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        return
+    os.umask(0o077)
+    status = Status(path)
+
+    def end(signum: int, frame: object) -> NoReturn:
+        raise SystemExit
+
+    signal.signal(signal.SIGTERM, end)
+    with open(session_dir.job_request(path)) as file:
+        wanted = layout.Layout(**json.load(file))
+    try:
+        _hold(path, wanted, status)
+    except (Refused, Missing) as error:
+        status.tell("ended", str(error))
+
+
+if __name__ == "__main__":
+    _main()
