@@ -36,7 +36,7 @@ from ..comm.errors import name_ranks
 from ..comm.hosts import machine_id
 from ..features import Missing
 from ..system import until
-from . import layout, session_dir, slurm
+from . import launch, layout, session_dir, slurm
 from .ipyparallel_client import connection_of
 from .supervisor import die_with_parent
 
@@ -351,11 +351,12 @@ class Hosts:
 
     def join(self, relay: Json) -> None:
         """Have an agent on each host connect to the relay: {"addresses", "port", "keys"}. Raises Refused."""
+        own = launch.own_variables("", 0, 0)
         place = relay | {
             "session": f"{getpass.getuser()} on {socket.gethostname()}, {self.status.path}",
             "hosts": [{"node": host["node"], "address": next(iter(host["addresses"]), "")} for host in self.hosts],
             "ranks": [{name: engine[name] for name in ("number", "cores", "environment")} for engine in self.described],
-            "environment": {k: v for k, v in os.environ.items() if k.startswith(TRAVEL)},
+            "environment": {k: v for k, v in os.environ.items() if k.startswith(TRAVEL) and k not in own},
         }
         for number, host in enumerate(self.hosts):
             engine = self.engines[self.described.index(host)]

@@ -51,9 +51,10 @@ class Launching(Protocol):
 
 
 class _QueueLine:
-    """`with QueueLine() as line: line.show(text)`, again and again while the job waits."""
+    """`with _QueueLine("the wait") as line: line.show(text)`, again and again. ends: what the stop button ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: str) -> None:
+        self._ends = ends
         self._began = time.monotonic()
         self._shown = ""
         self._handle: DisplayHandle | None = None
@@ -65,10 +66,10 @@ class _QueueLine:
         """Show the sentence `text`, to which the seconds so far are added in a notebook."""
         if not hasattr(ipython(), "kernel"):  # no notebook
             if text != self._shown:
-                print(f"{text}. Ctrl-C ends the wait, and the job.", flush=True)
+                print(f"{text}. Ctrl-C ends {self._ends}.", flush=True)
             self._shown = text
             return
-        line = f"{text}. {time.monotonic() - self._began:.0f} s so far; the stop button ends the wait, and the job."
+        line = f"{text}. {time.monotonic() - self._began:.0f} s so far; the stop button ends {self._ends}."
         if line == self._shown:
             return
         self._shown = line
@@ -120,7 +121,7 @@ def wait_for_job(launching: Launching) -> None:
         from . import ipyparallel_job  # takes ipyparallel along
 
         launching.spawn("job", ipyparallel_job.argv(path, wanted), grace=JOB_GRACE)
-    with _QueueLine() as line:
+    with _QueueLine("the wait, and the job" if wanted.where in ("slurm", "pbs", "lsf") else "the wait") as line:
         while (job := state(path)).get("state") != "running":
             if "addresses" in job and not relay:
                 relay = _start_relay(launching, addresses=job["addresses"])
