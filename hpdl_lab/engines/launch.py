@@ -120,7 +120,19 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 # Left by a batch system or an outer mpiexec: a rank that inherits them takes itself for one of theirs.
 # A notebook's own keys to its hub are not for engines.
 FOREIGN_PREFIXES = (
-    *("PMI_", "PMIX_", "HYDRA_", "MPIEXEC_", "OMPI_", "PRTE_", "SLURM_", "SLURMD_", "SLURMSTEPD_"),
+    *(
+        "PMI_",
+        "PMIX_",
+        "HYDRA_",
+        "HYDI_",
+        "MPI_LOCAL",
+        "MPIEXEC_",
+        "OMPI_",
+        "PRTE_",
+        "SLURM_",
+        "SLURMD_",
+        "SLURMSTEPD_",
+    ),
     *("JPY_", "JUPYTERHUB_"),
 )
 KEPT = ("SLURM_CONF",)  # where Slurm's commands find its controller
