@@ -69,7 +69,7 @@ class Refused(Exception):
     """A cluster that cannot become the laboratory; the message is one sentence with the remedy."""
 
 
-class Status:
+class JobStatus:
     """job.json in the session directory `path`."""
 
     def __init__(self, path: str) -> None:
@@ -142,7 +142,7 @@ def batch_template(where: str, n: int, options: layout.Options) -> str:
     return template.format(**known, output_file="{output_file}", n="{n}", program_and_args="{program_and_args}")
 
 
-def own_address(hosts: Sequence[str] = ()) -> str:
+def controller_address(hosts: Sequence[str] = ()) -> str:
     """Return the address at which `hosts`, or any, reach this machine. Raises Missing."""
     if given := os.environ.get(slurm.ADDRESS):
         return given.split(",")[0].strip()
@@ -153,7 +153,7 @@ def own_address(hosts: Sequence[str] = ()) -> str:
 
 
 @contextmanager
-def _started(wanted: layout.Layout, status: Status) -> Generator[Json]:
+def _started(wanted: layout.Layout, status: JobStatus) -> Generator[Json]:
     """Start a cluster in a batch system, or by ssh; yield its connection, and end it. Raises Refused."""
     where, n, options = wanted.where, wanted.n, wanted.job
     hosts: list[str] = options.get("hosts", [])
@@ -172,7 +172,7 @@ def _started(wanted: layout.Layout, status: Status) -> Generator[Json]:
     else:
         name = {"pbs": "PBS", "lsf": "LSF"}[where]
         config[f"{name}EngineSetLauncher"].batch_template = batch_template(where, n, options)
-    address = own_address(hosts)
+    address = controller_address(hosts)
     with slurm.shared_folder() as folder:
         os.chdir(folder)  # ipyparallel writes its job script here
         cluster = ipyparallel.Cluster(
@@ -209,7 +209,7 @@ def _started(wanted: layout.Layout, status: Status) -> Generator[Json]:
 
 
 @contextmanager
-def _started_by_profile(profile: str, n: int, status: Status) -> Generator[Json]:
+def _started_by_profile(profile: str, n: int, status: JobStatus) -> Generator[Json]:
     """Start the cluster of a profile, with the launchers that its files name; yield its connection, and end it."""
     cluster = ipyparallel.Cluster(profile=profile, n=n, cluster_id="", shutdown_atexit=False)
     try:
@@ -238,7 +238,7 @@ def _said(error: Exception) -> str:
 class Hosts:
     """The hosts of `n` engines of the cluster at `connection`; `where` names it in sentences."""
 
-    def __init__(self, connection: Json, n: int, status: Status, where: str, wait: float) -> None:
+    def __init__(self, connection: Json, n: int, status: JobStatus, where: str, wait: float) -> None:
         self.connection, self.n, self.status, self.where, self.wait = connection, n, status, where, wait
         self.client: Client = self._connected()
         self.engines: list[int] = []  # by rank
@@ -271,7 +271,7 @@ class Hosts:
                 raise Refused(f"{have} after {self.wait:g} s: {fewer}wait={2 * self.wait:g} waits longer")
             self.status.tell("pending", f"{have}{self.where}")
         self._require_equal(ids)
-        described = {engine: self._ask(engine, f"{AGENT}.describe({self.address!r})") for engine in ids}
+        described = {engine: self._ask(engine, f"{AGENT}.describe_engine({self.address!r})") for engine in ids}
         order = list(dict.fromkeys(described[engine]["host"] for engine in ids))
         ids = sorted(ids[: self.n], key=lambda engine: order.index(described[engine]["host"]))  # neighbors share a host
         self.engines, self.described = ids, [described[engine] for engine in ids]
@@ -360,7 +360,7 @@ class Hosts:
         }
         for number, host in enumerate(self.hosts):
             engine = self.engines[self.described.index(host)]
-            if text := self._ask(engine, f"{AGENT}.begin({json.dumps(place)!r}, {number})", JOIN):
+            if text := self._ask(engine, f"{AGENT}.begin_agent({json.dumps(place)!r}, {number})", JOIN):
                 raise Refused(text)
 
     def running(self) -> str:
@@ -404,7 +404,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _connection(wanted: layout.Layout, status: Status) -> Generator[Json]:
+def _connection(wanted: layout.Layout, status: JobStatus) -> Generator[Json]:
     """Yield the connection of the cluster that is wanted: one that runs, or a new one, which is ended."""
     if "connection" in wanted.job:
         yield wanted.job["connection"]
@@ -416,7 +416,7 @@ def _connection(wanted: layout.Layout, status: Status) -> Generator[Json]:
             yield connection
 
 
-def _hold(path: str, wanted: layout.Layout, status: Status) -> None:
+def _hold(path: str, wanted: layout.Layout, status: JobStatus) -> None:
     """Collect the hosts, have them join, and return when the cluster has ended. Raises Refused, Missing."""
     with _connection(wanted, status) as connection:
         name = wanted.job.get("name") or NAMES.get(wanted.where)
@@ -439,7 +439,7 @@ def _main() -> None:
     if os.getppid() != parent:
         return
     os.umask(0o077)
-    status = Status(path)
+    status = JobStatus(path)
 
     def end(signum: int, frame: object) -> NoReturn:
         raise SystemExit

@@ -20,7 +20,7 @@ ipyparallel, does it: MPICH's mpiexec, on the first host, prints the command of 
 
     python -m hpdl_lab.engines.node_agent RELAY_FILE               the job script starts this one
     python -m hpdl_lab.engines.node_agent RELAY_FILE STEP SIZE     mpiexec starts these
-    python -m hpdl_lab.engines.node_agent - HOST                   `begin`, on an engine of ipyparallel, starts these
+    python -m hpdl_lab.engines.node_agent - HOST                   `begin_agent`, on an engine of ipyparallel, starts these
 """
 
 import asyncio
@@ -260,7 +260,7 @@ _begun: list[subprocess.Popen[str]] = []  # the agent of this host, in an engine
 _session = ""  # and whose it is
 
 
-def describe(controller: str) -> dict[str, object]:
+def describe_engine(controller: str) -> dict[str, object]:
     """Describe this process, an engine of ipyparallel, and its host. controller: the address of its controller."""
     with suppress(features.Missing):
         mpiexec = features.mpiexec()
@@ -277,7 +277,7 @@ def describe(controller: str) -> dict[str, object]:
     }
 
 
-def begin(place: str, number: int) -> str:
+def begin_agent(place: str, number: int) -> str:
     """Start the agent of this host, as a child of this engine of ipyparallel.
 
     Args:    place: a Place, in JSON. number: of this host in it.
