@@ -20,7 +20,7 @@ ipyparallel, does it: MPICH's mpiexec, on the first host, prints the command of 
 
     python -m hpdl_lab.engines.node_agent RELAY_FILE               the job script starts this one
     python -m hpdl_lab.engines.node_agent RELAY_FILE STEP SIZE     mpiexec starts these
-    python -m hpdl_lab.engines.node_agent - HOST                   `begin_agent`, on an engine of ipyparallel, starts these
+    python -m hpdl_lab.engines.node_agent - HOST                   `begin_agent` starts these
 """
 
 import asyncio
