@@ -83,6 +83,26 @@ def test_a_cluster_whose_supervisor_was_killed(root):
                 os.kill(pid, signal.SIGKILL)
 
 
+def test_the_agent_of_a_host_of_ipyparallel_is_a_supervisor_while_it_lives(root):
+    """What a cell on such a host has started is left when the agent is gone, and so are the agent's folders."""
+    agent = subprocess.Popen(["sh", "-c", "sleep 1000 & wait", doctor.AGENT, "-", "0"], start_new_session=True)
+    folders = [os.path.join(root, f"hpdl-{name}") for name in (f"engine-{agent.pid}-0", f"agent-{agent.pid}")]
+    for folder in folders:
+        os.mkdir(folder)
+    variables = {"HPDL_SESSION": folders[0], "HPDL_SUPERVISOR": str(agent.pid)}
+    program = subprocess.Popen(["sleep", "1000"], env=variables)
+    try:
+        assert found(doctor.SYMPTOMS) == []
+        os.killpg(agent.pid, signal.SIGKILL)
+        agent.wait()
+        assert doctor.leftover_processes() == [program.pid]
+        assert doctor.leftover_folders() == sorted(folders)
+    finally:
+        for process in (program, agent):
+            process.kill()
+            process.wait()
+
+
 def second_engine(first):
     """Start one more rank 0 beside engine 0, in its environment; the symptom of which its output tells."""
     environment = dict(item.split("=", 1) for item in Path(f"/proc/{first}/environ").read_text().split("\0") if item)
@@ -196,21 +216,33 @@ def plain_controller(tmp_path, monkeypatch):
         wait_until(lambda: not any(supervisor.alive(one.pid) for one in family), "the end of the controller")
 
 
-def test_a_controller_on_localhost_is_a_symptom_under_slurm_only(plain_controller, monkeypatch, root, lasting_port):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setenv("PATH", root)  # no Slurm on this machine
+@pytest.mark.parametrize("variable", doctor.BATCH)
+def test_a_controller_on_localhost_is_a_symptom_beside_a_batch_system_only(
+    plain_controller, monkeypatch, root, lasting_port, variable
+):
+    for name in doctor.BATCH:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", root)  # no batch system on this machine
     assert found(doctor.SYMPTOMS) == []
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv(variable, "17")
     (finding,) = found(doctor.SYMPTOMS)
-    assert finding.name == "controller on localhost"
+    assert finding.name == "controller not reached"
     here = socket.gethostname()
     assert finding.what.startswith(
         f"the controller of {plain_controller} listens on 127.0.0.1 of {here}, where engines"
     )
-    assert finding.fix.startswith('lab.start(4, where="slurm"), or plain ipyparallel with --ip="*"')
+    assert finding.fix.startswith('put c.IPController.ip = "*" and')
+    cluster = plain_controller.with_name("cluster-.json")
+    for launcher, names in {"local": [], "ssh": [finding.name]}.items():
+        cluster.write_text(json.dumps({"engines": {"class": launcher}}))
+        assert [each.name for each in found(doctor.SYMPTOMS)] == names
     written = json.loads(plain_controller.read_text())
     plain_controller.write_text(json.dumps(written | {"registration": lasting_port}))
     assert found(doctor.SYMPTOMS) == [], "an old file, of a controller that does not run any more"
+    plain_controller.write_text(json.dumps(written | {"interface": "tcp://*", "location": "no-name.invalid"}))
+    assert "sends engines to no-name.invalid, a name without an address here" in found(doctor.SYMPTOMS)[0].what
+    plain_controller.write_text(json.dumps(written | {"interface": "tcp://*"}))
+    assert found(doctor.SYMPTOMS) == [], "this machine knows its own name"
     plain_controller.write_text(json.dumps(written | {"location": "another-node"}))
     assert found(doctor.SYMPTOMS)[0].what.endswith(
         "127.0.0.1 of another-node, where engines on other nodes never find it"

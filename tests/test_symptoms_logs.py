@@ -1,5 +1,6 @@
 """`hpdl doctor --log FILE` names the symptom in what a program has printed: here each program really prints it."""
 
+import json
 import os
 import re
 import socket
@@ -28,6 +29,15 @@ NCCL = """\
 node1:4711:4711 [0] init.cc:943 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000
 node1:4711:4711 [0] NCCL INFO init.cc:1358 -> 5
 """
+# Open MPI 4 under srun, as sites have published it
+DIRECT = """\
+The application appears to have been direct launched using "srun",
+but OMPI was not built with SLURM's PMI support and therefore cannot
+execute. There are several options for building PMI support under
+"""
+DEAD = {"interface": "tcp://127.0.0.1", "location": "gone", "key": "k", "signature_scheme": "hmac-sha256",
+        "pack": "json", "unpack": "json", "broadcast": [9], "task_scheme": "leastload", "curve_serverkey": None,
+        **dict.fromkeys("registration control mux task hb_ping hb_pong iopub notification".split(), 9)}  # fmt: skip
 
 
 @pytest.fixture
@@ -140,6 +150,50 @@ def test_nccl_with_two_ranks_on_one_gpu(told):
     assert "Fix: Start one rank for each GPU" in said
 
 
+ENGINE = (sys.executable, "-m", "ipyparallel.engine", "--file=FILE")
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "name", "quote", "fix"),
+    [
+        ([*ENGINE, "--IPEngine.timeout=0.1"], {}, "controller not reached", "Registration timed out", '.ip = "*" and'),
+        ([*ENGINE[:-1], "--file=/none/x.json", "--IPEngine.wait_for_url_file=0.1"], {}, "controller not reached",
+         "connection file never arrived", "c.IPController.location"),
+        ([sys.executable, "-c", "import ipyparallel; ipyparallel.Client('/none/x')"], {}, "controller not reached",
+         "Is a controller running?", "ipcluster list"),
+        ([*ENGINE, "--mpi"], {"MPI4PY_LIBMPI": "/none"}, "mpi4py without MPI", "cannot load MPI library",
+         "without --mpi"),
+        ([sys.executable, "-c", HELLO], {"PMI_FD": "77", "PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI of srun",
+         "PMI_Init failed", "srun --mpi=pmi2 with MPICH"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_engines_of_ipyparallel_that_do_not_come(told, tmp_path, command, variables, name, quote, fix):
+    file = tmp_path / "dead.json"
+    file.write_text(json.dumps(DEAD))
+    log = printed(*(word.replace("FILE", str(file)) for word in command), IPYTHONDIR=str(tmp_path), **variables)
+    code, names, said = told(log)
+    assert (code, names) == (1, [name]), log
+    assert quote in " ".join(said.split()) and fix in said
+
+
+@pytest.mark.parametrize(
+    ("log", "name"),
+    [
+        (DIRECT, "PMI of srun"),
+        ("[n1:94018] PMIX ERROR: NOT-FOUND in file ptl_usock.c at line 175\n", "PMI of srun"),
+        ("PMI server not found. Please set SLURM_MPI_TYPE variable.\n", "PMI of srun"),
+        (
+            "ImportError: libmpi.so.12: cannot open shared object file: No such file or directory\n",
+            "mpi4py without MPI",
+        ),
+        ("*** An error occurred in MPI_Init_thread\n*** on a NULL communicator\n", "mpi4py without MPI"),
+    ],
+)
+def test_what_sites_have_published_of_their_engines(told, log, name):
+    assert told(log)[:2] == (1, [name])
+
+
 def test_two_symptoms_in_one_log_and_its_end_without_a_newline(told):
     assert told(f"{NCCL}[0]0:Return code = 0, signaled with Bus error")[1] == ["/dev/shm too small", "Duplicate GPU"]
 
@@ -153,6 +207,7 @@ def test_two_symptoms_in_one_log_and_its_end_without_a_newline(told):
         "0 of 1 engines answered within 60 s\n0 of 1 engines answered within 60 s\n",
         "10 of 100\n10 of 100\n0 of 12\n0 of 12",
         "\x00\xff\n" * 1000,
+        "WARNING | Connection file 'x' not found\nWARNING | Waiting up to 10.0 seconds for it to arrive.\n",
     ],
 )
 def test_a_log_without_a_symptom(told, log):

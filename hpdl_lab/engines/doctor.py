@@ -33,20 +33,26 @@ if TYPE_CHECKING:
 SETTLE = 0.5  # s: what has just lost its supervisor may be ending
 SEGMENTS = ("mpich_", "sm_segment.", "nccl-")  # begin the names of shared memory of MPICH, Open MPI and NCCL
 LITTLE = 16 << 20  # bytes of segments that do no harm
+AGENT = "hpdl_lab.engines.node_agent"  # in its command line
+OF_AGENTS = ("engine", "agent")  # in the names of folders of node_agent.py, whose process id follows
 
 
 def leftover_folders() -> list[str]:
     """Return the session directories in which no cluster runs, starts or ends."""
-    found: list[str] = []
+    found: set[str] = set()
     for root in session_dir.roots():
-        for path in glob.glob(os.path.join(glob.escape(root), f"{session_dir.PREFIX}{os.getuid()}-*")):
-            if os.path.isdir(path) and os.lstat(path).st_uid == os.getuid() and not _in_use(path) and path not in found:
-                found.append(path)
+        for kind in (os.getuid(), *OF_AGENTS):
+            for path in glob.glob(os.path.join(glob.escape(root), f"{session_dir.PREFIX}{kind}-*")):
+                if os.path.isdir(path) and os.lstat(path).st_uid == os.getuid() and not _in_use(path):
+                    found.add(path)
     return sorted(found)
 
 
 def _in_use(path: str) -> bool:
     """Return True if this directory has a supervisor, if one is removing it, or if a kernel is about to start one."""
+    _, kind, agent, *_ = [*os.path.basename(path).split("-"), ""]
+    if kind in OF_AGENTS and agent.isdigit():
+        return supervisor.alive(int(agent))
     ender = path.rpartition(".")[2]
     if ender.isdigit():  # a supervisor that ends its cluster moves the directory away, under its own number
         return supervisor.alive(int(ender))
@@ -100,9 +106,10 @@ def leftover_segments(folder: str = dev_shm.PATH) -> list[str]:
 
 
 def _supervises(pid: int, session: str) -> bool:
-    """Return True if process `pid` is the supervisor of that session."""
+    """Return True if process `pid` is the supervisor of that session, or the agent of an engine (node_agent.py)."""
     with suppress(psutil.Error):
-        return psutil.Process(pid).cmdline()[-3:-1] == [supervisor.__file__, session]
+        command = psutil.Process(pid).cmdline()
+        return command[-3:-1] == [supervisor.__file__, session] or AGENT in command
     return False
 
 
@@ -118,11 +125,19 @@ def _require_none_left() -> None:
         raise Missing(f"engines or ranks that were killed have left {', '.join(left)}", "; ".join(fixes))
 
 
+BATCH = {"SLURM_JOB_ID": "sinfo", "PBS_JOBID": "qsub", "LSB_JOBID": "bsub"}  # a job's variable, a login node's command
+REACHABLE = (
+    'put c.IPController.ip = "*" and c.IPController.location = "ADDRESS", by which nodes reach its machine, into '
+    "ipcontroller_config.py of the profile (or: ipcontroller --ip='*' --location=ADDRESS), and start it again; "
+    "`ipcluster list` says what runs"
+)
+
+
 def _require_reachable_controller() -> None:
-    """Raise Missing if engines on nodes of Slurm would look for the controller on their own localhost."""
-    if "SLURM_JOB_ID" not in os.environ and shutil.which("sinfo") is None:
+    """Raise Missing if engines on nodes of a batch system would not find the controller that runs."""
+    if not any(name in os.environ or shutil.which(command) for name, command in BATCH.items()):
         return
-    if (given := os.environ.get(slurm.ADDRESS)) and all(map(_is_loopback, given.split(","))):
+    if (given := os.environ.get(slurm.ADDRESS)) and all(map(_is_loopback, given.split(","))) and shutil.which("sinfo"):
         if away := [node for node in slurm.node_addresses(None)[: slurm.ASKED] if not _is_here(node)]:
             raise Missing(
                 f"{slurm.ADDRESS}={given} sends the engines of node {away[0]} to their own localhost",
@@ -132,22 +147,35 @@ def _require_reachable_controller() -> None:
     for path in glob.glob(os.path.join(folder, "profile_*", "security", "ipcontroller*-engine.json")):
         with suppress(OSError, ValueError, KeyError), open(path) as file:
             controller = json.load(file)
-            host = controller["interface"].removeprefix("tcp://")
-            if _is_loopback(host) and (
-                controller["location"] != socket.gethostname() or _answers(host, controller["registration"])
-            ):
-                raise Missing(
-                    f"the controller of {path} listens on {host} of {controller['location']}, where engines on other "
-                    "nodes never find it",
-                    'lab.start(4, where="slurm"), or plain ipyparallel with --ip="*" for ipcontroller',
-                )
+            host, location = controller["interface"].removeprefix("tcp://"), controller["location"]
+            if _is_loopback(host):
+                wrong = f"listens on {host} of {location}, where engines on other nodes never find it"
+            elif host in ("*", "0.0.0.0") and _address(location) is None:
+                host, wrong = "127.0.0.1", f"sends engines to {location}, a name without an address here"
+            else:
+                continue
+            if location != socket.gethostname() or _answers(host, controller["registration"]) and not _is_local(path):
+                raise Missing(f"the controller of {path} {wrong}", REACHABLE)
+
+
+def _is_local(path: str) -> bool:
+    """Return True if the engines of the controller with this connection file are processes of its machine."""
+    folder, name = os.path.split(path)
+    name = name.removeprefix("ipcontroller-").removesuffix("engine.json").removesuffix("-")
+    with suppress(OSError, ValueError, KeyError), open(os.path.join(folder, f"cluster-{name}.json")) as file:
+        return json.load(file)["engines"]["class"] == "local"
+    return False
+
+
+def _address(host: str) -> str | None:
+    """Return the IP address of a name, which may be one; None if it has none."""
+    with suppress(OSError):
+        return socket.gethostbyname(host.strip())
+    return None
 
 
 def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(host.strip())).is_loopback
-    except OSError:
-        return False
+    return (address := _address(host)) is not None and ipaddress.ip_address(address).is_loopback
 
 
 def _answers(host: str, port: int) -> bool:
@@ -174,7 +202,14 @@ def logs() -> str:
 
 
 SYMPTOMS = (
-    Symptom("controller on localhost", look=_require_reachable_controller),
+    Symptom(
+        "controller not reached",
+        look=_require_reachable_controller,
+        # an engine; a client
+        said=r"Registration timed out after|connection file never arrived|Is a controller running\?|"
+        r"no Controller could be found|Hub connection request timed out",
+        fix=REACHABLE,
+    ),
     Symptom("stale cluster", look=_require_none_left),
 )
 

@@ -17,7 +17,22 @@ SYMPTOMS = (
         said=r"uses unsupported PMI version|suspicious MPI execution environment|in an MPI job of 1: mpi4py has loaded"
         r"|\b0 of 1\b(?! engines)[^\n]*\n(?:[^\n]*\n)*?[^\n]*\b0 of 1\b(?! engines)",
         fix=f"start ranks with the mpiexec of the MPI that mpi4py loads, {sys.prefix}/bin/mpiexec; "
-        "and unset MPI4PY_LIBMPI if it is set",
+        "and unset MPI4PY_LIBMPI if it is set; in Slurm also srun --mpi=pmi2",
+    ),
+    Symptom(
+        "PMI of srun",
+        # Slurm; Open MPI; MPICH
+        said=r"Invalid MPI type|direct launched using \"srun\"|SLURM's PMI support|PMIX ERROR|"
+        r"PMI server not found|PMI2?_Init (?:returned|failed)|PMII_singinit",
+        fix=f"srun --mpi=pmi2 with MPICH, or {sys.prefix}/bin/mpiexec in place of srun; engines of ipyparallel need no "
+        "--mpi, as lab.start(client=...) starts MPI ranks of its own beside them",
+    ),
+    Symptom(
+        "mpi4py without MPI",
+        said=r"cannot load MPI library|ImportError: libmpi\w*\.so\S*: cannot open|"
+        r"error occurred in MPI_Init\w*\s[* ]+on a NULL",
+        fix=f"pip install mpich in {sys.prefix}, on all nodes, and unset MPI4PY_LIBMPI; engines of ipyparallel live "
+        "without MPI if they are started without --mpi",
     ),
     Symptom(
         "not enough slots",

@@ -9,7 +9,7 @@ import pytest
 
 from hpdl_lab.engines import doctor
 from hpdl_lab.engines import slurm as slurm_engines
-from hpdl_lab.symptoms import found
+from hpdl_lab.symptoms import found, found_in
 
 
 def test_an_address_that_nodes_take_for_their_own(slurm, monkeypatch):
@@ -20,7 +20,7 @@ def test_an_address_that_nodes_take_for_their_own(slurm, monkeypatch):
     for told in ("127.0.0.1", "localhost, 127.0.0.2"):
         monkeypatch.setenv(slurm_engines.ADDRESS, told)
         (finding,) = found(doctor.SYMPTOMS[:1])
-        assert finding.name == "controller on localhost"
+        assert finding.name == "controller not reached"
         assert finding.what.startswith(f"{slurm_engines.ADDRESS}={told} sends the engines of node ")
         assert finding.fix.startswith(f"unset {slurm_engines.ADDRESS}")
     monkeypatch.setenv(slurm_engines.ADDRESS, slurm.network.address)
@@ -36,6 +36,18 @@ def test_the_doctor_works_in_a_job(slurm, monkeypatch, tmp_path):
     symptoms = re.findall("^Symptom: (.*)", done.stdout, re.MULTILINE)
     assert set(symptoms) <= {"stale cluster"}, done  # what other tests leave in /dev/shm, where nodes share it
     assert done.returncode == bool(symptoms)
+
+
+SIZE = (
+    "import os; from mpi4py import MPI; os.write(1, b'rank %d of %d\\n' % (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size))"
+)
+
+
+@pytest.mark.parametrize(("how", "names"), [("none", ["wrong mpiexec"]), ("other", ["PMI of srun"]), ("pmi2", [])])
+def test_ranks_of_srun_without_its_pmi_and_with_the_remedy(slurm, tmp_path, how, names):
+    done = slurm.ask("srun", "-N1", "-n2", "-t1", f"--mpi={how}", sys.executable, "-c", SIZE)
+    assert [finding.name for finding in found_in(doctor.KNOWN, done.stdout + done.stderr)] == names, done
+    assert not names or any("srun --mpi=pmi2" in symptom.fix for symptom in doctor.KNOWN if symptom.name in names)
 
 
 def test_a_port_of_this_machine_from_a_node(slurm, lasting_port):
