@@ -85,15 +85,6 @@ class JobStatus:
                 session_dir.write_private_file(session_dir.job_file(self.path), json.dumps(job))
 
 
-def argv(path: str, wanted: layout.Layout) -> list[str]:
-    """Return the command line of this process; what it is to find or start is in a file that only this user can read.
-
-    wanted: a layout whose `where` is one of layout.BY_IPYPARALLEL.
-    """
-    session_dir.write_private_file(session_dir.job_request(path), json.dumps(wanted._asdict()))
-    return [sys.executable, "-m", "hpdl_lab.engines.ipyparallel_job", path]
-
-
 # -- a cluster that is started here ------------------------------------------------------------------------------------
 
 PBS = """#!/bin/sh

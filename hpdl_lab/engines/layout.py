@@ -131,7 +131,6 @@ def parse_link(text: str) -> LinkRate:
 
 
 PLACES = ("local", "emulated", "slurm", "pbs", "lsf", "ssh", "ipyparallel")
-BY_IPYPARALLEL = PLACES[3:]
 DEVICES = ("cpu", "cuda")
 MOST_HOSTS = 64  # each is a network of its own to the system; a lesson needs four
 DEFAULT_LINK = "1gbit"

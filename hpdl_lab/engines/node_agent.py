@@ -63,7 +63,7 @@ class Unreached(Exception):
 
 
 class Rank(TypedDict):
-    """What the engine of ipyparallel was given that stands for a rank: `number` of its host, its cores, its GPUs."""
+    """The share of a rank, taken from an engine of ipyparallel: the `number` of its host, its cores, its GPUs."""
 
     number: int
     cores: list[int]

@@ -118,9 +118,8 @@ def wait_for_job(launching: Launching) -> None:
         agent = [sys.executable, "-m", "hpdl_lab.engines.node_agent", slurm.shared_relay_file(shared)]
         launching.spawn("job", slurm_job.argv(path, wanted.n, wanted.job, agent, shared), grace=JOB_GRACE)
     elif not begun:
-        from . import ipyparallel_job  # takes ipyparallel along
-
-        launching.spawn("job", ipyparallel_job.argv(path, wanted), grace=JOB_GRACE)
+        session_dir.write_private_file(session_dir.job_request(path), json.dumps(wanted._asdict()))
+        launching.spawn("job", [sys.executable, "-m", "hpdl_lab.engines.ipyparallel_job", path], grace=JOB_GRACE)
     with _QueueLine("the wait, and the job" if wanted.where in ("slurm", "pbs", "lsf") else "the wait") as line:
         while (job := state(path)).get("state") != "running":
             if "addresses" in job and not relay:

@@ -1,4 +1,4 @@
-"""What this machine must know of Slurm: how to ask it, and by which addresses and ports its nodes reach a notebook."""
+"""Slurm as this machine sees it: how to ask it, and by which addresses and ports its nodes reach a notebook."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from ..engines.pool import function_name
 from ..plain_source import plain_signature
 
 if TYPE_CHECKING:
-    from ipyparallel import Client
-    from ipyparallel import Cluster as IppCluster
+    from ..engines.ipyparallel_client import Client
+    from ..engines.ipyparallel_client import Cluster as IppCluster
 
 DEFAULT_ENGINES = 4
 DEADLINE = 10.0  # s
