@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="user ids for attendees need
 NAME = "ada"
 TRUSTED = ["--trust-attendees"]  # so that every test may run
 SECONDS = 100
+PROFILE = {"ipcluster_config.py": "c = get_config()\nc.Cluster.delay = 0.1", "security/x-client.json": "of the site"}
 HPDL_HUB = [sys.executable, "-m", "hpdl_lab", "hub"]
 
 
@@ -206,11 +208,15 @@ def place(eventually):
     state, users, port = f"{folder}/state", Path(folder, "users.txt"), free_port()
     users.touch(mode=0o600)
     users.write_text(f"{NAME} sesame street\n")
+    os.makedirs(f"{folder}/ipython/profile_site/security")
+    for name, text in PROFILE.items():
+        Path(folder, "ipython/profile_site", name).write_text(text)
     started = []
 
     def start():
-        argv = [*HPDL_HUB, "--users-file", users, "--state", state, "--port", str(port), *TRUSTED]
-        started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        argv = [*HPDL_HUB, "--users-file", users, "--state", state, "--port", str(port), "--profile", "site", *TRUSTED]
+        env = os.environ | {"IPYTHONDIR": f"{folder}/ipython"}
+        started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env))
         return Command(started[-1])
 
     def removed():
@@ -225,7 +231,18 @@ def place(eventually):
         process.stdout.close()
     eventually(lambda: not os.path.exists(state) or removed())
     users.unlink()
+    shutil.rmtree(f"{folder}/ipython")
     os.rmdir(folder)
+
+
+LAB_BY_PROFILE = """
+import os
+from hpdl_lab import lab
+files = [name for name in os.listdir(os.path.expanduser("~/.ipython/profile_site")) if "." in name]
+lab.start(2)
+print(files, lab.cluster().where, lab.run(lambda comm: float(comm.rank + comm.size) - comm.rank - 1))
+lab.stop()
+"""
 
 
 def free_port():
@@ -286,6 +303,7 @@ def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place,
     someone.start_server(SECONDS)
     someone.open_notebook("00_engines.ipynb")
     someone.run("x = 42", SECONDS)
+    assert someone.run(LAB_BY_PROFILE, SECONDS).splitlines()[-1] == "['ipcluster_config.py'] ipyparallel [1.0, 1.0]"
     running = set(sandbox.remaining_processes(account))
     written = {os.readlink(f"/proc/{process.pid}/fd/{fd}") for process in running for fd in (1, 2)}
     inner, proxy, survivor = (first.child(word) for word in ("classroom.sockets", hub.PROXY, hub.SURVIVE))

@@ -16,7 +16,7 @@ import pytest
 from tornado.web import HTTPError
 
 from hpdl_lab import cli
-from hpdl_lab.classroom import authenticator, hub, sandbox, settings, sockets
+from hpdl_lab.classroom import authenticator, hub, sandbox, server, settings, sockets
 from hpdl_lab.classroom.state import NAME, HubState
 from hpdl_lab.cli import hub as command
 
@@ -232,6 +232,35 @@ def test_what_is_no_number_of_cores_or_minutes_is_said(read, text):
     assert (command.CORES("0.5"), command.CORES("0"), command.MINUTES("0")) == (0.5, 0, 0)
     with pytest.raises(argparse.ArgumentTypeError, match="is not a number of"):
         read(text)
+
+
+def test_the_sites_profile_reaches_an_attendee_without_its_keys_and_again_at_each_start(tmp_path, monkeypatch):
+    theirs, account = tmp_path / "profile_site", sandbox.UnixAccount("ada", 7, "/home/ada", str(tmp_path), "127.77.0.1")
+    (theirs / "security").mkdir(parents=True)
+    (theirs / "security" / "ipcontroller-client.json").write_text("a key")
+    given = settings.Settings(profile=str(theirs))
+    environment = sandbox.attendee_environment(given, account)
+    assert environment["HPDL_PROFILE"] == "site"
+    inside = sandbox.attendee_environment(given.replace(sandbox=True), account)["HPDL_PROFILE_FILES"]
+    assert inside == f"{sandbox.GIVEN}/own/profile"
+    assert "HPDL_PROFILE" not in sandbox.attendee_environment(settings.Settings(), account)
+    for name in ("HPDL_PROFILE", "HPDL_PROFILE_FILES"):
+        monkeypatch.setenv(name, environment[name])
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    for text in ("c.Cluster.n = 4", "c.Cluster.n = 8"):
+        (theirs / "ipcluster_config.py").write_text(text)
+        sandbox.write_profile(given, account)
+        server.copy_profile()
+        copied = list((tmp_path / "ipython" / "profile_site").rglob("*"))
+        assert [(path.name, path.read_text()) for path in copied] == [("ipcluster_config.py", text)]
+        assert copied[0].stat().st_mode & 0o044 == 0o044
+
+
+def test_a_profile_that_is_not_there_is_said_and_nothing_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    assert cli.main(["hub", "--profile", "site", "--state", str(tmp_path / "state")]) == 1
+    assert capsys.readouterr().err.startswith("hpdl: there is no profile 'site' of IPython: ipython profile create")
+    assert not (tmp_path / "state").exists()
 
 
 def test_one_task_at_a_time(capsys):

@@ -13,11 +13,13 @@ import ctypes
 import glob
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import IO, NamedTuple, cast
 
 import psutil
@@ -31,6 +33,7 @@ DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband")
 CLONE = ("hpdl_lab", "cluster", "csrc", "notebooks/hints", "notebooks/scripts")  # what servers and exercises read
 TORCHRUN = ("cluster/hub/torchrun", "bin/torchrun")  # in the clone: it listens on 127.0.0.1 only; the one it replaces
 GIVEN = "/run/hpdl"  # where the sandbox has what the hub gives: certificate, notebooks
+PROFILE = "profile"  # there, the files of the site's profile
 TERMINALS = 64  # of one attendee: the machine has 3,000 for all
 KEYCTL = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)  # number of the system call
 KEYCTL_JOIN_SESSION_KEYRING = 1  # linux/keyctl.h
@@ -124,7 +127,9 @@ def attendee_home(given: Settings, account: UnixAccount) -> str:
 def attendee_environment(given: Settings, account: UnixAccount) -> dict[str, str]:
     """Return the environment of the attendee's processes."""
     run = f"{GIVEN}-{account.uid}" if given.sandbox else f"/tmp/hpdl-hub-{account.uid}-{account.name}"
-    return {
+    own = f"{GIVEN}/own" if given.sandbox else account.given
+    profile = {"HPDL_PROFILE": name_of_profile(given), "HPDL_PROFILE_FILES": f"{own}/{PROFILE}"}
+    return (profile if given.profile else {}) | {
         "HOME": attendee_home(given, account),
         "USER": account.name,
         "LOGNAME": account.name,
@@ -148,6 +153,22 @@ def write_names(account: UnixAccount) -> None:
     for name, text in texts.items():
         write_whole(path := os.path.join(account.given, name), text)
         os.chmod(path, 0o644)
+
+
+def name_of_profile(given: Settings) -> str:
+    """Return the name of the site's profile of ipyparallel."""
+    return os.path.basename(given.profile).removeprefix("profile_")
+
+
+def write_profile(given: Settings, account: UnixAccount) -> None:
+    """Copy the configuration of the site's profile of ipyparallel, without its keys, to where servers find it."""
+    folder = os.path.join(account.given, PROFILE)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.mkdir(folder)
+    os.chmod(folder, 0o755)
+    for path in glob.glob(os.path.join(glob.escape(given.profile), "*.py")):
+        write_whole(copy := os.path.join(folder, os.path.basename(path)), Path(path).read_bytes())
+        os.chmod(copy, 0o644)
 
 
 def before_start() -> None:

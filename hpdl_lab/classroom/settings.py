@@ -36,6 +36,7 @@ class Settings:
     subdomain_host: str = ""  # "https://hub.example.org": attendees' servers are at names below it, ada.hub.example.org
     emulated: bool = False  # attendees may make user namespaces, as emulated hosts need
     dummy: bool = False  # any password does; on the loopback address only
+    profile: str = ""  # folder of a profile of ipyparallel, by which attendees' engines start; "": on this machine
     hub_port: int = 8081  # on the loopback address: running servers know it
     proxy_port: int = 8001  # of the proxy's own interface, on the loopback address
     sandbox: bool = False  # bubblewrap works here, and is used

@@ -100,6 +100,8 @@ class AttendeeSpawner(Spawner):
         given, account = self._given, self._account
         sandbox.end_all(account)
         sandbox.write_names(account)
+        if given.profile:
+            sandbox.write_profile(given, account)
         groups = limits.make(given, account.name)
         read, write = os.pipe()
         try:

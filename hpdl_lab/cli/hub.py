@@ -73,6 +73,9 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--emulated", action="store_true", help="let attendees make user namespaces, for emulated hosts"
     )
+    command.add_argument(
+        "--profile", metavar="NAME", help="engines by your IPython profile of this name, and so in the site's cluster"
+    )
     command.add_argument("--dummy", action="store_true", help="any password opens any account; on 127.0.0.1 only")
     task = command.add_mutually_exclusive_group()
     task.add_argument("--forget-password", metavar="NAME", help="print a new password for NAME; the old one ends")
@@ -86,6 +89,7 @@ def hub(arguments: argparse.Namespace) -> int:
     from ..classroom import authenticator, settings
     from ..classroom.hub import Hub, forget_password, read_progress
     from ..classroom.state import HubState
+    from ..engines.ipyparallel_client import profile_folder
 
     state = arguments.state
     if arguments.remove:
@@ -120,6 +124,7 @@ def hub(arguments: argparse.Namespace) -> int:
         subdomain_host=arguments.subdomain_host.rstrip("/"),
         emulated=arguments.emulated,
         dummy=arguments.dummy,
+        profile=profile_folder(arguments.profile) if arguments.profile else "",
     )
     check_options(given, arguments.no_tls)
     for signum in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal ends the class in order, as Ctrl-C does
@@ -198,6 +203,8 @@ def instructor_lines(given: Settings) -> Iterator[str]:
         yield f"NO SANDBOX: every attendee can disturb the programs of all{theirs}."
     if given.loopback:
         yield "Only this machine reaches it: --address 0.0.0.0 with --certificate and --key opens it to the class."
+    if given.profile:
+        yield f"Attendees' engines start by the profile in {given.profile}; its *.py files are copied to each of them."
     names = f"{given.users[0]} ... {given.users[-1]}" if len(given.users) > 1 else given.users[0]
     engines = "engine" if given.engines == 1 else "engines"
     yield f"\n  The hub is ready:  {given.url}"

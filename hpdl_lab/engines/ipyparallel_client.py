@@ -50,21 +50,26 @@ def chosen(
     return n or len(client.ids), {"connection": connection_of(client)}
 
 
-def _of_profile(n: int | None, profile: str) -> tuple[int | None, Options]:
-    """Return `chosen` of a profile: the cluster of it that runs, or that it is to be started."""
-    import ipyparallel
+def profile_folder(profile: str) -> str:
+    """Return the path of the folder of a profile of IPython. Raises EngineError if there is none."""
     from IPython.core.profiledir import ProfileDir, ProfileDirError
     from IPython.paths import get_ipython_dir
 
     try:
-        folder = ProfileDir.find_profile_dir_by_name(get_ipython_dir(), profile)
+        return ProfileDir.find_profile_dir_by_name(get_ipython_dir(), profile).location
     except ProfileDirError:
         raise EngineError(
             f"there is no profile {profile!r} of IPython: ipython profile create --parallel --profile={profile}, or "
             "ask the administrators of this site for theirs"
         ) from None
+
+
+def _of_profile(n: int | None, profile: str) -> tuple[int | None, Options]:
+    """Return `chosen` of a profile: the cluster of it that runs, or that it is to be started."""
+    import ipyparallel
+
     name = f"profile {profile}"
-    if os.path.exists(os.path.join(folder.security_dir, "ipcontroller-client.json")):
+    if os.path.exists(os.path.join(profile_folder(profile), "security", "ipcontroller-client.json")):
         try:
             with ipyparallel.Client(profile=profile, timeout=SECONDS) as client:
                 return n or len(client.ids) or None, {"connection": connection_of(client), "name": name}
