@@ -21,10 +21,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import ipyparallel
 from ipyparallel.cluster.launcher import LauncherError
@@ -61,12 +61,19 @@ VERSIONS = (
     f"for name in {SAME} "
     "for d in __import__('importlib.metadata', fromlist=['x']).distributions(name=name)}"
 )
-NAMES = {"pbs": "a PBS job", "lsf": "an LSF job", "ssh": "by ssh"}
 AGENT = "__import__('hpdl_lab.engines.node_agent', fromlist=['x'])"
 
 
 class Refused(Exception):
     """A cluster that cannot become the laboratory; the message is one sentence with the remedy."""
+
+
+class Found(NamedTuple):
+    """A cluster: the connection file of its controller, what to call it in sentences, and how its job has ended."""
+
+    connection: Json
+    name: str = ""
+    ended: Callable[[], str] = lambda: ""
 
 
 class JobStatus:
@@ -90,19 +97,24 @@ class JobStatus:
 PBS = """#!/bin/sh
 #PBS -N hpdl
 #PBS -j oe
-#PBS -o {output_file}
+#PBS -o /dev/null
 #PBS -l select={nodes}:ncpus={each}:mpiprocs={each}{gpus}
+#PBS -l place=scatter
 {more}
-{mpiexec} -n {n} {program_and_args}
 """
 LSF = """#!/bin/sh
 #BSUB -J hpdl
-#BSUB -o {output_file}
+#BSUB -o /dev/null
 #BSUB -n {n}
 #BSUB -R "span[ptile={each}]"
 {more}
-{mpiexec} -n {n} {program_and_args}
 """
+# PBS copies its output at the end of a job, to a folder that has gone then, and hands on no environment: options tell
+# engines where their connection file is.
+OUTPUT = "exec >'{output_file}' 2>&1\n"
+ENGINE = "{program_and_args} --profile-dir='{profile_dir}' --cluster-id={cluster_id}\n"
+NAMES = {"pbs": "PBS job", "lsf": "LSF job", "ssh": "by ssh"}
+COMMANDS = {"pbs": "qsub", "lsf": "bsub", "ssh": "ssh"}
 
 
 def batch_template(where: str, n: int, options: layout.Options) -> str:
@@ -123,14 +135,31 @@ def batch_template(where: str, n: int, options: layout.Options) -> str:
         if gpus:
             said["-gpu"] = f'"num={gpus}/task"'
         lines, template, mark = said, LSF, "#BSUB"
-    known = {
-        "nodes": nodes,
-        "each": -(-n // nodes),
-        "gpus": f":ngpus={gpus * -(-n // nodes)}" if gpus else "",
-        "more": "\n".join(f"{mark} {name} {value}" for name, value in lines.items() if value is not None),
-        "mpiexec": shlex.quote(features.mpiexec()),
-    }
-    return template.format(**known, output_file="{output_file}", n="{n}", program_and_args="{program_and_args}")
+    each = -(-n // nodes)
+    header = template.format(
+        nodes=nodes,
+        n=n,
+        each=each,
+        gpus=f":ngpus={gpus * each}" if gpus else "",
+        more="\n".join(f"{mark} {name} {value}" for name, value in lines.items() if value is not None),
+    )
+    return _literal(header) + OUTPUT + _literal(f"{shlex.quote(features.mpiexec())} -n {n} ") + ENGINE
+
+
+def _literal(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _has_ended(where: str, number: str) -> bool:
+    """Return True if job `number` neither waits nor runs any more."""
+    command = ["qstat", number] if where == "pbs" else ["bjobs", "-noheader", "-o", "stat", number]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    if where == "pbs":
+        return done.returncode in (35, 153)  # "Job has finished", "Unknown Job Id"
+    return done.stdout.strip() in ("DONE", "EXIT") or "is not found" in done.stderr
 
 
 def controller_address(hosts: Sequence[str] = ()) -> str:
@@ -144,12 +173,12 @@ def controller_address(hosts: Sequence[str] = ()) -> str:
 
 
 @contextmanager
-def _started(wanted: layout.Layout, status: JobStatus) -> Generator[Json]:
-    """Start a cluster in a batch system, or by ssh; yield its connection, and end it. Raises Refused."""
+def _started(wanted: layout.Layout, status: JobStatus) -> Generator[Found]:
+    """Start a cluster in a batch system, or by ssh; yield what was found, and end it. Raises Refused."""
     where, n, options = wanted.where, wanted.n, wanted.job
     hosts: list[str] = options.get("hosts", [])
     config = Config()
-    command = {"pbs": "qsub", "lsf": "bsub", "ssh": "ssh"}[where]
+    command = COMMANDS[where]
     if shutil.which(command) is None:
         raise Refused(
             f'there is no command {command} here: lab.start(where="{where}") works on a machine that has it, such as a '
@@ -190,18 +219,36 @@ def _started(wanted: layout.Layout, status: JobStatus) -> Generator[Json]:
             try:
                 cluster.start_engines_sync(n)
             except (OSError, subprocess.CalledProcessError, LauncherError) as error:
-                raise Refused(f"{command} says: {_said(error)}") from None
+                raise Refused(f"{command} says: {_said(error, status.path)}") from None
             with open(file) as opened:
                 connection = json.load(opened)
-            yield connection
+            yield _of_job(connection, where, next(iter(cluster.engines.values())))
         finally:
             with suppress(Exception):  # what cannot be ended any more has ended
                 cluster.stop_cluster_sync()
 
 
+def _of_job(connection: Json, where: str, launcher: Any) -> Found:
+    """Return what was found of the cluster whose engines `launcher` has started."""
+    if where == "ssh":
+        return Found(connection, NAMES[where])
+    name = f"{NAMES[where]} {launcher.job_id}"
+
+    def ended() -> str:
+        if not _has_ended(where, launcher.job_id):
+            return ""
+        said = session_dir.last_line(session_dir.read_tail(launcher.output_file))
+        folder = (
+            f"nothing; if its nodes do not see {launcher.profile_dir}, set {slurm.FOLDER} to a folder that they see"
+        )
+        return f"{name} has ended; its engines said: {said or folder}"
+
+    return Found(connection, name, ended)
+
+
 @contextmanager
-def _started_by_profile(profile: str, n: int, status: JobStatus) -> Generator[Json]:
-    """Start the cluster of a profile, with the launchers that its files name; yield its connection, and end it."""
+def _started_by_profile(profile: str, n: int, status: JobStatus) -> Generator[Found]:
+    """Start the cluster of a profile, with the launchers that its files name; yield what was found, and end it."""
     cluster = ipyparallel.Cluster(profile=profile, n=n, cluster_id="", shutdown_atexit=False)
     try:
         status.tell("pending", f"ipyparallel starts the cluster of profile {profile}")
@@ -210,32 +257,34 @@ def _started_by_profile(profile: str, n: int, status: JobStatus) -> Generator[Js
             with cluster.connect_client_sync() as client:
                 connection = connection_of(client)
         except (OSError, subprocess.CalledProcessError, LauncherError) as error:
-            raise Refused(f"the cluster of profile {profile} does not start: {_said(error)}") from None
-        yield connection
+            raise Refused(f"the cluster of profile {profile} does not start: {_said(error, status.path)}") from None
+        yield Found(connection, f"profile {profile}")
     finally:
         with suppress(Exception):  # what cannot be ended any more has ended
             cluster.stop_cluster_sync()
 
 
-def _said(error: Exception) -> str:
-    """Return the last line of what a command has complained of."""
-    text = error.output.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else str(error)
-    return session_dir.last_line(text) or str(error)
+def _said(error: Exception, path: str) -> str:
+    """Return the last line of what a command has complained of: on the standard error of this process, mostly."""
+    text = "" if isinstance(error, OSError) else session_dir.tail(path, "job")
+    return session_dir.last_line(text) or _first_line(error)
 
 
 # -- the engines that are there ----------------------------------------------------------------------------------------
 
 
 class Hosts:
-    """The hosts of `n` engines of the cluster at `connection`; `where` names it in sentences."""
+    """The hosts of `n` engines of the cluster `found`."""
 
-    def __init__(self, connection: Json, n: int, status: JobStatus, where: str, wait: float) -> None:
-        self.connection, self.n, self.status, self.where, self.wait = connection, n, status, where, wait
+    def __init__(self, found: Found, n: int, status: JobStatus, wait: float) -> None:
+        self.connection, name, self.ended = found
+        self.n, self.status, self.wait = n, status, wait
+        self.where = f" ({name})" if name else ""
         self.client: Client = self._connected()
         self.engines: list[int] = []  # by rank
         self.described: list[Json] = []  # likewise
         self.hosts: list[Json] = []  # the first engine on each, as it has described itself
-        self.curve = bool(connection.get("curve_serverkey"))
+        self.curve = bool(self.connection.get("curve_serverkey"))
 
     def _connected(self) -> Client:
         try:
@@ -257,6 +306,8 @@ class Hosts:
         give_up = time.monotonic() + self.wait
         while len(ids := self._ids()) < self.n:
             have = f"{len(ids)} of {self.n} engines of ipyparallel have come"
+            if text := self.ended():
+                raise Refused(text)
             if time.monotonic() > give_up:
                 fewer = f"lab.start({len(ids)}, ...) takes those that are there; " if ids else ""
                 raise Refused(f"{have} after {self.wait:g} s: {fewer}wait={2 * self.wait:g} waits longer")
@@ -377,16 +428,18 @@ class Hosts:
                 return f"the controller of ipyparallel at {self.address} has ended"
             for engine, node in firsts.items():
                 if engine not in self.client.ids:
-                    return f"engine {engine} of ipyparallel on {node} has ended"
+                    return self.ended() or f"engine {engine} of ipyparallel on {node} has ended"
 
     def _controller_answers(self) -> bool:
-        """Return True if the controller's port takes a connection; it is not asked, for it may be busy."""
+        """Return True if ZeroMQ greets at the controller's port; it is not asked, for it may be busy.
+
+        Its schedulers, which are forks, keep the port open after it was killed: then connections come to nothing.
+        """
         if self.connection.get("ssh"):
             return True
-        with suppress(OSError):
-            address = (self.address, int(self.connection["registration"]))
-            socket.create_connection(address, 5).close()
-            return True
+        address = (self.address, int(self.connection["registration"]))
+        with suppress(OSError), socket.create_connection(address, 5) as probe:
+            return bool(probe.recv(1))
         return False
 
 
@@ -395,24 +448,23 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _connection(wanted: layout.Layout, status: JobStatus) -> Generator[Json]:
-    """Yield the connection of the cluster that is wanted: one that runs, or a new one, which is ended."""
+def _found(wanted: layout.Layout, status: JobStatus) -> Generator[Found]:
+    """Yield the cluster that is wanted: one that runs, or a new one, which is ended."""
     if "connection" in wanted.job:
-        yield wanted.job["connection"]
+        yield Found(wanted.job["connection"], wanted.job.get("name", ""))
     elif "profile" in wanted.job:
-        with _started_by_profile(wanted.job["profile"], wanted.n, status) as connection:
-            yield connection
+        with _started_by_profile(wanted.job["profile"], wanted.n, status) as found:
+            yield found
     else:
-        with _started(wanted, status) as connection:
-            yield connection
+        with _started(wanted, status) as found:
+            yield found
 
 
 def _hold(path: str, wanted: layout.Layout, status: JobStatus) -> None:
     """Collect the hosts, have them join, and return when the cluster has ended. Raises Refused, Missing."""
-    with _connection(wanted, status) as connection:
-        name = wanted.job.get("name") or NAMES.get(wanted.where)
+    with _found(wanted, status) as found:
         seconds = layout.CLIENT_SECONDS if "connection" in wanted.job else layout.QUEUE_SECONDS
-        hosts = Hosts(connection, wanted.n, status, f" ({name})" if name else "", wanted.job.get("wait", seconds))
+        hosts = Hosts(found, wanted.n, status, wanted.job.get("wait", seconds))
         hosts.gather()
         status.tell("pending", "the hosts join", addresses=hosts.relay_addresses())
         until(lambda: os.path.exists(session_dir.relay_file(path)), JOIN)
