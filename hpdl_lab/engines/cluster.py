@@ -283,6 +283,8 @@ class Cluster:
             if self._unwell is not None:
                 error, self._unwell = self._unwell, None
                 raise error
+            if self.laid_out.remote and (text := remote.ended(self.path)):  # a restart has failed
+                raise EngineError(f"{text.partition(': ')[0]}: call lab.restart()")
             engines = self._connect()
         if not (gone := engines.gone()):
             return engines

@@ -247,18 +247,18 @@ def _of_job(connection: Json, where: str, launcher: Any) -> Found:
 
 
 @contextmanager
-def _started_by_profile(profile: str, n: int, status: JobStatus) -> Generator[Found]:
+def _started_by_profile(name: str, folder: str, n: int, status: JobStatus) -> Generator[Found]:
     """Start the cluster of a profile, with the launchers that its files name; yield what was found, and end it."""
-    cluster = ipyparallel.Cluster(profile=profile, n=n, cluster_id="", shutdown_atexit=False)
+    cluster = ipyparallel.Cluster(profile_dir=folder, n=n, cluster_id="", shutdown_atexit=False)
     try:
-        status.tell("pending", f"ipyparallel starts the cluster of profile {profile}")
+        status.tell("pending", f"ipyparallel starts the cluster of {name}")
         try:
             cluster.start_cluster_sync()
             with cluster.connect_client_sync() as client:
                 connection = connection_of(client)
         except (OSError, subprocess.CalledProcessError, LauncherError) as error:
-            raise Refused(f"the cluster of profile {profile} does not start: {_said(error, status.path)}") from None
-        yield Found(connection, f"profile {profile}")
+            raise Refused(f"the cluster of {name} does not start: {_said(error, status.path)}") from None
+        yield Found(connection, name)
     finally:
         with suppress(Exception):  # what cannot be ended any more has ended
             cluster.stop_cluster_sync()
@@ -453,7 +453,7 @@ def _found(wanted: layout.Layout, status: JobStatus) -> Generator[Found]:
     if "connection" in wanted.job:
         yield Found(wanted.job["connection"], wanted.job.get("name", ""))
     elif "profile" in wanted.job:
-        with _started_by_profile(wanted.job["profile"], wanted.n, status) as found:
+        with _started_by_profile(wanted.job["name"], wanted.job["profile"], wanted.n, status) as found:
             yield found
     else:
         with _started(wanted, status) as found:

@@ -21,8 +21,7 @@ import pytest
 
 from hpdl_lab import lab
 from hpdl_lab.comm.errors import CommTimeout, RankFailed
-from hpdl_lab.engines import session_dir
-from hpdl_lab.engines import remote
+from hpdl_lab.engines import remote, session_dir
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError, RunStopped
 from hpdl_lab.features.freed_memory import uncollected
@@ -298,7 +297,7 @@ def test_a_cancelled_job_is_one_sentence_and_a_restart_asks_for_another(far, one
 def test_a_node_without_power_is_one_sentence(far, one_slurm, monkeypatch):
     if not one_slurm.network:
         pytest.skip("this system allows no namespaces: no node can lose its power")
-    monkeypatch.setattr(slurm_engines, "NEWS", 1)  # of which there are none: Slurm takes it for well for minutes
+    monkeypatch.setattr(remote, "NEWS", 1)  # of which there are none: Slurm takes it for well for minutes
     one_slurm.kill("n2")
     try:
         with pytest.raises((EngineError, RankFailed)) as caught:
