@@ -304,14 +304,14 @@ class Hosts:
     def gather(self) -> None:
         """Wait for engines, and ask them where they are. Raises Refused."""
         give_up = time.monotonic() + self.wait
+        self._tell_of(len(self.client.ids))
         while len(ids := self._ids()) < self.n:
-            have = f"{len(ids)} of {self.n} engines of ipyparallel have come"
+            have = self._tell_of(len(ids))
             if text := self.ended():
                 raise Refused(text)
             if time.monotonic() > give_up:
                 fewer = f"lab.start({len(ids)}, ...) takes those that are there; " if ids else ""
                 raise Refused(f"{have} after {self.wait:g} s: {fewer}wait={2 * self.wait:g} waits longer")
-            self.status.tell("pending", f"{have}{self.where}")
         self._require_equal(ids)
         described = {engine: self._ask(engine, f"{AGENT}.describe_engine({self.address!r})") for engine in ids}
         order = list(dict.fromkeys(described[engine]["host"] for engine in ids))
@@ -328,6 +328,13 @@ class Hosts:
                 "ranks on several hosts of an ipyparallel cluster need MPICH, whose mpiexec lets others start its "
                 "ranks: pip install mpich in a new environment there"
             )
+
+    def _tell_of(self, count: int) -> str:
+        """Say how many engines have come."""
+        have = f"{count} of {self.n} engines of ipyparallel have come"
+        if count < self.n:
+            self.status.tell("pending", f"{have}{self.where}")
+        return have
 
     def _ids(self) -> list[int]:
         """Return the engines that are there after AGAIN s, or as soon as all are."""
@@ -426,9 +433,18 @@ class Hosts:
             silent = 0 if self._controller_answers() else silent + 1
             if silent == LOST:
                 return f"the controller of ipyparallel at {self.address} has ended"
+            if self._lost_a_rank() and (text := self.ended()):
+                return text  # ipyparallel waits for ten heartbeats
             for engine, node in firsts.items():
                 if engine not in self.client.ids:
                     return self.ended() or f"engine {engine} of ipyparallel on {node} has ended"
+
+    def _lost_a_rank(self) -> bool:
+        """Return True if one has ended a moment ago: perhaps with its job."""
+        files = [session_dir.exit_file(self.status.path, rank) for rank in range(self.n)]
+        with suppress(OSError):  # they are forgotten, by lab.restart()
+            return any(os.path.getmtime(file) > time.time() - ANSWER for file in files if os.path.exists(file))
+        return False
 
     def _controller_answers(self) -> bool:
         """Return True if ZeroMQ greets at the controller's port; it is not asked, for it may be busy.

@@ -1,6 +1,7 @@
 """A batch system of this machine: PBS or LSF, by the name of the command, such as qsub or bkill.
 
-    batch.py FOLDER NAME ARGUMENTS
+    batch.py FOLDER serve              starts jobs, as a daemon of the system does
+    batch.py FOLDER NAME ARGUMENTS     a command
 
 While FOLDER/hold is there, jobs wait in the queue; FOLDER/calls has a line for each call. As the real ones do, it
 refuses what it does not know, and copies a job's output when that has ended; PBS hands on none of the environment, and
@@ -8,6 +9,7 @@ starts the job in the home directory.
 """
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -20,8 +22,8 @@ from pathlib import Path
 import psutil
 
 HERE, NAME = Path(sys.argv[1]), sys.argv[2]
-SELECT = r"select=\d+:ncpus=\d+:mpiprocs=\d+(:ngpus=\d+)?|place=scatter|walltime=\d+:\d\d:\d\d"
-PBS = {"-N": r"\w{1,15}", "-j": "oe", "-o": "/.+", "-l": SELECT, "-q": ".+", "-A": r"\w+"}
+RESOURCES = r"select=\d+:ncpus=\d+:mpiprocs=\d+(:ngpus=\d+)?|place=scatter|walltime=\d+:\d\d:\d\d"
+PBS = {"-N": r"\w{1,15}", "-j": "oe", "-o": "/.+", "-l": RESOURCES, "-q": ".+", "-A": r"\w+"}
 LSF = {"-J": r"\w+", "-o": "/.+", "-n": r"\d+", "-R": r"span\[ptile=\d+\]", "-q": ".+", "-P": r"\w+"}
 LSF |= {"-W": r"(\d+:)?\d+", "-gpu": r"num=\d+/task"}
 QUEUE = "x"
@@ -44,49 +46,58 @@ def directives(script, mark, known):
 def submit(script, options, environment, folder):
     number = str(100 + len(list(HERE.glob("*.script"))))
     (HERE / f"{number}.script").write_text(script)
-    (HERE / f"{number}.options").write_text(repr(options))
-    command = [sys.executable, __file__, str(HERE), "run", number, options["-o"]]
-    nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    job = subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True, **nothing)
-    (HERE / f"{number}.pid").write_text(str(job.pid))
+    (HERE / f"{number}.options").write_text(json.dumps(options))
+    job = {"output": options["-o"], "environment": dict(environment), "folder": folder}
+    (HERE / f"{number}.new").write_text(json.dumps(job))
+    (HERE / f"{number}.new").rename(HERE / f"{number}.waits")
     return number
 
 
-def run(number, output):
-    """Wait, and run the job; its output is copied at its end, as from a node."""
-    while (HERE / "hold").exists():
-        time.sleep(0.05)
-    spool = HERE / f"{number}.spool"
-    with open(spool, "wb") as written:
-        subprocess.run(["/bin/sh", HERE / f"{number}.script"], stdout=written, stderr=subprocess.STDOUT)
-    with contextlib.suppress(OSError):
-        shutil.copyfile(spool, output)
+def serve():
+    jobs = {}  # number -> (process, file for its output)
+    while True:
+        for file in [] if (HERE / "hold").exists() else HERE.glob("*.waits"):
+            job, number, spool = json.loads(file.read_text()), file.stem, HERE / f"{file.stem}.spool"
+            how = {"env": job["environment"], "cwd": job["folder"], "start_new_session": True}
+            with open(spool, "wb") as output:
+                command = ["/bin/sh", HERE / f"{number}.script"]
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **how
+                )
+            jobs[number] = process, job["output"]
+            (HERE / f"{number}.runs").write_text(str(process.pid))
+            file.unlink()
+        for number, (process, output) in list(jobs.items()):
+            if process.poll() is not None:
+                (HERE / f"{number}.runs").unlink()
+                del jobs[number]
+                with contextlib.suppress(OSError):
+                    shutil.copyfile(HERE / f"{number}.spool", output)
+        time.sleep(0.02)
 
 
-def running(number):
-    with contextlib.suppress(OSError, psutil.Error):
-        job = psutil.Process(int((HERE / f"{number}.pid").read_text()))
-        return job if job.status() != psutil.STATUS_ZOMBIE else None
-    return None
-
-
-def kill(job):
+def kill(number):
     """End its processes as a node does: asked first."""
+    with contextlib.suppress(FileNotFoundError):
+        return (HERE / f"{number}.waits").unlink()
+    job = psutil.Process(int((HERE / f"{number}.runs").read_text()))
     processes = [*job.children(recursive=True), job]
     for end in (psutil.Process.terminate, psutil.Process.kill):
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 end(process)
         processes = psutil.wait_procs(processes, timeout=3)[1]
+    return None
 
 
 def main():
     name, arguments = NAME, sys.argv[3:]
-    if name == "run":
-        return run(*arguments)
+    if name == "serve":
+        serve()
     with open(HERE / "calls", "a") as calls:
         print(name, *arguments, file=calls)
-    job = running(arguments[-1]) if arguments else None
+    number = arguments[-1] if arguments else ""
+    there = any((HERE / f"{number}.{state}").exists() for state in ("waits", "runs"))
     if name == "qsub":
         options = directives(script := Path(arguments[0]).read_text(), "#PBS", PBS)
         if options.get("-q", QUEUE) != QUEUE:
@@ -102,14 +113,13 @@ def main():
         own = {"LSB_MCPU_HOSTS": f"{os.uname().nodename} {options['-n']}"}
         print(f"Job <{submit(script, options, os.environ | own, os.getcwd())}> is submitted to queue <{QUEUE}>.")
     elif name in ("qdel", "bkill"):
-        if job is None:
-            sys.exit(f"{name}: Unknown Job Id {arguments[-1]}")
-        kill(job)
+        if not there:
+            sys.exit(f"{name}: Unknown Job Id {number}")
+        kill(number)
     elif name == "qstat":
-        sys.exit(None if job else 35)
+        sys.exit(0 if there else 35)
     elif name == "bjobs":
-        print("RUN" if job else "EXIT")
-    return None
+        print("RUN" if there else "EXIT")
 
 
 main()
