@@ -26,7 +26,10 @@ ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="user ids for attendees need
 NAME = "ada"
 TRUSTED = ["--trust-attendees"]  # so that every test may run
 SECONDS = 100
-PROFILE = {"ipcluster_config.py": "c = get_config()\nc.Cluster.delay = 0.1", "security/x-client.json": "of the site"}
+PROFILE = {
+    "ipcluster_config.py": "c = get_config()\nc.EngineLauncher.environment = {'OF': 'the site'}",
+    "security/x-client.json": "of the site",
+}
 HPDL_HUB = [sys.executable, "-m", "hpdl_lab", "hub"]
 
 
@@ -240,7 +243,7 @@ import os
 from hpdl_lab import lab
 files = [name for name in os.listdir(os.path.expanduser("~/.ipython/profile_site")) if "." in name]
 lab.start(2)
-print(files, lab.cluster().where, lab.run(lambda comm: float(comm.rank + comm.size) - comm.rank - 1))
+print(files, lab.cluster().where, lab.run(lambda comm: os.environ["OF"]))
 lab.stop()
 """
 
@@ -303,7 +306,10 @@ def test_a_hub_that_is_killed_with_its_command_goes_on_and_leaves_nothing(place,
     someone.start_server(SECONDS)
     someone.open_notebook("00_engines.ipynb")
     someone.run("x = 42", SECONDS)
-    assert someone.run(LAB_BY_PROFILE, SECONDS).splitlines()[-1] == "['ipcluster_config.py'] ipyparallel [1.0, 1.0]"
+    assert (
+        someone.run(LAB_BY_PROFILE, SECONDS).splitlines()[-1]
+        == "['ipcluster_config.py'] ipyparallel ['the site', 'the site']"
+    )
     running = set(sandbox.remaining_processes(account))
     written = {os.readlink(f"/proc/{process.pid}/fd/{fd}") for process in running for fd in (1, 2)}
     inner, proxy, survivor = (first.child(word) for word in ("classroom.sockets", hub.PROXY, hub.SURVIVE))

@@ -84,23 +84,42 @@ def test_a_cluster_whose_supervisor_was_killed(root):
 
 
 def test_the_agent_of_a_host_of_ipyparallel_is_a_supervisor_while_it_lives(root):
-    """What a cell on such a host has started is left when the agent is gone, and so are the agent's folders."""
+    """What a cell on such a host has started is left when the agent is gone."""
     agent = subprocess.Popen(["sh", "-c", "sleep 1000 & wait", doctor.AGENT, "-", "0"], start_new_session=True)
-    folders = [os.path.join(root, f"hpdl-{name}") for name in (f"engine-{agent.pid}-0", f"agent-{agent.pid}")]
-    for folder in folders:
-        os.mkdir(folder)
-    variables = {"HPDL_SESSION": folders[0], "HPDL_SUPERVISOR": str(agent.pid)}
+    variables = {"HPDL_SESSION": os.path.join(root, "hpdl-engine-1-0"), "HPDL_SUPERVISOR": str(agent.pid)}
     program = subprocess.Popen(["sleep", "1000"], env=variables)
     try:
         assert found(doctor.SYMPTOMS) == []
         os.killpg(agent.pid, signal.SIGKILL)
         agent.wait()
         assert doctor.leftover_processes() == [program.pid]
-        assert doctor.leftover_folders() == sorted(folders)
     finally:
         for process in (program, agent):
             process.kill()
             process.wait()
+
+
+def test_a_program_in_a_container_has_other_numbers_and_is_not_judged(root):
+    container = [
+        "unshare",
+        "-pf",
+        "--kill-child",
+        "env",
+        f"HPDL_SESSION={root}/x",
+        "HPDL_SUPERVISOR=4194305",
+        "sleep",
+        "1000",
+    ]
+    if subprocess.run([*container[:3], "true"], capture_output=True).returncode:
+        pytest.skip("no namespace of processes here")
+    process = subprocess.Popen(container)
+    try:
+        inside = psutil.Process(process.pid)
+        wait_until(lambda: [child.name() for child in inside.children()] == ["sleep"], "the program")
+        assert doctor.leftover_processes() == []
+    finally:
+        process.kill()
+        process.wait()
 
 
 def second_engine(first):

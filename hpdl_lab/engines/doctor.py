@@ -34,25 +34,20 @@ SETTLE = 0.5  # s: what has just lost its supervisor may be ending
 SEGMENTS = ("mpich_", "sm_segment.", "nccl-")  # begin the names of shared memory of MPICH, Open MPI and NCCL
 LITTLE = 16 << 20  # bytes of segments that do no harm
 AGENT = "hpdl_lab.engines.node_agent"  # in its command line
-OF_AGENTS = ("engine", "agent")  # in the names of folders of node_agent.py, whose process id follows
 
 
 def leftover_folders() -> list[str]:
     """Return the session directories in which no cluster runs, starts or ends."""
-    found: set[str] = set()
+    found: list[str] = []
     for root in session_dir.roots():
-        for kind in (os.getuid(), *OF_AGENTS):
-            for path in glob.glob(os.path.join(glob.escape(root), f"{session_dir.PREFIX}{kind}-*")):
-                if os.path.isdir(path) and os.lstat(path).st_uid == os.getuid() and not _in_use(path):
-                    found.add(path)
+        for path in glob.glob(os.path.join(glob.escape(root), f"{session_dir.PREFIX}{os.getuid()}-*")):
+            if os.path.isdir(path) and os.lstat(path).st_uid == os.getuid() and not _in_use(path) and path not in found:
+                found.append(path)
     return sorted(found)
 
 
 def _in_use(path: str) -> bool:
     """Return True if this directory has a supervisor, if one is removing it, or if a kernel is about to start one."""
-    _, kind, agent, *_ = [*os.path.basename(path).split("-"), ""]
-    if kind in OF_AGENTS and agent.isdigit():
-        return supervisor.alive(int(agent))
     ender = path.rpartition(".")[2]
     if ender.isdigit():  # a supervisor that ends its cluster moves the directory away, under its own number
         return supervisor.alive(int(ender))
@@ -90,13 +85,20 @@ def _without_supervisor() -> list[int]:
     roots = session_dir.roots()
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or is another's
-            own = process.environ() if process.uids().real == os.getuid() else {}
+            own = process.environ() if process.uids().real == os.getuid() and _numbered_as_here(process.pid) else {}
             session, owner = own.get("HPDL_SESSION", ""), own.get("HPDL_SUPERVISOR", "")
             # An engine of Slurm has its supervisor on another machine, and Slurm ends what is left of a job.
             if os.path.dirname(session) in roots and owner.isdigit() and "SLURM_JOB_ID" not in own:
                 if not _supervises(int(owner), session) and supervisor.alive(process.pid):
                     found.append(process.pid)
     return sorted(found)
+
+
+def _numbered_as_here(pid: int) -> bool:
+    """Return True unless process `pid` is in a container, where processes, and so its supervisor, have other ids."""
+    with suppress(OSError):
+        return os.path.samefile(f"/proc/{pid}/ns/pid", "/proc/self/ns/pid")
+    return False
 
 
 def leftover_segments(folder: str = dev_shm.PATH) -> list[str]:

@@ -68,12 +68,12 @@ def _of_profile(n: int | None, profile: str) -> tuple[int | None, Options]:
     """Return `chosen` of a profile: the cluster of it that runs, or that it is to be started."""
     import ipyparallel
 
-    name = f"profile {profile}"
-    if os.path.exists(os.path.join(profile_folder(profile), "security", "ipcontroller-client.json")):
+    name, folder = f"profile {profile}", profile_folder(profile)
+    if os.path.exists(os.path.join(folder, "security", "ipcontroller-client.json")):
         try:
             with ipyparallel.Client(profile=profile, timeout=SECONDS) as client:
                 return n or len(client.ids) or None, {"connection": connection_of(client), "name": name}
         except TimeoutError:
             pass  # its controller has gone, and left the file
     print(f"No cluster of profile {profile} runs: starting one.", flush=True)
-    return n, {"profile": profile, "name": name}
+    return n, {"profile": folder, "name": name}

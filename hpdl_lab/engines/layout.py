@@ -141,7 +141,7 @@ class Layout(NamedTuple):
 
     hosts, link: of emulated hosts, else 0 and "".
     job: what is asked of Slurm, PBS or LSF, as layout.checked_job_options returns it; {"hosts": [...]} for ssh;
-    {"connection": of a client} or {"profile"}, and {"name"}, for a cluster of ipyparallel; {} elsewhere.
+    {"connection": of a client} or {"profile": its folder}, and {"name"}, for a cluster of ipyparallel; {} elsewhere.
     """
 
     n: int
