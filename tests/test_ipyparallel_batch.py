@@ -143,3 +143,17 @@ def test_no_batch_system(where, batch):
     (batch.folder / COMMANDS[where][0]).unlink()
     with pytest.raises(EngineError, match=rf"^there is no command {COMMANDS[where][0]} here: [^\n]*lab\.start\(2\)$"):
         lab.start(2, where=where)
+
+
+def hpdl(*arguments):
+    return subprocess.run([sys.executable, "-m", "hpdl_lab", "cluster", *arguments], capture_output=True, text=True)
+
+
+def test_the_command(batch):
+    done = hpdl("start", "--where", "pbs", "--engines", "2", "--queue", "x", "--time", "10")
+    assert done.returncode == 0 and "(PBS job 100)" in done.stdout and "lab.start(2)" in done.stdout, done
+    assert batch.options()["-l"].endswith("walltime=00:10:00")
+    assert hpdl("stop").stdout == "2 engines in a PBS job: ended.\n" and batch.calls("qdel")
+    done = hpdl("start", "--where", "lsf", "--partition", "x")
+    told = "hpdl: partition= belongs to where='slurm': lab.start("
+    assert (done.returncode, done.stderr[: len(told)], done.stderr.count("\n")) == (1, told, 1)

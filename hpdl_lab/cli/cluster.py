@@ -1,4 +1,4 @@
-"""`hpdl cluster`: engines that stay up for notebooks, on this machine, in a Slurm job or on emulated hosts."""
+"""`hpdl cluster`: engines that stay up for notebooks: on this machine, in a job, on other or on emulated hosts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ STAYS = """
 In notebooks and scripts of yours on this machine:   from hpdl_lab import lab; lab.start({n}); lab.run(fn, x)
 They stay until:                                     hpdl cluster stop"""
 
+WHERE = ["local", "slurm", "pbs", "lsf", "ssh"]  # layout.PLACES that outlive the command; it imports much
 NONE_UP = "No engines of yours are up on this machine: hpdl cluster start --engines 4"
 
 
 def add(commands: Commands) -> None:
     clusters = commands.add_parser("cluster", help="engines that stay up for notebooks")
     clusters = clusters.add_subparsers(required=True, metavar="WHAT")
-    _add_start(clusters.add_parser("start", help="start engines and leave them up, here or in a Slurm job"))
+    _add_start(clusters.add_parser("start", help="start engines and leave them up, here or in a job"))
     command = clusters.add_parser("status", help="which engines are up, where, and which processes use them")
     command.set_defaults(command=status)
-    command = clusters.add_parser("stop", help="end the engines, and their Slurm job")
+    command = clusters.add_parser("stop", help="end the engines, and their job")
     command.set_defaults(command=stop)
     command = clusters.add_parser(
         "emulate", help="keep engines on emulated hosts until Ctrl-C, for notebooks and shells"
@@ -43,18 +44,21 @@ def add(commands: Commands) -> None:
 
 
 def _add_start(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--engines", type=ranks, default=4, help="engines (4)")
-    command.add_argument("--where", choices=["local", "slurm"], help="on this machine, or in a Slurm job (local)")
+    command.add_argument("--engines", type=ranks, help="engines (4, or all of the cluster of --profile)")
+    command.add_argument("--where", choices=WHERE, help="on this machine, in a job, or on hosts by ssh (local)")
     command.add_argument("--device", choices=["cpu", "cuda"], help="device of the engines (cpu; cuda with --gpus)")
-    slurm = command.add_argument_group("options of the Slurm job", "any of them means --where slurm")
-    slurm.add_argument("--partition", help="partition, as sinfo names it")
-    slurm.add_argument("--nodes", type=ranks, help="nodes that share the engines evenly")
-    slurm.add_argument("--gpus", type=ranks, help="GPUs for each engine")
-    slurm.add_argument("--time", help="time limit of the job: minutes, or such as 1:30:00")
-    slurm.add_argument("--account", help="account that pays")
-    slurm.add_argument("--qos", help="quality of service")
-    slurm.add_argument("--reservation", help="reservation with nodes for the class")
-    slurm.add_argument("--wait", type=ranks, help="seconds that the job may wait in the queue (600)")
+    command.add_argument("--profile", help="profile of ipyparallel, whose cluster is used, or started")
+    command.add_argument("--hosts", type=lambda text: text.split(","), help="of --where ssh, such as n1,n2")
+    job = command.add_argument_group("options of the job", "without --where, of a Slurm job")
+    job.add_argument("--partition", help="partition of Slurm, as sinfo names it")
+    job.add_argument("--queue", help="queue of PBS or LSF")
+    job.add_argument("--nodes", type=ranks, help="nodes that share the engines evenly")
+    job.add_argument("--gpus", type=ranks, help="GPUs for each engine")
+    job.add_argument("--time", help="time limit of the job: minutes, or such as 1:30:00")
+    job.add_argument("--account", help="account that pays")
+    job.add_argument("--qos", help="quality of service, of Slurm")
+    job.add_argument("--reservation", help="reservation of Slurm, with nodes for the class")
+    job.add_argument("--wait", type=ranks, help="seconds that the job may wait in the queue (600)")
     command.set_defaults(command=start)
 
 
@@ -62,10 +66,14 @@ def start(arguments: argparse.Namespace) -> int:
     """Start engines that stay when this command has returned."""
     from ..engines import layout, supervisor_client
     from ..engines.cluster import Cluster
+    from ..engines.ipyparallel_client import chosen
 
-    names = ("where", "device", *layout.NAMES)
-    how = {name: getattr(arguments, name) for name in names}
-    cluster = Cluster.start(arguments.engines, **how)
+    names = ("where", "device", "hosts", "queue", *layout.NAMES)
+    n, how = arguments.engines, {name: getattr(arguments, name) for name in names}
+    if arguments.profile:
+        n, found = chosen(n, None, None, arguments.profile)
+        how |= found | {"where": "ipyparallel"}
+    cluster = Cluster.start(n or 4, **how)
     if cluster.attached:
         running = cluster.layout
         cluster.detach()
@@ -77,7 +85,7 @@ def start(arguments: argparse.Namespace) -> int:
         cluster.stop()
         raise
     cluster.detach()
-    print(STAYS.format(n=arguments.engines), flush=True)
+    print(STAYS.format(n=cluster.n), flush=True)
     return 0
 
 
