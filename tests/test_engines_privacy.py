@@ -4,13 +4,15 @@ import os
 import socket
 import stat
 import tempfile
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from hpdl_lab.engines import session_dir, supervisor_client
+from hpdl_lab.engines import remote, session_dir, supervisor_client
 from hpdl_lab.engines.cluster import Cluster
 from hpdl_lab.engines.errors import EngineError
+from hpdl_lab.engines.layout import Layout
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,22 @@ def test_only_the_user_can_read_the_files(with_px):
         assert stat.S_IMODE(entry.stat().st_mode) & 0o077 == 0, entry.path
     for kind in ("client", "engine"):
         assert stat.S_IMODE(os.stat(session_dir.connection_file(with_px.path, kind)).st_mode) == 0o600
+
+
+def test_keys_of_a_cluster_of_ipyparallel_are_in_no_command_line_and_only_the_user_can_read_them(tmp_path):
+    layout = Layout(2, "ipyparallel", job={"connection": {"key": "a secret"}})
+    (tmp_path / "job.json").write_text('{"state": "running"}')
+    started = []
+    launching = SimpleNamespace(
+        path=str(tmp_path),
+        layout=layout,
+        supervisor=SimpleNamespace(ask=lambda what: {"running": {}}),
+        spawn=lambda name, argv, grace: started.append(argv),
+    )
+    remote.wait_for_job(launching)
+    request = session_dir.job_request(str(tmp_path))
+    assert "a secret" in open(request).read() and stat.S_IMODE(os.stat(request).st_mode) == 0o600
+    assert "a secret" not in str(started) and len(started) == 1
 
 
 def test_nothing_listens_on_a_network(with_px, traces):

@@ -421,7 +421,7 @@ class Hosts:
             text += "; MPI's messages between hosts go by TCP"
         local = all(host["host"].split()[-1] == machine_id() for host in self.hosts)
         if not self.curve and not local:
-            text += "; ipyparallel's own messages are not encrypted: ipcontroller --enable-curve"
+            text += "; ipyparallel's own messages are not encrypted: ipcontroller --IPController.enable_curve=True"
         return text
 
     def watch(self) -> str:
