@@ -165,7 +165,7 @@ def test_a_rank_that_is_killed_is_named_and_a_restart_leaves_ipyparallels_engine
 
 def test_fewer_ranks_than_engines_are_taken_and_more_are_refused_in_a_sentence(client, capsys):
     assert len(lab.start(2, client=client, wait=3).infos) == 2 == len(lab.run(pid))
-    said = r"4 of 9 engines of ipyparallel have come after 1 s: lab.start\(4, ...\) takes those that are there; wait=2 "
+    said = r"4 of 9 engines of ipyparallel have come after 1 s: lab.start\(4, ...\) takes what is there; wait=2 "
     with pytest.raises(EngineError, match=f"^{said}waits longer$"):
         lab.start(9, client=client, wait=1)
 

@@ -310,7 +310,7 @@ class Hosts:
             if text := self.ended():
                 raise Refused(text)
             if time.monotonic() > give_up:
-                fewer = f"lab.start({len(ids)}, ...) takes those that are there; " if ids else ""
+                fewer = f"lab.start({len(ids)}, ...) takes what is there; " if ids else ""
                 raise Refused(f"{have} after {self.wait:g} s: {fewer}wait={2 * self.wait:g} waits longer")
         self._require_equal(ids)
         described = {engine: self._ask(engine, f"{AGENT}.describe_engine({self.address!r})") for engine in ids}
