@@ -156,6 +156,7 @@ async def _dial(
         connection.end()
 
     receiving = asyncio.gather(receive(), watch())
+    receiving.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else asks how it ended
     connection.send(**hello)
     try:
         async with asyncio.timeout(EACH):
@@ -262,6 +263,7 @@ _session = ""  # and whose it is
 
 def describe_engine(controller: str) -> dict[str, object]:
     """Describe this process, an engine of ipyparallel, and its host. controller: the address of its controller."""
+    mpiexec = ""
     with suppress(features.Missing):
         mpiexec = features.mpiexec()
     addresses = [a.address for found in psutil.net_if_addrs().values() for a in found if a.family == socket.AF_INET]
