@@ -373,7 +373,7 @@ class Hosts:
         except TimeoutError:
             raise Refused(
                 f"engine {engine} of ipyparallel does not answer within {seconds:g} s: it may be busy with a cell, "
-                "whose end %px waits for; interrupt it with client[:].abort(), or restart the engines"
+                "whose end %px waits for; interrupt it with client.send_signal(2), or restart the engines"
             ) from None
         except RemoteError as error:
             raise Refused(f"engine {engine} of ipyparallel says {error.ename}: {error.evalue}") from None
