@@ -68,6 +68,10 @@ class Refused(Exception):
     """A cluster that cannot become the laboratory; the message is one sentence with the remedy."""
 
 
+class _Gone(Refused):
+    """An engine that has died."""
+
+
 class Found(NamedTuple):
     """A cluster: the connection file of its controller, what to call it in sentences, and how its job has ended."""
 
@@ -304,16 +308,13 @@ class Hosts:
     def gather(self) -> None:
         """Wait for engines, and ask them where they are. Raises Refused."""
         give_up = time.monotonic() + self.wait
-        self._tell_of(len(self.client.ids))
-        while len(ids := self._ids()) < self.n:
-            have = self._tell_of(len(ids))
-            if text := self.ended():
-                raise Refused(text)
-            if time.monotonic() > give_up:
-                fewer = f"lab.start({len(ids)}, ...) takes what is there; " if ids else ""
-                raise Refused(f"{have} after {self.wait:g} s: {fewer}wait={2 * self.wait:g} waits longer")
-        self._require_equal(ids)
-        described = {engine: self._ask(engine, f"{AGENT}.describe_engine({self.address!r})") for engine in ids}
+        ids: list[int] = []
+        described: dict[int, Json] = {}
+        while not described:
+            ids = self._wait_for_engines(give_up)
+            with suppress(_Gone):  # one that had died was still listed
+                self._require_equal(ids)
+                described = {engine: self._ask(engine, f"{AGENT}.describe_engine({self.address!r})") for engine in ids}
         order = list(dict.fromkeys(described[engine]["host"] for engine in ids))
         ids = sorted(ids[: self.n], key=lambda engine: order.index(described[engine]["host"]))  # neighbors share a host
         self.engines, self.described = ids, [described[engine] for engine in ids]
@@ -328,6 +329,18 @@ class Hosts:
                 "ranks on several hosts of an ipyparallel cluster need MPICH, whose mpiexec lets others start its "
                 "ranks: pip install mpich in a new environment there"
             )
+
+    def _wait_for_engines(self, give_up: float) -> list[int]:
+        """Return the engines once there are enough. Raises Refused."""
+        self._tell_of(len(self.client.ids))
+        while len(ids := self._ids()) < self.n:
+            have = self._tell_of(len(ids))
+            if text := self.ended():
+                raise Refused(text)
+            if time.monotonic() > give_up:
+                fewer = f"lab.start({len(ids)}, ...) takes what is there; " if ids else ""
+                raise Refused(f"{have} after {self.wait:g} s: {fewer}wait={2 * self.wait:g} waits longer")
+        return ids
 
     def _tell_of(self, count: int) -> str:
         """Say how many engines have come."""
@@ -376,9 +389,11 @@ class Hosts:
                 "whose end %px waits for; interrupt it with client.send_signal(2), or restart the engines"
             ) from None
         except RemoteError as error:
+            if error.ename == "EngineError":  # the controller says it
+                raise _Gone(f"engine {engine} of ipyparallel has gone") from None
             raise Refused(f"engine {engine} of ipyparallel says {error.ename}: {error.evalue}") from None
         except Exception as error:  # EngineError of ipyparallel: it has died meanwhile
-            raise Refused(f"engine {engine} of ipyparallel has gone: {_first_line(error)}") from None
+            raise _Gone(f"engine {engine} of ipyparallel has gone: {_first_line(error)}") from None
 
     def relay_addresses(self) -> list[str]:
         """Return the addresses of this machine that the hosts reach, best first. Raises Refused if there is none."""

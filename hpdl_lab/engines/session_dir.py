@@ -39,7 +39,7 @@ def find_session_dir() -> tuple[str, list[str]]:
 
 def of_an_engine(rank: int) -> str:
     """Make a private directory for the sockets of engine `rank` on a node that is not the notebook's machine."""
-    path, _ = _first_fit(f"{PREFIX}engine-{os.getpid()}-{rank}")
+    path, _ = _first_fit(f"{PREFIX}engine-{secrets.token_hex(4)}-{rank}")
     os.mkdir(path, 0o700)
     return path
 
@@ -47,7 +47,7 @@ def of_an_engine(rank: int) -> str:
 @contextmanager
 def of_an_agent() -> Generator[str]:
     """Yield a private directory for the files of this process on a host that is not the notebook's; it is removed."""
-    path, _ = _first_fit(f"{PREFIX}agent-{os.getpid()}")
+    path, _ = _first_fit(f"{PREFIX}agent-{secrets.token_hex(4)}")
     os.mkdir(path, 0o700)
     try:
         yield path
