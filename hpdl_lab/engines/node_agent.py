@@ -305,7 +305,7 @@ def begin_agent(place: str, number: int) -> str:
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,  # an interrupt of ipyparallel is for its engine alone
-        preexec_fn=die_with_parent,
+        preexec_fn=lambda: die_with_parent(signal.SIGTERM),
     )
     assert agent.stdin is not None and agent.stdout is not None
     with suppress(BrokenPipeError), agent.stdin:
@@ -350,12 +350,22 @@ async def _serve_host(number: int) -> None:
             print(JOINED, flush=True)
             silent = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silent, 1)
-            serving = [asyncio.ensure_future(_serve_proxies(relay))]
-            if number == 0:
-                serving.append(asyncio.ensure_future(_serve_job(file)))
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving[0].cancel)
-            with suppress(asyncio.CancelledError):
-                await asyncio.gather(*serving)
+
+            leaving = asyncio.Event()
+
+            def leave() -> None:
+                """End: the engine of ipyparallel has. The relay has the agents of this host end first."""
+                leaving.set()
+                relay.send(leave=True)
+                relay.end()
+
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
+            job = asyncio.create_task(_serve_job(file)) if number == 0 else None
+            await _serve_proxies(relay)
+            if job is not None:
+                if leaving.is_set():
+                    job.cancel()  # the relay has not gone: it would go on
+                await asyncio.wait([job])
 
 
 async def _serve_proxies(relay: streams.Connection) -> None:

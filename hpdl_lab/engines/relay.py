@@ -140,12 +140,13 @@ class Relay:
         """Take a host on which ranks can be started; when it goes, so do the engines there."""
         self.hosts[host] = connection
         connection.send(welcome=True)
-        while await connection.receive():
+        while (message := await connection.receive()) and "leave" not in message:
             pass
         if self.hosts.get(host) is connection:
             del self.hosts[host]
             if (step := self.step) is not None:
                 for rank in (rank for rank, there in step.nodes.items() if there == node):
+                    step.agents[rank].send(end=True)  # they end without a trace: mpiexec would kill them
                     step.agents[rank].end()
 
     def end_of_job(self, why: str) -> None:
