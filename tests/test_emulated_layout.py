@@ -87,7 +87,7 @@ def test_what_is_not_said_stays_as_it_runs(asked, running, found):
         ({"device": "tpu"}, ("device='tpu'", "'cpu'", "'cuda'")),
         ({"hosts": 5}, ("4 engines", "1 to 4", "5")),
         ({"hosts": 0}, ("4 engines", "1 to 4", "0")),
-        ({"hosts": 2.0}, ("4 engines", "1 to 4", "2.0")),
+        ({"hosts": 2.0}, ("hosts=2.0", "emulate", "ssh", '["n1"]')),
         ({"where": "local", "link": "1gbit"}, ("link=", "hosts=")),
         ({"where": "local", "hosts": 4}, ("link=", "hosts=")),
         ({"where": "emulated", "link": "fast"}, ("link='fast'",)),

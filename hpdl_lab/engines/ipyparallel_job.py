@@ -176,6 +176,17 @@ def controller_address(hosts: Sequence[str] = ()) -> str:
     raise Missing("this machine has no network to other hosts", f"set {slurm.ADDRESS} to an address that they reach")
 
 
+# A controller that ends with this process, and its schedulers, which are forks, with it. Engines miss its heartbeats.
+CONTROLLER = """
+import os, signal
+from hpdl_lab.engines.supervisor import die_with_parent
+from ipyparallel.controller.app import main
+die_with_parent(signal.SIGTERM)
+os.register_at_fork(after_in_child=die_with_parent)
+main()
+"""
+
+
 @contextmanager
 def _started(wanted: layout.Layout, status: JobStatus) -> Generator[Found]:
     """Start a cluster in a batch system, or by ssh; yield what was found, and end it. Raises Refused."""
@@ -196,6 +207,7 @@ def _started(wanted: layout.Layout, status: JobStatus) -> Generator[Found]:
     else:
         name = {"pbs": "PBS", "lsf": "LSF"}[where]
         config[f"{name}EngineSetLauncher"].batch_template = batch_template(where, n, options)
+    config.LocalControllerLauncher.controller_cmd = [sys.executable, "-c", CONTROLLER]
     address = controller_address(hosts)
     with slurm.shared_folder() as folder:
         os.chdir(folder)  # ipyparallel writes its job script here
@@ -222,7 +234,7 @@ def _started(wanted: layout.Layout, status: JobStatus) -> Generator[Found]:
                 raise Refused(f"the controller of ipyparallel did not start at {address} within {ANSWER:g} s")
             try:
                 cluster.start_engines_sync(n)
-            except (OSError, subprocess.CalledProcessError, LauncherError) as error:
+            except Exception as error:  # of several kinds: of ssh ipyparallel raises no other
                 raise Refused(f"{command} says: {_said(error, status.path)}") from None
             with open(file) as opened:
                 connection = json.load(opened)
@@ -311,12 +323,12 @@ class Hosts:
         ids: list[int] = []
         described: dict[int, Json] = {}
         while not described:
-            ids = self._wait_for_engines(give_up)
+            ids = self._wait_for_engines(give_up)[: self.n]
             with suppress(_Gone):  # one that had died was still listed
                 self._require_equal(ids)
                 described = {engine: self._ask(engine, f"{AGENT}.describe_engine({self.address!r})") for engine in ids}
         order = list(dict.fromkeys(described[engine]["host"] for engine in ids))
-        ids = sorted(ids[: self.n], key=lambda engine: order.index(described[engine]["host"]))  # neighbors share a host
+        ids = sorted(ids, key=lambda engine: order.index(described[engine]["host"]))  # neighbors share a host
         self.engines, self.described = ids, [described[engine] for engine in ids]
         seen: dict[str, int] = {}
         for engine in self.described:
@@ -359,7 +371,7 @@ class Hosts:
     def _require_equal(self, ids: list[int]) -> None:
         """Raise Refused if an engine has another Python or another version of a package that matters."""
         mine, python = {name: version(name) for name in SAME}, sys.version_info[:2]
-        for engine in ids[: self.n]:
+        for engine in ids:
             (major, minor), executable, host = self._ask(engine, WHO)
             who = f"engine {engine} on {host}"
             if (major, minor) != python:

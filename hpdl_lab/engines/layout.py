@@ -22,6 +22,7 @@ TAKEN = {  # by each place
     "ssh": ("hosts", "wait"),
     "ipyparallel": ("connection", "profile", "name", "wait"),
 }
+CLUSTER = {"connection", "profile"}  # one of them is said of a cluster of ipyparallel
 EXAMPLE = 'lab.start(8, where="slurm", partition="gpu", nodes=2, gpus=1, time="1:00:00")'
 
 
@@ -212,10 +213,13 @@ def wanted(
     same = running if running and running.where == place else None
     device = _choice("device", device, DEVICES) or (running.device if running else "cuda" if job.get("gpus") else "cpu")
     if place in TAKEN:
-        job = checked_job_options((same.job if same else {}) | job, n)
+        before = same.job if same else {}
+        if CLUSTER & set(job):  # it may be another one, with another name
+            before = {name: value for name, value in before.items() if name == "wait"}
+        job = checked_job_options(before | job, n)
         if place == "ssh" and not job.get("hosts"):
             raise ValueError('where="ssh" needs the names of hosts: lab.start(4, where="ssh", hosts=["n1", "n2"])')
-        if place == "ipyparallel" and not {"connection", "profile"} & set(job):
+        if place == "ipyparallel" and not CLUSTER & set(job):
             raise ValueError('where="ipyparallel" needs a cluster: lab.start(profile="site"), or client=, or cluster=')
         return Layout(n, place, device=device, job=job)
     if place == "local":

@@ -94,6 +94,8 @@ class _Notebook:
             if self._cluster.attached:
                 print("Using the engines that another notebook, or `hpdl cluster`, has started.", flush=True)
         engines = self.cluster()
+        if "profile" in (job := engines.laid_out.job) and job["name"] == how.get("name"):  # it has been started here
+            how = {name: value for name, value in how.items() if name not in layout.CLUSTER}
         n = engines.n if n is None else n
         if fault := engines.fault():
             engines.restart(n, announce=f"{fault}. Doing that.", **how)
