@@ -20,6 +20,7 @@ DEBIAN = {  # package: commands, one of which says that it is there
     "munge": ("munged",),
     "bubblewrap": ("bwrap",),
     "iproute2": ("tc",),
+    "openssh-server": ("sshd",),
 }
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 NBGRADER = ROOT / "build" / "nbgrader"
@@ -41,7 +42,7 @@ def hub_proxy() -> None:
 
 
 def debian_packages() -> None:
-    """Chromium, Slurm with what proves who asks it, sandboxes for attendees of a hub, links of emulated hosts."""
+    """Chromium, Slurm with what proves who asks it, sandboxes for attendees of a hub, links of emulated hosts, sshd."""
     places = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [package for package, names in DEBIAN.items() if not any(shutil.which(n, path=places) for n in names)]
     if not missing:

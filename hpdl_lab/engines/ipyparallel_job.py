@@ -73,11 +73,15 @@ class _Gone(Refused):
 
 
 class Found(NamedTuple):
-    """A cluster: the connection file of its controller, what to call it in sentences, and how its job has ended."""
+    """A cluster: the connection file of its controller, and what to call it in sentences.
+
+    ended: of its job, a sentence; "" while there is hope. log: what its engines print.
+    """
 
     connection: Json
     name: str = ""
     ended: Callable[[], str] = lambda: ""
+    log: str = ""
 
 
 class JobStatus:
@@ -251,15 +255,9 @@ def _of_job(connection: Json, where: str, launcher: Any) -> Found:
     name = f"{NAMES[where]} {launcher.job_id}"
 
     def ended() -> str:
-        if not _has_ended(where, launcher.job_id):
-            return ""
-        said = session_dir.last_line(session_dir.read_tail(launcher.output_file))
-        folder = (
-            f"nothing; if its nodes do not see {launcher.profile_dir}, set {slurm.FOLDER} to a folder that they see"
-        )
-        return f"{name} has ended; its engines said: {said or folder}"
+        return f"{name} has ended" if _has_ended(where, launcher.job_id) else ""
 
-    return Found(connection, name, ended)
+    return Found(connection, name, ended, launcher.output_file)
 
 
 @contextmanager
@@ -293,7 +291,7 @@ class Hosts:
     """The hosts of `n` engines of the cluster `found`."""
 
     def __init__(self, found: Found, n: int, status: JobStatus, wait: float) -> None:
-        self.connection, name, self.ended = found
+        self.connection, name, self.ended, self.log = found
         self.n, self.status, self.wait = n, status, wait
         self.where = f" ({name})" if name else ""
         self.client: Client = self._connected()
@@ -348,7 +346,11 @@ class Hosts:
         while len(ids := self._ids()) < self.n:
             have = self._tell_of(len(ids))
             if text := self.ended():
-                raise Refused(text)
+                hidden = (
+                    f"nothing; if its nodes do not see {os.path.dirname(self.log)}, set {slurm.FOLDER} to a folder that"
+                )
+                said = session_dir.last_line(session_dir.read_tail(self.log)) or f"{hidden} they see"
+                raise Refused(f"{text}; its engines said: {said}")
             if time.monotonic() > give_up:
                 fewer = f"lab.start({len(ids)}, ...) takes what is there; " if ids else ""
                 raise Refused(f"{have} after {self.wait:g} s: {fewer}wait={2 * self.wait:g} waits longer")
