@@ -24,7 +24,17 @@ gc.disable()  # until all is imported: see keep_what_is_there
 
 
 BESIDE = 5  # times as long may all take under `make test`, where workers, and other steps, share the cores
-LONGEST = ("ipyparallel_clusters", "nbgrader", "bench", "engines_life", "drill", "hub_attacks", "hub_command", "torchrun", "setup")
+LONGEST = (
+    "ipyparallel_clusters",
+    "nbgrader",
+    "bench",
+    "engines_life",
+    "drill",
+    "hub_attacks",
+    "hub_command",
+    "torchrun",
+    "setup",
+)
 REPLACING = ("grid_picker", "engines_say", "engines_background", "engines_stop", "faults_engines")
 
 
