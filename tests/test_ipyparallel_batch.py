@@ -118,7 +118,7 @@ def test_a_job_that_ends_in_the_queue(where, batch, capsys):
 def test_a_job_that_is_killed(where, batch, eventually):
     lab.start(2, where=where)
     batch.call(1, where)
-    with pytest.raises(EngineError, match=r"^(PBS|LSF) job 100 has ended; [^\n]*: call lab\.restart\(\) for 2 engines"):
+    with pytest.raises(EngineError, match=r"^(PBS|LSF) job 100 has ended: call lab\.restart\(\) for 2 engines"):
         lab.run(sum_of_ranks)
     lab.restart()
     assert lab.run(sum_of_ranks)[1][0] == 1.0 and len(batch.calls(COMMANDS[where][0])) == 2
@@ -157,3 +157,14 @@ def test_the_command(batch):
     done = hpdl("start", "--where", "lsf", "--partition", "x")
     told = "hpdl: partition= belongs to where='slurm': lab.start("
     assert (done.returncode, done.stderr[: len(told)], done.stderr.count("\n")) == (1, told, 1)
+
+
+def test_ctrl_c_ends_the_wait_and_the_job(batch):
+    (batch.folder / "hold").touch()
+    command = [sys.executable, "-m", "hpdl_lab", "cluster", "start", "--where", "pbs"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+        line = next(line for line in waiting.stdout if "(PBS job 100)" in line)
+        assert line == "0 of 4 engines of ipyparallel have come (PBS job 100). Ctrl-C ends the wait, and the job.\n"
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(120) == 130
+    assert batch.calls("qdel") == ["qdel 100"] and not batch.jobs()

@@ -1,6 +1,7 @@
 """What may be asked of PBS, LSF, ssh and clusters of ipyparallel, the job scripts, and which engines are taken."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,7 +102,7 @@ class Answering(Hosts):
         super().__init__(Found(FOUND["connection"]), len(answers), JobStatus(str(tmp_path)), 1)
 
     def _connected(self):
-        return None
+        return SimpleNamespace(ids=[], close=lambda: None)
 
     def _ask(self, engine, expression, seconds=0):
         return self.answers[engine][expression != ipyparallel_job.WHO]
@@ -115,9 +116,20 @@ def test_engines_of_another_environment(tmp_path):
     without = {name: number for name, number in mine.items() if name != "mpi4py"}
     for other, facts in {
         (((3, 6), *who[1:]), "same"): ("engine 1 on n1", "Python 3.6", "/env/bin/python", sys.prefix),
-        (who, "torch"): ("engine 1 on n1", "torch 0.1", "/env/bin/python", mine["torch"], sys.prefix),
+        (who, "old"): ("engine 1 on n1", "numpy 0.1", "/env/bin/python", mine["numpy"], sys.prefix),
         (who, "none"): ("engine 1 on n1", "no mpi4py", mine["mpi4py"]),
     }.items():
-        theirs = {"same": mine, "torch": mine | {"torch": "0.1"}, "none": without}[other[1]]
+        theirs = {"same": mine, "old": mine | {"numpy": "0.1"}, "none": without}[other[1]]
         with raises(Refused, *facts):
             Answering(tmp_path, same, (other[0], theirs))._require_equal([0, 1])
+
+
+def test_a_job_that_ends_before_its_engines_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(ipyparallel_job, "AGAIN", 0.1)
+    hosts = Answering(tmp_path, "one engine")
+    hosts.ended, hosts.log = (lambda: "PBS job 7 has ended"), str(tmp_path / "engines.log")
+    with raises(Refused, "PBS job 7 has ended", "nothing", str(tmp_path), "HPDL_SHARED"):
+        hosts.gather()
+    (tmp_path / "engines.log").write_text("trying\nno licence for MPI\n\n")
+    with raises(Refused, "PBS job 7 has ended", "no licence for MPI"):
+        hosts.gather()
