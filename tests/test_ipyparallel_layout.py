@@ -1,12 +1,13 @@
 """What may be asked of PBS, LSF, ssh and clusters of ipyparallel, the job scripts, and which engines are taken."""
 
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from hpdl_lab import features
-from hpdl_lab.engines import ipyparallel_job, layout
+from hpdl_lab.engines import ipyparallel_job, layout, session_dir
 from hpdl_lab.engines.ipyparallel_job import Found, Hosts, JobStatus, Refused
 from hpdl_lab.engines.layout import Layout, wanted
 from tests.wording import raises
@@ -133,3 +134,9 @@ def test_a_job_that_ends_before_its_engines_come(tmp_path, monkeypatch):
     (tmp_path / "engines.log").write_text("trying\nno licence for MPI\n\n")
     with raises(Refused, "PBS job 7 has ended", "no licence for MPI"):
         hosts.gather()
+
+
+def test_agents_whose_containers_share_a_folder_do_not_collide():
+    with session_dir.of_an_agent() as one, session_dir.of_an_agent() as other:
+        assert one != other and all(map(os.path.isdir, (one, other)))
+    assert not os.path.exists(one)
