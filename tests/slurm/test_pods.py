@@ -28,8 +28,7 @@ class Pods:
     """The pods of a network, each with an engine, and the folder of their controller."""
 
     def __init__(self, network, root):
-        self.network, self.root, self.log = network, root, open(root / "said", "ab")
-        self.running = []
+        self.network, self.root, self.log, self.running = network, root, open(root / "said", "ab"), []
         options = [f"--ip={network.address}", f"--profile-dir={root}/ipp", "--IPController.enable_curve=True"]
         command = [sys.executable, "-m", "ipyparallel.controller", *options]
         self.controller = subprocess.Popen(command, stdout=self.log, stderr=self.log, start_new_session=True)
@@ -61,8 +60,7 @@ def pods(eventually):
             pods = Pods(Network(), Path(root))
         except Refused as refused:
             pytest.skip(f"this system allows no machines: {refused}")
-        written = pods.file("engine")
-        eventually(lambda: written.exists() and written.read_text().rstrip().endswith("}"))
+        eventually(lambda: (file := pods.file("engine")).exists() and file.read_text().rstrip().endswith("}"))
         pods.add(1)
         pods.add(2)
         yield pods
@@ -79,8 +77,7 @@ def client(pods):
 
 
 def reduced(comm):
-    large = np.full(300_000, comm.rank + 1.0)
-    comm.all_reduce(large)
+    comm.all_reduce(large := np.full(300_000, comm.rank + 1.0))
     return socket.gethostname(), float(large[-1]), os.getpid()
 
 
