@@ -36,7 +36,7 @@ def test_a_layout_on_slurm_keeps_what_was_asked_for():
 @pytest.mark.parametrize(
     ("asked", "error", "text"),
     [
-        ({"where": "local", "partition": "gpu"}, ValueError, "partition= belongs to a Slurm job"),
+        ({"where": "local", "partition": "gpu"}, ValueError, "partition= belongs to where='slurm'"),
         ({"where": "slurm", "link": "1gbit"}, ValueError, "belong to emulated hosts"),
         ({"where": "slurm", "nodes": 9}, ValueError, "nodes for 4 engines must be a whole number from 1 to 4, got 9"),
         ({"where": "slurm", "partitions": "gpu"}, TypeError, "unknown: partitions="),
