@@ -31,7 +31,7 @@ class Engine:
             return said
 
         done = not isinstance(said, TimeoutError)
-        return SimpleNamespace(wait_for_output=lambda seconds: done, wait=lambda seconds: done, get=get)
+        return SimpleNamespace(wait=lambda seconds: done, get=get)
 
 
 class Client(dict):

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
@@ -41,7 +41,7 @@ from .ipyparallel_client import connection_of
 from .supervisor import die_with_parent
 
 if TYPE_CHECKING:
-    from ipyparallel import Client
+    from ipyparallel import AsyncResult, Client
 
 Json: TypeAlias = dict[str, Any]
 
@@ -324,7 +324,7 @@ class Hosts:
             ids = self._wait_for_engines(give_up)[: self.n]
             with suppress(_Gone):  # one that had died was still listed
                 self._require_equal(ids)
-                described = {engine: self._ask(engine, f"{AGENT}.describe_engine({self.address!r})") for engine in ids}
+                described = self._ask(dict.fromkeys(ids, f"{AGENT}.describe_engine({self.address!r})"))
         order = list(dict.fromkeys(described[engine]["host"] for engine in ids))
         ids = sorted(ids, key=lambda engine: order.index(described[engine]["host"]))  # neighbors share a host
         self.engines, self.described = ids, [described[engine] for engine in ids]
@@ -373,15 +373,15 @@ class Hosts:
     def _require_equal(self, ids: list[int]) -> None:
         """Raise Refused if an engine has another Python or another version of a package that matters."""
         mine, python = {name: version(name) for name in SAME}, sys.version_info[:2]
-        for engine in ids:
-            (major, minor), executable, host = self._ask(engine, WHO)
+        packages = self._ask(dict.fromkeys(ids, VERSIONS))
+        for engine, ((major, minor), executable, host) in self._ask(dict.fromkeys(ids, WHO)).items():
             who = f"engine {engine} on {host}"
             if (major, minor) != python:
                 raise Refused(
                     f"{who} runs Python {major}.{minor} ({executable}), this notebook {python[0]}.{python[1]}: start "
                     f"the engines from this environment, {sys.prefix}, or one that equals it"
                 )
-            theirs = self._ask(engine, VERSIONS)
+            theirs = packages[engine]
             for name in SAME:
                 if theirs.get(name) != mine[name]:
                     has = f"{name} {theirs[name]}" if name in theirs else f"no {name}"
@@ -390,11 +390,17 @@ class Hosts:
                         f"environment, {sys.prefix}, or one that equals it"
                     )
 
-    def _ask(self, engine: int, expression: str, seconds: float = ANSWER) -> Any:
-        """Return the value of an expression on `engine`. Raises Refused if it does not answer, or raises there."""
-        answer = self.client[engine].apply_async(eval, expression)
+    def _ask(self, expressions: Mapping[int, str], seconds: float = ANSWER) -> dict[int, Any]:
+        """Return {engine: value} of {engine: expression}, which all work out at once.
+
+        Raises: Refused if one does not answer, or raises.
+        """
+        answers = {engine: self.client[engine].apply_async(eval, text) for engine, text in expressions.items()}
+        return {engine: self._value_of(answer, engine, seconds) for engine, answer in answers.items()}
+
+    def _value_of(self, answer: AsyncResult, engine: int, seconds: float) -> Any:
         try:
-            if not answer.wait_for_output(0) and not answer.wait(1.0):
+            if not answer.wait(1.0):
                 self.status.tell("pending", f"engine {engine} of ipyparallel is busy, perhaps with a cell of %px")
             return answer.get(timeout=seconds)
         except TimeoutError:
@@ -436,10 +442,11 @@ class Hosts:
             "ranks": [{name: engine[name] for name in ("number", "cores", "environment")} for engine in self.described],
             "environment": {k: v for k, v in os.environ.items() if k.startswith(TRAVEL) and k not in own},
         }
-        for number, host in enumerate(self.hosts):
-            engine = self.engines[self.described.index(host)]
-            if text := self._ask(engine, f"{AGENT}.begin_agent({json.dumps(place)!r}, {number})", JOIN):
-                raise Refused(text)
+        firsts = {self.engines[self.described.index(host)]: number for number, host in enumerate(self.hosts)}
+        begin = f"{AGENT}.begin_agent({json.dumps(place)!r}"
+        said = self._ask({engine: f"{begin}, {number})" for engine, number in firsts.items()}, JOIN)
+        if text := next(filter(None, said.values()), ""):
+            raise Refused(text)
 
     def running(self) -> str:
         """Return what to say of them once they have joined."""
