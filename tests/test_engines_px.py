@@ -129,6 +129,54 @@ def test_cells_behind_one_that_failed_on_a_rank_are_run_on_all(pair):
     assert view.pull(["behind", "last"], block=True) == [[rank, rank] for rank in range(2)]
 
 
+@pytest.fixture
+def shell():
+    """A notebook's IPython."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    yield InteractiveShell.instance(config=config)
+    InteractiveShell.clear_instance()
+
+
+def test_a_rank_that_dies_in_a_cell_ends_it_and_is_named(pair, shell):
+    """ipyparallel itself would wait for the other rank, and the stop button for an answer of the dead one."""
+    pair.activate_px()
+    dies = "import os, time\nif mpi_rank: os._exit(3)\ntime.sleep(1000)"
+    ways = (
+        lambda: pair.client[:].execute(dies, block=True),
+        lambda: pair.client[1].map_sync(dying, [1]),
+    )
+    for way in ways:
+        with pytest.raises((EngineError, ipyparallel.error.RemoteError), match="rank 1 ended with exit status 3|died"):
+            way()
+        with pytest.raises(
+            EngineError, match=r"rank 1 ended with exit status 3: call lab.restart\(\) for 2 new engines"
+        ):
+            shell.run_line_magic("px", "x = 1")
+        pair.restart()
+    shell.run_line_magic("px", "x = mpi_rank + 5")
+    assert pair.client[:]["x"] == [5, 6]
+
+
+def dying(*args):
+    import os
+
+    os._exit(3)
+
+
+def test_cells_know_their_rank_after_their_variables_are_gone(pair):
+    view = pair.client[:]
+    for forget in (lambda: view.execute("%reset -f", silent=False).get(), lambda: pair.client.clear(block=True)):
+        view.execute("x = 1").get()
+        forget()
+        assert view.apply_sync(known_names) == [(rank, 2, False) for rank in range(2)]
+
+
+@ipyparallel.interactive
+def known_names():
+    return mpi_rank, mpi_size, "x" in globals()  # noqa: F821
+
+
 def test_ipyparallel_is_there_once_somebody_wants_it_and_what_ends_under_it_is_told(
     no_engines_yet, eventually, monkeypatch, capsys
 ):
@@ -168,15 +216,6 @@ def comes_late_to_the_next(comm, seconds):
 
 def imported(comm=None):
     return "ipyparallel" in sys.modules
-
-
-@pytest.fixture
-def shell():
-    """A notebook's IPython."""
-    config = Config()
-    config.HistoryManager.enabled = False
-    yield InteractiveShell.instance(config=config)
-    InteractiveShell.clear_instance()
 
 
 def test_px_goes_on_with_new_engines_after_an_interrupted_first_use_and_says_that_there_are_none(pair, shell):

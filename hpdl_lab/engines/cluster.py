@@ -305,8 +305,10 @@ class Cluster:
 
         Raises: EngineError when the engines, or the controller between, cannot serve it.
         """
-        if self._parallel is None:
-            engines = self._check_engines()
+        engines = self._check_engines()
+        if self._parallel is not None:
+            self._check_px(engines)
+        else:
             with engines.between_runs():  # engines join ipyparallel as they would run a task
                 self._open_px()
                 engines.join_px()
@@ -326,13 +328,16 @@ class Cluster:
                 Launching(self.path, self.laid_out, self.supervisor).open_px()
 
     def _check_px(self, engines: EnginePool) -> None:
-        """Raise EngineError when the controller or an engine has ended."""
-        if gone := engines.gone():
+        """Raise EngineError when the controller or an engine has ended; `%px` asks again who is there."""
+        gone = engines.gone()
+        if not gone and "controller" in self.supervisor.ask("status")["running"]:
+            return
+        self.activate_px()
+        if gone:
             self._require_alive(engines, gone)
             raise EngineError(f"{errors.dead_text(engines.endings(gone))}: call lab.restart() for new engines")
-        if "controller" not in self.supervisor.ask("status")["running"]:
-            why = launch.cause(session_dir.tail(self.path, "controller")) or "without a word"
-            raise EngineError(f"the controller of %px has ended ({why}): call lab.restart()")
+        why = launch.cause(session_dir.tail(self.path, "controller")) or "without a word"
+        raise EngineError(f"the controller of %px has ended ({why}): call lab.restart()")
 
     # -- display ------------------------------------------------------------------------------------------------------
 

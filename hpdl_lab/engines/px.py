@@ -46,6 +46,7 @@ def _first_use(cluster: Engines, shell: InteractiveShell, name: str) -> Callable
     return magic
 
 
+LOOK = 0.25  # s: between looks for ranks that have died
 PATIENCE = 1.0  # s: engines are announced within two heartbeats, 0.2 s
 
 
@@ -54,7 +55,8 @@ def connect(path: str, n: int, seconds: float, look: Callable[[], None]) -> Clie
 
     A Client asks for the engines, and takes news of them only afterwards: it never learns of an engine that is
     announced in between. So if engines are missing after a while, another Client asks again.
-    look() is called meanwhile: it raises EngineError when the controller or an engine has ended.
+    look() is called meanwhile, and in waits for results: it raises EngineError when the controller or an engine has
+    ended.
     Raises: EngineError when engines are still missing after `seconds`.
     """
     from ipyparallel import Client
@@ -73,6 +75,7 @@ def connect(path: str, n: int, seconds: float, look: Callable[[], None]) -> Clie
         client = Client(file, profile_dir=session_dir.profile_dir(path))
         try:
             client.wait_for_engines(n, timeout=PATIENCE, interactive=False)
+            cast("Any", client).look = look
             return client
         except BaseException as error:  # the stop button as well: nothing may be left connected
             known = len(client.ids)
@@ -97,7 +100,19 @@ def _show_all() -> None:
     from ipyparallel.client.futures import MessageFuture
 
     class Result(AsyncResult):
-        """ipyparallel's result of a cell; everything in it is shown, once, however early it came."""
+        """ipyparallel's result of a cell; everything in it is shown, once, however early it came.
+
+        A cell in which a rank has died ends, and names it; the others may wait for that rank, and would for ever.
+        """
+
+        def wait(self, timeout: float | None = -1, return_when: Any = None) -> Any:
+            endless = return_when is None and (timeout is None or timeout < 0)
+            while True:
+                done = super().wait(LOOK if endless else timeout, return_when)
+                if not self._success and hasattr(self._client, "look"):  # attendees may have Clients of other engines
+                    self._client.look()
+                if done or not endless:
+                    return done
 
         @contextmanager
         def stream_output(self) -> Generator[None]:

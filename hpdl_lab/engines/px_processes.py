@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
+from tornado.ioloop import PeriodicCallback
 from traitlets.config import Config
 
 from ..system import until
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ..comm.torch.plain import PlainTorch
 
 Json: TypeAlias = dict[str, Any]
+LOOK_MS = 250  # between looks for engines that have ended
 CONTROLLER_SECONDS = 60  # to write its connection file: it and the engines start at the same time
 
 
@@ -68,10 +70,18 @@ class _Engine(IPEngine):
         parent["content"]["stop_on_error"] = False
         await self.kernel.execute_request(stream, ident, parent)
 
+    def keep_names(self) -> None:
+        """Let cells know mpi_rank and mpi_size, also after `%reset` and `rc.clear()`."""
+        shell, init = self.kernel.shell, self.kernel.shell.init_user_ns
+        names = {"mpi_rank": self.server.rank, "mpi_size": self.server.session.size}
+        shell.user_ns.update(names)
+        shell.init_user_ns = lambda: (init(), shell.user_ns.update(names))
+
     async def register(self) -> None:
         await super().register()
         self.kernel.control_handlers["signal_request"] = self.on_signal_request
         self.kernel.shell_handlers["execute_request"] = self.on_execute_request
+        self.keep_names()
         if self.id != self.server.rank:
             raise SystemExit(f"the controller numbers MPI rank {self.server.rank} as engine {self.id}: lab.restart()")
         self.server.work_in(self.loop)
@@ -86,8 +96,7 @@ def serve_engine(server: Server, connection_file: str) -> None:
     config.IPEngine.max_heartbeat_misses = 0
     if not until(lambda: os.path.exists(connection_file), CONTROLLER_SECONDS):
         raise SystemExit(f"no connection file {connection_file} after {CONTROLLER_SECONDS} s")
-    user_ns = {"mpi_rank": server.rank, "mpi_size": server.session.size}
-    engine = _Engine.instance(config=config, user_ns=user_ns)
+    engine = _Engine.instance(config=config)
     engine.server = server
     engine.initialize([])
     engine.start()
@@ -106,6 +115,16 @@ class Controller(IPController):
         super().save_connection_dict(f"{fname}.new", cdict)
         folder = self.profile_dir.security_dir
         os.rename(os.path.join(folder, f"{fname}.new"), os.path.join(folder, fname))
+
+    def start(self) -> None:
+        """Begin, and tell clients of engines that have ended, as ipyparallel's nannies would."""
+        PeriodicCallback(self._look, LOOK_MS).start()
+        super().start()
+
+    def _look(self) -> None:
+        for rank in [*self.hub.engines]:
+            if os.path.exists(session_dir.exit_file(os.environ["HPDL_SESSION"], rank)):
+                self.hub.unregister_engine(b"", {"content": {"id": rank}})
 
 
 def _main() -> None:

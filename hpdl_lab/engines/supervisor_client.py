@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from typing import IO, Any, TypeAlias, cast
 
@@ -27,6 +28,7 @@ class SupervisorConnection:
         self._connection = connection
         self._received = b""
         self._numbers = itertools.count()
+        self._turn = threading.Lock()  # waits for results of %px ask in the threads they are in
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid = struct.unpack("3i", credentials)[0]
 
@@ -35,9 +37,10 @@ class SupervisorConnection:
         number = next(self._numbers)
         reply: Reply = {}
         try:
-            self._connection.sendall(json.dumps({"id": number, "do": do, **content}).encode() + b"\n")
-            while reply.get("id") != number:  # an earlier reply may lie there: the stop button broke off its request
-                reply = json.loads(self._line())
+            with self._turn:
+                self._connection.sendall(json.dumps({"id": number, "do": do, **content}).encode() + b"\n")
+                while reply.get("id") != number:  # an earlier one may lie there: the stop button broke off its request
+                    reply = json.loads(self._line())
         except TimeoutError:
             raise EngineError(
                 f"the supervisor of the engines, process {self.pid}, does not answer within {PATIENCE:g} s: "
