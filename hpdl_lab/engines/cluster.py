@@ -335,7 +335,9 @@ class Cluster:
         self.activate_px()
         if gone:
             self._require_alive(engines, gone)
-            raise EngineError(f"{errors.dead_text(engines.endings(gone))}: call lab.restart() for new engines")
+            if dead := engines.endings(gone, unknown=""):
+                raise EngineError(f"{errors.dead_text(dead)}: call lab.restart() for new engines")
+            raise EngineError("the engines were replaced, perhaps by another notebook: run this cell again")
         why = launch.cause(session_dir.tail(self.path, "controller")) or "without a word"
         raise EngineError(f"the controller of %px has ended ({why}): call lab.restart()")
 
