@@ -28,7 +28,7 @@ class SupervisorConnection:
         self._connection = connection
         self._received = b""
         self._numbers = itertools.count()
-        self._turn = threading.Lock()  # waits for results of %px ask in the threads they are in
+        self._asking = threading.Lock()  # waits for results of %px ask in the threads they are in
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid = struct.unpack("3i", credentials)[0]
 
@@ -37,7 +37,7 @@ class SupervisorConnection:
         number = next(self._numbers)
         reply: Reply = {}
         try:
-            with self._turn:
+            with self._asking:
                 self._connection.sendall(json.dumps({"id": number, "do": do, **content}).encode() + b"\n")
                 while reply.get("id") != number:  # an earlier one may lie there: the stop button broke off its request
                     reply = json.loads(self._line())
