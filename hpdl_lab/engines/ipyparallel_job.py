@@ -455,6 +455,7 @@ class Hosts:
         text = f"ranks on {names}, where ipyparallel has started its engines {which}{self.where}"
         if len(self.hosts) > 1:
             text += "; MPI's messages between hosts go by TCP"
+        text += "; %%px runs in the ranks, a client's views in those engines"
         local = all(host["host"].split()[-1] == machine_id() for host in self.hosts)
         if not self.curve and not local:
             text += "; ipyparallel's own messages are not encrypted: ipcontroller --IPController.enable_curve=True"
