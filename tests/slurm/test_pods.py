@@ -60,12 +60,14 @@ def pods(eventually):
             pods = Pods(Network(), Path(root))
         except Refused as refused:
             pytest.skip(f"this system allows no machines: {refused}")
-        eventually(lambda: (file := pods.file("engine")).exists() and file.read_text().rstrip().endswith("}"))
-        pods.add(1)
-        pods.add(2)
-        yield pods
-        lab.stop()
-        pods.close()
+        try:
+            eventually(lambda: (file := pods.file("engine")).exists() and file.read_text().rstrip().endswith("}"))
+            pods.add(1)
+            pods.add(2)
+            yield pods
+        finally:
+            lab.stop()
+            pods.close()
 
 
 @pytest.fixture
