@@ -71,7 +71,9 @@ def start(arguments: argparse.Namespace) -> int:
     names = ("where", "device", "hosts", "queue", *layout.NAMES)
     n, how = arguments.engines, {name: getattr(arguments, name) for name in names}
     if arguments.profile:
-        n, found = chosen(n, None, None, arguments.profile)
+        if arguments.where:
+            raise ValueError(f"--where {arguments.where} starts engines anew: leave it out, or --profile")
+        n, found = chosen(n, None, None, arguments.profile, arguments.wait or layout.CLIENT_SECONDS)
         how |= found | {"where": "ipyparallel"}
     cluster = Cluster.start(n or 4, **how)
     if cluster.attached:

@@ -98,7 +98,8 @@ def error_of(outcomes: dict[int, TaskOutcome], picture: Sequence[Wait] = ()) -> 
     picture = annotate(picture, outcomes)
     if own:
         return _run_failed(own, picture)
-    for rank, failure in failed.items():
+    # torch's groups fail on a rank, a CommError, once another has come to its deadline and has broken them off.
+    for rank, failure in sorted(failed.items(), key=lambda item: item[1].get("comm", ("",))[0] == "CommError"):
         if failure["kind"] == "comm":
             name, message, waits = failure["comm"]
             error = getattr(comm_errors, name)(message, annotate(waits, outcomes, picture=picture))

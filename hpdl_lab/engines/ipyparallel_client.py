@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ..system import until
 from .errors import EngineError
-from .layout import Options
+from .layout import CLIENT_SECONDS, Options
 
 if TYPE_CHECKING:
     from ipyparallel import Client, Cluster
@@ -24,30 +25,49 @@ def connection_of(client: Client) -> Options:
 
 
 def chosen(
-    n: int | None, client: Client | None, cluster: Cluster | None, profile: str | None
+    n: int | None, client: Client | None, cluster: Cluster | None, profile: str | None, wait: float = CLIENT_SECONDS
 ) -> tuple[int | None, Options]:
     """Return how many engines are wanted, and the options for layout.wanted; a Cluster that does not run is started.
 
-    n: None for all that are there. One of the others is given.
-    Raises: EngineError if no controller answers; ValueError if more than one is given.
+    n: None for all that are there. One of the others is given. wait: s for engines to come.
+    Raises: EngineError if no controller answers, or engines are missing; ValueError if more than one is given;
+            TypeError for another object.
     """
+    import ipyparallel
+
     if sum(given is not None for given in (client, cluster, profile)) != 1:
         raise ValueError("one of client=, cluster= and profile= names the cluster of ipyparallel, not several")
+    for name, given, kind in (("client", client, ipyparallel.Client), ("cluster", cluster, ipyparallel.Cluster)):
+        if given is not None and not isinstance(given, kind):
+            raise TypeError(f"{name}= takes an ipyparallel.{kind.__name__}, got a {type(given).__name__}")
     if profile is not None:
-        return _of_profile(n, profile)
+        return _of_profile(n, profile, wait)
     if cluster is not None:
         if cluster.controller is None:
             cluster.n = n or cluster.n
             cluster.start_cluster_sync()
         with cluster.connect_client_sync() as own:
-            own.wait_for_engines(n or cluster.n or 1, interactive=False)
+            _require_engines(own, n or cluster.n or 1, max(wait, cluster.engine_timeout))
             return n or len(own.ids), {"connection": connection_of(own), "name": f"cluster {cluster.cluster_id}"}
     assert client is not None
     if client._closed:
         raise EngineError("this client of ipyparallel is closed: make a new one, ipp.Client(...)")
     if n is None and not client.ids:
         raise EngineError("the cluster of ipyparallel has no engines: start some, or say how many will come")
+    _require_engines(client, n or 0, wait)
     return n or len(client.ids), {"connection": connection_of(client)}
+
+
+def _require_engines(client: Client, n: int, wait: float) -> None:
+    """Wait for `n` engines before those that run are ended. Raises EngineError."""
+    if not until(lambda: len(client.ids) >= n, wait, every=0.05):
+        raise EngineError(too_few(len(client.ids), n, wait))
+
+
+def too_few(there: int, n: int, wait: float) -> str:
+    """Say how many engines are there, and what to do."""
+    fewer = f"lab.start({there}, ...) takes what is there; " if there else ""
+    return f"{there} of {n} engines of ipyparallel have come after {wait:g} s: {fewer}wait={2 * wait:g} waits longer"
 
 
 def profile_folder(profile: str) -> str:
@@ -64,7 +84,7 @@ def profile_folder(profile: str) -> str:
         ) from None
 
 
-def _of_profile(n: int | None, profile: str) -> tuple[int | None, Options]:
+def _of_profile(n: int | None, profile: str, wait: float) -> tuple[int | None, Options]:
     """Return `chosen` of a profile: the cluster of it that runs, or that it is to be started."""
     import ipyparallel
 
@@ -72,8 +92,10 @@ def _of_profile(n: int | None, profile: str) -> tuple[int | None, Options]:
     if os.path.exists(os.path.join(folder, "security", "ipcontroller-client.json")):
         try:
             with ipyparallel.Client(profile=profile, timeout=SECONDS) as client:
-                return n or len(client.ids) or None, {"connection": connection_of(client), "name": name}
+                _require_engines(client, n or 1, wait)
+                return n or len(client.ids), {"connection": connection_of(client), "name": name}
         except TimeoutError:
             pass  # its controller has gone, and left the file
     print(f"No cluster of profile {profile} runs: starting one.", flush=True)
-    return n, {"profile": folder, "name": name}
+    site = ipyparallel.Cluster(profile_dir=folder, shutdown_atexit=False)  # with what its files say
+    return n or site.n, {"profile": folder, "name": name}

@@ -37,7 +37,7 @@ from ..comm.hosts import machine_id
 from ..features import Missing
 from ..system import until
 from . import launch, layout, session_dir, slurm
-from .ipyparallel_client import connection_of
+from .ipyparallel_client import connection_of, too_few
 from .supervisor import die_with_parent
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class Hosts:
         """Return the engines once there are enough. Raises Refused."""
         self._tell_of(len(self.client.ids))
         while len(ids := self._ids()) < self.n:
-            have = self._tell_of(len(ids))
+            self._tell_of(len(ids))
             if text := self.ended():
                 hidden = (
                     f"nothing; if its nodes do not see {os.path.dirname(self.log)}, set {slurm.FOLDER} to a folder that"
@@ -352,16 +352,13 @@ class Hosts:
                 said = session_dir.last_line(session_dir.read_tail(self.log)) or f"{hidden} they see"
                 raise Refused(f"{text}; its engines said: {said}")
             if time.monotonic() > give_up:
-                fewer = f"lab.start({len(ids)}, ...) takes what is there; " if ids else ""
-                raise Refused(f"{have} after {self.wait:g} s: {fewer}wait={2 * self.wait:g} waits longer")
+                raise Refused(too_few(len(ids), self.n, self.wait))
         return ids
 
-    def _tell_of(self, count: int) -> str:
+    def _tell_of(self, count: int) -> None:
         """Say how many engines have come."""
-        have = f"{count} of {self.n} engines of ipyparallel have come"
         if count < self.n:
-            self.status.tell("pending", f"{have}{self.where}")
-        return have
+            self.status.tell("pending", f"{count} of {self.n} engines of ipyparallel have come{self.where}")
 
     def _ids(self) -> list[int]:
         """Return the engines that are there after AGAIN s, or as soon as all are."""
@@ -463,7 +460,7 @@ class Hosts:
 
     def watch(self) -> str:
         """Return how the cluster has ended, as a sentence, once it has."""
-        firsts = {self.engines[self.described.index(host)]: host["node"] for host in self.hosts}
+        nodes = {engine: about["node"] for engine, about in zip(self.engines, self.described, strict=True)}
         silent = 0
         while True:
             time.sleep(LOOK)
@@ -472,7 +469,7 @@ class Hosts:
                 return f"the controller of ipyparallel at {self.address} has ended"
             if self._lost_a_rank() and (text := self.ended()):
                 return text  # ipyparallel waits for ten heartbeats
-            for engine, node in firsts.items():
+            for engine, node in nodes.items():
                 if engine not in self.client.ids:
                     return self.ended() or f"engine {engine} of ipyparallel on {node} has ended"
 

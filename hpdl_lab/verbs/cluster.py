@@ -86,7 +86,9 @@ class _Notebook:
         if self.running() is None and not job and (client, cluster, profile, where, link, hosts) == (None,) * 6:
             profile = os.environ.get(PROFILE) or None
         if client is not None or cluster is not None or profile is not None:
-            n, found = chosen(n, client, cluster, profile)
+            if where not in (None, "ipyparallel"):
+                raise ValueError(f"where={where!r} starts engines anew: leave it out, or client=, cluster=, profile=")
+            n, found = chosen(n, client, cluster, profile, job.get("wait") or layout.CLIENT_SECONDS)
             where, job = "ipyparallel", job | found
         how: layout.Options = {"where": where, "link": link, "hosts": hosts, "device": device, **job}
         if self.running() is None:

@@ -62,8 +62,10 @@ def pods(eventually):
             pytest.skip(f"this system allows no machines: {refused}")
         try:
             eventually(lambda: (file := pods.file("engine")).exists() and file.read_text().rstrip().endswith("}"))
-            pods.add(1)
-            pods.add(2)
+            for number in (1, 2):  # the first to come is engine 0
+                pods.add(number)
+                with ipyparallel.Client(str(pods.file("client"))) as client:
+                    client.wait_for_engines(number, interactive=False)
             yield pods
         finally:
             lab.stop()
