@@ -91,7 +91,7 @@ def test_a_profile_is_started_once_and_ends_with_the_ranks(client, capsys, event
     os.makedirs(folder)
     lab.start(2, profile="site")
     ranks, said = lab.run(lambda comm: os.getpid()), capsys.readouterr().out
-    assert "No cluster of profile site runs: starting one." in said and "(profile site)" in said
+    assert "ipyparallel starts the cluster of profile site" in said and "(profile site)" in said
     lab.start(2, profile="site")
     lab.start()
     assert lab.run(lambda comm: os.getpid()) == ranks and "replacing" not in capsys.readouterr().out

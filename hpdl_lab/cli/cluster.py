@@ -49,7 +49,9 @@ def _add_start(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", choices=["cpu", "cuda"], help="device of the engines (cpu; cuda with --gpus)")
     command.add_argument("--profile", help="profile of ipyparallel, whose cluster is used, or started")
     command.add_argument("--hosts", type=lambda text: text.split(","), help="of --where ssh, such as n1,n2")
-    job = command.add_argument_group("options of the job", "without --where, of a Slurm job")
+    job = command.add_argument_group(
+        "options of the job", "without --where, of a Slurm job; --queue alone, of a PBS job"
+    )
     job.add_argument("--partition", help="partition of Slurm, as sinfo names it")
     job.add_argument("--queue", help="queue of PBS or LSF")
     job.add_argument("--nodes", type=ranks, help="nodes that share the engines evenly")

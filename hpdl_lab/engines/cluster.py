@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..comm.base import OnRow, Results
 from ..comm.errors import name_ranks
+from ..units import counted
 from . import errors, launch, layout, pool, px, remote, session_dir, supervisor_client
 from .errors import EngineError, EngineMute
 from .launch import START_SECONDS, Launching
@@ -269,7 +270,9 @@ class Cluster:
             raise EngineError("the engine cluster was stopped in another notebook, or killed: call lab.start()")
         if self.laid_out.remote and (text := remote.end_of_job(self.path, engines.endings(ranks).values())):
             again = "" if self.where == "ipyparallel" else " in a new job"
-            raise EngineError(f"{text}: call lab.restart() for {self.n} engines{again}; your variables stay")
+            if "connection" in self.laid_out.job:
+                again = ", or lab.start(client=...) if the cluster was started again"
+            raise EngineError(f"{text}: call lab.restart() for {counted(self.n, 'engine')}{again}; your variables stay")
 
     def _check_engines(self) -> EnginePool:
         """Return the engines, connected to again if another notebook has replaced them.

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ..system import until
+from ..units import require_int
 from .errors import EngineError
 from .layout import CLIENT_SECONDS, Options
 
@@ -35,6 +36,8 @@ def chosen(
     """
     import ipyparallel
 
+    if n is not None:
+        require_int("the number of engines", n, least=1)
     if sum(given is not None for given in (client, cluster, profile)) != 1:
         raise ValueError("one of client=, cluster= and profile= names the cluster of ipyparallel, not several")
     for name, given, kind in (("client", client, ipyparallel.Client), ("cluster", cluster, ipyparallel.Cluster)):
@@ -54,7 +57,7 @@ def chosen(
         raise EngineError("this client of ipyparallel is closed: make a new one, ipp.Client(...)")
     if n is None and not client.ids:
         raise EngineError("the cluster of ipyparallel has no engines: start some, or say how many will come")
-    _require_engines(client, n or 0, wait)
+    _require_engines(client, n or 1, wait)
     return n or len(client.ids), {"connection": connection_of(client)}
 
 
@@ -96,6 +99,5 @@ def _of_profile(n: int | None, profile: str, wait: float) -> tuple[int | None, O
                 return n or len(client.ids), {"connection": connection_of(client), "name": name}
         except TimeoutError:
             pass  # its controller has gone, and left the file
-    print(f"No cluster of profile {profile} runs: starting one.", flush=True)
     site = ipyparallel.Cluster(profile_dir=folder, shutdown_atexit=False)  # with what its files say
     return n or site.n, {"profile": folder, "name": name}

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -151,7 +152,8 @@ def batch_template(where: str, n: int, options: layout.Options) -> str:
         gpus=f":ngpus={gpus * each}" if gpus else "",
         more="\n".join(f"{mark} {name} {value}" for name, value in lines.items() if value is not None),
     )
-    return _literal(header) + OUTPUT + _literal(f"{shlex.quote(features.mpiexec())} -n {n} ") + ENGINE
+    here = f"cd {shlex.quote(os.getcwd())} 2>/dev/null || cd\n"  # where ranks work: the notebook's folder
+    return _literal(header) + OUTPUT + _literal(f"{here}{shlex.quote(features.mpiexec())} -n {n} ") + ENGINE
 
 
 def _literal(text: str) -> str:
@@ -204,7 +206,7 @@ def _started(wanted: layout.Layout, status: JobStatus) -> Generator[Found]:
             f"login node; here there is lab.start({n})"
         )
     if where == "ssh":
-        config.SSHEngineSetLauncher.engines = {host: len(range(i, n, len(hosts))) for i, host in enumerate(hosts)}
+        config.SSHEngineSetLauncher.engines = dict(Counter(hosts[i % len(hosts)] for i in range(n)))
         config.SSHLauncher.remote_python = sys.executable
         config.SSHLauncher.ssh_args = ["-o", "BatchMode=yes"]
         config.SSHLauncher.scp_args = ["-o", "BatchMode=yes"]
@@ -307,7 +309,8 @@ class Hosts:
             raise Refused(
                 f"the controller of ipyparallel at {self.address} does not answer ({_first_line(error)}): see whether "
                 "it runs, ipcluster list, and whether this machine reaches that address; "
-                "ipcontroller --ip= and --location= set it"
+                "ipcontroller --ip= and --location= set it. One that was started again is another one: "
+                "lab.start(client=ipp.Client(...))"
             ) from None
 
     @property
@@ -535,6 +538,7 @@ def _main() -> None:
     status = JobStatus(path)
 
     def end(signum: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one more would end this process half way
         raise SystemExit
 
     signal.signal(signal.SIGTERM, end)

@@ -215,7 +215,11 @@ def wanted(
     if place in TAKEN:
         before = same.job if same else {}
         if CLUSTER & set(job):  # it may be another one, with another name
+            same_one = "connection" in job and job["connection"] == before.get("connection")
             before = {name: value for name, value in before.items() if name == "wait"}
+            if same_one and same:  # by another name
+                job = {name: value for name, value in job.items() if name != "name"}
+                before |= {name: value for name, value in same.job.items() if name == "name"}
         job = checked_job_options(before | job, n)
         if place == "ssh" and not job.get("hosts"):
             raise ValueError('where="ssh" needs the names of hosts: lab.start(4, where="ssh", hosts=["n1", "n2"])')

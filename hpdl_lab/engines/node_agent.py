@@ -32,6 +32,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -311,6 +312,7 @@ def begin_agent(place: str, number: int) -> str:
     with suppress(BrokenPipeError), agent.stdin:
         agent.stdin.write(place)
     _begun[:], _session = [agent], wanted["session"]
+    threading.Thread(target=agent.wait, daemon=True).start()  # nothing is left of it in the engine's list of children
     with agent.stdout:
         said = agent.stdout.readline().strip()
     return "" if said == JOINED else said or f"the agent on {_node_name()} ended at its start: see the engine's log"

@@ -83,8 +83,9 @@ class _Notebook:
         Returns: the Cluster, which shows the host and cores of each rank; `with lab.start(4):` stops it at the end.
         Raises:  ValueError, EngineError: one sentence with the numbers and the remedy.
         """
+        asked, usual = n, None
         if self.running() is None and not job and (client, cluster, profile, where, link, hosts) == (None,) * 6:
-            profile = os.environ.get(PROFILE) or None
+            profile = usual = os.environ.get(PROFILE) or None
         if client is not None or cluster is not None or profile is not None:
             if where not in (None, "ipyparallel"):
                 raise ValueError(f"where={where!r} starts engines anew: leave it out, or client=, cluster=, profile=")
@@ -95,6 +96,7 @@ class _Notebook:
             self._cluster = Cluster.start(DEFAULT_ENGINES if n is None else n, **how)
             if self._cluster.attached:
                 print("Using the engines that another notebook, or `hpdl cluster`, has started.", flush=True)
+                n, how = (asked, {"device": device}) if usual else (n, how)  # what was not said stays as it runs
         engines = self.cluster()
         if "profile" in (job := engines.laid_out.job) and job["name"] == how.get("name"):  # it has been started here
             how = {name: value for name, value in how.items() if name not in layout.CLUSTER}
@@ -203,7 +205,10 @@ class _Notebook:
         """
         cluster = self._running()
         if not cluster.alive():
-            return self.start(**cluster.laid_out.asked())
+            said = cluster.laid_out.asked()
+            if "profile" in said:  # its folder there, its name here
+                said = {"n": said["n"], "device": said["device"], "profile": said["name"].removeprefix("profile ")}
+            return self.start(**said)
         cluster.restart()
         cluster.activate_px()
         cluster.show()
