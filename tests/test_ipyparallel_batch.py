@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from hpdl_lab import lab
@@ -66,7 +68,7 @@ def batch(tmp_path, no_engines_yet, monkeypatch, eventually):
 def sum_of_ranks(comm):
     x = np.ones(3) * comm.rank
     comm.all_reduce(x)
-    return x[0], os.environ.get("HOME")
+    return x[0], os.environ.get("HOME"), os.getcwd()
 
 
 @SYSTEMS
@@ -74,7 +76,7 @@ def test_engines_come_work_and_leave(where, batch, capsys):
     lab.start(4, where=where, nodes=2, time="0:30:00", queue="x", account="y", gpus=1, device="cpu")
     number, command = "100", COMMANDS[where]
     assert f"engines 0-3 ({NAME[where]} job {number})" in capsys.readouterr().out
-    assert lab.run(sum_of_ranks) == [(6.0, os.environ["HOME"])] * 4
+    assert lab.run(sum_of_ranks) == [(6.0, os.environ["HOME"], os.getcwd())] * 4
     lab.restart()
     assert lab.run(sum_of_ranks)[0][0] == 6.0
     assert len(batch.calls(command[0])) == 1 and not batch.calls(command[1])
@@ -136,6 +138,17 @@ def test_the_job_ends_with_a_notebook_that_is_killed(where, batch, tmp_path, eve
         notebook.send_signal(signal.SIGKILL)
     eventually(lambda: not batch.jobs() and not list((tmp_path / "shared").iterdir()))
     assert batch.calls(COMMANDS[where][1])
+
+
+@SYSTEMS
+def test_a_second_signal_does_not_keep_the_job_from_ending(where, batch, eventually):
+    lab.start(2, where=where)
+    holds = ["hpdl_lab.engines.ipyparallel_job", lab.cluster().path]
+    (job,) = (p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [])[-2:] == holds)
+    for _ in range(2):
+        job.terminate()
+        time.sleep(0.03)
+    eventually(lambda: batch.calls(COMMANDS[where][1]) and not batch.jobs())
 
 
 @SYSTEMS

@@ -62,7 +62,7 @@ def chosen(
 
 
 def _require_engines(client: Client, n: int, wait: float) -> None:
-    """Wait for `n` engines before those that run are ended. Raises EngineError."""
+    """Wait for `n` engines before the ranks that run are ended. Raises EngineError."""
     if not until(lambda: len(client.ids) >= n, wait, every=0.05):
         raise EngineError(too_few(len(client.ids), n, wait))
 

@@ -157,7 +157,7 @@ async def _dial(
         connection.end()
 
     receiving = asyncio.gather(receive(), watch())
-    receiving.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else asks how it ended
+    receiving.add_done_callback(lambda done: done.cancelled() or done.exception())  # no caller asks how it ended
     connection.send(**hello)
     try:
         async with asyncio.timeout(EACH):
