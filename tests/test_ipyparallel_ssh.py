@@ -43,8 +43,9 @@ def processes():
         with contextlib.suppress(psutil.Error):
             said = {**process.environ(), "": " ".join(process.cmdline())}
             if process.pid != os.getpid() and any(folder in value for value in said.values()):
-                found.append(process)
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+    return found
 
 
 def pid(comm):
