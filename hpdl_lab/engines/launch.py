@@ -6,6 +6,7 @@ over socket pairs, where hydra listens on every network interface, and what serv
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from ..system import until
 from . import hosts, remote, session_dir, slurm
 from .errors import EngineError
 from .hosts import INTERFACE
-from .layout import Layout, parse_link
+from .layout import COMMANDS, Layout, parse_link
 from .supervisor_client import SupervisorConnection
 
 START_SECONDS = 60  # a cold disk and a busy machine included
@@ -167,8 +168,15 @@ def check_layout(layout: Layout) -> None:
 
     Engines on other machines are held by those.
     """
+    if layout.where == "slurm":
+        return slurm.require_slurm()
     if layout.remote:
-        return slurm.require_slurm() if layout.where == "slurm" else None
+        if (command := COMMANDS.get(layout.where)) and shutil.which(command) is None:
+            raise EngineError(
+                f'there is no command {command} here: lab.start(where="{layout.where}") works on a machine that has '
+                f"it, such as a login node; here there is lab.start({layout.n})"
+            )
+        return None
     n, cores, free = layout.n, features.cores(), memory_available()
     if n > (given := int(os.environ.get(MOST_ENGINES, n))):
         raise EngineError(

@@ -22,6 +22,7 @@ TAKEN = {  # by each place
     "ssh": ("hosts", "wait"),
     "ipyparallel": ("connection", "profile", "name", "wait"),
 }
+COMMANDS = {"pbs": "qsub", "lsf": "bsub", "ssh": "ssh"}  # by which ipyparallel starts engines there
 CLUSTER = {"connection", "profile"}  # one of them is said of a cluster of ipyparallel
 EXAMPLE = 'lab.start(8, where="slurm", partition="gpu", nodes=2, gpus=1, time="1:00:00")'
 
