@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -25,6 +26,7 @@ from tests.ipyparallel_kinds import marked, sshd, started
 
 pytestmark = pytest.mark.slow
 KINDS = ("local", "mpi", "ssh")
+NOTEBOOKS = ("00_engines", "04", "06")
 MARK = secrets.token_hex(8)
 
 
@@ -180,11 +182,13 @@ def test_a_stop_leaves_nothing_but_ipyparallels_engines(client, eventually):
     assert client[:].apply_sync(pid) == theirs
 
 
-def test_a_notebook_runs_as_it_is_on_the_cluster_of_a_profile(begun, tmp_path):
+def test_notebooks_run_as_they_are_on_the_cluster_of_a_profile(kind, begun, tmp_path):
     lab.stop()
-    notebook = nbformat.read("notebooks/solutions/00_engines.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert "where ipyparallel has started its engines 0-3 (profile site)" in str(notebook.cells)
+    for name in NOTEBOOKS if kind in ("ssh", "slurm") else NOTEBOOKS[:1]:
+        (file,) = Path("notebooks/solutions").glob(f"{name}*.ipynb")
+        notebook = nbformat.read(file, as_version=4)
+        NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        assert "where ipyparallel has started its engines 0-3 (profile site)" in str(notebook.cells), name
 
 
 def test_an_engine_of_ipyparallel_that_dies_takes_its_host_and_a_restart_says_how_many_are_left(
